@@ -12,7 +12,8 @@ import time
 
 import numpy as np
 
-from edl_runtime.teacher.models import ModelOptions, load_model, zeros
+from edl_runtime.teacher.models.loading import load_model, zeros
+from edl_runtime.teacher.models.model import ModelOptions
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import msgspec
 from _elastic_jobs import Job, Load
 from _elastic_pauses import Log, Resumed, faults, pause_s, repeated, resumed, slowdown
 
-from edl_runtime.elastic.messages import Gear
+from edl_runtime.elastic.comm.agent_protocol import Gear
 
 LOOK_EVERY_S = 0.05
 SETTLED_STEPS = 20

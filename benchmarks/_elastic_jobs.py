@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import psutil
 
-from edl_runtime.elastic.events import Event
-from edl_runtime.elastic.generation import TrainerMember
-from edl_runtime.elastic.messages import Gear
+from edl_runtime.elastic.comm.agent_protocol import Gear
+from edl_runtime.elastic.rendezvous.events import Event
+from edl_runtime.elastic.rendezvous.generation import TrainerMember
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_server import RedisServer
 
 HERE = Path(__file__).parent
 NAME = "resize"
@@ -45,7 +45,7 @@ class Load(NamedTuple):
 
     def arguments(self, folder: Path) -> list[str]:
         """Return those of a training script that leaves what it has to tell in `folder`."""
-        flags = ["--megabytes", str(self.megabytes), "--step_ms", str(self.step_ms)]
+        flags = ["--megabytes", str(self.megabytes), "--step-ms", str(self.step_ms)]
         return [str(folder), *flags, *(["--busy"] if self.busy else [])]
 
 
@@ -169,7 +169,7 @@ class Group:
 
     def settled(self) -> bool:
         """Whether all have what they need for the next change."""
-        records = self._redis.hvals(keys.of_group(self._namespace, NAME)[1])
+        records = self._redis.hvals(keys.group_keys(self._namespace, NAME)[1])
         members = [msgspec.json.decode(record, type=TrainerMember) for record in records]
         return self._gear == "cold" or all(member.standby for member in members)
 

@@ -26,7 +26,7 @@ class Script:
         parser = argparse.ArgumentParser()
         parser.add_argument("folder", type=Path)
         parser.add_argument("--megabytes", type=float, required=True)
-        parser.add_argument("--step_ms", type=float, required=True)
+        parser.add_argument("--step-ms", type=float, required=True)
         parser.add_argument("--busy", action="store_true")
         options = parser.parse_args()
         self.layers = max(1, round(options.megabytes * 1e6 / (3 * 4 * WIDTH * WIDTH)))

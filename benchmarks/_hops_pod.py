@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes_asyncio.client import ApiClient, Configuration
 
-from edl_runtime.backends.kubernetes import KubernetesBackend
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.pods import Pod
 from edl_runtime.specs import Bounds, JobSpec
 

@@ -20,10 +20,10 @@ import numpy.typing as npt
 from edl_runtime.protocol.listener import accepting, listen
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tensors import dtype_of
-from edl_runtime.teacher.answering import Answer, answer, extended
-from edl_runtime.teacher.arena import Arena
-from edl_runtime.teacher.runner import Done
-from edl_runtime.teacher.server import Front
+from edl_runtime.teacher.http.server import HttpServer
+from edl_runtime.teacher.predictor.execute import EncodedAnswer, answer_request, with_extensions
+from edl_runtime.teacher.predictor.pool import Done
+from edl_runtime.teacher.shm.arena import Arena
 
 AREA_BYTES = 256 * 1024 * 1024
 
@@ -38,7 +38,7 @@ class InstantRunner:
         self._arena = arena
         self._answer_s = answer_s
         self._free_at = 0.0
-        self._answers: dict[bytes, tuple[Answer, bytes]] = {}
+        self._answers: dict[bytes, tuple[EncodedAnswer, bytes]] = {}
 
     def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
         request, into = self._arena.request(slot)[:size], self._arena.answer(slot)
@@ -46,7 +46,7 @@ class InstantRunner:
         known = self._answers.get(header)
         if known is None:
             region = self._arena.regions.get(slot)
-            first = answer(self, request, json_size, into, None if region is None else region.view)
+            first = answer_request(self, request, json_size, into, None if region is None else region.view)
             known = first, bytes(into[: first.size])
             if first.status == 200:
                 self._answers[header] = known
@@ -71,7 +71,7 @@ class InstantRunner:
 
 async def main(signature: ModelSignature, answer_s: float) -> None:
     arena = Arena.create(AREA_BYTES)
-    front = Front(extended(signature, joins=True), InstantRunner(signature, arena, answer_s), arena)
+    front = HttpServer(with_extensions(signature, joins=True), InstantRunner(signature, arena, answer_s), arena)
     listener = listen("127.0.0.1", 0)
     host, port = listener.getsockname()
     print(f"{host}:{port}", flush=True)

@@ -1,6 +1,7 @@
 """Policies on the traces in `benchmarks/traces`, and on other seeds of the same setting.
 
     python benchmarks/autoscale.py --json
+    python benchmarks/autoscale.py FOLDER    # a trace of one's own: jobs.csv and web.csv, as in benchmarks/traces/seed1
 
 Must, in the mean over the traces and over the other seeds: with declared windows ours has at most 0.6 times the mean
 pending time and 0.5 times the excess of the original's rules under the same windows (aimed at: 0.4 and 0.3); with a
@@ -18,18 +19,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from _flags import at_least_1
+from simulation.comparison import HEADINGS, POLICIES, average, cells, compare, plain
+from simulation.planners import OurPolicy, declared
+from simulation.simulator import SimulationResult, simulate
+from simulation.traces import Trace, make_trace, read_trace
 
-from edl_runtime.autoscale.comparison import HEADINGS, POLICIES, average, cells, compare, plain
-from edl_runtime.autoscale.planners import Ours, declared
-from edl_runtime.autoscale.simulate import Outcome, simulate
-from edl_runtime.autoscale.traces import Trace, make_trace, read_trace
 from edl_runtime.cli.tables import print_table
 
 TRACES = sorted((Path(__file__).parent / "traces").iterdir())
 COMPARED = ("original-windows", "windows", "learned")
 
 
-def ratios(results: dict[str, Outcome]) -> dict[str, tuple[float, float]]:
+def ratios(results: dict[str, SimulationResult]) -> dict[str, tuple[float, float]]:
     """Return what is compared, each with the most that it may be."""
     original, windows, learned = (results[name] for name in COMPARED)
     return {
@@ -40,10 +41,10 @@ def ratios(results: dict[str, Outcome]) -> dict[str, tuple[float, float]]:
     }
 
 
-def curve(traces: Sequence[Trace]) -> list[tuple[int, Outcome]]:
+def curve(traces: Sequence[Trace]) -> list[tuple[int, SimulationResult]]:
     """Return what comes of our policy when so many GPUs more than declared are kept."""
     return [
-        (more, average([simulate(trace, Ours(declared(18 + more, 15 + more, 8 + more))) for trace in traces]))
+        (more, average([simulate(trace, OurPolicy(declared(18 + more, 15 + more, 8 + more))) for trace in traces]))
         for more in range(-1, 4)
     ]
 
@@ -51,10 +52,18 @@ def curve(traces: Sequence[Trace]) -> list[tuple[int, Outcome]]:
 def main() -> None:
     """Run what the flags say, print what was found, and exit with 1 if something that must be is not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", type=Path, help="traces of one's own: compare all policies on them alone")
     parser.add_argument("--seeds", type=at_least_1, default=60, help="how many other seeds, from 1 on")
     parser.add_argument("--curve", action="store_true", help="show pending and excess as more or fewer GPUs are kept")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")
     options = parser.parse_args()
+    if options.folders:
+        rows = list(compare([read_trace(folder) for folder in options.folders], list(POLICIES)))
+        if options.json:
+            print(json.dumps(plain(rows)))
+        else:
+            print_table(HEADINGS, [cells(name, outcome) for name, outcome in rows])
+        return
     sets = {
         "traces": [read_trace(folder) for folder in TRACES],
         "other seeds": [make_trace(seed) for seed in range(1, options.seeds + 1)],

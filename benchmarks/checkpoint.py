@@ -25,7 +25,7 @@ import numpy as np
 import structlog
 from _flags import at_least_1
 
-from edl_runtime.checkpoint.snapshot import Arrays, Snapshot
+from edl_runtime.checkpoint.file_format import Arrays, Snapshot
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.checkpoint.writer import CheckpointWriter
 from edl_runtime.specs import Checkpoint
@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=at_least_1, default=300)
     parser.add_argument("--every", type=at_least_1, default=50, help="steps between checkpoints")
-    parser.add_argument("--step_ms", type=at_least_1, default=200)
+    parser.add_argument("--step-ms", type=at_least_1, default=200)
     parser.add_argument("--checkpoints", type=at_least_1, default=3, help="how many to write in the background")
     parser.add_argument("--url", default="", help="where to keep them; a temporary folder unless given")
     parser.add_argument("--quick", action="store_true", help="a small state and short steps: does it run?")

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_server import RedisServer
 
 HERE = Path(__file__).parent
 LIMIT_S = 120.0

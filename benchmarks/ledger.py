@@ -23,14 +23,14 @@ from _flags import at_least_1
 from redis.asyncio import Redis
 
 from edl_runtime.shards.ledger import Ledger
-from edl_runtime.shards.state import Plan
-from edl_runtime.store.client import connect
-from edl_runtime.store.server import RedisServer
+from edl_runtime.shards.ledger_state import ShardPlan
+from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import RedisServer
 
 BATCHES = (1, 8, 32, 128)
 WORKERS = (1, 4)
 SHARDS = 100_000
-PLAN = Plan(epochs=1_000)
+PLAN = ShardPlan(epochs=1_000)
 
 
 def ledger_of(client: Redis, job: str, worker: str) -> Ledger:

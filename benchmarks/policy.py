@@ -24,8 +24,8 @@ import msgspec
 from _cpu import least_cpu_ms
 from _flags import at_least_1
 
-from edl_runtime.autoscale.jobs import Job, Node, Speedup, Target
-from edl_runtime.autoscale.policy import decide
+from edl_runtime.autoscale.policy.decide import decide
+from edl_runtime.autoscale.policy.model import Node, Speedup, Target, Workload
 from edl_runtime.specs import Bounds
 
 JOBS = 1_000
@@ -35,15 +35,15 @@ MUST_MS = 200.0
 AIM_MS = 100.0
 LATER_S = 3_000.0
 
-Case = tuple[Sequence[Job], Sequence[Node], Mapping[str, float]]
+Case = tuple[Sequence[Workload], Sequence[Node], Mapping[str, float]]
 
 
-def a_job(number: int, chance: random.Random) -> Job:
+def a_job(number: int, chance: random.Random) -> Workload:
     """Return a job that waits."""
     gpus = chance.choice([1, 1, 1, 2, 4])
     least = chance.choice([1, 2, 4])
     measured = Speedup(a=chance.uniform(0.01, 0.06), phi=chance.choice([4.0, 16.0, 64.0, 1024.0]))
-    return Job(
+    return Workload(
         name=f"job-{number}",
         bounds=Bounds(least, least * chance.choice([1, 2, 4, 8])),
         resources={"gpu": gpus, "cpu": 4 * gpus, "memory": 32 * gpus + chance.choice([0, 8])},
@@ -67,7 +67,7 @@ def settled(case: Case, now_s: float) -> Case:
     return after, [Node(name=name, free=left) for name, left in free.items()], capacity
 
 
-def with_target(job: Job, target: Target, now_s: float) -> Job:
+def with_target(job: Workload, target: Target, now_s: float) -> Workload:
     """Return a job that has what it should have."""
     if target.nodes == job.nodes:
         return job

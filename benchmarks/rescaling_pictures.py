@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from autoscale import COMPARED, TRACES, curve
+from simulation.comparison import POLICIES
+from simulation.simulator import Planner, SimulatedJob, simulate
+from simulation.traces import GPUS, Trace, read_trace
 
-from edl_runtime.autoscale.comparison import POLICIES
-from edl_runtime.autoscale.profile import Sample
-from edl_runtime.autoscale.simulate import Planner, Progress, simulate
-from edl_runtime.autoscale.traces import GPUS, Trace, read_trace
+from edl_runtime.autoscale.traffic.forecast import Sample
 
 HOUR_S = 3600.0
 DAY = (24 * HOUR_S, 48 * HOUR_S)
@@ -38,7 +38,7 @@ class Recorded:
         self.points: list[tuple[float, int, int]] = []
         self._planner = planner
 
-    def plan(self, now_s: float, jobs: Sequence[Progress], web: Sequence[Sample]) -> Mapping[str, int]:
+    def plan(self, now_s: float, jobs: Sequence[SimulatedJob], web: Sequence[Sample]) -> Mapping[str, int]:
         targets = self._planner.plan(now_s, jobs, web)
         counts = [targets.get(one.job.name, one.instances) for one in jobs]
         self.points.append((now_s, sum(counts), sum(not count for count in counts)))

@@ -112,7 +112,7 @@ class Server:
 def served(models: Path, case: Case, max_batch: int) -> Iterator[Server]:
     """Serve the model of `case`."""
     command = [sys.executable, "-m", "edl_runtime.cli", "teacher", "--json"]
-    command += ["--model", str(models / case.model), "--max_batch", str(max_batch)]
+    command += ["--model", str(models / case.model), "--max-batch", str(max_batch)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             if process.stdout is None or not (line := process.stdout.readline()):

@@ -51,7 +51,7 @@ student.
     train_teacher = BashOperator(
         task_id="train_teacher",
         bash_command=shlex.join(
-            [sys.executable, f"{EXAMPLE}/train_teacher.py", "--data_dir", f"{DATA}", "--model_dir", f"{MODEL}"]
+            [sys.executable, f"{EXAMPLE}/train_teacher.py", "--data-dir", f"{DATA}", "--model-dir", f"{MODEL}"]
         ),
     )
 
@@ -72,7 +72,7 @@ student.
         teacher_pool=POOL,
         student=TrainerSpec(
             command=(
-                *("python", f"{EXAMPLE}/student.py", "--use_distill_service", "--data_dir", str(DATA)),
+                *("python", f"{EXAMPLE}/student.py", "--use_distill_service", "--data-dir", str(DATA)),
                 *("--epochs", "{{ params.epochs | int }}", "--seed", "{{ params.seed | int }}"),
                 *("--checkpoint", f"{RUN_FOLDER}/student.safetensors"),
             ),

@@ -57,7 +57,7 @@ Triggered by hand, it evaluates the checkpoint that the form names.
     evaluate = BashOperator(
         task_id="evaluate",
         bash_command='echo "training said: $METRICS"\n'
-        + shlex.join([sys.executable, f"{EXAMPLE}/evaluate.py", "--data_dir", f"{FOLDER}/data"])
+        + shlex.join([sys.executable, f"{EXAMPLE}/evaluate.py", "--data-dir", f"{FOLDER}/data"])
         + ' "${CHECKPOINT:?no checkpoint has started this run, and the form names none}"',
         env={
             "CHECKPOINT": "{{ params.checkpoint or "

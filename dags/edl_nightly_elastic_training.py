@@ -98,8 +98,8 @@ could not begin before its end, for a run by hand or an outage, is skipped; the 
         job=JOB,
         trainer=TrainerSpec(
             command=(
-                *("python", f"{EXAMPLE}/train.py", "--data_dir", f"{FOLDER}/data"),
-                *("--epochs", "{{ params.epochs | int }}", "--pause_s", "{{ params.pause_s }}"),
+                *("python", f"{EXAMPLE}/train.py", "--data-dir", f"{FOLDER}/data"),
+                *("--epochs", "{{ params.epochs | int }}", "--pause-s", "{{ params.pause_s }}"),
             ),
         ),
         trainers=f"{{{{ params.trainers_min }}}}:{MOST}",

@@ -102,7 +102,7 @@ It runs when somebody triggers it, with other values from the form if need be, a
     train_teacher = BashOperator(
         task_id="train_teacher",
         bash_command=shlex.join(
-            [sys.executable, f"{EXAMPLE}/train_teacher.py", "--data_dir", f"{DATA}", "--model_dir", f"{MODEL}"]
+            [sys.executable, f"{EXAMPLE}/train_teacher.py", "--data-dir", f"{DATA}", "--model-dir", f"{MODEL}"]
         ),
     )
 
@@ -113,7 +113,7 @@ It runs when somebody triggers it, with other values from the form if need be, a
         teachers=f"{{{{ params.teachers_min }}}}:{MOST}",
         student=TrainerSpec(
             command=(
-                *("python", f"{EXAMPLE}/student.py", "--use_distill_service", "--data_dir", str(DATA)),
+                *("python", f"{EXAMPLE}/student.py", "--use_distill_service", "--data-dir", str(DATA)),
                 *("--epochs", "{{ params.epochs | int }}", "--temperature", "{{ params.temperature }}"),
                 *("--weight", "{{ params.weight }}", "--seed", "{{ params.seed | int }}"),
                 *("--checkpoint", f"{RUN_FOLDER}/student.safetensors"),

@@ -9,9 +9,9 @@ from airflow.sdk import DAG, AssetOrTimeSchedule, MultipleCronTriggerTimetable, 
 
 from edl_airflow.assets import jobs_asset
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
-from edl_airflow.windows import as_windows
+from edl_airflow.traffic_windows import load_windows
 
-WINDOWS = as_windows(Path(__file__).resolve().with_name("traffic_windows.yaml"))
+WINDOWS = load_windows(Path(__file__).resolve().with_name("traffic_windows.yaml"))
 
 EVERY_MINUTES = 5
 """Minutes between two runs that nothing else calls for: one of 1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30 that divide an

@@ -5,7 +5,7 @@ from __future__ import annotations
 from airflow.sdk import Asset, AssetWatcher
 
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
-from edl_airflow.triggers.news import EdlJobsTrigger
+from edl_airflow.triggers.jobs import EdlJobsTrigger
 
 
 def jobs_asset(edl_conn_id: str = DEFAULT_CONN_ID) -> Asset:

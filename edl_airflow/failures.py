@@ -1,6 +1,6 @@
 """Which failures are infrastructure, and tried again, and which are the user's, and fail at once.
 
-`is_users_mistake` and `is_passing` are the rule. `EdlRetryPolicy` goes by it for any task; the operators, triggers and
+`is_user_error` and `is_passing` are the rule. `EdlRetryPolicy` goes by it for any task; the operators, triggers and
 sensors also say it in the kind of error that they raise, whatever policy a DAG gives them.
 """
 
@@ -13,15 +13,12 @@ from airflow.sdk.exceptions import (
     AirflowTaskTimeout,
 )
 
-from edl_airflow.work import Outcome
-from edl_runtime.errors import (
-    EdlError,
-    JobFailedError,
-    ModelError,
-    NoTeacherError,
-    OwnedElsewhereError,
-    PoolMismatchError,
-)
+from edl_airflow.runtime.spec import TaskOutcome
+from edl_runtime.backends.errors import JobFailedError, OwnedElsewhereError
+from edl_runtime.distill.errors import NoTeacherError
+from edl_runtime.errors import EdlError
+from edl_runtime.registry.errors import PoolMismatchError
+from edl_runtime.teacher.errors import ModelError
 
 _MISTAKES = (
     PoolMismatchError,
@@ -33,7 +30,7 @@ _MISTAKES = (
 """Beside those of our errors that are ValueErrors: what was given can't be."""
 
 
-class UsersMistakeError(AirflowFailException):
+class UserError(AirflowFailException):
     """Raised when a retry can't help: a spec, a model or a connection has to be mended, or a person stopped the job."""
 
 
@@ -41,7 +38,7 @@ class JobInterruptedError(JobFailedError):
     """Raised when a job has ended for what its cluster, or the way to it, was like: it may well succeed later."""
 
 
-class GoneError(AirflowFailException):
+class TargetEndedError(AirflowFailException):
     """Raised when the pool or job that a task waits for was there and has ended."""
 
     def __init__(self, name: str, reason: str) -> None:
@@ -53,7 +50,7 @@ class GoneError(AirflowFailException):
         return f"{self.name!r} has ended: {self.reason}"
 
 
-class NotInTimeError(EdlError):
+class WaitTimeoutError(EdlError):
     """Raised when a job or a checkpoint that a task waits for did not come within the wait limit."""
 
     def __init__(self, name: str, waited_s: float, lack: str) -> None:
@@ -73,19 +70,19 @@ class TaskKilledError(EdlError):
         return "Airflow asked this task to end; everything that it had started is stopped"
 
 
-def is_users_mistake(error: BaseException) -> bool:
+def is_user_error(error: BaseException) -> bool:
     """Whether trying again can't help."""
     return isinstance(error, _MISTAKES) or (isinstance(error, EdlError) and isinstance(error, ValueError))
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether it is over by itself, sooner or later: Redis or a cluster that is away, teachers or nodes that lack."""
     if isinstance(error, JobInterruptedError | NoTeacherError):
         return True
     return isinstance(error, EdlError) and isinstance(error, ConnectionError)
 
 
-class failing_clearly:  # noqa: N801 (a context manager)
+class failing_without_retry:  # noqa: N801 (a context manager)
     """Turns the user's mistakes into an error that Airflow does not retry; leaves all others as they are.
 
     What our errors say is all that helps, so they come without the frames that they were raised in.
@@ -97,8 +94,8 @@ class failing_clearly:  # noqa: N801 (a context manager)
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, AirflowFailException):
             return
-        if isinstance(error, Exception) and is_users_mistake(error):
-            raise UsersMistakeError(_in_dags_words(error)) from None
+        if isinstance(error, Exception) and is_user_error(error):
+            raise UserError(_in_dags_words(error)) from None
         if isinstance(error, EdlError):
             raise error.with_traceback(None) from None
 
@@ -112,29 +109,29 @@ def _in_dags_words(error: Exception) -> str:
     )
 
 
-def failure_of(outcome: Outcome, waits_s: float) -> BaseException | None:
-    """Return the error to raise for `outcome`, None if all went well. `waits_s`: the wait limit, for its message.
+def error_for(outcome: TaskOutcome, wait_timeout_s: float) -> BaseException | None:
+    """Return the error to raise for `outcome`, None if all went well. `wait_timeout_s`: for its message.
 
     AirflowSkipException, too: where there is nothing to do.
     """
     error: BaseException | None = None
     match outcome.ended:
         case "failed":
-            kind = JobInterruptedError if outcome.passing else JobFailedError
+            kind = JobInterruptedError if outcome.transient else JobFailedError
             failed = kind(outcome.name, outcome.reason, outcome.last_lines)
-            error = UsersMistakeError(str(failed)) if outcome.permanent else failed
+            error = UserError(str(failed)) if outcome.permanent else failed
         case "stopped" if not outcome.landed:
             error = JobFailedError(outcome.name, f"{outcome.reason}, and it has left no checkpoint")
         case "too_late":
             error = AirflowSkipException(f"{outcome.name!r}: {outcome.reason}")
         case "gone":
-            error = GoneError(outcome.name, outcome.reason)
+            error = TargetEndedError(outcome.name, outcome.reason)
         case "impossible":
-            error = UsersMistakeError(f"{outcome.name!r}: {outcome.reason}")
+            error = UserError(f"{outcome.name!r}: {outcome.reason}")
         case "no_teacher":
-            error = NoTeacherError(outcome.name, waits_s, outcome.reason)
+            error = NoTeacherError(outcome.name, wait_timeout_s, outcome.reason)
         case "not_yet":
-            error = NotInTimeError(outcome.name, waits_s, outcome.reason)
+            error = WaitTimeoutError(outcome.name, wait_timeout_s, outcome.reason)
         case "timed_out":
             error = AirflowTaskTimeout(f"{outcome.name!r} took longer than the task's execution_timeout")
         case "taken_over":

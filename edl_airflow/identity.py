@@ -56,7 +56,7 @@ def dag_of(owner: str) -> str:
 
 
 def try_token(ti: TaskInstance) -> str:
-    """Return what only this try carries, "OWNER/TRY"; `edl_runtime.backends.base.owner_of` reads it.
+    """Return what only this try carries, "OWNER/TRY"; `edl_runtime.backends.interface.token_owner` reads it.
 
     Airflow gives a task instance a new id for each retry and clear, and keeps it while the task is deferred.
     """

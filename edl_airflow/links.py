@@ -21,7 +21,7 @@ URL_PREFIX = "/edl"
 """Where the plugin's pages are, below Airflow's own base URL."""
 
 
-class Address(NamedTuple):
+class PageUrls(NamedTuple):
     """Where the pages about a job or pool are."""
 
     conn_id: str
@@ -58,7 +58,7 @@ class TrainersLink(BaseOperatorLink):
     name = "Trainers"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        return Address(operator.edl_conn_id, operator.job or job_name(ti_key)).job
+        return PageUrls(operator.edl_conn_id, operator.job or job_name(ti_key)).job
 
 
 class StudentsLink(TrainersLink):
@@ -73,7 +73,7 @@ class TrainerLogLink(BaseOperatorLink):
     name = "Trainers' log"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        return Address(operator.edl_conn_id, operator.job or job_name(ti_key)).log
+        return PageUrls(operator.edl_conn_id, operator.job or job_name(ti_key)).log
 
 
 class StudentLogLink(TrainerLogLink):
@@ -89,8 +89,8 @@ class ResizedLink(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002 (Airflow's signature)
         if operator.job:
-            return Address(operator.edl_conn_id, operator.job).job
-        return Address(operator.edl_conn_id, operator.teacher_pool).pool
+            return PageUrls(operator.edl_conn_id, operator.job).job
+        return PageUrls(operator.edl_conn_id, operator.teacher_pool).pool
 
 
 class TeacherPoolLink(BaseOperatorLink):
@@ -99,7 +99,7 @@ class TeacherPoolLink(BaseOperatorLink):
     name = "Teacher pool"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        return Address(operator.edl_conn_id, operator.teacher_pool or pool_name(ti_key)).pool
+        return PageUrls(operator.edl_conn_id, operator.teacher_pool or pool_name(ti_key)).pool
 
 
 def rescaling_page(conn_id: str) -> str:

@@ -43,10 +43,10 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": _NAME,
                 "python-modules": [
                     "edl_airflow.triggers.checkpoint",
-                    "edl_airflow.triggers.job",
-                    "edl_airflow.triggers.news",
-                    "edl_airflow.triggers.traffic",
-                    "edl_airflow.triggers.wait",
+                    "edl_airflow.triggers.task",
+                    "edl_airflow.triggers.jobs",
+                    "edl_airflow.triggers.conditions",
+                    "edl_airflow.triggers.conditions",
                 ],
             }
         ],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow.sdk import RetryDecision, RetryPolicy
 
-from edl_airflow.failures import is_passing, is_users_mistake
+from edl_airflow.failures import is_transient, is_user_error
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -38,9 +38,9 @@ class EdlRetryPolicy(RetryPolicy):
         context: Context | None = None,
     ) -> RetryDecision:
         """Decide by the error."""
-        if is_users_mistake(exception):
+        if is_user_error(exception):
             return RetryDecision.fail(reason=f"trying again can't help: {exception}")
-        if not is_passing(exception):
+        if not is_transient(exception):
             return RetryDecision.default()
         first = min(self.first_delay, context["task"].retry_delay) if context else self.first_delay
         delay = min(first * 2 ** min(max(try_number - 1, 0), 16), self.longest_delay)

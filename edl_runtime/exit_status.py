@@ -10,16 +10,16 @@ _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _OUT_OF_MEMORY = "perhaps for want of memory: `dmesg` tells, and a smaller batch takes less"
 
 
-def ending(exit_code: int, why: str = "") -> str:
+def describe_exit(exit_code: int, why: str = "") -> str:
     """Say how a process ended, and `why` if that is known: "exited with 1", "was killed by SIGTERM".
 
     `exit_code` is negative for a signal.
     """
     why = why or (_OUT_OF_MEMORY if exit_code in _KILLED else "")
-    return f"{_ended(exit_code)} ({why})" if why else _ended(exit_code)
+    return f"{_exit_or_signal(exit_code)} ({why})" if why else _exit_or_signal(exit_code)
 
 
-def _ended(exit_code: int) -> str:
+def _exit_or_signal(exit_code: int) -> str:
     if exit_code >= 0:
         return f"exited with {exit_code}"
     try:

@@ -12,7 +12,7 @@ WINDOW_S = 10.0
 _MARK_EVERY_S = 0.5
 
 
-class Meter:
+class RateMeter:
     """The rate of a count that grows, over the last `WINDOW_S`."""
 
     def __init__(self, now: float, count: float = 0) -> None:
@@ -37,7 +37,7 @@ class Meter:
         return (count - before - (after - before) * (since - at) / (until - at)) / (now - since)
 
 
-class BusyTime:
+class BusyMeter:
     """How long things had at least one thing to do, all of them together; cheap enough for every request."""
 
     def __init__(self, now: float) -> None:

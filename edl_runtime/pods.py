@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from edl_runtime.bounded_yaml import bounded_loader
 from edl_runtime.errors import SpecError
+from edl_runtime.parsing import bounded_yaml_loader
 
 GPU = "nvidia.com/gpu"
 """The extended resource that "gpu" stands for."""
@@ -104,8 +104,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
       node, and it is replaced; at the next time its job fails. Unset for the connection's, or 20. An instance of a pool
       is always replaced.
     - `template`: anything else that a PodTemplateSpec may say: as a dict, as YAML, or as the official client's
-      V1PodTemplateSpec. Its container "instance" is this one; `edl_runtime.backends.kubernetes.merge` says how the two
-      become one.
+      V1PodTemplateSpec. Its container "instance" is this one; `edl_runtime.backends.kubernetes.pod_template` says how
+      the two become one.
 
     Raises SpecError that names the field.
     """
@@ -282,7 +282,7 @@ def _as_dict(template: object) -> dict[str, Any]:
         import yaml
 
         try:
-            template = yaml.load(template, bounded_loader())  # noqa: S506 - a safe loader
+            template = yaml.load(template, bounded_yaml_loader())  # noqa: S506 - a safe loader
         except (yaml.YAMLError, ValueError) as error:  # the second: a date that is none
             raise SpecError("pod.template", str(error), "YAML of a PodTemplateSpec") from None
     allowed = "a PodTemplateSpec: 'metadata' and 'spec'"
@@ -330,3 +330,56 @@ def _plain(value: Any, field: str) -> Any:
     if isinstance(value, int | float) and not -(1 << 63) <= value < 1 << 63:
         raise SpecError(field, value, "a number of at most 64 bits")
     return value
+
+
+# What a pod takes of its node. Pure.
+
+
+Manifest = Mapping[str, Any]
+
+PODS = "pods"
+"""The resource of which every pod takes one, as nodes and quotas limit them."""
+
+
+def reserved_resources(pod: Manifest) -> dict[str, float]:
+    """Return what a pod, or one of such a template, takes of its node, by the names of `Scaling.resources`."""
+    spec = pod.get("spec") or {}
+    containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
+    asked = {name for container in containers for name in _amounts(container)} | (spec.get("overhead") or {}).keys()
+    found = {resource_name(name): requested_amount(pod, name) for name in sorted(asked)}
+    return {**{name: much for name, much in found.items() if much}, PODS: 1.0}
+
+
+def resource_name(name: str) -> str:
+    """Return what a resource of Kubernetes is called in a `Pod`."""
+    return "gpu" if name == GPU else name
+
+
+def kubernetes_name(resource: str) -> str:
+    """Return what Kubernetes calls a resource of a `Pod`."""
+    return GPU if resource == "gpu" else resource
+
+
+def requested_amount(pod: Manifest, name: str) -> float:
+    """Return what a pod reserves: what its containers ask for together, or what it takes to get there if that is more.
+
+    Init containers that go on running count beside all that start after them, the others for themselves.
+    """
+    spec = pod["spec"]
+    sidecars = most = 0.0
+    for container in spec.get("initContainers") or []:
+        asked = _asked(container, name)
+        most = max(most, sidecars + asked)
+        sidecars += asked if container.get("restartPolicy") == "Always" else 0.0
+    together = sidecars + sum(_asked(container, name) for container in spec.get("containers") or [])
+    return max(most, together) + amount((spec.get("overhead") or {}).get(name, 0))
+
+
+def _asked(container: Manifest, name: str) -> float:
+    return amount(_amounts(container).get(name, 0))
+
+
+def _amounts(container: Manifest) -> dict[str, Any]:
+    """Return what a container asks for. Where it says only a limit, pods ask for that."""
+    resources = container.get("resources") or {}
+    return {**(resources.get("limits") or {}), **(resources.get("requests") or {})}

@@ -1,6 +1,6 @@
 """What the members of a pool report about once a second, with the beat of their lease: who is busy, and who waits.
 
-`edl_runtime.registry.demands` reads it, `edl_runtime.autoscale.teachers` decides by it.
+`edl_runtime.registry.pools` reads it, `edl_runtime.autoscale.policy.pool_size` decides by it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edl_runtime.store import keys
-from edl_runtime.store.client import unavailable_if_lost
-from edl_runtime.store.records import decoded
+from edl_runtime.store.redis_client import decode_record, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -45,7 +44,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     - `limit`: who could change the speed: "teachers", "answers", "source", "student" or "balanced", "no_answer"
       when no teacher answers, and "" while that is not known; see `verdict`.
     - `instances`, `generation`: how many trainers train together, and in which generation; 0 where they don't.
-    - `run`: which run of the job this is, of several instances that train together; see `publish_reader`.
+    - `run`: which run of the job this is, of several instances that train together; see `publish_reader_progress`.
     - `note`: what is being done, in the script's own words ("seed 2 of 3, distilled").
     - `updated_at`: Unix seconds of the student's clock.
 
@@ -136,13 +135,13 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-async def publish(client: Redis, namespace: str, job: str, progress: Progress) -> None:
+async def publish_progress(client: Redis, namespace: str, job: str, progress: Progress) -> None:
     """Replace the job's last report; it is kept for an hour. Raises RegistryUnavailableError."""
     with unavailable_if_lost(client):
         await client.set(keys.progress(namespace, job), msgspec.json.encode(progress), ex=KEPT_S)
 
 
-async def publish_reader(
+async def publish_reader_progress(
     client: Redis, namespace: str, job: str, progress: Progress, *, run: str, instance: int
 ) -> None:
     """Replace the last report of an instance's reader, where the job's own comes from the agents: `read` adds it.
@@ -157,22 +156,22 @@ async def publish_reader(
             await both.execute()
 
 
-async def read(client: Redis, namespace: str, job: str) -> Progress | None:
+async def read_progress(client: Redis, namespace: str, job: str) -> Progress | None:
     """Return the job's last report, None when there is none within the hour; with what its instances' readers say.
 
     Raises RegistryUnavailableError.
     """
     with unavailable_if_lost(client):
         content = await client.get(keys.progress(namespace, job))
-        progress = decoded(content, Progress)
+        progress = decode_record(content, Progress)
         if progress is None:
             return None
         found: Any = client.hvals(keys.readers_progress(namespace, job, progress.run)) if progress.run else None
         readers = await found if found else []
-    return with_readers(progress, [said for reader in readers if (said := decoded(reader, Progress))])
+    return with_reader_progress(progress, [said for reader in readers if (said := decode_record(reader, Progress))])
 
 
-def of_run(progress: Progress | None, began_at: float) -> Progress | None:
+def progress_of_run(progress: Progress | None, began_at: float) -> Progress | None:
     """Return a job's last report, None where an earlier run of the job has left it.
 
     `began_at`: when this run was created, in Unix seconds. A job of the same name is another run after each clear and
@@ -181,12 +180,12 @@ def of_run(progress: Progress | None, began_at: float) -> Progress | None:
     return progress if progress and progress.updated_at >= began_at else None
 
 
-def is_logged(line: str, job: str) -> bool:
+def is_progress_line(line: str, job: str) -> bool:
     """Whether a line of the job's log is its student's own report of progress, however structlog is configured."""
     return job in line and (LOGGED_AS in line or LIMIT_LOGGED_AS in line)
 
 
-def with_readers(progress: Progress, readers: Sequence[Progress]) -> Progress:
+def with_reader_progress(progress: Progress, readers: Sequence[Progress]) -> Progress:
     """Return a job's report with what the readers of its instances say: counts of all, the rest of those alive now.
 
     Who limits the speed is what the reader that waits longest says, since the others wait for its instance.

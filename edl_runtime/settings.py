@@ -1,13 +1,16 @@
 """Every environment variable of the runtime, read in this one place.
 
 Backends set these for the instances they start (`RuntimeSettings.to_env`), instances read them
-(`RuntimeSettings.from_env`). A person may set them by hand to run a teacher or a student alone.
+(`RuntimeSettings.from_env`). A person may set them by hand to run a teacher or a student alone. Other programs'
+variables are read by the functions below. Only `edl_runtime.backends.kubernetes.pod_init` reads EDL_RESULT_FILE by
+itself: it may import nothing that takes time to load.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -17,9 +20,15 @@ from edl_runtime.specs import SECRET_VARIABLES, Checkpoint
 
 BACKENDS = ("local", "kubernetes")
 
+AGENT_FD = "EDL_AGENT_FD"
+"""Set by an agent for its trainer: the descriptor of the socket between the two. Empty once somebody uses it."""
+
+GPU_DRIVER = Path("/proc/driver/nvidia/gpus")
+"""Where the driver lists its GPUs."""
+
 
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instance knows of its surroundings.
+    """What an instance knows of its edl_connection.
 
     - `redis_url` (EDL_REDIS_URL): `redis://` or `rediss://` with user and password; empty for no registry.
     - `redis_for_pods` (EDL_REDIS_FOR_PODS): "host:port" at which pods reach the same Redis, for `edl submit`; empty if
@@ -53,7 +62,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `lease_ttl_s` (EDL_LEASE_TTL_S): a registration not renewed for so long is gone.
     - `result_file` (EDL_RESULT_FILE): where a student leaves its result; see `edl_runtime.result`.
     - `checkpoint_stream` (EDL_CHECKPOINT_STREAM): where it is told that a checkpoint has landed, see
-      `edl_runtime.checkpoint.landed`; empty for a stream of the job's name.
+      `edl_runtime.checkpoint.checkpoint_events`; empty for a stream of the job's name.
     - `metrics_port` (EDL_METRICS_PORT): where a student's process shows Prometheus its metrics, at 127.0.0.1 only; 0
       for nowhere. A process that finds the port taken says so and goes on without.
     - `checkpoint` (EDL_CHECKPOINT): where a training keeps its checkpoints, a path or URL; empty for nowhere.
@@ -168,6 +177,32 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
             keep_last=self.checkpoint_keep_last,
             keep_every=self.checkpoint_keep_every or None,
         )
+
+
+def kubeconfig_file(environ: Mapping[str, str]) -> str:
+    """Return the file or files that KUBECONFIG names, as `kubectl` reads it; empty for the default."""
+    return environ.get("KUBECONFIG", "")
+
+
+def named_secret(environ: Mapping[str, str], variable: str) -> str:
+    """Return a secret that is kept in the variable which a user has named for it; empty if that is not set."""
+    return environ.get(variable, "") if variable else ""
+
+
+def count_gpus(environ: Mapping[str, str], driver: Path = GPU_DRIVER) -> int:
+    """Return how many GPUs programs see: those of CUDA_VISIBLE_DEVICES, or all that the driver lists.
+
+    As CUDA reads it, that list ends before its first invalid entry: "" and "-1" are none.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return len(list(driver.iterdir())) if driver.is_dir() else 0
+    count = 0
+    for device in visible.split(","):
+        if not device.strip() or device.strip().startswith("-"):
+            break
+        count += 1
+    return count
 
 
 def split_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -15,11 +15,11 @@ from pathlib import Path
 from shlex import quote
 from typing import NoReturn
 
+from laptop.client import AirflowClient
+from laptop.follow import follow_run
+from laptop.launcher import Laptop
 from rich.console import Console
 
-from edl_airflow.laptop.client import AirflowClient
-from edl_airflow.laptop.follow import follow
-from edl_airflow.laptop.launcher import Laptop
 from edl_runtime.errors import EdlError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,7 +47,7 @@ def run_quickstart(laptop: Laptop, client: AirflowClient) -> None:
     client.unpause(DAG_ID)
     run = client.trigger(DAG_ID)
     say(f"Triggered {DAG_ID}: {laptop.url}/dags/{DAG_ID}/runs/{run.run_id}")
-    follow(client, run, say, check=laptop.check)
+    follow_run(client, run, say, check=laptop.check)
     kept = client.xcom(run, "report")
     say("Done")
     console.print()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from support.cluster.cluster import Cluster, RedisService
 
     from edl_runtime.settings import RuntimeSettings
-    from edl_runtime.store.server import RedisServer
+    from edl_runtime.store.redis_server import RedisServer
 
 # Airflow reads this when it is imported, so it has to be set before any test module is.
 if "AIRFLOW_HOME" not in os.environ:
@@ -88,7 +88,7 @@ def no_thread_is_left() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A real redis-server of this session's own."""
-    from edl_runtime.store.server import RedisServer, find_redis_server
+    from edl_runtime.store.redis_server import RedisServer, find_redis_server
 
     if find_redis_server() is None:
         skip_on_a_laptop("redis-server is missing")
@@ -111,7 +111,7 @@ def namespace() -> str:
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
     """A Redis of the test's own, to be hurt."""
-    from edl_runtime.store.server import RedisServer
+    from edl_runtime.store.redis_server import RedisServer
 
     with RedisServer(tmp_path / "redis") as server:
         yield server

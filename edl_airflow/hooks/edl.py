@@ -3,125 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-import re
 import tempfile
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import quote
+from typing import Any
 
-import msgspec
 from airflow.sdk import BaseHook
 
-from edl_airflow.work import KubernetesPlace, LocalPlace, Place
-from edl_runtime.decoding import Decoder
-from edl_runtime.errors import EdlError, RegistryUnavailableError, SpecError
-from edl_runtime.pods import Pod
-from edl_runtime.settings import RuntimeSettings
-
-if TYPE_CHECKING:
-    from airflow.sdk import Connection
+from edl_airflow.connection import EdlConnection
+from edl_airflow.runtime.spec import BackendRef, LocalBackendRef
+from edl_airflow.supervisor import lacks_async_channel
+from edl_runtime.errors import EdlError
+from edl_runtime.store.errors import RegistryUnavailableError
 
 DEFAULT_CONN_ID = "edl_default"
 REDIS_AT_LEAST = (6, 2)
-DEFAULT_PORT = 6379
-_DEFAULTS = RuntimeSettings()
-_HOST = re.compile(r"[\w.-]+|[\da-fA-F:.]+(%\w+)?")
-_NAMESPACE = re.compile(r"[A-Za-z0-9._-]+")
-_HOST_AND_PORT = re.compile(r"[\w.-]+(:\d{1,5})?")
-_BACKEND = re.compile("local|kubernetes")
-_CONN_ID = re.compile(r"[\w.-]+")
-_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_FOLDER = re.compile(r"[/~].*")
-_VARIABLE = r"(?!EDL_)[A-Za-z_]\w*\*?"
-_VARIABLES = re.compile(rf"{_VARIABLE}([\s,]+{_VARIABLE})*", re.ASCII)
-_YES = frozenset({"true", "1", "yes", "on"})
-
-
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an `edl` connection says. `redis_url` holds the password: this is never logged, kept or serialised.
-
-    - `pass_on`: names of environment variables that instances see too, each with a "*" at its end for all that begin
-      so.
-    - `redis_url_inside`: of the same Redis, as instances reach it; empty if that is no other.
-    - `teacher_token`: what students show to teachers; empty where these serve their own machine alone.
-    """
-
-    redis_url: str
-    namespace: str
-    place: Place
-    pass_on: tuple[str, ...] = ()
-    redis_url_inside: str = ""
-    teacher_token: str = ""
-
-    def __repr__(self) -> str:
-        return f"Surroundings(namespace={self.namespace!r}, place={self.place!r})"
-
-    @classmethod
-    def of(cls, connection: Connection, extra: Mapping[str, Any]) -> Self:
-        """Read an Airflow connection and its extra fields. Raises SpecError that names the field to fill or mend."""
-        fields = _Fields(f"connection {connection.conn_id!r}", extra)
-        if connection.conn_type != EdlHook.conn_type:
-            raise SpecError(f"{fields.where}, type", connection.conn_type, repr(EdlHook.conn_type))
-        backend = fields.check("Backend", "backend", _BACKEND, "'local' or 'kubernetes'", "local")
-        host, allowed = connection.host or "", "the name or address of a Redis 6.2 or newer, as in 127.0.0.1"
-        if not _HOST.fullmatch(host):
-            shown = host.rpartition("@")[2]  # before it may stand a password
-            raise SpecError(f"{fields.where}, field 'Redis host'", shown, allowed)
-        port = connection.port or DEFAULT_PORT
-        if not 0 < port < 1 << 16:
-            raise SpecError(f"{fields.where}, field 'Redis port'", port, "1 to 65535")
-        namespace = fields.check(
-            "Namespace", "namespace", _NAMESPACE, "letters, digits and . _ - alone", _DEFAULTS.namespace
-        )
-        tls = str(extra.get("tls") or "").lower() in _YES
-        allowed = "names of variables, as in 'AWS_PROFILE, AWS_ACCESS_*', and none that begins with EDL_"
-        pass_on = fields.check("Variables to pass on", "pass_on", _VARIABLES, allowed, "")
-        known = cls(
-            redis_url=_redis_url(connection, host, port, tls=tls),
-            namespace=namespace,
-            place=_local_place(fields) if backend == "local" else _kubernetes_place(fields),
-            pass_on=tuple(pass_on.replace(",", " ").split()),
-        )
-        if backend == "local":
-            return known
-        if not connection.password:
-            allowed = "the password of Redis: pods reach it, and each other, over a network"
-            raise SpecError(f"{fields.where}, field 'Redis password'", "", allowed)
-        inside, inside_port = _inside(fields, host, port)
-        return msgspec.structs.replace(
-            known,
-            redis_url_inside=_redis_url(connection, inside, inside_port, tls=tls),
-            teacher_token=_teacher_token(connection.password, namespace),
-        )
-
-    def secrets(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that instances see and that are never written down: Redis's, and those to pass on."""
-        passed = {
-            name: value for name, value in environ.items() if any(fnmatchcase(name, each) for each in self.pass_on)
-        }
-        token = {"EDL_TEACHER_TOKEN": self.teacher_token} if self.teacher_token else {}
-        return {**passed, **token, "EDL_REDIS_URL": self.redis_url_inside or self.redis_url}
-
-
-class _Fields(msgspec.Struct, frozen=True):
-    where: str
-    extra: Mapping[str, Any]
-
-    def check(self, label: str, key: str, pattern: re.Pattern[str], allowed: str, default: str) -> str:
-        """Return the field's text, `default` if it is empty."""
-        given = self.extra.get(key)
-        if given in (None, ""):
-            return default
-        if not isinstance(given, str) or not pattern.fullmatch(given):
-            raise SpecError(f"{self.where}, field {label!r}", given, allowed)
-        return given
 
 
 class EdlHook(BaseHook):
-    """Looks an `edl` connection up. `edl_airflow.site.open_site` then opens what it leads to.
+    """Looks an `edl` connection up. `edl_airflow.client.open_client` then opens what it leads to.
 
     Raises SpecError for a connection that lacks something, and Airflow's AirflowNotFoundException for one that does
     not exist.
@@ -138,18 +37,18 @@ class EdlHook(BaseHook):
         super().__init__()
         self.edl_conn_id = edl_conn_id
 
-    def surroundings(self) -> Surroundings:
+    def edl_connection(self) -> EdlConnection:
         """Look the connection up; never in an event loop, which it blocks."""
         connection = self.get_connection(self.edl_conn_id)
-        return Surroundings.of(connection, connection.extra_dejson)
+        return EdlConnection.of(connection, connection.extra_dejson)
 
-    async def asurroundings(self) -> Surroundings:
+    async def aedl_connection(self) -> EdlConnection:
         """Look the connection up from an event loop."""
-        if _can_not_await():
-            return await asyncio.to_thread(self.surroundings)
+        if lacks_async_channel():
+            return await asyncio.to_thread(self.edl_connection)
         connection = await self.aget_connection(self.edl_conn_id)
         aextra = getattr(connection, "aextra_dejson", None)  # the API server's connections have none
-        return Surroundings.of(connection, await aextra() if aextra else connection.extra_dejson)
+        return EdlConnection.of(connection, await aextra() if aextra else connection.extra_dejson)
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether Redis answers and is new enough, and the backend can be used; and what is wrong if not.
@@ -157,9 +56,9 @@ class EdlHook(BaseHook):
         A Redis that deletes keys when it is full passes, with a warning.
         """
         try:
-            surroundings = self.surroundings()
-            backend = _check_backend(surroundings.place)
-            version, warning = asyncio.run(_ask_redis(surroundings))
+            edl_connection = self.edl_connection()
+            backend = _check_backend(edl_connection.place)
+            version, warning = asyncio.run(_ask_redis(edl_connection))
         except (EdlError, OSError) as error:
             return False, str(error)
         if version < REDIS_AT_LEAST:
@@ -171,93 +70,30 @@ class EdlHook(BaseHook):
         return True, f"{good}. Warning: {warning}" if warning else good
 
 
-def _can_not_await() -> bool:
-    """Whether Airflow can look connections up in a blocking way only.
-
-    So it is where `dag.test()` runs a trigger in its own process: the stand-in for the supervisor has no `asend`, and
-    Airflow takes that for a connection that its database does not have.
-    """
-    from airflow.sdk.execution_time import task_runner
-
-    comms = getattr(task_runner, "SUPERVISOR_COMMS", None)
-    return comms is not None and not hasattr(comms, "asend")
-
-
-def _local_place(fields: _Fields) -> LocalPlace:
-    work_dir = fields.check("Working folder", "work_dir", _FOLDER, "a path that starts with / or ~", _DEFAULTS.work_dir)
-    return LocalPlace(str(Path(work_dir).expanduser()))
-
-
-def _kubernetes_place(fields: _Fields) -> KubernetesPlace:
-    allowed = "the name of a namespace in the cluster"
-    namespace = fields.check("Kubernetes namespace", "kubernetes_namespace", _DNS_NAME, allowed, "default")
-    allowed = "the id of an Airflow connection of type 'kubernetes'"
-    conn_id = fields.check("Kubernetes connection", "kubernetes_conn_id", _CONN_ID, allowed, "")
-    return KubernetesPlace(namespace=namespace, conn_id=conn_id, pod=_pod(fields))
-
-
-def _pod(fields: _Fields) -> Pod:
-    given = fields.extra.get("pod") or {}
-    field = f"{fields.where}, field 'Pod'"
-    allowed = 'JSON of what `Pod` has, as in {"image": "registry.example/edl-runtime:gpu"}'
-    try:
-        return Decoder(Pod).decode(given) if isinstance(given, str) else msgspec.convert(given, Pod)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, SpecError):
-            raise SpecError(
-                f"{field}: {error.__cause__.field}", error.__cause__.given, error.__cause__.allowed
-            ) from None
-        raise SpecError(field, str(error), allowed) from None
-    except msgspec.DecodeError as error:
-        raise SpecError(field, str(error), allowed) from None
-
-
-def _inside(fields: _Fields, host: str, port: int) -> tuple[str, int]:
-    """Return where pods reach Redis."""
-    allowed = "a host, or host:port, as in edl-redis.ml.svc:6379"
-    given = fields.check("Redis for pods", "redis_for_pods", _HOST_AND_PORT, allowed, "")
-    if not given:
-        return host, port
-    inside, _, inside_port = given.partition(":")
-    return inside, int(inside_port or port)
-
-
-def _teacher_token(password: str, namespace: str) -> str:
-    """Return a token that all who know Redis's password come to, and nobody can come back from."""
-    return hmac.new(password.encode(), f"edl teachers of {namespace}".encode(), "sha256").hexdigest()
-
-
-def _check_backend(place: Place) -> str:
+def _check_backend(place: BackendRef) -> str:
     """Return in words what can be done there. Raises OSError, EdlError."""
-    if isinstance(place, LocalPlace):
+    if isinstance(place, LocalBackendRef):
         _check_folder(Path(place.work_dir))
         return f"{place.work_dir} can be written to"
-    from edl_airflow.site import backend_at
+    from edl_airflow.client import backend_for
 
-    jobs = asyncio.run(backend_at(place).list())
+    jobs = asyncio.run(backend_for(place).list())
     return f"namespace {place.namespace!r} has {len(jobs)} jobs and pools"
 
 
-def _redis_url(connection: Connection, host: str, port: int, *, tls: bool) -> str:
-    login = quote(connection.login or "", safe="")
-    password = quote(connection.password or "", safe="")
-    user = f"{login}:{password}@" if login or password else ""
-    return f"{'rediss' if tls else 'redis'}://{user}{f'[{host}]' if ':' in host else host}:{port}/0"
-
-
-async def _ask_redis(surroundings: Surroundings) -> tuple[tuple[int, ...], str]:
+async def _ask_redis(edl_connection: EdlConnection) -> tuple[tuple[int, ...], str]:
     """Return its version, and a warning if it is set up to lose keys."""
     from redis.exceptions import RedisError
 
-    from edl_runtime.store import eviction
-    from edl_runtime.store.client import address_of, connect
+    from edl_runtime.store import redis_client
+    from edl_runtime.store.redis_client import address_of, connect
 
-    client = connect(surroundings.redis_url)
+    client = connect(edl_connection.redis_url)
     try:
         info: dict[str, Any] = await client.info("server")
-        warning = await eviction.warning(client)
+        warning = await redis_client.eviction_warning(client)
     except (RedisError, OSError) as error:
-        raise RegistryUnavailableError(address_of(surroundings.redis_url), str(error)) from error
+        raise RegistryUnavailableError(address_of(edl_connection.redis_url), str(error)) from error
     finally:
         await client.aclose()
     return tuple(int(part) for part in str(info["redis_version"]).split(".")[:3]), warning

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from airflow.sdk import BaseOperatorLink
 from airflow.sdk.exceptions import TaskAwaitingInput
 
-from edl_airflow.approval import APPROVE, REJECT, answer_of, ask, is_asked_already
-from edl_airflow.failures import failing_clearly
+from edl_airflow.client import EdlClient, open_client
+from edl_airflow.failures import failing_without_retry
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook
 from edl_airflow.links import RescalingLink, push_links
+from edl_airflow.operators.approval import APPROVE, REJECT, ask_to_shrink, is_asked_already, read_answer
 from edl_airflow.operators.templates import (
-    TextTemplates,
+    TemplatedOperator,
     as_flag,
     as_number,
     check_connection,
@@ -24,26 +25,24 @@ from edl_airflow.operators.templates import (
     dag_folder,
     has_template,
 )
-from edl_airflow.site import Site, open_site
-from edl_airflow.windows import Windows, as_field, as_windows
-from edl_airflow.work import RescalingResult, RescalingTarget
-from edl_runtime.autoscale.policies import check_policy_name
-from edl_runtime.autoscale.room import LEAD_S
+from edl_airflow.results import RescalingResult, RescalingTarget
+from edl_airflow.traffic_windows import Windows, load_windows, windows_field
+from edl_runtime.autoscale.policy.wrappers import check_policy_name
+from edl_runtime.autoscale.traffic.capacity import LEAD_S
 from edl_runtime.errors import SpecError
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from edl_runtime.autoscale.approval import Answer
-    from edl_runtime.autoscale.plan import JobTarget, Rules
-    from edl_runtime.autoscale.policies import Policy
-    from edl_runtime.autoscale.rescale import Rescaled
+    from edl_runtime.autoscale.planner import JobTarget, RescalingRules
+    from edl_runtime.autoscale.policy.wrappers import Policy, ShrinkApproval
+    from edl_runtime.autoscale.rescale import RescaleOutcome
 
-Made: TypeAlias = tuple[RescalingResult, list[RescalingTarget]]
+PassResult: TypeAlias = tuple[RescalingResult, list[RescalingTarget]]
 """What came of a pass, and the shrinks that a person is to be asked about."""
 
 
-class EdlAutoscaleOperator(TextTemplates):
+class EdlAutoscaleOperator(TemplatedOperator):
     """Make one pass of the policy over all jobs and pools of a connection: look, decide, resize.
 
     Returns a `RescalingResult`: the targets and why. The log has them as a table of NAME, NOW, TARGET and REASON, and
@@ -100,7 +99,7 @@ class EdlAutoscaleOperator(TextTemplates):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.windows = None if windows is None else as_field(windows, dag_folder(self))
+        self.windows = None if windows is None else windows_field(windows, dag_folder(self))
         self.max_load = max_load
         self.lead_s = lead_s
         self.policy = policy
@@ -121,7 +120,7 @@ class EdlAutoscaleOperator(TextTemplates):
 
     def execute(self, context: Context) -> RescalingResult:
         """Make the pass, and ask for what is to shrink if somebody has to approve."""
-        with failing_clearly():
+        with failing_without_retry():
             dry_run = as_flag("dry_run", self.dry_run)
             asks = as_flag("approve_shrinks", self.approve_shrinks) and not dry_run
             if not dry_run:
@@ -134,7 +133,7 @@ class EdlAutoscaleOperator(TextTemplates):
             self.log.info("Another run waits for an answer; until then nobody is asked whether these shrink: %s", names)
             return result
         default = APPROVE if self.unanswered == "shrink" else REJECT
-        shown = ask(context, unasked, default=default)
+        shown = ask_to_shrink(context, unasked, default=default)
         if shown != _by_name(unasked):
             self.log.warning(
                 "Airflow still asks what the task's first try has asked, and only that: %s", _listed(shown)
@@ -144,57 +143,57 @@ class EdlAutoscaleOperator(TextTemplates):
 
     def go_on(self, context: Context, targets: dict[str, int], event: dict[str, Any]) -> RescalingResult:  # noqa: ARG002
         """Make the pass anew when the answer is there, on an operator that has never executed."""
-        from edl_runtime.autoscale.approval import Answer
+        from edl_runtime.autoscale.policy.wrappers import ShrinkApproval
 
-        approved, by = answer_of(event)
+        approved, by = read_answer(event)
         who = by or f"Nobody has answered within {self.approval_timeout_s:g} s, which"
         verb = "approves" if approved else "refuses"
         self.log.info("%s %s that these shrink: %s", who, verb, _listed(targets))
         said = targets if by or approved else {}
-        answers = {name: Answer(approved=approved, target=target) for name, target in said.items()}
-        with failing_clearly():
+        answers = {name: ShrinkApproval(approved=approved, target=target) for name, target in said.items()}
+        with failing_without_retry():
             result, unasked = self._make(partial(self._approved_pass, answers=answers, by_a_person=bool(by)))
         if unasked:
             names = _listed(_by_name(unasked))
             self.log.info("This was not asked, and the next run asks whether these shrink: %s", names)
         return result
 
-    def _make(self, make: Callable[[Site, Rules, Policy], Awaitable[Made]]) -> Made:
+    def _make(self, make: Callable[[EdlClient, RescalingRules, Policy], Awaitable[PassResult]]) -> PassResult:
         """Make a pass, and log what it has decided."""
-        surroundings = EdlHook(self.edl_conn_id).surroundings()
+        edl_connection = EdlHook(self.edl_conn_id).edl_connection()
         rules, policy = self._rules(self.windows, self.max_load), self._policy()
 
-        async def at_the_site() -> Made:
-            async with open_site(surroundings) as site:
-                return await make(site, rules, policy)
+        async def at_the_site() -> PassResult:
+            async with open_client(edl_connection) as client:
+                return await make(client, rules, policy)
 
         result, unasked = asyncio.run(at_the_site())
         self._tell(result)
         return result, unasked
 
-    async def _pass(self, site: Site, rules: Rules, policy: Policy, *, dry_run: bool) -> Made:
-        return _result(await site.rescale(rules, dry_run=dry_run, policy=policy), dry_run=dry_run), []
+    async def _pass(self, client: EdlClient, rules: RescalingRules, policy: Policy, *, dry_run: bool) -> PassResult:
+        return _result(await client.rescale(rules, dry_run=dry_run, policy=policy), dry_run=dry_run), []
 
     async def _approved_pass(
         self,
-        site: Site,
-        rules: Rules,
+        client: EdlClient,
+        rules: RescalingRules,
         policy: Policy,
         *,
-        answers: Mapping[str, Answer] | None = None,
+        answers: Mapping[str, ShrinkApproval] | None = None,
         by_a_person: bool = False,
-    ) -> Made:
+    ) -> PassResult:
         """Make a pass in which only those shrink that a person has approved, now or lately, and only so far."""
-        from edl_runtime.autoscale.approval import Approved
+        from edl_runtime.autoscale.policy.wrappers import RequireApproval
 
         for name, answer in (answers or {}).items():
-            await site.keep_shrink_answer(name, answer, for_s=self.approval_timeout_s, unless_kept=not by_a_person)
-        due = (await site.rescale(rules, dry_run=True, policy=policy)).plan
+            await client.save_shrink_approval(name, answer, for_s=self.approval_timeout_s, unless_kept=not by_a_person)
+        due = (await client.rescale(rules, dry_run=True, policy=policy)).plan
         shrinks = [one for one in due.changes if one.target < one.instances]
-        said = {one.name: await site.shrink_answer(one.name) for one in shrinks}
+        said = {one.name: await client.shrink_approval(one.name) for one in shrinks}
         answered = {name: answer for name, answer in said.items() if answer}
-        held = Approved(answered, policy)
-        done = await site.rescale(rules, dry_run=False, policy=held)
+        held = RequireApproval(answered, policy)
+        done = await client.rescale(rules, dry_run=False, policy=held)
         kept = {one.name: one.target for one in done.plan.targets if one.name in held.waiting}
         unasked = [
             RescalingTarget(**{**_target(one), "instances": kept[one.name]})
@@ -203,12 +202,12 @@ class EdlAutoscaleOperator(TextTemplates):
         ]
         return _result(done, sorted(held.waiting)), unasked
 
-    def _rules(self, windows: Windows | None, max_load: float | str) -> Rules:
+    def _rules(self, windows: Windows | None, max_load: float | str) -> RescalingRules:
         """Return by what a plan is made. Raises SpecError."""
-        from edl_runtime.autoscale.plan import Rules
+        from edl_runtime.autoscale.planner import RescalingRules
 
-        return Rules(
-            windows=None if windows is None else as_windows(windows, folder=dag_folder(self)),
+        return RescalingRules(
+            windows=None if windows is None else load_windows(windows, folder=dag_folder(self)),
             max_load=as_number("max_load", max_load, "a share above 0, up to 1"),
             lead_s=as_number("lead_s", self.lead_s, "a number of seconds"),
         )
@@ -216,12 +215,12 @@ class EdlAutoscaleOperator(TextTemplates):
     def _policy(self) -> Policy:
         """Return the policy. Raises SpecError for one of one's own that is not there."""
         if self.policy is None:
-            from edl_runtime.autoscale.policy import decide
+            from edl_runtime.autoscale.policy.decide import decide
 
             return decide
-        from edl_runtime.autoscale.policies import policy_named
+        from edl_runtime.autoscale.policy.wrappers import import_policy
 
-        return policy_named(self.policy)
+        return import_policy(self.policy)
 
     def _tell(self, result: RescalingResult) -> None:
         """Log what was decided, as a table of the jobs and pools."""
@@ -231,13 +230,13 @@ class EdlAutoscaleOperator(TextTemplates):
             self.log.info("%s", result["why"])
         for note in result["notes"]:
             self.log.warning("%s", note)
-        for row in rows(result["targets"]):
+        for row in targets_rows(result["targets"]):
             self.log.info("%s", row)
         for name, why in result["refused"].items():
             self.log.warning("%s could not be resized: %s", name, why)
 
 
-def rows(targets: Sequence[RescalingTarget]) -> list[str]:
+def targets_rows(targets: Sequence[RescalingTarget]) -> list[str]:
     """Return a table in lines of text, its columns aligned: what each job or pool has, should have, and why."""
     if not targets:
         return ["No job or pool that can be resized is there"]
@@ -251,7 +250,7 @@ def rows(targets: Sequence[RescalingTarget]) -> list[str]:
     ]
 
 
-def _result(done: Rescaled, waiting: Sequence[str] = (), *, dry_run: bool = False) -> RescalingResult:
+def _result(done: RescaleOutcome, waiting: Sequence[str] = (), *, dry_run: bool = False) -> RescalingResult:
     plan = done.plan
     return RescalingResult(
         at=plan.at,

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink, conf
 
-from edl_airflow.checks import check_checkpoint_folder, check_model, check_script
-from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
+from edl_airflow.connection import EdlConnection
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.identity import checkpoint_stream, job_name, pool_name, try_token
-from edl_airflow.jobs import pool_job, trainer_job
 from edl_airflow.links import StudentLogLink, StudentsLink, TeacherPoolLink
-from edl_airflow.operators.base import EdlOperator, run_start, task_deadline
+from edl_airflow.operators.base import EdlOperator
+from edl_airflow.operators.job_specs import pool_job_spec, trainer_job_spec
+from edl_airflow.operators.preflight import check_checkpoint_folder, check_model, check_script
 from edl_airflow.operators.templates import (
     as_bounds,
     as_checkpoint,
@@ -27,8 +28,11 @@ from edl_airflow.operators.templates import (
     check_spec,
     has_template,
     path_text,
+    run_start,
+    task_deadline,
 )
-from edl_airflow.work import JobResult, Outcome, Work
+from edl_airflow.results import JobResult
+from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, TeacherSpec, TrainerSpec, check_name, check_priority, check_weight
@@ -138,14 +142,14 @@ class EdlDistillOperator(EdlOperator):
         check_seconds("wait_timeout_s", wait_timeout_s)
         check_seconds("progress_every_s", progress_every_s)
 
-    def plan(self, context: Context, surroundings: Surroundings) -> Work:
-        ti, namespace, folder = context["ti"], surroundings.namespace, self.folder(surroundings.place)
+    def plan(self, context: Context, edl_connection: EdlConnection) -> TaskSpec:
+        ti, namespace, folder = context["ti"], edl_connection.namespace, self.folder(edl_connection.place)
         pool = check_name("teacher_pool", pool_name(ti) if self.teacher_pool is None else self.teacher_pool)
         bounds = as_bounds("teachers", 1 if self.teachers is None else self.teachers)
         stream = "" if self.students is None else checkpoint_stream(ti.dag_id, ti.task_id, ti.map_index)
         sharing: dict[str, Any] = {"priority": self.priority, "weight": self.weight}
         own = (
-            pool_job(
+            pool_job_spec(
                 pool,
                 as_spec("teacher", TeacherSpec, self.teacher),
                 bounds,
@@ -156,16 +160,16 @@ class EdlDistillOperator(EdlOperator):
             if self.teacher is not None
             else None
         )
-        return Work(
+        return TaskSpec(
             conn_id=self.edl_conn_id,
-            place=surroundings.place,
+            place=edl_connection.place,
             token=try_token(ti),
             pool=pool,
             pool_job=own,
             at_least=bounds.min,
-            waits_s=self.wait_timeout_s,
+            wait_timeout_s=self.wait_timeout_s,
             pool_deadline=time.time() + self.wait_timeout_s,
-            trainer_job=trainer_job(
+            trainer_job=trainer_job_spec(
                 as_spec("student", TrainerSpec, self.student),
                 None if self.students is None else as_bounds("students", self.students),
                 settings=RuntimeSettings(
@@ -192,11 +196,11 @@ class EdlDistillOperator(EdlOperator):
         check_script("student", as_spec("student", TrainerSpec, self.student), folder)
         check_checkpoint_folder(as_checkpoint(self.checkpoint), folder)
 
-    def result(self, work: Work, outcome: Outcome) -> JobResult:
+    def result(self, spec: TaskSpec, outcome: TaskOutcome) -> JobResult:
         left = outcome.result or {}
         return JobResult(
             job=outcome.name,
-            pool=work.pool,
+            pool=spec.pool,
             checkpoint=left.get("checkpoint") or (outcome.landed["checkpoint"] if outcome.landed else ""),
             metrics=left.get("metrics", {}),
             answered=outcome.progress.answered if outcome.progress else {},

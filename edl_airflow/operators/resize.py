@@ -11,45 +11,49 @@ import msgspec
 from airflow.sdk import BaseOperatorLink, conf
 from airflow.sdk.exceptions import AirflowSkipException
 
-from edl_airflow.conductor import job_status
-from edl_airflow.decisions import TRAINED
-from edl_airflow.failures import GoneError, failing_clearly, failure_of
-from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings
-from edl_airflow.job_wait import JobWait
+from edl_airflow.client import EdlClient, job_status, open_client
+from edl_airflow.connection import EdlConnection
+from edl_airflow.failures import TargetEndedError, error_for, failing_without_retry
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook
 from edl_airflow.links import ResizedLink, push_links
-from edl_airflow.operators.base import task_deadline
 from edl_airflow.operators.templates import (
-    TextTemplates,
+    TemplatedOperator,
     as_count,
     check_connection,
     check_deferrable,
     check_seconds,
     dag_folder,
     has_template,
+    task_deadline,
 )
-from edl_airflow.pool_wait import PoolWait
-from edl_airflow.site import Site, open_site
-from edl_airflow.waiting import judge, wait_for
-from edl_airflow.window_size import Wanted, own_size, wanted_in
-from edl_airflow.windows import (
+from edl_airflow.results import PoolResult, RunningJob
+from edl_airflow.runtime.decisions import FINISHED_REASON
+from edl_airflow.runtime.spec import TaskOutcome
+from edl_airflow.traffic_windows import (
     Windows,
-    as_field,
-    as_windows,
+    WindowTarget,
+    capacity_in_window,
     check_window,
-    is_known,
-    left_to_training,
-    window_of,
+    is_known_at_parse,
+    load_windows,
+    own_size,
+    target_in_window,
+    window_for_run,
+    windows_field,
 )
-from edl_airflow.work import Outcome, PoolResult, RunningJob
-from edl_runtime.autoscale.traffic import Sizes
-from edl_runtime.errors import BackendError, SpecError, UnknownJobError
+from edl_airflow.waits.base import evaluate, wait_for
+from edl_airflow.waits.job import JobCondition
+from edl_airflow.waits.pool import PoolCondition
+from edl_runtime.autoscale.traffic.windows import Sizes
+from edl_runtime.backends.errors import UnknownJobError
+from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.specs import check_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class EdlResizeOperator(TextTemplates):
+class EdlResizeOperator(TemplatedOperator):
     """Change the number of a running pool's teachers, or of a running job's instances, within its bounds.
 
     Students use new teachers, and trainers take in new ones, without a restart. Returns a `PoolResult` or a
@@ -101,7 +105,7 @@ class EdlResizeOperator(TextTemplates):
         self.teacher_pool = teacher_pool
         self.job = job
         self.instances = instances
-        self.windows = None if windows is None else as_field(windows, dag_folder(self))
+        self.windows = None if windows is None else windows_field(windows, dag_folder(self))
         self.window = window
         self.wait = wait
         self.wait_timeout_s = wait_timeout_s
@@ -118,110 +122,112 @@ class EdlResizeOperator(TextTemplates):
             raise SpecError("instances, windows", (instances, windows), "a number or traffic windows, one of them")
         if window is not None and windows is None:
             raise SpecError("window", window, "the name of one of `windows`, which have to be given too")
-        if window is not None and not has_template(window) and is_known(self.windows):
-            check_window(as_windows(self.windows), window)
+        if window is not None and not has_template(window) and is_known_at_parse(self.windows):
+            check_window(load_windows(self.windows), window)
         if instances is not None and not has_template(instances):
             as_count("instances", instances)
         check_seconds("wait_timeout_s", wait_timeout_s)
 
     def execute(self, context: Context) -> PoolResult | RunningJob:
         """Resize it; then wait for its instances, or defer unless they are there already."""
-        with failing_clearly():
-            surroundings = EdlHook(self.edl_conn_id).surroundings()
+        with failing_without_retry():
+            edl_connection = EdlHook(self.edl_conn_id).edl_connection()
             window = None if self.windows is None else self._window_now(context)
             name = self._name()
             push_links(self, context)
-            ended = asyncio.run(self._resize(name, window, surroundings))
-        return self._result(ended) if isinstance(ended, Outcome) else self._defer(ended)
+            ended = asyncio.run(self._resize(name, window, edl_connection))
+        return self._result(ended) if isinstance(ended, TaskOutcome) else self._defer(ended)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> PoolResult | RunningJob:  # noqa: ARG002
         """Finish what the triggerer waited for, on an operator that has never executed."""
-        return self._result(msgspec.convert(event, Outcome))
+        return self._result(msgspec.convert(event, TaskOutcome))
 
     def _name(self) -> str:
         return check_name("teacher_pool", self.teacher_pool) if self.job is None else check_name("job", self.job)
 
     def _window_now(self, context: Context) -> tuple[str, Sizes]:
         """Return the window to go by: its name and sizes. Raises SpecError."""
-        windows = as_windows(self.windows, folder=dag_folder(self))
+        windows = load_windows(self.windows, folder=dag_folder(self))
         if self.window is not None:
             return self.window, check_window(windows, self.window)
-        span = window_of(windows, context)
+        span = window_for_run(windows, context)
         return span.name, span.sizes
 
-    def _new_wait(self, name: str, wanted: Wanted) -> PoolWait | JobWait:
+    def _new_condition(self, name: str, wanted: WindowTarget) -> PoolCondition | JobCondition:
         common: dict[str, Any] = {
             "conn_id": self.edl_conn_id,
             "at_least": wanted.instances,
             "at_most": wanted.instances,
-            "waits_s": self.wait_timeout_s,
+            "wait_timeout_s": self.wait_timeout_s,
             "until": time.time() + self.wait_timeout_s,
             "deadline": task_deadline(self),
             "began_at": time.time(),
             "because": wanted.reason,
             "seen": True,
         }
-        return PoolWait(pool=name, **common) if self.job is None else JobWait(job=name, **common)
+        return PoolCondition(pool=name, **common) if self.job is None else JobCondition(job=name, **common)
 
     async def _resize(
-        self, name: str, window: tuple[str, Sizes] | None, surroundings: Surroundings
-    ) -> Outcome | PoolWait | JobWait:
+        self, name: str, window: tuple[str, Sizes] | None, edl_connection: EdlConnection
+    ) -> TaskOutcome | PoolCondition | JobCondition:
         """Resize it, and return how it has ended, or what is to be waited for."""
-        async with open_site(surroundings) as site:
+        async with open_client(edl_connection) as client:
             try:
-                wanted = await _wanted(name, *window, site) if window else self._asked()
-                await site.backend.resize(name, wanted.instances)
+                wanted = await _wanted(name, *window, client) if window else self._asked()
+                await client.backend.resize(name, wanted.instances)
             except BackendError as error:
-                if reason := await _why_ended(name, error, site):
-                    return Outcome(ended="gone", name=name, reason=reason)
+                if reason := await _why_ended(name, error, client):
+                    return TaskOutcome(ended="gone", name=name, reason=reason)
                 raise
             because = f": {wanted.reason}" if wanted.reason else ""
             self.log.info("%r shall have %d instances%s", name, wanted.instances, because)
-            wait = self._new_wait(name, wanted)
+            condition = self._new_condition(name, wanted)
             if self.wait and not self.deferrable:
-                return await wait_for(wait, site, self.log.info)
-            view: Any = await wait.look(site)
-            return (judge(wait, view, time.time()) or wait) if self.wait else wait.ready(view)
+                return await wait_for(condition, client, self.log.info)
+            view: Any = await condition.observe(client)
+            return (evaluate(condition, view, time.time()) or condition) if self.wait else condition.ready(view)
 
-    def _asked(self) -> Wanted:
-        return Wanted(as_count("instances", self.instances), reason="")
+    def _asked(self) -> WindowTarget:
+        return WindowTarget(as_count("instances", self.instances), reason="")
 
-    def _defer(self, wait: PoolWait | JobWait) -> NoReturn:
-        from edl_airflow.triggers.wait import EdlWaitTrigger
+    def _defer(self, condition: PoolCondition | JobCondition) -> NoReturn:
+        from edl_airflow.triggers.conditions import EdlConditionTrigger
 
-        self.defer(trigger=EdlWaitTrigger(wait=msgspec.to_builtins(wait)), method_name="execute_complete")
+        self.defer(
+            trigger=EdlConditionTrigger(condition=msgspec.to_builtins(condition)), method_name="execute_complete"
+        )
 
-    def _result(self, outcome: Outcome) -> PoolResult | RunningJob:
-        failure = failure_of(outcome, self.wait_timeout_s)
-        if isinstance(failure, GoneError):
+    def _result(self, outcome: TaskOutcome) -> PoolResult | RunningJob:
+        failure = error_for(outcome, self.wait_timeout_s)
+        if isinstance(failure, TargetEndedError):
             raise AirflowSkipException(f"{failure}; there is nothing to resize") from failure
         if failure:
             raise failure
         return outcome.pool_result() if self.job is None else outcome.running_job()
 
 
-async def _wanted(name: str, window: str, sizes: Sizes, site: Site) -> Wanted:
+async def _wanted(name: str, window: str, sizes: Sizes, client: EdlClient) -> WindowTarget:
     """Return how many instances the window has for a job or pool. Raises BackendError."""
-    status = await site.backend.get(name)
+    status = await client.backend.get(name)
     if status.scaling is None:
         raise BackendError(f"{name!r} has ended")
     size = own_size(sizes, status)
     room = {}
     if size is None or size.share:
-        there = await site.backend.capacity()
-        room = left_to_training(sizes, there.total, there.quota_total)
-    return wanted_in(window, sizes, status, status.scaling, room)
+        there = await client.backend.capacity()
+        room = capacity_in_window(sizes, there.total, there.quota_total)
+    return target_in_window(window, sizes, status, status.scaling, room)
 
 
-async def _why_ended(name: str, error: BackendError, site: Site) -> str:
+async def _why_ended(name: str, error: BackendError, client: EdlClient) -> str:
     """Return why a pool or job that was there can't be resized any more; empty if that is an error."""
-    status = await job_status(site.backend, name)
+    status = await job_status(client.backend, name)
     if status:
-        return TRAINED if status.phase == "succeeded" else ""
+        return FINISHED_REASON if status.phase == "succeeded" else ""
     if not isinstance(error, UnknownJobError):
         return ""
     try:
-        async for _ in site.backend.logs(name, tail=1):  # its log outlives it
+        async for _ in client.backend.logs(name, tail=1):  # its log outlives it
             break
     except UnknownJobError:
         return ""

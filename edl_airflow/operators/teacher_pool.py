@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink, conf
 
-from edl_airflow.checks import check_model
-from edl_airflow.failures import failing_clearly
-from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings
+from edl_airflow.client import backend_for
+from edl_airflow.connection import EdlConnection
+from edl_airflow.failures import failing_without_retry
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook
 from edl_airflow.identity import try_token
-from edl_airflow.jobs import pool_job
 from edl_airflow.links import TeacherPoolLink
-from edl_airflow.operators.base import EdlOperator, task_deadline
+from edl_airflow.operators.base import EdlOperator
+from edl_airflow.operators.job_specs import pool_job_spec
+from edl_airflow.operators.preflight import check_model
 from edl_airflow.operators.templates import (
-    TextTemplates,
+    TemplatedOperator,
     as_bounds,
     as_spec,
     check_bounds,
@@ -27,9 +29,10 @@ from edl_airflow.operators.templates import (
     check_seconds,
     check_spec,
     has_template,
+    task_deadline,
 )
-from edl_airflow.site import backend_at
-from edl_airflow.work import Outcome, PoolResult, Work
+from edl_airflow.results import PoolResult
+from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
 from edl_runtime.specs import Bounds, TeacherSpec, check_name, check_priority, check_weight
 
 if TYPE_CHECKING:
@@ -91,25 +94,25 @@ class EdlTeacherPoolOperator(EdlOperator):
         check_bounds("teachers", teachers)
         check_seconds("wait_timeout_s", wait_timeout_s)
 
-    def plan(self, context: Context, surroundings: Surroundings) -> Work:
+    def plan(self, context: Context, edl_connection: EdlConnection) -> TaskSpec:
         pool = check_name("teacher_pool", self.teacher_pool)
         bounds = as_bounds("teachers", self.teachers)
-        return Work(
+        return TaskSpec(
             conn_id=self.edl_conn_id,
-            place=surroundings.place,
+            place=edl_connection.place,
             token=try_token(context["ti"]),
             pool=pool,
-            pool_job=pool_job(
+            pool_job=pool_job_spec(
                 pool,
                 as_spec("teacher", TeacherSpec, self.teacher),
                 bounds,
-                namespace=surroundings.namespace,
-                folder=self.folder(surroundings.place),
+                namespace=edl_connection.namespace,
+                folder=self.folder(edl_connection.place),
                 priority=self.priority,
                 weight=self.weight,
             ),
             at_least=bounds.min,
-            waits_s=self.wait_timeout_s,
+            wait_timeout_s=self.wait_timeout_s,
             pool_deadline=time.time() + self.wait_timeout_s,
             deadline=task_deadline(self),
         )
@@ -117,11 +120,11 @@ class EdlTeacherPoolOperator(EdlOperator):
     def check(self, folder: Path) -> None:
         check_model(as_spec("teacher", TeacherSpec, self.teacher), folder)
 
-    def result(self, work: Work, outcome: Outcome) -> PoolResult:  # noqa: ARG002
+    def result(self, spec: TaskSpec, outcome: TaskOutcome) -> PoolResult:  # noqa: ARG002
         return outcome.pool_result()
 
 
-class EdlStopTeacherPoolOperator(TextTemplates):
+class EdlStopTeacherPoolOperator(TemplatedOperator):
     """Stop a pool of teachers, down to its last process. A pool that is not there is a success.
 
     Stops it whoever has started it and whoever uses it: where runs may overlap, give each run's pool its own name. The
@@ -143,8 +146,8 @@ class EdlStopTeacherPoolOperator(TextTemplates):
 
     def execute(self, context: Context) -> None:  # noqa: ARG002
         """Stop the pool and return when its last process is gone."""
-        with failing_clearly():
+        with failing_without_retry():
             pool = check_name("teacher_pool", self.teacher_pool)
-            backend = backend_at(EdlHook(self.edl_conn_id).surroundings().place)
+            backend = backend_for(EdlHook(self.edl_conn_id).edl_connection().place)
             stopped = asyncio.run(backend.delete(pool))
         self.log.info("Pool %r is stopped" if stopped else "There was no pool %r", pool)

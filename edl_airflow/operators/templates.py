@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import time
+from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +14,7 @@ from airflow.sdk import BaseOperator, RetryPolicy
 from airflow.sdk.definitions._internal.mixins import ResolveMixin  # XComArg, and what a mapped group of tasks gets
 from airflow.sdk.serde import allow_class
 
-from edl_airflow.failures import failing_clearly
+from edl_airflow.failures import failing_without_retry
 from edl_airflow.retry_policy import EdlRetryPolicy
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds, Checkpoint, Spec, TeacherSpec, TrainerSpec, check_fields
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     import jinja2
     from airflow.sdk import Context
 
-RETRIES = EdlRetryPolicy()
+DEFAULT_RETRY_POLICY = EdlRetryPolicy()
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 
@@ -169,14 +171,14 @@ def dag_folder(task: BaseOperator) -> Path:
     return Path(task.dag.fileloc).absolute().parent if task.has_dag() else Path.cwd()  # type: ignore[no-untyped-call]
 
 
-class TextTemplates(BaseOperator):
+class TemplatedOperator(BaseOperator):
     """Renders templates to text, also those inside spec structs; and is retried as `EdlRetryPolicy` has it.
 
     Text whatever the DAG's `render_template_as_native_obj` says: a command's "24" is a word and not a number. Specs
     are frozen: each is taken apart, rendered and made anew.
     """
 
-    def __init__(self, *, retry_policy: RetryPolicy | None = RETRIES, **kwargs: Any) -> None:
+    def __init__(self, *, retry_policy: RetryPolicy | None = DEFAULT_RETRY_POLICY, **kwargs: Any) -> None:
         if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
             raise SpecError("retry_policy", retry_policy, "a RetryPolicy, as EdlRetryPolicy(), or None")
         super().__init__(retry_policy=retry_policy, **kwargs)
@@ -193,5 +195,17 @@ class TextTemplates(BaseOperator):
         if not isinstance(content, Spec) or id(content) in (seen_oids or ()):  # an upstream task's is not rendered
             return super().render_template(content, context, jinja_env, seen_oids)
         rendered = super().render_template(msgspec.to_builtins(content), context, jinja_env, seen_oids)
-        with failing_clearly():
+        with failing_without_retry():
             return type(content).read(type(content).__name__, rendered, strict=False)
+
+
+def task_deadline(operator: BaseOperator) -> float | None:
+    """Return when `execution_timeout` is over for a task that starts now; Airflow forgets it on deferral."""
+    limit = operator.execution_timeout
+    return time.time() + limit.total_seconds() if limit else None
+
+
+def run_start(context: Context) -> datetime:
+    """Return when the DAG's run has started: the same in every try, until somebody clears a run that has ended."""
+    run: Any = context.get("dag_run")
+    return (run.start_date if run else None) or datetime.now(UTC)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from airflow.sdk import BaseOperatorLink, conf
 
-from edl_airflow.checks import check_checkpoint_folder, check_script
-from edl_airflow.ends import EndsBy, check_ends_by, end_of
-from edl_airflow.hooks.edl import DEFAULT_CONN_ID, Surroundings
+from edl_airflow.connection import EdlConnection
+from edl_airflow.deadlines import EndsBy, check_ends_by, deadline_of
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.identity import checkpoint_stream, job_name, try_token
-from edl_airflow.jobs import trainer_job
 from edl_airflow.links import TrainerLogLink, TrainersLink
-from edl_airflow.operators.base import EdlOperator, run_start, task_deadline
+from edl_airflow.operators.base import EdlOperator
+from edl_airflow.operators.job_specs import trainer_job_spec
+from edl_airflow.operators.preflight import check_checkpoint_folder, check_script
 from edl_airflow.operators.templates import (
     as_bounds,
     as_checkpoint,
@@ -28,11 +29,14 @@ from edl_airflow.operators.templates import (
     check_spec,
     has_template,
     path_text,
+    run_start,
+    task_deadline,
 )
-from edl_airflow.work import Outcome, TrainResult, Work
-from edl_runtime.compat.manifests import manifest_text
+from edl_airflow.results import TrainResult
+from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
+from edl_runtime.compat.manifest_yaml import manifest_text
 from edl_runtime.compat.training_job import TrainingJob, read_training_job
-from edl_runtime.elastic.messages import GEARS, Gear
+from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, TrainerSpec, check_name, check_priority, check_weight
@@ -154,23 +158,23 @@ class EdlTrainOperator(EdlOperator):
         }
         return cls(task_id=task_id, **{**stated, **given})
 
-    def plan(self, context: Context, surroundings: Surroundings) -> Work:
+    def plan(self, context: Context, edl_connection: EdlConnection) -> TaskSpec:
         ti = context["ti"]
         stream = checkpoint_stream(ti.dag_id, ti.task_id, ti.map_index)
         start = run_start(context)
-        return Work(
+        return TaskSpec(
             conn_id=self.edl_conn_id,
-            place=surroundings.place,
+            place=edl_connection.place,
             token=try_token(ti),
-            trainer_job=trainer_job(
+            trainer_job=trainer_job_spec(
                 as_spec("trainer", TrainerSpec, self.trainer),
                 as_bounds("trainers", self.trainers),
                 settings=RuntimeSettings(
-                    namespace=surroundings.namespace,
+                    namespace=edl_connection.namespace,
                     job=job_name(ti) if self.job is None else check_name("job", self.job),
                     checkpoint_stream=stream,
                 ),
-                folder=self.folder(surroundings.place),
+                folder=self.folder(edl_connection.place),
                 gear=self.gear,
                 checkpoint=as_checkpoint(self.checkpoint),
                 priority=self.priority,
@@ -188,7 +192,7 @@ class EdlTrainOperator(EdlOperator):
         check_script("trainer", as_spec("trainer", TrainerSpec, self.trainer), folder)
         check_checkpoint_folder(as_checkpoint(self.checkpoint), folder)
 
-    def result(self, work: Work, outcome: Outcome) -> TrainResult:
+    def result(self, spec: TaskSpec, outcome: TaskOutcome) -> TrainResult:
         left, landed, training = outcome.result or {}, outcome.landed, outcome.training
         checkpoint = left.get("checkpoint") or (landed["checkpoint"] if landed else "")
         progress = outcome.progress
@@ -196,9 +200,9 @@ class EdlTrainOperator(EdlOperator):
         if landed and landed["checkpoint"] == checkpoint:  # else it is of a script that keeps its own
             step, epoch = landed["step"], landed["epoch"]
         if outcome.ended == "stopped":
-            self.log.warning("%r: %s", work.name, outcome.reason)
+            self.log.warning("%r: %s", spec.name, outcome.reason)
         return TrainResult(
-            job=work.name,
+            job=spec.name,
             checkpoint=checkpoint,
             step=step,
             epoch=epoch,
@@ -214,7 +218,7 @@ class EdlTrainOperator(EdlOperator):
             return None
         zone = self.dag.timezone if self.has_dag() else UTC  # type: ignore[no-untyped-call]
         due = run.run_after if run and run.run_type == SCHEDULED else None
-        return end_of(self.ends_by, start=start, due=due, zone=zone).timestamp()
+        return deadline_of(self.ends_by, start=start, due=due, zone=zone).timestamp()
 
 
 def _named(jobs: Sequence[TrainingJob], name: str) -> TrainingJob:

@@ -17,18 +17,19 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from edl_airflow.conductor import job_status
+from edl_airflow.client import EdlClient, job_status, open_client
 from edl_airflow.hooks.edl import EdlHook
 from edl_airflow.identity import dag_of
-from edl_airflow.links import Address
+from edl_airflow.links import PageUrls
 from edl_airflow.plugin import access, pages
-from edl_airflow.plugin.log_end import LogEnd
-from edl_airflow.site import Site, open_site
-from edl_airflow.telling import latest
-from edl_runtime.backends.base import JobStatus
-from edl_runtime.errors import RegistryError, SpecError, UnknownJobError
+from edl_airflow.plugin.pages import LogTail
+from edl_airflow.runtime.log import latest_progress
+from edl_runtime.backends.errors import UnknownJobError
+from edl_runtime.backends.interface import JobStatus
+from edl_runtime.errors import SpecError
 from edl_runtime.pool_reports import PoolDemand
 from edl_runtime.progress import Progress
+from edl_runtime.store.errors import RegistryError
 
 TAIL_LINES = 500
 """Of each instance, unless the address says more: a page that shows more does not reload itself."""
@@ -57,13 +58,13 @@ def make_app() -> FastAPI:
 
 async def show_job(request: Request, conn_id: str, job: str) -> str:
     """The job's instances, what they wait for, and how far the job is."""
-    async with _site(conn_id) as site:
-        await _check_log(request, site, job)
-        status = await job_status(site.backend, job)
+    async with _client(conn_id) as client:
+        await _check_log(request, client, job)
+        status = await job_status(client.backend, job)
         if status is None:
-            [line async for line in site.backend.logs(job, tail=1)]  # a job that there never was has none
-        progress, members = await _progress(site, job, status), await _members(site, job)
-    return await asyncio.to_thread(pages.job_page, Address(conn_id, job), status, progress, members)
+            [line async for line in client.backend.logs(job, tail=1)]  # a job that there never was has none
+        progress, members = await _progress(client, job, status), await _members(client, job)
+    return await asyncio.to_thread(pages.job_page, PageUrls(conn_id, job), status, progress, members)
 
 
 async def show_log(
@@ -75,38 +76,38 @@ async def show_log(
 ) -> str:
     """The end of the merged log of all the job's instances, or of one's, and how far the job is.
 
-    `tail` lines of each instance, and no more than LogEnd keeps of all.
+    `tail` lines of each instance, and no more than LogTail keeps of all.
     """
-    log = LogEnd()
-    async with _site(conn_id) as site:
-        await _check_log(request, site, job)
-        status = await job_status(site.backend, job)  # None once removed; its log is still there
-        async for line in site.backend.logs(job, tail=tail, instance=instance):
+    log = LogTail()
+    async with _client(conn_id) as client:
+        await _check_log(request, client, job)
+        status = await job_status(client.backend, job)  # None once removed; its log is still there
+        async for line in client.backend.logs(job, tail=tail, instance=instance):
             log.add(line)
-        progress = await _progress(site, job, status)
+        progress = await _progress(client, job, status)
     reloads = tail <= TAIL_LINES and not log.left_out
-    at = Address(conn_id, job)
+    at = PageUrls(conn_id, job)
     return await asyncio.to_thread(pages.log_page, at, status, progress, log, instance, reloads=reloads)
 
 
 async def show_pool(request: Request, conn_id: str, pool: str) -> str:
     """Who is registered with the pool, what it serves, and the instances that the backend runs for it."""
-    async with _site(conn_id) as site:
-        may_read_log = await _may_read_log(request, site, pool)
+    async with _client(conn_id) as client:
+        may_read_log = await _may_read_log(request, client, pool)
         if not may_read_log:
             await _check_cluster(request)
-            if await _dag(site, pool):
+            if await _dag(client, pool):
                 raise _DeniedError
-        status = await job_status(site.backend, pool)
+        status = await job_status(client.backend, pool)
         if status and not may_read_log:
             status = msgspec.structs.replace(status, last_lines=())
         try:
-            teachers = await site.members(pool, "teachers")
-            students = await site.members(pool, "students")
-            said, trouble = await site.demand(pool), ""
+            teachers = await client.members(pool, "teachers")
+            students = await client.members(pool, "students")
+            said, trouble = await client.demand(pool), ""
         except RegistryError as error:
             teachers, students, said, trouble = [], [], PoolDemand(), str(error)
-    at = Address(conn_id, pool)
+    at = PageUrls(conn_id, pool)
     return await asyncio.to_thread(pages.pool_page, at, status, teachers, students, said, trouble=trouble)
 
 
@@ -114,28 +115,28 @@ async def show_rescaling(request: Request, conn_id: str) -> str:
     """What the last rescaling has decided: how much training may use, and what each job and pool should have."""
     await _check_cluster(request)
     plan, trouble = None, ""
-    async with _site(conn_id) as site:
+    async with _client(conn_id) as client:
         try:
-            plan = await site.last_plan()
+            plan = await client.last_plan()
         except RegistryError as error:
             trouble = str(error)
     return await asyncio.to_thread(pages.rescaling_page, conn_id, plan, trouble=trouble)
 
 
-async def _dag(site: Site, job: str) -> str:
+async def _dag(client: EdlClient, job: str) -> str:
     """Return the DAG whose task has started a job or pool, empty where none has or there is none."""
     try:
-        return dag_of(await site.backend.owner(job))
+        return dag_of(await client.backend.owner(job))
     except UnknownJobError:
         return ""
 
 
-async def _may_read_log(request: Request, site: Site, job: str) -> bool:
-    return await asyncio.to_thread(access.may_read_logs, request.state.edl_user, await _dag(site, job))
+async def _may_read_log(request: Request, client: EdlClient, job: str) -> bool:
+    return await asyncio.to_thread(access.may_read_logs, request.state.edl_user, await _dag(client, job))
 
 
-async def _check_log(request: Request, site: Site, job: str) -> None:
-    if not await _may_read_log(request, site, job):
+async def _check_log(request: Request, client: EdlClient, job: str) -> None:
+    if not await _may_read_log(request, client, job):
         raise _DeniedError
 
 
@@ -145,22 +146,22 @@ async def _check_cluster(request: Request) -> None:
 
 
 @asynccontextmanager
-async def _site(conn_id: str) -> AsyncIterator[Site]:
-    async with open_site(await EdlHook(conn_id).asurroundings()) as site:
-        yield site
+async def _client(conn_id: str) -> AsyncIterator[EdlClient]:
+    async with open_client(await EdlHook(conn_id).aedl_connection()) as client:
+        yield client
 
 
-async def _progress(site: Site, job: str, status: JobStatus | None) -> Progress | None:
+async def _progress(client: EdlClient, job: str, status: JobStatus | None) -> Progress | None:
     """Return the last report of the run that the page shows; of a job that was removed, that is its last run."""
     try:
-        return await (latest(status, site) if status else site.progress(job))
+        return await (latest_progress(status, client) if status else client.progress(job))
     except RegistryError:
         return None
 
 
-async def _members(site: Site, job: str) -> tuple[int, ...]:
+async def _members(client: EdlClient, job: str) -> tuple[int, ...]:
     try:
-        training = await site.training(job)
+        training = await client.training(job)
     except RegistryError:
         return ()
     return training.members if training else ()

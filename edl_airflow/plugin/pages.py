@@ -1,21 +1,63 @@
-"""What the plugin's pages look like. Everything that is put into them is escaped."""
+"""Renders the plugin's pages. Everything that is put into them is escaped."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
-from edl_airflow.links import Address
-from edl_airflow.plugin.log_end import LogEnd
-from edl_runtime.autoscale.plan import JobTarget, Plan
-from edl_runtime.backends.base import JobStatus
+from edl_airflow.links import PageUrls
+from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
+from edl_runtime.backends.interface import JobStatus, LogLine
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.progress import Progress
 from edl_runtime.registry.members import Member
+
+MOST_BYTES = 1_000_000
+"""Of the lines that are kept, in UTF-8."""
+
+
+class _Kept(NamedTuple):
+    number: int
+    line: LogLine
+    size: int
+
+
+class LogTail:
+    """Keeps the newest lines up to `most_bytes`; of what is too much, the oldest of who has written most goes."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._kept: defaultdict[int, deque[_Kept]] = defaultdict(deque)
+        self._sizes: defaultdict[int, int] = defaultdict(int)
+        self._size = 0
+        self._added = 0
+        self.left_out = 0
+
+    def add(self, line: LogLine) -> None:
+        """Add the next line."""
+        size = len(line.text.encode(errors="replace")) + 1
+        self._kept[line.instance].append(_Kept(self._added, line, size))
+        self._sizes[line.instance] += size
+        self._size += size
+        self._added += 1
+        while self._size > self._most_bytes:
+            most = max(self._sizes, key=self._sizes.__getitem__)
+            dropped = self._kept[most].popleft().size
+            self._sizes[most] -= dropped
+            self._size -= dropped
+            self.left_out += 1
+
+    def lines(self) -> list[LogLine]:
+        """Return what is kept, in the order in which it was added."""
+        return [kept.line for kept in sorted(kept for of_one in self._kept.values() for kept in of_one)]
+
+
+# What the plugin's pages look like. Everything that is put into them is escaped.
 
 _LAYOUT = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
@@ -145,7 +187,7 @@ _TEMPLATES = jinja2.Environment(
 )
 
 
-def job_page(at: Address, status: JobStatus | None, progress: Progress | None, members: Sequence[int]) -> str:
+def job_page(at: PageUrls, status: JobStatus | None, progress: Progress | None, members: Sequence[int]) -> str:
     """Show a job's instances, and reload until it has ended; `status` is None once the job is removed.
 
     `members`: the instances that train together, by rank.
@@ -160,10 +202,10 @@ def job_page(at: Address, status: JobStatus | None, progress: Progress | None, m
 
 
 def log_page(
-    at: Address,
+    at: PageUrls,
     status: JobStatus | None,
     progress: Progress | None,
-    log: LogEnd,
+    log: LogTail,
     instance: int | None,
     *,
     reloads: bool = True,
@@ -187,7 +229,7 @@ def log_page(
 
 
 def pool_page(
-    at: Address,
+    at: PageUrls,
     status: JobStatus | None,
     teachers: Sequence[Member],
     students: Sequence[Member],
@@ -213,12 +255,12 @@ def pool_page(
     )
 
 
-def rescaling_page(conn_id: str, plan: Plan | None, *, trouble: str) -> str:
+def rescaling_page(conn_id: str, plan: RescalingPlan | None, *, trouble: str) -> str:
     """Show what the last rescaling has decided, and reload. `trouble` says why it is not known, empty if it is."""
     most = max((max(one.instances, one.target) for one in plan.targets), default=0) if plan else 0
 
     def link(one: JobTarget) -> str:
-        at = Address(conn_id, one.name)
+        at = PageUrls(conn_id, one.name)
         return at.pool if one.kind == "pool" else at.job
 
     return _TEMPLATES.get_template("rescaling").render(
@@ -237,7 +279,7 @@ def _percent(report: TeacherReport | StudentReport | None, share: str) -> str:
     return "" if report is None else f"{100 * getattr(report, share):.0f} %"
 
 
-def _instances(at: Address, status: JobStatus | None) -> dict[str, Any]:
+def _instances(at: PageUrls, status: JobStatus | None) -> dict[str, Any]:
     """Return what the table of instances is made of."""
     pods = any(one.pod for one in status.instances) if status else False
     return {"status": status, "pods": pods, "log": at.log, "now": time.time()}

@@ -8,26 +8,27 @@ from typing import Any
 
 from airflow.sdk import conf
 
-from edl_airflow.checkpoint_wait import CheckpointWait, Threshold
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
-from edl_airflow.operators.base import task_deadline
 from edl_airflow.operators.templates import (
     as_count,
     check_connection,
     check_deferrable,
     check_stream,
     has_template,
+    task_deadline,
 )
+from edl_airflow.results import CheckpointResult
+from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.sensors.base import EdlSensor
-from edl_airflow.work import LandedCheckpoint, Outcome
+from edl_airflow.waits.checkpoint import CheckpointCondition, Threshold
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import check_name
 
 
-class EdlCheckpointSensor(EdlSensor[CheckpointWait]):
+class EdlCheckpointSensor(EdlSensor[CheckpointCondition]):
     """Succeed when a checkpoint has landed that all that is asked for is true of; return the newest such one.
 
-    Returns a `LandedCheckpoint`. One that landed before counts as well, from the last run too, unless a `job` or
+    Returns a `CheckpointResult`. One that landed before counts as well, from the last run too, unless a `job` or
     `max_age` says otherwise; whether it is there still is not looked at. With a `job`, the sensor fails at once when
     that has ended, since this DAG's run began, without such a checkpoint; see `EdlSensor` for what all sensors share.
 
@@ -78,8 +79,8 @@ class EdlCheckpointSensor(EdlSensor[CheckpointWait]):
             Threshold.parse(metric)
         _seconds(max_age)
 
-    def new_wait(self, until: float) -> CheckpointWait:
-        return CheckpointWait(
+    def new_condition(self, until: float) -> CheckpointCondition:
+        return CheckpointCondition(
             conn_id=self.edl_conn_id,
             stream=check_stream(self.stream),
             job=check_name("job", self.job) if self.job is not None else "",
@@ -87,12 +88,12 @@ class EdlCheckpointSensor(EdlSensor[CheckpointWait]):
             epoch=as_count("epoch", self.epoch) if self.epoch is not None else 0,
             threshold=Threshold.parse(self.metric) if self.metric is not None else None,
             max_age_s=_seconds(self.max_age),
-            waits_s=self.timeout,
+            wait_timeout_s=self.timeout,
             until=until,
             deadline=task_deadline(self),
         )
 
-    def result(self, outcome: Outcome) -> LandedCheckpoint:
+    def result(self, outcome: TaskOutcome) -> CheckpointResult:
         assert outcome.landed is not None  # noqa: S101 (that is what was waited for)
         return outcome.landed
 

@@ -8,21 +8,22 @@ from typing import Any
 from airflow.sdk import conf
 
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
-from edl_airflow.job_wait import PHASES, JobPhase, JobWait
-from edl_airflow.operators.base import task_deadline
 from edl_airflow.operators.templates import (
     as_count,
     check_connection,
     check_deferrable,
     has_template,
+    task_deadline,
 )
+from edl_airflow.results import RunningJob
+from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.sensors.base import EdlSensor
-from edl_airflow.work import Outcome, RunningJob
+from edl_airflow.waits.job import PHASES, JobCondition, JobPhase
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import check_name
 
 
-class EdlJobSensor(EdlSensor[JobWait]):
+class EdlJobSensor(EdlSensor[JobCondition]):
     """Succeed when a job of elastic trainers runs with at least so many instances, or when it has succeeded.
 
     Returns a `RunningJob`. An instance counts once it trains together with the others. Fails at once when the job has
@@ -64,16 +65,16 @@ class EdlJobSensor(EdlSensor[JobWait]):
         if not has_template(at_least):
             as_count("at_least", at_least)
 
-    def new_wait(self, until: float) -> JobWait:
-        return JobWait(
+    def new_condition(self, until: float) -> JobCondition:
+        return JobCondition(
             conn_id=self.edl_conn_id,
             job=check_name("job", self.job),
             phase=self.phase,
             at_least=as_count("at_least", self.at_least),
-            waits_s=self.timeout,
+            wait_timeout_s=self.timeout,
             until=until,
             deadline=task_deadline(self),
         )
 
-    def result(self, outcome: Outcome) -> RunningJob:
+    def result(self, outcome: TaskOutcome) -> RunningJob:
         return outcome.running_job()

@@ -8,21 +8,22 @@ from typing import Any
 from airflow.sdk import conf
 
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
-from edl_airflow.operators.base import task_deadline
 from edl_airflow.operators.templates import (
     as_count,
     check_connection,
     check_deferrable,
     has_template,
+    task_deadline,
 )
-from edl_airflow.pool_wait import PoolWait
+from edl_airflow.results import PoolResult
+from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.sensors.base import EdlSensor
-from edl_airflow.work import Outcome, PoolResult
+from edl_airflow.waits.pool import PoolCondition
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import check_name
 
 
-class EdlTeacherPoolSensor(EdlSensor[PoolWait]):
+class EdlTeacherPoolSensor(EdlSensor[PoolCondition]):
     """Succeed when a pool has at least so many registered teachers, and so many students attached to it.
 
     Returns a `PoolResult`. Fails at once when the pool itself has failed, or was there and has ended; see `EdlSensor`
@@ -61,16 +62,16 @@ class EdlTeacherPoolSensor(EdlSensor[PoolWait]):
         if not isinstance(students, int) or students < 0:
             raise SpecError("students", students, "a whole number, 0 or more")
 
-    def new_wait(self, until: float) -> PoolWait:
-        return PoolWait(
+    def new_condition(self, until: float) -> PoolCondition:
+        return PoolCondition(
             conn_id=self.edl_conn_id,
             pool=check_name("teacher_pool", self.teacher_pool),
             at_least=as_count("at_least", self.at_least),
             students=self.students,
-            waits_s=self.timeout,
+            wait_timeout_s=self.timeout,
             until=until,
             deadline=task_deadline(self),
         )
 
-    def result(self, outcome: Outcome) -> PoolResult:
+    def result(self, outcome: TaskOutcome) -> PoolResult:
         return outcome.pool_result()

@@ -11,34 +11,36 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from airflow.sdk import conf
 
-from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook, Surroundings
-from edl_airflow.operators.base import task_deadline
+from edl_airflow.client import open_client
+from edl_airflow.connection import EdlConnection
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook
 from edl_airflow.operators.templates import (
     check_connection,
     check_deferrable,
     dag_folder,
     has_template,
+    task_deadline,
 )
+from edl_airflow.results import WindowResult
+from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.sensors.base import EdlSensor
-from edl_airflow.site import open_site
-from edl_airflow.traffic_wait import TrafficView, TrafficWait
-from edl_airflow.windows import Windows, as_field, as_windows, check_window, is_known
-from edl_airflow.work import Outcome, WindowNow
-from edl_runtime.backends.base import Capacity
+from edl_airflow.traffic_windows import Windows, check_window, is_known_at_parse, load_windows, windows_field
+from edl_airflow.waits.traffic import TrafficCondition, TrafficObservation
+from edl_runtime.backends.interface import Capacity
 from edl_runtime.errors import SpecError
 
 if TYPE_CHECKING:
-    from edl_airflow.triggers.traffic import EdlTrafficTrigger
+    from edl_airflow.triggers.conditions import EdlTrafficTrigger
 
 
 clock = time.time
 """Unix seconds, by this machine's clock."""
 
 
-class EdlTrafficSensor(EdlSensor[TrafficWait]):
+class EdlTrafficSensor(EdlSensor[TrafficCondition]):
     """Succeed when a traffic window holds: the one that is named, or one that leaves training enough, or both.
 
-    Returns a `WindowNow`: its name, start, end and sizes. It succeeds at any time within the window, by the clock of
+    Returns a `WindowResult`: its name, start, end and sizes. It succeeds at any time within the window, by the clock of
     the machine that waits. Deferrable, it sleeps in the triggerer until the window that holds is over. Fails at once
     when no window leaves training so much; see `EdlSensor` for what all sensors share. What windows declare counts, not
     what a source of traffic says that the web needs, which may leave less.
@@ -66,50 +68,50 @@ class EdlTrafficSensor(EdlSensor[TrafficWait]):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.windows = as_field(windows, dag_folder(self))
+        self.windows = windows_field(windows, dag_folder(self))
         self.window = window
         self.at_least = at_least
         self.edl_conn_id = check_connection(edl_conn_id)
         self.deferrable = check_deferrable(deferrable)
         if window is None and at_least is None:
             raise SpecError("window, at_least", None, "the name of a window, or resources as in {'gpu': 4}, or both")
-        if window is not None and not has_template(window) and is_known(self.windows):
-            check_window(as_windows(self.windows), window)
+        if window is not None and not has_template(window) and is_known_at_parse(self.windows):
+            check_window(load_windows(self.windows), window)
         if at_least is not None and not has_template(at_least):
             _amounts(at_least)
 
-    def new_wait(self, until: float) -> TrafficWait:
-        windows = as_windows(self.windows, folder=dag_folder(self))
+    def new_condition(self, until: float) -> TrafficCondition:
+        windows = load_windows(self.windows, folder=dag_folder(self))
         if self.window is not None:
             check_window(windows, self.window)
         at_least = _amounts(self.at_least) if self.at_least is not None else {}
         there = self._there(at_least) if at_least else Capacity(nodes=())
-        return TrafficWait(
+        return TrafficCondition(
             windows=windows,
             window=self.window or "",
             at_least=at_least,
             total=there.total,
             quota=there.quota_total,
-            waits_s=self.timeout,
+            wait_timeout_s=self.timeout,
             until=until,
             deadline=task_deadline(self),
         )
 
-    def look(self, wait: TrafficWait) -> TrafficView:
-        return wait.view(clock())
+    def observe(self, condition: TrafficCondition) -> TrafficObservation:
+        return condition.view(clock())
 
-    def trigger(self, wait: TrafficWait) -> EdlTrafficTrigger:
-        from edl_airflow.triggers.traffic import EdlTrafficTrigger
+    def trigger(self, condition: TrafficCondition) -> EdlTrafficTrigger:
+        from edl_airflow.triggers.conditions import EdlTrafficTrigger
 
-        return EdlTrafficTrigger(wait=msgspec.to_builtins(wait))
+        return EdlTrafficTrigger(condition=msgspec.to_builtins(condition))
 
-    def result(self, outcome: Outcome) -> WindowNow:
+    def result(self, outcome: TaskOutcome) -> WindowResult:
         assert outcome.window is not None  # noqa: S101 (that is what was waited for)
         return outcome.window
 
     def _there(self, at_least: Mapping[str, float]) -> Capacity:
         """Return what there is for instances. Raises SpecError for resources that the cluster knows nothing of."""
-        there = asyncio.run(_capacity(EdlHook(self.edl_conn_id).surroundings()))
+        there = asyncio.run(_capacity(EdlHook(self.edl_conn_id).edl_connection()))
         known = sorted(there.total)
         for resource in at_least:
             if resource not in known:
@@ -117,9 +119,9 @@ class EdlTrafficSensor(EdlSensor[TrafficWait]):
         return there
 
 
-async def _capacity(surroundings: Surroundings) -> Capacity:
-    async with open_site(surroundings) as site:
-        return await site.backend.capacity()
+async def _capacity(edl_connection: EdlConnection) -> Capacity:
+    async with open_client(edl_connection) as client:
+        return await client.backend.capacity()
 
 
 def _amounts(given: object) -> dict[str, float]:

@@ -9,17 +9,17 @@ from typing import Any, Self
 import pendulum
 from airflow.timetables.base import DagRunInfo, DataInterval, TimeRestriction, Timetable
 
-from edl_airflow.windows import (
+from edl_airflow.traffic_windows import (
     Windows,
-    as_data,
-    as_windows,
-    calling_folder,
+    caller_folder,
     check_window,
-    days_in_words,
+    describe_days,
+    describe_sizes,
+    load_windows,
     sizes_by_name,
-    sizes_in_words,
+    windows_to_data,
 )
-from edl_runtime.autoscale.traffic import DAY_MINUTES, FARTHEST, Span, TrafficWindows, clock
+from edl_runtime.autoscale.traffic.windows import DAY_MINUTES, FARTHEST, TrafficWindows, WindowSpan, format_clock
 from edl_runtime.errors import SpecError
 
 STILL_AT_ONCE = timedelta(minutes=1)
@@ -54,7 +54,7 @@ class TrafficWindowTimetable(Timetable):
     def __init__(
         self, windows: Windows, only: Sequence[str] | str | None = None, *, run_immediately: bool = True
     ) -> None:
-        self.windows = as_windows(windows, folder=calling_folder())
+        self.windows = load_windows(windows, folder=caller_folder())
         if only is not None and not isinstance(only, str | list | tuple):
             raise SpecError("only", only, "names of windows, as in ['night'], or None for all")
         self.only = None if only is None else tuple([only] if isinstance(only, str) else only)
@@ -71,7 +71,7 @@ class TrafficWindowTimetable(Timetable):
     def summary(self) -> str:
         """Its times and what training may have from then on, for the UI."""
         sizes = sizes_by_name(self.windows)
-        said = ", ".join(f"{name} ({sizes_in_words(sizes[name])})" for name in self._names)
+        said = ", ".join(f"{name} ({describe_sizes(sizes[name])})" for name in self._names)
         return f"at {', '.join(_times(self.windows, self._names))} {self.windows.time_zone}: {said}"
 
     def validate(self) -> None:
@@ -101,7 +101,11 @@ class TrafficWindowTimetable(Timetable):
         return _interval(self.windows.at(run_after), run_after)
 
     def serialize(self) -> dict[str, Any]:
-        return {"windows": as_data(self.windows), "only": self.only and [*self.only], "at_once": self.run_immediately}
+        return {
+            "windows": windows_to_data(self.windows),
+            "only": self.only and [*self.only],
+            "at_once": self.run_immediately,
+        }
 
     @classmethod
     def deserialize(cls, data: dict[str, Any]) -> Self:
@@ -119,7 +123,7 @@ class TrafficWindowTimetable(Timetable):
             return now
         return began
 
-    def _next(self, since: datetime) -> Span | None:
+    def _next(self, since: datetime) -> WindowSpan | None:
         """Return the first window that has runs and begins then or later; None if there is none within 400 days."""
         span = self.windows.at(since)
         while not (self._takes(span) and span.start is not None and span.start >= since):
@@ -128,7 +132,7 @@ class TrafficWindowTimetable(Timetable):
             span = self.windows.at(span.end)
         return span
 
-    def _takes(self, span: Span) -> bool:
+    def _takes(self, span: WindowSpan) -> bool:
         """Whether such a window has runs, if it begins at all."""
         return span.start is not None and (self.only is None or span.name in self.only)
 
@@ -137,12 +141,12 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _start(span: Span) -> datetime:
+def _start(span: WindowSpan) -> datetime:
     assert span.start is not None  # noqa: S101 (or it would not be a run's)
     return span.start
 
 
-def _interval(span: Span, moment: datetime) -> DataInterval:
+def _interval(span: WindowSpan, moment: datetime) -> DataInterval:
     """Return a window, which holds at a moment, as a data interval."""
     start = span.start or moment
     return DataInterval(*(pendulum.instance(each.astimezone(UTC)) for each in (start, span.end or start + FARTHEST)))
@@ -153,17 +157,17 @@ def _times(windows: TrafficWindows, names: Sequence[str]) -> list[str]:
     starts = {window.start for window in windows.windows if window.name in names}
     if "default" in names:
         starts |= {window.end % DAY_MINUTES for window in windows.windows}
-    return [clock(minutes) for minutes in sorted(starts)]
+    return [format_clock(minutes) for minutes in sorted(starts)]
 
 
 def _description(windows: TrafficWindows, names: Sequence[str]) -> str:
     said = []
     for window in windows.windows:
-        days = days_in_words(window.days)
-        hours = f"{clock(window.start)} to {clock(window.end)}{f' on {days}' if days else ''}"
-        said.append(f"{window.name}: {hours}, {sizes_in_words(window.sizes)}")
+        days = describe_days(window.days)
+        hours = f"{format_clock(window.start)} to {format_clock(window.end)}{f' on {days}' if days else ''}"
+        said.append(f"{window.name}: {hours}, {describe_sizes(window.sizes)}")
     if windows.default is not None:
-        said.append(f"default: all other times, {sizes_in_words(windows.default)}")
+        said.append(f"default: all other times, {describe_sizes(windows.default)}")
     which = "each window" if len(names) == len(said) else " and ".join(names)
     zone = f"Clocks of {windows.time_zone}"
     holidays = f", holidays: {len(windows.holidays)}" if windows.holidays else ""

@@ -11,12 +11,12 @@ import structlog
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
 
+from edl_airflow.client import EdlClient, open_client
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.operators.templates import check_stream
-from edl_airflow.site import Site, open_site
-from edl_airflow.triggers.base import looked_up_at_last
-from edl_airflow.work import LandedCheckpoint
-from edl_runtime.errors import RegistryUnavailableError
+from edl_airflow.results import CheckpointResult
+from edl_airflow.triggers.base import load_connection_eventually
+from edl_runtime.store.errors import RegistryUnavailableError
 
 if TYPE_CHECKING:
     from airflow.sdk.execution_time.context import AssetStateStoreAccessors
@@ -29,12 +29,12 @@ MOST_UNDER_WAY = 64
 
 log = structlog.get_logger(__name__)
 
-Asked: TypeAlias = "asyncio.Future[AssetStateStoreAccessors | None]"
+StoreRequest: TypeAlias = "asyncio.Future[AssetStateStoreAccessors | None]"
 """The question to the trigger where its assets' state is, which comes before the first checkpoint."""
 
 
 class EdlCheckpointTrigger(BaseEventTrigger):
-    """Fires for each checkpoint that lands in a stream: a `LandedCheckpoint` and the `stream`.
+    """Fires for each checkpoint that lands in a stream: a `CheckpointResult` and the `stream`.
 
     For an `AssetWatcher`: `Asset("digits", watchers=[AssetWatcher(name="landed", trigger=EdlCheckpointTrigger(...))])`
     makes each checkpoint an event of the asset, whose `extra["payload"]` says step, URL and metrics. The first time it
@@ -67,7 +67,7 @@ class EdlCheckpointTrigger(BaseEventTrigger):
         return CheckpointProducer(**kwargs)
 
     async def filter_shared_stream(
-        self, shared_stream: AsyncIterator[Asked | LandedCheckpoint]
+        self, shared_stream: AsyncIterator[StoreRequest | CheckpointResult]
     ) -> AsyncIterator[TriggerEvent]:
         """Fire for ever."""
         async for said in shared_stream:
@@ -88,21 +88,21 @@ class CheckpointProducer(SharedStreamProducer):
         self._stream = stream
         self._conn_id = edl_conn_id
         self._room = asyncio.Semaphore(MOST_UNDER_WAY)
-        self._cursor: Cursor | None = None
+        self._cursor: CheckpointCursor | None = None
         self._whole = True  # whether all before have become events
         self._ends = False  # what Airflow takes over as it stops counts as stored, and may not be
 
-    async def open_stream(self) -> AsyncIterator[tuple[Asked | LandedCheckpoint, str]]:
+    async def open_stream(self) -> AsyncIterator[tuple[StoreRequest | CheckpointResult, str]]:
         """Yield the question where to keep the cursor, then each checkpoint and its id, for ever."""
-        asked: Asked = asyncio.get_running_loop().create_future()
+        asked: StoreRequest = asyncio.get_running_loop().create_future()
         await self._room.acquire()
         yield asked, ""
-        self._cursor = Cursor(await asked, self._conn_id, self._stream)
+        self._cursor = CheckpointCursor(await asked, self._conn_id, self._stream)
         try:
-            async with open_site(await looked_up_at_last(self._conn_id)) as site:
-                last_id = await self._cursor.get() or await self._end(site, self._cursor)
+            async with open_client(await load_connection_eventually(self._conn_id)) as client:
+                last_id = await self._cursor.get() or await self._end(client, self._cursor)
                 while True:
-                    for last_id, checkpoint in await self._landed(site, last_id):  # noqa: B020 (the next begins there)
+                    for last_id, checkpoint in await self._landed(client, last_id):  # noqa: B020 (the next begins there)
                         if checkpoint:
                             await self._room.acquire()
                             yield checkpoint, last_id
@@ -118,26 +118,26 @@ class CheckpointProducer(SharedStreamProducer):
         if self._cursor and stored and (last_id := stored[-1].broker_payload):
             await self._cursor.set(last_id)
 
-    async def _end(self, site: Site, cursor: Cursor) -> str:
+    async def _end(self, client: EdlClient, cursor: CheckpointCursor) -> str:
         while True:
             try:
-                last_id = await site.end_of_checkpoints(self._stream)
+                last_id = await client.end_of_checkpoints(self._stream)
             except RegistryUnavailableError:
                 await asyncio.sleep(RETRY_EVERY_S)
             else:
                 await cursor.set(last_id)
                 return last_id
 
-    async def _landed(self, site: Site, last_id: str) -> list[tuple[str, LandedCheckpoint | None]]:
+    async def _landed(self, client: EdlClient, last_id: str) -> list[tuple[str, CheckpointResult | None]]:
         try:
-            return await site.next_checkpoints(self._stream, last_id)
+            return await client.next_checkpoints(self._stream, last_id)
         except RegistryUnavailableError as error:
             log.warning("checkpoints.unavailable", stream=self._stream, cause=str(error))
             await asyncio.sleep(RETRY_EVERY_S)
             return []
 
 
-class Cursor:
+class CheckpointCursor:
     """Up to which id of a stream events were made: one value, with each of the assets that are watched through it.
 
     Equal triggers are one, which may be of several assets; one that begins to watch later goes on where the others are.
@@ -150,7 +150,7 @@ class Cursor:
     async def get(self) -> str:
         """Return the id, empty if there is none yet."""
         kept = [await asset.aget(self._key) for asset in self._kept_at]
-        return max((each for each in kept if isinstance(each, str)), key=_place, default="")
+        return max((each for each in kept if isinstance(each, str)), key=_entry_order, default="")
 
     async def set(self, last_id: str) -> None:
         """Keep the id."""
@@ -158,5 +158,5 @@ class Cursor:
             await asset.aset(self._key, last_id)
 
 
-def _place(entry_id: str) -> tuple[int, ...]:
+def _entry_order(entry_id: str) -> tuple[int, ...]:
     return tuple(map(int, entry_id.split("-")))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from edl_runtime.backends.base import NodeCapacity, Scaling
+from edl_runtime.backends.interface import NodeCapacity, Scaling
 
 _NAME = "metadata.name"
 """The one field of a node that a term may ask for."""

@@ -36,10 +36,10 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from edl_runtime.balance.rendezvous import hashes, match
+from edl_runtime.balance.hrw import hashes, match
 
 if TYPE_CHECKING:
-    from edl_runtime.balance.rendezvous import Hashes
+    from edl_runtime.balance.hrw import Hashes
 
 Cost: TypeAlias = int | Fraction
 Pair: TypeAlias = tuple[int, int]  # teacher, student
@@ -95,7 +95,7 @@ def _rounds(
             for student, (load, room) in enumerate(zip(loads, free, strict=True))
             if room != 0 and load <= lightest[-1]  # the others' slots are too dear
         }
-        slots = _Slots(rooms, partial(_load_cost, loads, weight), len(alike))
+        slots = _CheapestSlots(rooms, partial(_load_cost, loads, weight), len(alike))
         for teacher, student in match(teachers, students, np.array(alike), np.array([*rooms]), slots):
             given_at.setdefault(loads[student], []).append(teacher)
             loads[student] += weight
@@ -113,7 +113,7 @@ def _sharing(
     """Yield a teacher for each student that was left out; `rooms`: those that have one, how many more they may have."""
     import numpy as np
 
-    slots = _Slots(rooms, partial(_seat_cost, weights), len(left_out))
+    slots = _CheapestSlots(rooms, partial(_seat_cost, weights), len(left_out))
     left = np.array(left_out, np.intp)
     for _, alike in _by_weight(rooms, weights):
         served = []
@@ -138,7 +138,7 @@ def _by_weight(teachers: Iterable[int], weights: Sequence[int]) -> list[tuple[in
     return sorted(alike.items(), reverse=True)
 
 
-class _Slots:
+class _CheapestSlots:
     """The `wanted` cheapest slots of bins.
 
     `rooms` says how many slots each bin has, None for any number, and `cost` what each of them costs, from 0 on: ever

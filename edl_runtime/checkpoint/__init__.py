@@ -1,5 +1,5 @@
-"""Checkpoints: what a training is carried by when its trainers come and go.
+"""Checkpoints: the state of a training, stored, so that its instances may come and go.
 
-`store.CheckpointStore` writes, finds, loads and prunes them at one place, `writer.CheckpointWriter` writes beside a
-running training, `schedule.Schedule` tells when. A `snapshot.Snapshot` is what goes in and comes out.
+`store.CheckpointStore` writes, finds, loads and prunes them in one folder, `writer.CheckpointWriter` writes in the
+background of a running training. A `file_format.Snapshot` is what goes in and comes out.
 """

@@ -13,12 +13,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from edl_runtime import locks
+from edl_runtime.checkpoint.errors import CheckpointHeldError
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
-from edl_runtime.errors import CheckpointHeldError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import address_of
-from edl_runtime.store.records import decoded
+from edl_runtime.store.redis_client import address_of, decode_record
 
 FILE = ".edl-run"
 """In the folder, as long as somebody holds it."""
@@ -29,7 +28,7 @@ TRY_EVERY_S = 0.02
 log = get_logger(__name__)
 
 
-class PlaceHolder(msgspec.Struct, frozen=True, kw_only=True):
+class FolderHolder(msgspec.Struct, frozen=True, kw_only=True):
     """The job that keeps checkpoints at a place, since this Unix time. `task`: as in CheckpointHeldError.
 
     `process`: as there, too.
@@ -53,7 +52,7 @@ class _Hold(msgspec.Struct, frozen=True):
     """What the lock's file says: among whom the folder is shared, and who of them came first."""
 
     among: str
-    first: PlaceHolder
+    first: FolderHolder
 
 
 class FolderLock:
@@ -111,7 +110,7 @@ class FolderLock:
             else:
                 descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if locks.share(descriptor) and locks.is_still_at(file, descriptor):  # nobody writes into it meanwhile
-                found = decoded(os.pread(descriptor, 1 << 16, 0), _Hold)
+                found = decode_record(os.pread(descriptor, 1 << 16, 0), _Hold)
                 if found and found.among == self._mine.among:
                     return descriptor
                 os.close(descriptor)
@@ -134,8 +133,8 @@ class FolderLock:
             os.close(descriptor)
 
 
-def _unknown() -> PlaceHolder:
-    return PlaceHolder(namespace="", job="", since=time.time(), process="another process")
+def _unknown() -> FolderHolder:
+    return FolderHolder(namespace="", job="", since=time.time(), process="another process")
 
 
 def _hold_of(settings: RuntimeSettings) -> _Hold:
@@ -143,8 +142,8 @@ def _hold_of(settings: RuntimeSettings) -> _Hold:
     if not settings.redis_url or not settings.job:
         who = f"process {os.getpid()} on {socket.gethostname()}"
         by_hand = f"a script that was started by hand ({who})"
-        return _Hold(who, PlaceHolder(namespace=settings.namespace, job="", since=now, process=by_hand))
-    holder = PlaceHolder(namespace=settings.namespace, job=settings.job, task=settings.checkpoint_stream, since=now)
+        return _Hold(who, FolderHolder(namespace=settings.namespace, job="", since=now, process=by_hand))
+    holder = FolderHolder(namespace=settings.namespace, job=settings.job, task=settings.checkpoint_stream, since=now)
     # A job's machines may know its Redis by several names. Its port and database are the same for all.
     port, database = address_of(settings.redis_url).rpartition(":")[2], urlsplit(settings.redis_url).path.strip("/")
     return _Hold(f"Redis {port} {database or '0'}", holder)

@@ -1,24 +1,36 @@
-"""Where checkpoints are kept: what a place has to do, the local file system, and whatever fsspec knows."""
+"""Where checkpoints are stored: the storage protocol, the local file system, everything fsspec knows, and retries."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, ParamSpec, Protocol, TypeVar, cast
 
-from edl_runtime.checkpoint.manifest import DRAFT, MANIFEST
-from edl_runtime.errors import MissingExtraError, SpecError
+import stamina
+
+from edl_runtime.checkpoint.errors import CheckpointStoreError, MissingExtraError
+from edl_runtime.errors import EdlError, SpecError
+
+MANIFEST = "manifest.json"
+"""The manifest's file name."""
+
+DRAFT = "draft"
+"""A file that an object store's folder has from its first byte until its manifest is there.
+
+One with neither has lost its manifest, or is being removed. On a file system a draft has another name instead.
+"""
 
 READ_AT_ONCE = 1 << 23
 """Bytes that are asked of an object store at a time."""
 
-MARK = ".edl-place"
+IDENTITY_FILE = ".edl-place"
 """A file in a folder of checkpoints. Its first line, which is random, and its inode tell this folder from all others:
 one that is made anew has another line, and a copy another inode."""
 
@@ -100,13 +112,13 @@ class LocalStorage:
         return str(self._root)
 
     def identity(self) -> str:
-        mark = self._root / MARK
+        mark = self._root / IDENTITY_FILE
         while True:
             with contextlib.suppress(FileNotFoundError), mark.open("rb") as file:
                 token, end, _ = file.read(_TOKEN_LIMIT).partition(b"\n")
                 if end or len(token) == _TOKEN_LIMIT:  # of whatever somebody else has written there
                     return f"folder {os.fstat(file.fileno()).st_ino} {token.decode('ascii', 'backslashreplace')}"
-            _make(self._root)
+            _make_folder(self._root)
             with mark.open("ab") as file:  # of several processes that do so, the first one's line counts for all
                 file.write(f"{secrets.token_hex(16)}\n".encode())
 
@@ -114,8 +126,8 @@ class LocalStorage:
         return str(self._root / folder)
 
     def check(self) -> None:
-        _make(self._root)
-        probe = self._root / _probe()
+        _make_folder(self._root)
+        probe = self._root / _probe_name()
         probe.write_bytes(b"probe")
         probe.unlink()
 
@@ -134,7 +146,7 @@ class LocalStorage:
     @contextlib.contextmanager
     def draft(self, folder: str) -> Iterator[Draft]:
         partial = self._root / draft_name(folder)
-        _make(self._root)
+        _make_folder(self._root)
         partial.mkdir()
         try:
             yield _LocalDraft(partial)
@@ -206,7 +218,7 @@ class ObjectStorage:
         return f"{self._url}/{folder}"
 
     def check(self) -> None:
-        probe = self.url_of(_probe())
+        probe = self.url_of(_probe_name())
         self._fs.pipe_file(probe, b"probe")
         self._fs.rm_file(probe)
 
@@ -218,7 +230,7 @@ class ObjectStorage:
             entries = self._fs.ls(self._url, detail=True)
         except FileNotFoundError:
             return []
-        return [_last(entry["name"]) for entry in entries if entry["type"] == "directory"]
+        return [_last_name(entry["name"]) for entry in entries if entry["type"] == "directory"]
 
     def open(self, folder: str, file: str) -> BinaryIO:
         path = f"{self.url_of(folder)}/{file}"
@@ -246,7 +258,7 @@ class ObjectStorage:
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(f"{url}/{MANIFEST}")
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm([file for file in self._fs.find(url) if _last(file) != DRAFT])
+            self._fs.rm([file for file in self._fs.find(url) if _last_name(file) != DRAFT])
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm(url, recursive=True)
 
@@ -270,15 +282,15 @@ def finished_name(name: str) -> str:
     return name.removeprefix(".").removesuffix(".partial")
 
 
-def _probe() -> str:
+def _probe_name() -> str:
     return f".probe-{secrets.token_hex(4)}"
 
 
-def _last(path: str) -> str:
+def _last_name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     """Make a folder, and those above it that are missing; the entries of all that were are on the disk then."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -293,3 +305,54 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# Trouble with a place that may pass, and trouble that lasts.
+
+_PERMANENT = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EEXIST,
+}
+
+_retrying = stamina.RetryingCaller(attempts=3, wait_initial=0.2, wait_max=2.0, timeout=20.0)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def ask_storage(url: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what `work` returns, `patiently`. Raises as `in_our_words`."""
+    with storage_errors(url):
+        return with_retries(work, *args, **kwargs)
+
+
+def with_retries(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what `work` returns; ask it again a few times when that may help. Raises what it has raised last."""
+    return _retrying(_is_transient, work, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def storage_errors(url: str) -> Iterator[None]:
+    """Raise this project's errors as they are, and CheckpointStoreError for all others of the place at `url`."""
+    try:
+        yield
+    except EdlError:
+        raise
+    except Exception as error:  # every file system of fsspec's has errors of its own
+        raise CheckpointStoreError(url, f"{type(error).__name__}: {error}") from error
+
+
+def _is_transient(error: BaseException) -> bool:
+    if not isinstance(error, Exception):  # an interrupt comes here, too
+        return False
+    if isinstance(error, OSError):
+        lasting = error.errno in _PERMANENT or isinstance(error, PermissionError | FileNotFoundError)
+        return not lasting
+    return not isinstance(error, EdlError | ValueError | TypeError | LookupError)

@@ -1,27 +1,35 @@
-"""Checkpoints at one place: write, find, load, prune."""
+"""The checkpoints in one folder: write, find, load, prune."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from edl_runtime.checkpoint.contents import read_files, read_info, snapshot_of, write_folder
-from edl_runtime.checkpoint.manifest import CheckpointInfo, Position, is_name, new_name, position_of
-from edl_runtime.checkpoint.retention import kept_for_good
-from edl_runtime.checkpoint.snapshot import Snapshot
-from edl_runtime.checkpoint.storage import finished_name, storage_at
-from edl_runtime.checkpoint.trying import in_our_words, trying
-from edl_runtime.errors import (
+from edl_runtime.checkpoint.errors import (
     DamagedCheckpointError,
     NoWholeCheckpointError,
     UnfinishedCheckpointError,
     UnreadableCheckpointError,
 )
+from edl_runtime.checkpoint.file_format import (
+    CheckpointInfo,
+    CheckpointPosition,
+    Snapshot,
+    is_checkpoint_name,
+    new_name,
+    parse_snapshot,
+    position_of,
+    read_files,
+    read_info,
+    write_checkpoint,
+)
+from edl_runtime.checkpoint.storage import ask_storage, finished_name, storage_at, storage_errors
 from edl_runtime.log import get_logger
 from edl_runtime.specs import Checkpoint
 
@@ -34,7 +42,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Restored(NamedTuple):
+class RestoredCheckpoint(NamedTuple):
     """The newest checkpoint that is whole, what it holds, and what is wrong with newer ones, of the newest first.
 
     `further`: one of an earlier generation in which training had come further, if any.
@@ -42,7 +50,7 @@ class Restored(NamedTuple):
 
     info: CheckpointInfo
     snapshot: Snapshot
-    passed_by: tuple[UnreadableCheckpointError, ...]
+    skipped: tuple[UnreadableCheckpointError, ...]
     further: CheckpointInfo | None = None
 
 
@@ -70,7 +78,7 @@ class CheckpointStore:
 
     def exists(self) -> bool:
         """Whether there is such a place, though no checkpoint may be there."""
-        return trying(self.spec.url, self._storage.exists)
+        return ask_storage(self.spec.url, self._storage.exists)
 
     def write(self, snapshot: Snapshot) -> CheckpointInfo:
         """Store a snapshot and return once it is there for good.
@@ -83,7 +91,7 @@ class CheckpointStore:
         self._written = info.name
         return info
 
-    def load_newest(self, known: Restored | None = None) -> Restored | None:
+    def load_newest(self, known: RestoredCheckpoint | None = None) -> RestoredCheckpoint | None:
         """Return the newest that is whole, None where none has ever been finished.
 
         One that is `known` from before is not read again. Damaged ones, those that have lost their manifest among them,
@@ -107,7 +115,7 @@ class CheckpointStore:
                 snapshot, further = self.load(info), self._further(names, name)
                 if further:
                     log.warning("checkpoint.further", url=further.url, step=further.manifest.step, loaded=info.url)
-                return Restored(info, snapshot, damaged, further)
+                return RestoredCheckpoint(info, snapshot, damaged, further)
             except (DamagedCheckpointError, UnfinishedCheckpointError) as error:
                 _log_unreadable(error)
                 passed[name] = error
@@ -117,7 +125,7 @@ class CheckpointStore:
 
     def load(self, info: CheckpointInfo) -> Snapshot:
         """Return what a checkpoint holds; the arrays are the caller's own. Raises DamagedCheckpointError."""
-        return snapshot_of(info, self._read(info, keep=True))
+        return parse_snapshot(info, self._read(info, keep=True))
 
     def verify(self, name: str) -> CheckpointInfo:
         """Return a checkpoint of which every byte is as it was written. Raises UnreadableCheckpointError."""
@@ -133,7 +141,7 @@ class CheckpointStore:
         """Return all that have a manifest that can be read. Their files are not read: `verify` does."""
         found = []
         for name in self.names():
-            with _passing_by():
+            with _skip_unreadable():
                 found.append(self.info(name))
         return found
 
@@ -164,14 +172,14 @@ class CheckpointStore:
         return doomed
 
     def _write(self, snapshot: Snapshot) -> CheckpointInfo:
-        name = new_name(Position(snapshot.generation, snapshot.step))
+        name = new_name(CheckpointPosition(snapshot.generation, snapshot.step))
         with self._using(name):
-            return write_folder(self._storage, name, snapshot, self._answered)
+            return write_checkpoint(self._storage, name, snapshot, self._answered)
 
     def _read(self, info: CheckpointInfo, *, keep: bool) -> dict[str, np.ndarray]:
         with self._using(info.name):
             try:
-                with in_our_words(self.spec.url):
+                with storage_errors(self.spec.url):
                     contents = read_files(self._storage, info, keep=keep, answered=self._answered)
             except DamagedCheckpointError:
                 self._whole[info.name] = False
@@ -188,7 +196,7 @@ class CheckpointStore:
     def _newest_kept(self, finished: Sequence[str]) -> Sequence[str]:
         sound = [name for name in finished if self._whole.get(name, True)]
         for place, name in enumerate(sound):
-            with _passing_by():
+            with _skip_unreadable():
                 if name not in self._whole:
                     self.verify(name)
                 return sound[place : place + self.spec.keep_last]
@@ -196,7 +204,7 @@ class CheckpointStore:
 
     def _old(self, finished: Sequence[str], newest: Sequence[str]) -> Sequence[str]:
         """Return what is older than the first of the newest and not to be kept, the oldest first."""
-        good = kept_for_good(map(position_of, finished), self.spec.keep_every)
+        good = kept_forever(map(position_of, finished), self.spec.keep_every)
         sound = [name for name in finished if self._whole.get(name, True)]
         kept = {*newest, *self._in_use, self._written, *_further_on(sound, newest[0])[:1]}
         candidates = [name for name in reversed(finished) if name not in kept]
@@ -208,7 +216,7 @@ class CheckpointStore:
         found = []
         for folder in sorted(unfinished):
             name = finished_name(folder)
-            if not is_name(name) or name in self._in_use:
+            if not is_checkpoint_name(name) or name in self._in_use:
                 continue
             if now - self._ask(self._storage.changed_at, folder) > ABANDONED_AFTER_S:
                 found.append(folder)
@@ -233,7 +241,7 @@ class CheckpointStore:
         return self._ask(self._storage.folders)
 
     def _ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        answer = trying(self.spec.url, work, *args, **kwargs)
+        answer = ask_storage(self.spec.url, work, *args, **kwargs)
         self._answered()
         return answer
 
@@ -256,11 +264,11 @@ def _further_on(names: Iterable[str], newest: str) -> Sequence[str]:
 
 
 def _newest_first(folders: Iterable[str]) -> Sequence[str]:
-    return sorted(filter(is_name, folders), key=lambda name: (position_of(name), name), reverse=True)
+    return sorted(filter(is_checkpoint_name, folders), key=lambda name: (position_of(name), name), reverse=True)
 
 
 @contextlib.contextmanager
-def _passing_by() -> Iterator[None]:
+def _skip_unreadable() -> Iterator[None]:
     try:
         yield
     except UnreadableCheckpointError as error:
@@ -272,3 +280,27 @@ def _log_unreadable(error: UnreadableCheckpointError) -> None:
         log.info("checkpoint.unfinished", url=error.url)
     else:
         log.warning("checkpoint.unreadable", url=error.url, state=error.state, problem=error.problem)
+
+
+# Which checkpoints may go.
+
+
+def kept_forever(positions: Iterable[CheckpointPosition], every_steps: int | None) -> set[CheckpointPosition]:
+    """Return the first at or after each multiple of `every_steps`, of those that training has not gone back behind.
+
+    It has where a later generation has a checkpoint of the same step or an earlier one.
+    """
+    first: dict[int, CheckpointPosition] = {}
+    if every_steps is not None:
+        for position in sorted(_not_rewound(positions)):
+            if position.step >= every_steps:
+                first.setdefault(position.step // every_steps, position)
+    return set(first.values())
+
+
+def _not_rewound(positions: Iterable[CheckpointPosition]) -> Iterator[CheckpointPosition]:
+    later = math.inf  # the earliest step of all later generations
+    for _, generation in groupby(sorted(positions, reverse=True), key=lambda each: each.generation):
+        steps = list(generation)
+        yield from (position for position in steps if position.step < later)
+        later = min(later, steps[-1].step)

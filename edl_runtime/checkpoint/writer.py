@@ -1,4 +1,4 @@
-"""Checkpoints written beside a running training."""
+"""Checkpoints written in the background of a running training, from buffers that are reused."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from edl_runtime.checkpoint.buffers import HostBuffers
-from edl_runtime.checkpoint.manifest import CheckpointInfo, Position, position_of
-from edl_runtime.checkpoint.snapshot import Arrays, Snapshot
+import msgspec
+import numpy as np
+
+from edl_runtime.checkpoint.errors import CheckpointError
+from edl_runtime.checkpoint.file_format import Arrays, CheckpointInfo, CheckpointPosition, Snapshot, position_of
 from edl_runtime.checkpoint.store import CheckpointStore
-from edl_runtime.errors import CheckpointError, EdlError
+from edl_runtime.errors import EdlError
 from edl_runtime.log import get_logger
 
 NICENESS = 10
@@ -81,7 +84,7 @@ class CheckpointWriter:
         """
         self.wait()
         snapshot, last = capture(), self._last
-        position = Position(snapshot.generation, snapshot.step)
+        position = CheckpointPosition(snapshot.generation, snapshot.step)
         if last is not None and (last.position, last.manifest.metrics) == (position, snapshot.metrics):
             return last
         return self._write(snapshot)
@@ -101,11 +104,11 @@ class CheckpointWriter:
         return self.wait(timeout_s)
 
     def _reserve(self, arrays: Arrays) -> None:
-        _stand_back()
+        _lower_priority()
         self._buffers.reserve(arrays)
 
     def _write_aside(self, snapshot: Snapshot) -> None:
-        _stand_back()
+        _lower_priority()
         try:
             self._write(snapshot)
         except EdlError as error:
@@ -141,6 +144,56 @@ class CheckpointWriter:
             self._overtaken(newest)
 
 
-def _stand_back() -> None:
+def _lower_priority() -> None:
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)  # of this thread alone
+
+
+# Host memory that snapshots are copied to, used again and again.
+
+COPIERS = 2
+"""Threads that copy: two take little more than half the time of one, from where on memory is the limit."""
+
+
+class HostBuffers:
+    """Memory for one snapshot. The first copy asks the system for it; later ones of the same arrays find it there."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[str, np.ndarray]] = {}
+
+    def reserve(self, arrays: Arrays) -> None:
+        """Have room for arrays like these; they are not read."""
+        for rooms in self._rooms_for(arrays).values():
+            for room in rooms.values():
+                np.copyto(room, np.zeros((), room.dtype))  # the system gives memory when it is written to
+
+    def copy(self, snapshot: Snapshot) -> Snapshot:
+        """Return the snapshot with arrays of its own, valid until the next copy."""
+        self._rooms_for(snapshot.arrays)
+        pairs = [
+            (self._kept[group][name], array)
+            for group, arrays in snapshot.arrays.items()
+            for name, array in arrays.items()
+        ]
+        pairs.sort(key=lambda pair: -pair[1].nbytes)
+        with ThreadPoolExecutor(COPIERS) as pool:
+            list(pool.map(_copy_arrays, [pairs[first::COPIERS] for first in range(COPIERS)]))
+        return msgspec.structs.replace(snapshot, arrays=self._kept)
+
+    def _rooms_for(self, arrays: Arrays) -> dict[str, dict[str, np.ndarray]]:
+        self._kept = {
+            group: {name: _buffer_for(array, self._kept.get(group, {}).get(name)) for name, array in held.items()}
+            for group, held in arrays.items()
+        }
+        return self._kept
+
+
+def _buffer_for(array: np.ndarray, kept: np.ndarray | None) -> np.ndarray:
+    if kept is not None and (kept.shape, kept.dtype) == (array.shape, array.dtype):
+        return kept
+    return np.empty(array.shape, array.dtype)
+
+
+def _copy_arrays(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    for room, array in pairs:
+        np.copyto(room, array)

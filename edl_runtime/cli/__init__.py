@@ -11,16 +11,12 @@ import sys
 
 import click
 
-from edl_runtime.errors import (
-    EX_CONFIG,
-    CheckpointHeldError,
-    EdlError,
-    InitNotCalledError,
-    ModelError,
-    PoolMismatchError,
-    SpecError,
-    UnknownJobError,
-)
+from edl_runtime.backends.errors import UnknownJobError
+from edl_runtime.checkpoint.errors import CheckpointHeldError
+from edl_runtime.elastic.errors import InitNotCalledError
+from edl_runtime.errors import EX_CONFIG, EdlError, SpecError
+from edl_runtime.registry.errors import PoolMismatchError
+from edl_runtime.teacher.errors import ModelError
 
 SUMMARIES = {
     "agent": "Run one instance of an elastic training.",
@@ -35,7 +31,6 @@ SUMMARIES = {
     "pools": "Show pools and the teachers registered in them.",
     "resize": "Change the number of a pool's or job's instances.",
     "run": "Train a script by as many instances as wanted.",
-    "simulate": "Compare policies that resize jobs, on traces.",
     "stop": "Stop a job or pool.",
     "submit": "Start the trainings of a TrainingJob manifest.",
     "teacher": "Serve a model to students.",
@@ -85,7 +80,7 @@ def main() -> None:
 
 
 def _where() -> str:
-    from edl_runtime.cli import places
+    from edl_runtime.cli import backends
     from edl_runtime.settings import RuntimeSettings
 
-    return places.where(RuntimeSettings.from_env(os.environ))
+    return backends.describe_location(RuntimeSettings.from_env(os.environ))

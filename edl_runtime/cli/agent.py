@@ -6,20 +6,19 @@ import asyncio
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 import structlog
 
-from edl_runtime.elastic.messages import GEARS, Gear
+from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
 from edl_runtime.errors import SpecError
-from edl_runtime.settings import RuntimeSettings
+from edl_runtime.settings import RuntimeSettings, count_gpus
 from edl_runtime.specs import Bounds, check_name
 
 if TYPE_CHECKING:
-    from edl_runtime.elastic.agent import Ending
+    from edl_runtime.elastic.agent.agent import AgentExit
 
 
 @click.command
@@ -58,16 +57,15 @@ def agent(*, instances: str, gear: Gear, as_json: bool, command: tuple[str, ...]
     sys.exit(ending.status)
 
 
-async def _run(command: tuple[str, ...], settings: RuntimeSettings, bounds: Bounds, gear: Gear) -> Ending:
-    from edl_runtime.backends.local.capacity import count_gpus
-    from edl_runtime.elastic.agent import Agent
-    from edl_runtime.elastic.script import read_script
-    from edl_runtime.store.client import connect
+async def _run(command: tuple[str, ...], settings: RuntimeSettings, bounds: Bounds, gear: Gear) -> AgentExit:
+    from edl_runtime.elastic.agent.agent import Agent
+    from edl_runtime.elastic.agent.launch import parse_entrypoint
+    from edl_runtime.store.redis_client import connect
 
-    gpus = count_gpus(os.environ, Path("/proc/driver/nvidia/gpus"))
+    gpus = count_gpus(os.environ)
     async with connect(settings.redis_url) as client:
         agent = Agent(
-            read_script(command),
+            parse_entrypoint(command),
             settings,
             client,
             bounds=bounds,

@@ -14,26 +14,21 @@ from pathlib import Path
 import click
 import msgspec
 
-from edl_runtime.autoscale.plan import Rules
-from edl_runtime.autoscale.policies import Policy, policy_named
-from edl_runtime.autoscale.policy import PATIENCE_S, decide
-from edl_runtime.autoscale.rescale import Rescaled, rescale
-from edl_runtime.autoscale.room import LEAD_S
-from edl_runtime.autoscale.sources.outlook import check
-from edl_runtime.autoscale.traffic import TrafficWindows
-from edl_runtime.autoscale.traffic_schema import read_windows
-from edl_runtime.cli import places
+from edl_runtime.autoscale.errors import NoSamplesError, RescalingError, SourceError
+from edl_runtime.autoscale.planner import RescalingRules
+from edl_runtime.autoscale.policy.decide import STARVATION_S, decide
+from edl_runtime.autoscale.policy.wrappers import Policy, import_policy
+from edl_runtime.autoscale.rescale import RescaleOutcome, rescale
+from edl_runtime.autoscale.traffic.capacity import LEAD_S
+from edl_runtime.autoscale.traffic.schema import read_windows
+from edl_runtime.autoscale.traffic.sources.learner import check_source
+from edl_runtime.autoscale.traffic.windows import TrafficWindows
+from edl_runtime.cli import backends
 from edl_runtime.cli.tables import print_table
-from edl_runtime.errors import (
-    BackendError,
-    NoSamplesError,
-    RegistryUnavailableError,
-    RescalingError,
-    SourceError,
-    SpecError,
-)
+from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_client import connect
 
 PASSING = (BackendError, RegistryUnavailableError, RescalingError)
 """What is over some time, so that the next pass is made as if it had not been."""
@@ -47,7 +42,7 @@ PASSING = (BackendError, RegistryUnavailableError, RescalingError)
     help="Traffic windows, a file of YAML or JSON; none by default.",
 )
 @click.option(
-    "--max_load",
+    "--max-load",
     type=float,
     default=1.0,
     show_default=True,
@@ -59,7 +54,7 @@ PASSING = (BackendError, RegistryUnavailableError, RescalingError)
     help="One's own, as package.module:function, which may be in this folder; ours by default.",
 )
 @click.option("--every", "every_s", type=float, help="Go on, with a pass each so many seconds, until SIGTERM.")
-@click.option("--dry_run", is_flag=True, help="Show what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each pass.")
 def autoscale(
     *,
@@ -83,10 +78,10 @@ def autoscale(
     settings = RuntimeSettings.from_env(os.environ)
     if not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", "the Redis of the jobs, as redis://127.0.0.1:6379/0")
-    if every_s is not None and not 0 < every_s < PATIENCE_S - LEAD_S:
-        raise SpecError("--every", every_s, f"seconds above 0, less than {PATIENCE_S - LEAD_S:g}")
+    if every_s is not None and not 0 < every_s < STARVATION_S - LEAD_S:
+        raise SpecError("--every", every_s, f"seconds above 0, less than {STARVATION_S - LEAD_S:g}")
     windows = None if file is None else _windows(file)
-    rules = Rules(windows=windows, max_load=max_load, lead_s=LEAD_S + (every_s or 0.0))
+    rules = RescalingRules(windows=windows, max_load=max_load, lead_s=LEAD_S + (every_s or 0.0))
     policy = _policy(policy_name) if policy_name is not None else decide
     show = _show_json if as_json else _show_table if every_s is None else _Changes().show
     asyncio.run(_passes(settings, rules, policy, every_s, show, dry_run=dry_run))
@@ -94,21 +89,21 @@ def autoscale(
 
 async def _passes(
     settings: RuntimeSettings,
-    rules: Rules,
+    rules: RescalingRules,
     policy: Policy,
     every_s: float | None,
-    show: Callable[[Rescaled], None],
+    show: Callable[[RescaleOutcome], None],
     *,
     dry_run: bool,
 ) -> None:
     ends = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ends.set)
-    backend = places.backend(settings)
+    backend = backends.open_backend(settings)
     async with connect(settings.redis_url) as client:
         if rules.windows and rules.windows.traffic:
             try:
-                await check(rules.windows.traffic, client, now_s=time.time())
+                await check_source(rules.windows.traffic, client, now_s=time.time())
             except (SourceError, RegistryUnavailableError) as error:
                 if every_s is None and isinstance(error, NoSamplesError):  # as of a query that returns nothing
                     raise
@@ -131,7 +126,7 @@ async def _passes(
 def _policy(name: str) -> Policy:
     """Return a policy of one's own, from the folder that the command was called in or any that Python looks in."""
     sys.path.append(str(Path.cwd()))
-    return policy_named(name)
+    return import_policy(name)
 
 
 def _windows(file: Path) -> TrafficWindows:
@@ -143,11 +138,11 @@ def _windows(file: Path) -> TrafficWindows:
         raise SpecError(f"{file}, {error.field}", error.given, error.allowed) from None
 
 
-def _show_json(done: Rescaled) -> None:
+def _show_json(done: RescaleOutcome) -> None:
     click.echo(msgspec.json.encode(done))
 
 
-def _show_table(done: Rescaled) -> None:
+def _show_table(done: RescaleOutcome) -> None:
     if done.plan.why:
         click.echo(done.plan.why)
     rows = [
@@ -168,7 +163,7 @@ class _Changes:
     def __init__(self) -> None:
         self._said: set[str] = set()
 
-    def show(self, done: Rescaled) -> None:
+    def show(self, done: RescaleOutcome) -> None:
         now = time.strftime("%H:%M:%S", time.localtime(done.plan.at))
         refused = (f"{name}: {why}" for name, why in done.refused.items())
         news = {done.plan.why, *done.plan.notes, *refused} - {""}

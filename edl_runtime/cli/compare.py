@@ -13,14 +13,14 @@ from typing import Self
 import click
 import msgspec
 
-from edl_runtime.cli.flags import parse_gpu_ids, words
+from edl_runtime.cli.options import parse_gpu_ids, split_list
 from edl_runtime.cli.tables import print_table
 from edl_runtime.compare.comparison import Comparison
 from edl_runtime.compare.comparison import compare as measure
-from edl_runtime.compare.table import HEADINGS, cells, plain
-from edl_runtime.compare.ways import TITLES, WAYS, Row, parse_ways
-from edl_runtime.elastic.script import read_script
-from edl_runtime.teacher.models import ModelOptions, look_at
+from edl_runtime.compare.results import HEADINGS, TITLES, WAYS, ComparisonRow, json_rows, parse_ways, table_cells
+from edl_runtime.elastic.agent.launch import parse_entrypoint
+from edl_runtime.teacher.models.loading import check_model_files
+from edl_runtime.teacher.models.model import ModelOptions
 
 TELL_EVERY_S = 5.0
 
@@ -29,7 +29,7 @@ TELL_EVERY_S = 5.0
 @click.option("--model", required=True, help="What teachers serve, as in `edl teacher`.")
 @click.option("--teachers", type=click.IntRange(1), default=1, show_default=True, help="How many serve.")
 @click.option("--outputs", default="", help="Outputs to serve, as in `edl teacher`.")
-@click.option("--gpu_ids", default="", help="GPUs of the teachers, as in 0,1; by default the CPU.")
+@click.option("--gpu-ids", default="", help="GPUs of the teachers, as in 0,1; by default the CPU.")
 @click.option(
     "--pure",
     metavar="FLAGS",
@@ -68,9 +68,9 @@ def compare(
     edl-compare-…, among the temporary files.
     """  # noqa: D301 - a backspace is what keeps click from joining the lines
     wanted = parse_ways(ways)
-    script = read_script(command)
+    script = parse_entrypoint(command)
     if set(wanted) != {"none"}:
-        look_at(ModelOptions(model=model, outputs=words(outputs)))
+        check_model_files(ModelOptions(model=model, outputs=split_list(outputs)))
     what = Comparison(
         model=model,
         command=script.command,
@@ -80,7 +80,7 @@ def compare(
         pure=pure,
         repeat=repeat,
     )
-    rows: list[Row] = []
+    rows: list[ComparisonRow] = []
     try:
         with _ended_by_sigterm(), _Progress() as progress:
             for way in wanted:
@@ -93,11 +93,11 @@ def compare(
     sys.exit(any(row.reason for row in rows))
 
 
-def _show(rows: list[Row], *, as_json: bool) -> None:
+def _show(rows: list[ComparisonRow], *, as_json: bool) -> None:
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(plain(rows))))
+        click.echo(msgspec.json.format(msgspec.json.encode(json_rows(rows))))
         return
-    print_table(HEADINGS, cells(rows))
+    print_table(HEADINGS, table_cells(rows))
     for row in rows:
         if row.reason:
             click.echo(f"\n{TITLES[row.way]} failed: {row.reason}")
@@ -131,7 +131,7 @@ class _Progress:
         self._told_at = time.monotonic()
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def done(self, row: Row) -> None:
+    def done(self, row: ComparisonRow) -> None:
         outcome = f"failed: {row.reason}" if row.reason else "measured"
         self._say(f"{TITLES[row.way]}: {outcome}")
 

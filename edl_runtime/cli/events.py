@@ -9,10 +9,10 @@ import os
 import click
 import msgspec
 
-from edl_runtime.elastic.events import Event, follow, read
+from edl_runtime.elastic.rendezvous.events import Event, follow, read
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 DESERTED_S = 10.0
 """For so long nobody is there of a job that is gone; an instance that ended may be started again before."""

@@ -11,13 +11,13 @@ from typing import Any
 import click
 import msgspec
 
-from edl_runtime.backends.base import JobStatus
-from edl_runtime.cli import places
+from edl_runtime.backends.interface import JobStatus
+from edl_runtime.cli import backends
 from edl_runtime.cli.tables import print_table
-from edl_runtime.errors import RegistryUnavailableError
-from edl_runtime.progress import Progress, of_run, read
+from edl_runtime.progress import Progress, progress_of_run, read_progress
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_client import connect
 
 
 @click.command
@@ -38,11 +38,11 @@ def jobs(name: str | None, *, as_json: bool) -> None:
     elif statuses:
         _print_table(statuses, reports)
     else:
-        click.echo(f"no jobs in {places.where(settings)}")
+        click.echo(f"no jobs in {backends.describe_location(settings)}")
 
 
 async def _look(settings: RuntimeSettings, name: str | None) -> tuple[list[JobStatus], dict[str, Progress]]:
-    backend = places.backend(settings)
+    backend = backends.open_backend(settings)
     statuses = [await backend.get(name)] if name else await backend.list()
     try:
         return statuses, await _progress(settings, statuses)
@@ -55,7 +55,10 @@ async def _progress(settings: RuntimeSettings, jobs: Sequence[JobStatus]) -> dic
     if not settings.redis_url or not jobs:
         return {}
     async with connect(settings.redis_url) as client:
-        reports = {job.name: of_run(await read(client, settings.namespace, job.name), job.created_at) for job in jobs}
+        reports = {
+            job.name: progress_of_run(await read_progress(client, settings.namespace, job.name), job.created_at)
+            for job in jobs
+        }
     return {name: report for name, report in reports.items() if report}
 
 

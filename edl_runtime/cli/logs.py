@@ -10,9 +10,9 @@ from contextlib import aclosing, suppress
 import click
 import msgspec
 
-from edl_runtime.backends.base import Backend
-from edl_runtime.cli import places
-from edl_runtime.errors import ClusterUnavailableError
+from edl_runtime.backends.errors import ClusterUnavailableError
+from edl_runtime.backends.interface import Backend
+from edl_runtime.cli import backends
 from edl_runtime.settings import RuntimeSettings
 
 LOOK_EVERY_S = 2.0
@@ -44,7 +44,7 @@ def logs(name: str, *, instance: int | None, tail: int | None, follow: bool, as_
                 else:
                     click.echo(line.text if instance is not None else f"[{line.instance}] {line.text}")
 
-    backend = places.backend(settings)
+    backend = backends.open_backend(settings)
     asyncio.run(_until_hopeless(show(), backend, name) if follow else show())
 
 
@@ -74,6 +74,6 @@ async def _tell_troubles(backend: Backend, name: str) -> None:
             if status.reason not in ("", told):
                 told = status.reason
                 click.echo(f"edl: {told}", err=True)
-            if status.has_ended and status.mistaken:
+            if status.has_ended and status.invalid_spec:
                 return
         await asyncio.sleep(LOOK_EVERY_S)

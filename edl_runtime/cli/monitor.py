@@ -16,16 +16,15 @@ import click
 import msgspec
 
 from edl_runtime.autoscale import history
-from edl_runtime.cli import places
-from edl_runtime.cli.flags import seconds
+from edl_runtime.cli import backends
+from edl_runtime.cli.options import parse_duration
+from edl_runtime.concurrency import unless_stopped
 from edl_runtime.errors import BackendError, SpecError
-from edl_runtime.monitor.collector import look
-from edl_runtime.monitor.screen import live, print_past, print_picture
-from edl_runtime.monitor.view import HEADINGS, Monitor, row
+from edl_runtime.monitor.snapshot import HEADINGS, MonitorSnapshot, summary_row, take_snapshot
+from edl_runtime.monitor.terminal import live, print_past, print_picture
 from edl_runtime.protocol.address import check_exposure
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
-from edl_runtime.waits import unless
+from edl_runtime.store.redis_client import connect
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -72,7 +71,7 @@ def monitor(
     if past:
         if once or metrics:
             raise SpecError("--history", past, "nothing beside --once or --metrics, which are about now")
-        asyncio.run(_draw(settings, seconds("--history", past), png, as_json=as_json))
+        asyncio.run(_draw(settings, parse_duration("--history", past), png, as_json=as_json))
     elif once:
         if metrics:
             raise SpecError("--metrics", metrics, "nothing beside --once, which ends before anybody could read them")
@@ -83,7 +82,7 @@ def monitor(
 
 async def _look_once(settings: RuntimeSettings, *, as_json: bool) -> None:
     async with _redis(settings) as client:
-        seen = await look(places.backend(settings), client, settings.namespace)
+        seen = await take_snapshot(backends.open_backend(settings), client, settings.namespace)
     if as_json:
         click.echo(msgspec.json.encode(seen))
     else:
@@ -97,13 +96,13 @@ async def _watch(settings: RuntimeSettings, every_s: float, metrics: str | None,
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     on_screen = sys.stdout.isatty() and not as_json
     complain = _Complaints()
-    async with _redis(settings) as client, places.following(settings) as backend:
+    async with _redis(settings) as client, backends.watch_backend(settings) as backend:
         with ExitStack() as shown:
-            told = _Told(metrics, settings.monitor_token, shown)
+            told = _MetricsServer(metrics, settings.monitor_token, shown)
             show = shown.enter_context(live()) if on_screen else _show_json if as_json else _lines()
             while not stop.is_set():
                 try:
-                    seen = await unless(stop, look(backend, client, settings.namespace))
+                    seen = await unless_stopped(stop, take_snapshot(backend, client, settings.namespace))
                 except BackendError as error:
                     complain((str(error),))
                 else:
@@ -112,7 +111,7 @@ async def _watch(settings: RuntimeSettings, every_s: float, metrics: str | None,
                     told.tell(seen)
                     show(seen)
                     complain(() if on_screen else seen.lacks)
-                await unless(stop, asyncio.sleep(every_s))
+                await unless_stopped(stop, asyncio.sleep(every_s))
 
 
 async def _draw(settings: RuntimeSettings, length_s: float, png: Path | None, *, as_json: bool) -> None:
@@ -120,7 +119,7 @@ async def _draw(settings: RuntimeSettings, length_s: float, png: Path | None, *,
         raise SpecError("EDL_REDIS_URL", "", "the Redis that remembers what was seen, as redis://127.0.0.1:6379/0")
     now = time.time()
     async with connect(settings.redis_url) as client:
-        points = await history.read(client, settings.namespace, since=now - length_s)
+        points = await history.read_points(client, settings.namespace, since=now - length_s)
     if as_json:
         for point in points:
             click.echo(msgspec.json.encode(point))
@@ -141,14 +140,14 @@ def _redis(settings: RuntimeSettings) -> AbstractAsyncContextManager[Redis | Non
     return connect(settings.redis_url) if settings.redis_url else nullcontext()
 
 
-def _show_json(seen: Monitor) -> None:
+def _show_json(seen: MonitorSnapshot) -> None:
     click.echo(msgspec.json.encode(seen))
 
 
-def _lines() -> Callable[[Monitor], None]:
+def _lines() -> Callable[[MonitorSnapshot], None]:
     """Print the headings, and return what prints a line."""
     click.echo("\t".join(HEADINGS))
-    return lambda seen: click.echo("\t".join(row(seen)))
+    return lambda seen: click.echo("\t".join(summary_row(seen)))
 
 
 class _Complaints:
@@ -164,29 +163,29 @@ class _Complaints:
         self._before = complaints
 
 
-class _Told:
+class _MetricsServer:
     """Shows Prometheus what was last seen, from the first time on, if that is wanted, as long as `shown` is open."""
 
     def __init__(self, address: str | None, token: str, shown: ExitStack) -> None:
         """Raises SpecError unless there can be such an address, and one off loopback has a token."""
         self._address = None
         if address is not None:
-            from edl_runtime.monitor.metrics import parse_address
+            from edl_runtime.monitor.exporter import parse_address
 
             self._address = parse_address(address)
             check_exposure(self._address[0], token, "EDL_MONITOR_TOKEN")
         self._token = token
         self._shown = shown
-        self._last: Monitor | None = None
+        self._last: MonitorSnapshot | None = None
 
-    def tell(self, seen: Monitor) -> None:
+    def tell(self, seen: MonitorSnapshot) -> None:
         is_first, self._last = self._last is None, seen
         if self._address and is_first:
-            from edl_runtime.monitor.metrics import serving
+            from edl_runtime.monitor.exporter import serving
 
             url = self._shown.enter_context(serving(self._seen, *self._address, self._token))
             click.echo(f"edl: metrics at {url}", err=True)
 
-    def _seen(self) -> Monitor:
+    def _seen(self) -> MonitorSnapshot:
         assert self._last  # noqa: S101 - it is served from the first on
         return self._last

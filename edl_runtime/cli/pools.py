@@ -9,12 +9,12 @@ import click
 import msgspec
 
 from edl_runtime.cli.tables import print_table
-from edl_runtime.discovery.link import Link
+from edl_runtime.discovery.client import DiscoveryClient
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import TensorSpec
-from edl_runtime.registry.pools import PoolView, StudentView, TeacherView, view_pool, view_pools
+from edl_runtime.registry.pools import PoolInfo, StudentInfo, TeacherInfo, get_pool, list_pools
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 
 @click.command
@@ -46,17 +46,17 @@ def pools(name: str | None, *, as_json: bool) -> None:
         _print_pools(views)
 
 
-async def _look(settings: RuntimeSettings, name: str | None) -> list[PoolView]:
+async def _look(settings: RuntimeSettings, name: str | None) -> list[PoolInfo]:
     if not settings.redis_url:
-        async with Link(settings.discovery_url, settings.discovery_token) as link:
+        async with DiscoveryClient(settings.discovery_url, settings.discovery_token) as link:
             return [await link.pool(name)] if name else await link.pools()
     async with connect(settings.redis_url) as client:
         if name:
-            return [await view_pool(client, settings.namespace, name)]
-        return await view_pools(client, settings.namespace)
+            return [await get_pool(client, settings.namespace, name)]
+        return await list_pools(client, settings.namespace)
 
 
-def _print_pools(views: list[PoolView]) -> None:
+def _print_pools(views: list[PoolInfo]) -> None:
     if not views:
         click.echo("no pools have members now")
         return
@@ -64,7 +64,7 @@ def _print_pools(views: list[PoolView]) -> None:
     print_table(headings, [_row(view) for view in views])
 
 
-def _row(view: PoolView) -> list[str]:
+def _row(view: PoolInfo) -> list[str]:
     model = view.model
     described = [model.name, _tensors(model.inputs), _tensors(model.outputs)] if model else ["", "", ""]
     demand = view.demand
@@ -79,7 +79,7 @@ def _row(view: PoolView) -> list[str]:
     ]
 
 
-def _print_members(view: PoolView) -> None:
+def _print_members(view: PoolInfo) -> None:
     teachers = [
         [each.id, "teacher", each.address, f"{each.weight:g}", "", _busy(each), "", str(each.quarantine or "")]
         for each in view.teachers
@@ -92,11 +92,11 @@ def _print_members(view: PoolView) -> None:
     print_table(headings, [*teachers, *students])
 
 
-def _busy(teacher: TeacherView) -> str:
+def _busy(teacher: TeacherInfo) -> str:
     return _share(teacher.report.busy if teacher.report else None)
 
 
-def _waiting(student: StudentView) -> str:
+def _waiting(student: StudentInfo) -> str:
     return _share(student.report.waiting if student.report else None)
 
 

@@ -8,8 +8,8 @@ import os
 import click
 import msgspec
 
-from edl_runtime.backends.base import JobStatus
-from edl_runtime.cli import places
+from edl_runtime.backends.interface import JobStatus
+from edl_runtime.cli import backends
 from edl_runtime.settings import RuntimeSettings
 
 
@@ -26,7 +26,7 @@ def resize(name: str, instances: int, *, as_json: bool) -> None:
     Returns when the wish is recorded; the instance with the highest number leaves first.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    status = asyncio.run(places.backend(settings).resize(name, instances))
+    status = asyncio.run(backends.open_backend(settings).resize(name, instances))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(status)))
     else:

@@ -18,19 +18,22 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 import msgspec
 
-from edl_runtime.backends.base import JobStatus
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.errors import UnknownJobError
+from edl_runtime.backends.interface import JobStatus
+from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
-from edl_runtime.cli.starting import make_way, priority_option, warn_of_eviction, weight_option
-from edl_runtime.elastic import events
-from edl_runtime.elastic.job import elastic_job
-from edl_runtime.elastic.membership import request_stop
-from edl_runtime.elastic.messages import GEARS, Gear
-from edl_runtime.elastic.script import read_script
-from edl_runtime.errors import EX_CONFIG, InitNotCalledError, RegistryUnavailableError, SpecError, UnknownJobError
+from edl_runtime.cli.backends import remove_ended_job, warn_of_eviction
+from edl_runtime.cli.options import priority_option, weight_option
+from edl_runtime.elastic.agent.launch import elastic_job, parse_entrypoint
+from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
+from edl_runtime.elastic.errors import InitNotCalledError
+from edl_runtime.elastic.rendezvous import events
+from edl_runtime.elastic.rendezvous.redis_store import request_stop
+from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import NAME_LIMIT, Bounds, Checkpoint, JobSpec
-from edl_runtime.store.client import connect
+from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_client import connect
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -109,7 +112,7 @@ def run(
         weight=weight,
     )
     spec = elastic_job(script, bounds, gear=gear, start=start, grace_s=grace_s)
-    if read_script(command).forgets and bounds.max > 1:
+    if parse_entrypoint(command).never_calls_init and bounds.max > 1:
         raise InitNotCalledError
     if keeping:
         _check_place(keeping)
@@ -146,7 +149,7 @@ def _name_of(command: tuple[str, ...]) -> str:
 async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_json: bool) -> int:
     backend = LocalBackend(settings.work_dir)
     token = f"edl-run-{secrets.token_hex(8)}/0"  # of this command alone: no other may take its job over
-    await make_way(backend, spec.name)
+    await remove_ended_job(backend, spec.name)
     async with AsyncExitStack() as stack:
         url = settings.redis_url or await stack.enter_async_context(_own_redis())
         client = await stack.enter_async_context(connect(url))
@@ -181,7 +184,7 @@ def _is_text(value: str) -> bool:
 
 @asynccontextmanager
 async def _own_redis() -> AsyncIterator[str]:
-    from edl_runtime.store.server import RedisServer
+    from edl_runtime.store.redis_server import RedisServer
 
     with tempfile.TemporaryDirectory(prefix="edl-run-") as folder:  # gone once it has started: it keeps nothing
         server = RedisServer(Path(folder))
@@ -302,4 +305,4 @@ def _exit_status(status: JobStatus) -> int:
     if status.phase == "succeeded":
         return 0
     click.echo(f"edl: {status.name} failed: {status.reason}", err=True)
-    return EX_CONFIG if status.is_hopeless else 1
+    return EX_CONFIG if status.failed_permanently else 1

@@ -8,9 +8,9 @@ import os
 import click
 import msgspec
 
-from edl_runtime.backends.base import Backend, JobStatus
-from edl_runtime.cli import places
-from edl_runtime.errors import UnknownJobError
+from edl_runtime.backends.errors import UnknownJobError
+from edl_runtime.backends.interface import Backend, JobStatus
+from edl_runtime.cli import backends
 from edl_runtime.settings import RuntimeSettings
 
 
@@ -26,7 +26,7 @@ def stop(name: str, *, as_json: bool) -> None:
     Returns when its last process is gone. The Airflow task that runs it fails, without a retry.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    status, last_words, has_log = asyncio.run(_stop(places.backend(settings), name))
+    status, last_words, has_log = asyncio.run(_stop(backends.open_backend(settings), name))
     for words in last_words:
         click.echo(words, err=True)
     if as_json:

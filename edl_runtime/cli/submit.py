@@ -13,15 +13,16 @@ from urllib.parse import urlsplit, urlunsplit
 import click
 import msgspec
 
-from edl_runtime.cli import places
-from edl_runtime.cli.starting import make_way, priority_option, warn_of_eviction, weight_option
-from edl_runtime.compat.manifests import manifest_text
+from edl_runtime.cli import backends
+from edl_runtime.cli.backends import remove_ended_job, warn_of_eviction
+from edl_runtime.cli.options import priority_option, weight_option
+from edl_runtime.compat.manifest_yaml import manifest_text
 from edl_runtime.compat.training_job import TrainingJob, read_training_job
-from edl_runtime.elastic.job import elastic_job
+from edl_runtime.elastic.agent.launch import elastic_job
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 _HOST_AND_PORT = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\]):\d{1,5}")
 
@@ -136,9 +137,9 @@ async def _start(specs: Sequence[JobSpec], settings: RuntimeSettings, redis_url:
     """Start all of them; none if one of their names is taken by a job that runs, or Redis can't be used from here."""
     async with connect(settings.redis_url) as client:
         await warn_of_eviction(client)
-    backend = places.backend(settings)
+    backend = backends.open_backend(settings)
     for spec in specs:
-        await make_way(backend, spec.name)
+        await remove_ended_job(backend, spec.name)
     for spec in specs:
         token = f"edl-submit-{secrets.token_hex(8)}/0"  # of this command alone: no other may take its job over
         status = await backend.submit(spec, token=token, secrets={"EDL_REDIS_URL": redis_url})

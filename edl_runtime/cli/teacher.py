@@ -10,7 +10,7 @@ import click
 import msgspec
 import structlog
 
-from edl_runtime.cli.flags import parse_gpu_ids, words
+from edl_runtime.cli.options import parse_gpu_ids, split_list
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
@@ -28,10 +28,10 @@ from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port; by default EDL_PORT, else a free one.")
 @click.option("--name", default="teacher", show_default=True, help="Name of the served model.")
 @click.option("--outputs", default="", help="Outputs to serve, as in logits=fetch_name_0,hidden; by default all.")
-@click.option("--gpu_ids", default="", help="GPUs to run on, as in 0,1; by default the CPU.")
-@click.option("--mem_optim", is_flag=True, help="Let Paddle reuse memory between layers.")
+@click.option("--gpu-ids", default="", help="GPUs to run on, as in 0,1; by default the CPU.")
+@click.option("--mem-optim", is_flag=True, help="Let Paddle reuse memory between layers.")
 @click.option(
-    "--max_batch",
+    "--max-batch",
     type=click.IntRange(min=1),
     default=MAX_BATCH,
     show_default=True,
@@ -42,7 +42,7 @@ from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
     "--weight", type=float, default=1.0, show_default=True, help="Share of the pool's work, relative to others."
 )
 @click.option(
-    "--hung_after",
+    "--hung-after",
     type=float,
     default=HUNG_AFTER_S,
     show_default=True,
@@ -70,14 +70,16 @@ def teacher(
     With a pool, students find it by the registry in EDL_REDIS_URL. EDL_TEACHER_TOKEN is the token that clients need;
     EDL_TLS_CERT and EDL_TLS_KEY make it serve over TLS, and nothing else.
     """
-    from edl_runtime.teacher.models import ModelOptions
+    from edl_runtime.teacher.models.model import ModelOptions
     from edl_runtime.teacher.service import TeacherOptions, serve
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     settings = RuntimeSettings.from_env(os.environ)
     pool = pool or settings.pool
     options = TeacherOptions(
-        model=ModelOptions(model=model, name=name, outputs=words(outputs), mem_optim=mem_optim, max_batch=max_batch),
+        model=ModelOptions(
+            model=model, name=name, outputs=split_list(outputs), mem_optim=mem_optim, max_batch=max_batch
+        ),
         gpu_ids=parse_gpu_ids(gpu_ids),
         host=host or settings.host,
         advertise=advertise,

@@ -11,25 +11,96 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 import structlog
 
-from edl_runtime.autoscale.profile import DAY_S, Sample
-from edl_runtime.autoscale.room import Outlook, Room, clock_time, room_for_training, shown
-from edl_runtime.autoscale.sources.outlook import check, expected
-from edl_runtime.autoscale.sources.spec import Traffic
-from edl_runtime.autoscale.traffic import Size, Sizes, Span, TrafficWindows
-from edl_runtime.autoscale.traffic_schema import read_windows
-from edl_runtime.autoscale.zones import zone_of
-from edl_runtime.cli.day_picture import DECLARED, TRAINING, WEB, Column, draw
-from edl_runtime.cli.flags import words
+from edl_runtime.autoscale.traffic.capacity import TrainingCapacity, format_amount, format_time, training_capacity
+from edl_runtime.autoscale.traffic.forecast import DAY_S, Forecast, Sample, zone_of
+from edl_runtime.autoscale.traffic.schema import read_windows
+from edl_runtime.autoscale.traffic.sources.learner import check_source, fetch_forecast
+from edl_runtime.autoscale.traffic.sources.spec import Traffic
+from edl_runtime.autoscale.traffic.windows import Size, Sizes, TrafficWindows, WindowSpan
+from edl_runtime.cli.options import split_list
 from edl_runtime.cli.tables import print_table
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+HEIGHT = 12
+
+TRAINING, WEB, DECLARED = "█", "░", "─"
+_PARTS = " ▁▂▃▄▅▆▇█"
+_STYLES = {WEB: "red", DECLARED: "yellow"}
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """Some minutes, from `start` on, in shares of the whole, 0 to 1.
+
+    What `training` may use, what windows have `declared` for it, and what the `web` is expected to need, None where
+    nobody knows.
+    """
+
+    start: datetime
+    training: float
+    declared: float
+    web: float | None = None
+
+
+def draw_day(columns: Sequence[Column], whole: str, now: datetime) -> list[Text]:
+    """Return the lines of a picture, `HEIGHT` and a scale: training stands at the bottom, and the web hangs from above.
+
+    `whole` is what all of it is called, and `now` is marked, a time of that day. A line is for what windows have
+    declared, where it is known what the web needs.
+    """
+    from rich.text import Text
+
+    lines = []
+    for row in range(HEIGHT, 0, -1):
+        label = {HEIGHT: whole, 1: "0"}.get(row, "")
+        line = Text(f"{label:>{len(whole)}} │")
+        for column in columns:
+            letter = _letter(column, row)
+            line.append(letter, style=_STYLES.get(letter, "green"))
+        lines.append(line)
+    margin = " " * (len(whole) + 1)
+    lines.append(Text(margin + "└" + "".join("┴" if _full_hours(column, 3) else "─" for column in columns)))
+    lines.append(Text(margin + " " + _hours(columns)))
+    past = sum(column.start <= now for column in columns)
+    lines.append(Text(f"{margin}{' ' * past}▲ now", style="bold"))
+    return lines
+
+
+def _letter(column: Column, row: int) -> str:
+    """Return what is in a column from `row - 1` to `row` twelfths of the whole."""
+    low = (row - 1) / HEIGHT
+    if column.web is not None and row == max(1, round(column.declared * HEIGHT)):
+        return DECLARED
+    filled = round((column.training - low) * HEIGHT * 8)
+    if filled > 0:
+        return _PARTS[min(8, filled)]
+    return WEB if column.web is not None and 1 - column.web < low + 0.5 / HEIGHT else " "
+
+
+def _full_hours(column: Column, hours: int) -> bool:
+    return column.start.minute == 0 and column.start.hour % hours == 0
+
+
+def _hours(columns: Sequence[Column]) -> str:
+    """Return the scale's numbers."""
+    line = ""
+    for number, column in enumerate(columns):
+        if _full_hours(column, 3) and len(line) <= number:
+            line = f"{line:<{number}}{column.start:%H}"
+    return line
+
+
+# `edl windows`: what traffic windows and their source leave to training, now and over a day.
 
 EDGES = 6
 """How many windows are shown, the one that holds among them."""
@@ -65,22 +136,22 @@ def windows(*, file: Path, total: str, at: str, drawn: bool, as_json: bool) -> N
     whole = _total(total)
     now_s = time.time()
     moment = _moment(at, now_s, declared.time_zone)
-    outlook, trouble = (
+    forecast, trouble = (
         asyncio.run(_ask(declared.traffic, declared.time_zone, now_s)) if declared.traffic else (None, None)
     )
     spans = _spans(declared, moment)
-    room = _room(declared, whole, moment, _as_if_then(outlook, moment) if at else outlook)
+    room = _room(declared, whole, moment, _as_if_then(forecast, moment) if at else forecast)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(_plain(moment, spans, room, whole, trouble))))
     else:
         print_table(["FROM", "WINDOW", "CLUSTER", "JOBS", "POOLS"], [_row(span, declared, moment) for span in spans])
         click.echo(f"\n{f'{moment:%a %d %b %H:%M}' if at else 'now'}: {room.why}")
-        if outlook and not at and (foretold := _foretold(outlook, moment)):
+        if forecast and not at and (foretold := _foretold(forecast, moment)):
             click.echo(foretold)
         for name, amount in whole.items():
-            click.echo(f"training may use {shown(room.capacity[name])} of {shown(amount)} {name}")
+            click.echo(f"training may use {format_amount(room.capacity[name])} of {format_amount(amount)} {name}")
     if drawn and not as_json:
-        _draw(declared, whole, moment, outlook)
+        _draw(declared, whole, moment, forecast)
     if trouble:
         raise trouble
 
@@ -92,20 +163,20 @@ def _text(file: Path) -> str:
         raise SpecError("FILE", str(file), f"a text in UTF-8 ({error.reason} at byte {error.start})") from None
 
 
-async def _ask(traffic: Traffic, time_zone: str, now_s: float) -> tuple[Outlook | None, EdlError | None]:
+async def _ask(traffic: Traffic, time_zone: str, now_s: float) -> tuple[Forecast | None, EdlError | None]:
     """Return what is known of the web, and what is wrong with its source."""
     settings = RuntimeSettings.from_env(os.environ)
     async with connect(settings.redis_url) if settings.redis_url else nullcontext() as client:
         try:
-            await check(traffic, client, now_s=now_s)
-            return await expected(traffic, client, settings.namespace, now_s, time_zone=time_zone), None
+            await check_source(traffic, client, now_s=now_s)
+            return await fetch_forecast(traffic, client, settings.namespace, now_s, time_zone=time_zone), None
         except EdlError as error:
             return None, error
 
 
 def _total(text: str) -> dict[str, float]:
     whole = {}
-    for word in words(text):
+    for word in split_list(text):
         name, _, amount = word.partition("=")
         try:
             whole[name] = float(amount)
@@ -129,7 +200,7 @@ def _moment(at: str, now_s: float, time_zone: str) -> datetime:
     return moment.astimezone(zone) if moment.tzinfo else moment.replace(tzinfo=zone)
 
 
-def _spans(declared: TrafficWindows, moment: datetime) -> list[Span]:
+def _spans(declared: TrafficWindows, moment: datetime) -> list[WindowSpan]:
     """Return what holds at a moment, and what does after that."""
     spans = [declared.at(moment)]
     while len(spans) < EDGES and (end := spans[-1].end) is not None:
@@ -137,37 +208,39 @@ def _spans(declared: TrafficWindows, moment: datetime) -> list[Span]:
     return spans
 
 
-def _as_if_then(outlook: Outlook | None, moment: datetime) -> Outlook | None:
+def _as_if_then(forecast: Forecast | None, moment: datetime) -> Forecast | None:
     """Return what is known of the web at another time, if its source speaks then and has no burst to tell of."""
-    return outlook and msgspec.structs.replace(outlook, recent=(Sample(at_s=moment.timestamp(), needed=0.0),))
+    return forecast and msgspec.structs.replace(forecast, recent=(Sample(at_s=moment.timestamp(), needed=0.0),))
 
 
-def _room(declared: TrafficWindows, whole: Mapping[str, float], moment: datetime, outlook: Outlook | None) -> Room:
+def _room(
+    declared: TrafficWindows, whole: Mapping[str, float], moment: datetime, forecast: Forecast | None
+) -> TrainingCapacity:
     """Return what training may use; of a resource of which nobody said how much there is, there is enough."""
-    enough = {outlook.resource: math.inf} if outlook else {}
-    return room_for_training(declared, {**enough, **whole}, now=moment, outlook=outlook)
+    enough = {forecast.resource: math.inf} if forecast else {}
+    return training_capacity(declared, {**enough, **whole}, now=moment, forecast=forecast)
 
 
-def _foretold(outlook: Outlook, now: datetime) -> str:
+def _foretold(forecast: Forecast, now: datetime) -> str:
     """Return what the web needed last, and when it is expected to need most within a day."""
-    slots = range(DAY_S // outlook.profile.slot_s)
-    times = [now + timedelta(seconds=outlook.profile.slot_s * slot) for slot in slots]
-    known = [(need, time) for time in times if (need := outlook.profile.expected(time.timestamp())) is not None]
+    slots = range(DAY_S // forecast.profile.slot_s)
+    times = [now + timedelta(seconds=forecast.profile.slot_s * slot) for slot in slots]
+    known = [(need, time) for time in times if (need := forecast.profile.expected(time.timestamp())) is not None]
     words = [
-        f"it needed {shown(sample.needed)} {outlook.resource} at {_clock(sample.at_s, now)}"
-        for sample in outlook.recent
+        f"it needed {format_amount(sample.needed)} {forecast.resource} at {_clock(sample.at_s, now)}"
+        for sample in forecast.recent
     ]
     if known:
         most, when = max(known, key=lambda each: each[0])
-        words.append(f"most in the next 24 h will be about {shown(most)} at {_clock(when.timestamp(), now)}")
+        words.append(f"most in the next 24 h will be about {format_amount(most)} at {_clock(when.timestamp(), now)}")
     return ", and ".join(words)
 
 
 def _clock(at_s: float, now: datetime) -> str:
-    return clock_time(datetime.fromtimestamp(at_s, now.tzinfo), now)
+    return format_time(datetime.fromtimestamp(at_s, now.tzinfo), now)
 
 
-def _row(span: Span, declared: TrafficWindows, moment: datetime) -> list[str]:
+def _row(span: WindowSpan, declared: TrafficWindows, moment: datetime) -> list[str]:
     start = span.start and span.start.astimezone(zone_of(declared.time_zone))
     since = f"{start:%a %d %b %H:%M}" if start else "ever"
     holds = span.start is None or span.start <= moment  # not by the wall's clock: some of its hours come twice
@@ -183,7 +256,11 @@ def _sizes(sizes: Mapping[str, Size]) -> str:
 
 
 def _plain(
-    moment: datetime, spans: Sequence[Span], room: Room, whole: Mapping[str, float], trouble: EdlError | None
+    moment: datetime,
+    spans: Sequence[WindowSpan],
+    room: TrainingCapacity,
+    whole: Mapping[str, float],
+    trouble: EdlError | None,
 ) -> dict[str, Any]:
     return {
         "at": moment,
@@ -206,7 +283,7 @@ def _plain(
     }
 
 
-def _draw(declared: TrafficWindows, whole: Mapping[str, float], moment: datetime, outlook: Outlook | None) -> None:
+def _draw(declared: TrafficWindows, whole: Mapping[str, float], moment: datetime, forecast: Forecast | None) -> None:
     from rich.console import Console
 
     resource = _drawn(declared, whole)
@@ -216,24 +293,24 @@ def _draw(declared: TrafficWindows, whole: Mapping[str, float], moment: datetime
     columns = [
         Column(
             start=start,
-            training=_left(declared, resource, amount, start, _as_if_then(outlook, start)) / amount,
+            training=_left(declared, resource, amount, start, _as_if_then(forecast, start)) / amount,
             declared=declared.sizes_at(start).capacity({resource: amount})[resource] / amount,
             web=need / amount
-            if outlook and (need := outlook.profile.expected(start.timestamp())) is not None
+            if forecast and (need := forecast.profile.expected(start.timestamp())) is not None
             else None,
         )
         for start in _day(moment, step_s)
     ]
     legend = f"{moment:%A %d %B}, {declared.time_zone}: {TRAINING} training may use"
-    if outlook:
+    if forecast:
         legend += f"   {WEB} the web is expected to need   {DECLARED} declared by windows"
-    label = f"{shown(amount)} {resource}" if resource in whole else "100%"
-    for line in ("", *draw(columns, label, moment), legend):
+    label = f"{format_amount(amount)} {resource}" if resource in whole else "100%"
+    for line in ("", *draw_day(columns, label, moment), legend):
         console.print(line)
 
 
-def _left(declared: TrafficWindows, resource: str, amount: float, at: datetime, outlook: Outlook | None) -> float:
-    return room_for_training(declared, {resource: amount}, now=at, outlook=outlook).capacity[resource]
+def _left(declared: TrafficWindows, resource: str, amount: float, at: datetime, forecast: Forecast | None) -> float:
+    return training_capacity(declared, {resource: amount}, now=at, forecast=forecast).capacity[resource]
 
 
 def _day(moment: datetime, step_s: int) -> list[datetime]:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import msgspec
 
-from edl_runtime.compare.processes import answered, run_script, running_teachers
-from edl_runtime.compare.ways import TITLES, Measured, Row, RunError, Way, measured_from
-from edl_runtime.distill.offline import AnswerFolder
-from edl_runtime.distill.standins import in_process, recorded, recording
+from edl_runtime.compare.child_processes import answered_requests, run_script, running_teachers
+from edl_runtime.compare.results import TITLES, ComparisonRow, MeasuredRun, RunError, Way, measured_run
+from edl_runtime.distill.offline import RecordedAnswers
+from edl_runtime.distill.teachers import in_process_address, recorded_address, recording_address
 from edl_runtime.errors import SpecError
+from edl_runtime.settings import RuntimeSettings
 
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 """Takes in words what is going on."""
 
 _ASKED_NONE = (
@@ -58,97 +59,103 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
                 raise SpecError(field, getattr(self, field), "1 or more")
 
 
-def compare(what: Comparison, way: Way, tell: Tell) -> Row:
+def compare(comparison: Comparison, way: Way, on_progress: OnProgress) -> ComparisonRow:
     """Run one way as often as it is wanted. A failure is part of the row, and ends it."""
     with tempfile.TemporaryDirectory(prefix="edl-compare-") as folder:
-        runs = _Runs(what, Path(folder), lambda line: tell(f"{TITLES[way]}: {line}"))
-        row = Row(way=way, teachers=_teachers(what, way), student=_student(os.environ))
+        runs = _WayRunner(comparison, Path(folder), lambda line: on_progress(f"{TITLES[way]}: {line}"))
+        row = ComparisonRow(way=way, teachers=_teachers(comparison, way), student=_student(os.environ))
         try:
             return msgspec.structs.replace(row, runs=tuple(_RUNS[way](runs)), note=runs.note)
         except RunError as error:
             return msgspec.structs.replace(row, reason=error.reason, last_lines=error.last_lines, note=runs.note)
 
 
-class _Runs:
+class _WayRunner:
     """The runs of one way, in a folder of their own."""
 
-    def __init__(self, what: Comparison, folder: Path, tell: Tell) -> None:
+    def __init__(self, comparison: Comparison, folder: Path, on_progress: OnProgress) -> None:
         self.note = ""
-        self._what = what
+        self._comparison = comparison
         self._folder = folder
-        self._tell = tell
+        self._on_progress = on_progress
 
-    def none(self) -> Iterator[Measured]:
-        env, flags = split_pure(self._what.pure)
+    def none(self) -> Iterator[MeasuredRun]:
+        env, flags = split_pure(self._comparison.pure)
         try:
-            yield from self._measured(env, [*self._what.command, *flags])
+            yield from self._measured(env, [*self._comparison.command, *flags])
         except RunError as error:
-            if self._what.pure:
+            if self._comparison.pure:
                 raise
             hint = "it ran without teachers; does it need a flag to train so? Give it with --pure"
             raise RunError(f"{error.reason} ({hint})", error.last_lines) from None
 
-    def in_process(self) -> Iterator[Measured]:
-        gpu_id = self._what.gpu_ids[0] if self._what.gpu_ids else None
+    def in_process(self) -> Iterator[MeasuredRun]:
+        gpu_id = self._comparison.gpu_ids[0] if self._comparison.gpu_ids else None
         asked = self._folder / "asked"
-        address = in_process(self._what.model, outputs=self._what.outputs, gpu_id=gpu_id, asked=asked)
-        for measured in self._measured({"EDL_TEACHERS": address}, self._what.command):
+        address = in_process_address(
+            self._comparison.model, outputs=self._comparison.outputs, gpu_id=gpu_id, asked=asked
+        )
+        for measured in self._measured({"EDL_TEACHERS": address}, self._comparison.command):
             _check_asked(asked.exists())
             asked.unlink()
             yield measured
 
-    def service(self) -> Iterator[Measured]:
-        token = os.environ.get("EDL_TEACHER_TOKEN", "")
+    def service(self) -> Iterator[MeasuredRun]:
+        token = RuntimeSettings.from_env(os.environ).teacher_token
         with self._teachers() as addresses:
             before = 0
-            for measured in self._measured({"EDL_TEACHERS": ",".join(addresses)}, self._what.command):
-                now = sum(answered(address, token) for address in addresses)
+            for measured in self._measured({"EDL_TEACHERS": ",".join(addresses)}, self._comparison.command):
+                now = sum(answered_requests(address, token) for address in addresses)
                 _check_asked(now > before)
                 before = now
                 yield measured
 
-    def offline(self) -> Iterator[Measured]:
+    def offline(self) -> Iterator[MeasuredRun]:
         answers = self._folder / "answers"
         with self._teachers() as addresses:
             began = time.monotonic()
-            self._run({"EDL_TEACHERS": ",".join(recording(answers, one) for one in addresses)}, self._what.command, 0)
-        count, size = _kept(answers)
+            self._run(
+                {"EDL_TEACHERS": ",".join(recording_address(answers, one) for one in addresses)},
+                self._comparison.command,
+                0,
+            )
+        count, size = _recorded_size(answers)
         self.note = f"{count:,} answers, {-(-size // 1000):,} kB, written before in {time.monotonic() - began:.0f} s"
-        yield from self._measured({"EDL_TEACHERS": recorded(answers)}, self._what.command)
+        yield from self._measured({"EDL_TEACHERS": recorded_address(answers)}, self._comparison.command)
 
     @contextmanager
     def _teachers(self) -> Iterator[list[str]]:
-        what = self._what
-        self._tell(f"starting {what.teachers} teacher{'s' if what.teachers > 1 else ''}")
-        command = [sys.executable, "-m", "edl_runtime.cli", "teacher", "--json", "--model", what.model]
-        command += ["--outputs", what.outputs] if what.outputs else []
+        comparison = self._comparison
+        self._on_progress(f"starting {comparison.teachers} teacher{'s' if comparison.teachers > 1 else ''}")
+        command = [sys.executable, "-m", "edl_runtime.cli", "teacher", "--json", "--model", comparison.model]
+        command += ["--outputs", comparison.outputs] if comparison.outputs else []
         gpus = [
-            ["--gpu_ids", str(what.gpu_ids[number % len(what.gpu_ids)])] if what.gpu_ids else []
-            for number in range(what.teachers)
+            ["--gpu-ids", str(comparison.gpu_ids[number % len(comparison.gpu_ids)])] if comparison.gpu_ids else []
+            for number in range(comparison.teachers)
         ]
         with running_teachers(command, gpus, _environment(), self._folder) as addresses:
             yield addresses
 
-    def _measured(self, env: Mapping[str, str], command: Sequence[str]) -> Iterator[Measured]:
-        for number in range(1, self._what.repeat + 1):
-            yield measured_from(self._run(env, command, number))
+    def _measured(self, env: Mapping[str, str], command: Sequence[str]) -> Iterator[MeasuredRun]:
+        for number in range(1, self._comparison.repeat + 1):
+            yield measured_run(self._run(env, command, number))
 
     def _run(self, env: Mapping[str, str], command: Sequence[str], number: int) -> bytes | None:
         """Run the script; return its result. Number 0 is a run that only writes answers."""
         result = self._folder / f"result-{number}.json"
-        run = f"run {number} of {self._what.repeat}" if number else "writing answers"
-        self._tell(run)
+        run = f"run {number} of {self._comparison.repeat}" if number else "writing answers"
+        self._on_progress(run)
         log = self._folder / f"script-{number}.log"
         theirs = {**_environment(), **env, "EDL_RESULT_FILE": str(result)}
-        run_script(command, theirs, log, lambda line: self._tell(f"{run}: {line}" if line else run))
+        run_script(command, theirs, log, lambda line: self._on_progress(f"{run}: {line}" if line else run))
         return result.read_bytes() if result.exists() else None
 
 
-_RUNS: dict[Way, Callable[[_Runs], Iterator[Measured]]] = {
-    "none": _Runs.none,
-    "inprocess": _Runs.in_process,
-    "offline": _Runs.offline,
-    "service": _Runs.service,
+_RUNS: dict[Way, Callable[[_WayRunner], Iterator[MeasuredRun]]] = {
+    "none": _WayRunner.none,
+    "inprocess": _WayRunner.in_process,
+    "offline": _WayRunner.offline,
+    "service": _WayRunner.service,
 }
 
 
@@ -165,10 +172,10 @@ def split_pure(pure: str) -> tuple[dict[str, str], list[str]]:
     return env, words
 
 
-def _kept(answers: Path) -> tuple[int, int]:
+def _recorded_size(answers: Path) -> tuple[int, int]:
     """Return how many answers there are, and their bytes on disk. Raises RunError for none."""
     if answers.is_dir():
-        kept = AnswerFolder(answers)
+        kept = RecordedAnswers(answers)
         count = len(kept)
         kept.close()
         if count:
@@ -181,14 +188,18 @@ def _check_asked(asked: bool) -> None:  # noqa: FBT001 - it is all there is to c
         raise RunError(_ASKED_NONE)
 
 
-def _teachers(what: Comparison, way: Way) -> str:
+def _teachers(comparison: Comparison, way: Way) -> str:
     if way == "none":
         return "none"
     if way == "inprocess":
-        return f"in the student's process{f', GPU {what.gpu_ids[0]}' if what.gpu_ids else ''}"
-    used = sorted({what.gpu_ids[number % len(what.gpu_ids)] for number in range(what.teachers)} if what.gpu_ids else ())
+        return f"in the student's process{f', GPU {comparison.gpu_ids[0]}' if comparison.gpu_ids else ''}"
+    used = sorted(
+        {comparison.gpu_ids[number % len(comparison.gpu_ids)] for number in range(comparison.teachers)}
+        if comparison.gpu_ids
+        else ()
+    )
     where = f"GPU {', '.join(map(str, used))}" if used else "CPU"
-    return f"{what.teachers} on {where}{', before' if way == 'offline' else ''}"
+    return f"{comparison.teachers} on {where}{', before' if way == 'offline' else ''}"
 
 
 def _student(environ: Mapping[str, str]) -> str:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from edl_runtime.compat import outdated
-from edl_runtime.compat.manifests import below, read_manifests
+from edl_runtime.compat import removed_fields
+from edl_runtime.compat.manifest_yaml import below, read_manifests
 from edl_runtime.compat.volumes import read_volumes
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import GPU, Pod, Volume
@@ -41,21 +41,21 @@ class _Known(NamedTuple):
     gone: Mapping[str, str]
 
 
-TOP = _Known(("apiVersion", "kind", "metadata", "spec"), outdated.TOP)
-METADATA = _Known(("name", "namespace", "labels", "annotations"), outdated.METADATA)
+TOP = _Known(("apiVersion", "kind", "metadata", "spec"), removed_fields.TOP)
+METADATA = _Known(("name", "namespace", "labels", "annotations"), removed_fields.METADATA)
 SPEC = _Known(
     (
         *("image", "fault_tolerant", "passes", "volumes", "VolumeMounts", "volumeMounts", "schedulerName"),
         *("imagePullSecrets", "trainer"),
     ),
-    outdated.SPEC,
+    removed_fields.SPEC,
 )
 TRAINER = _Known(
     (
         *("entrypoint", "workspace", "passes", "min-instance", "max-instance", "resources"),
         *("envs", "tolerations", "node_selector", "imagePullSecrets"),
     ),
-    outdated.TRAINER,
+    removed_fields.TRAINER,
 )
 RESOURCES = _Known(("limits", "requests"), {})
 
@@ -315,7 +315,7 @@ def _fields(path: str, given: object, known: _Known, notes: list[str]) -> dict[s
             allowed = f"one of the fields {', '.join(sorted([*known.now, *known.gone]))}"
             raise SpecError(below(path, name), value, allowed)
         if name in known.gone and value not in (0, "", [], {}):
-            notes.append(outdated.note(below(path, name), known.gone[name]))
+            notes.append(removed_fields.removed_note(below(path, name), known.gone[name]))
     return {name: value for name, value in fields.items() if name in known.now}
 
 

@@ -1,9 +1,11 @@
-"""The endpoint's routes: who may ask what, and what is answered."""
+"""The HTTP routes of a discovery endpoint, and the stream of assignments that a student keeps open."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,28 +17,106 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edl_runtime.decoding import Decoder
-from edl_runtime.discovery.hub import Hub
-from edl_runtime.discovery.messages import SAY_EVERY_S, Words
-from edl_runtime.discovery.stream import Stream, student_id
-from edl_runtime.errors import EdlError, PoolLimitError, RegistryUnavailableError, SpecError, UnknownPoolError
-from edl_runtime.registry.pools import view_pool, view_pools
+from edl_runtime.concurrency import first_completed
+from edl_runtime.discovery.assignments import REPORT_EVERY_S, StudentStatus
+from edl_runtime.discovery.errors import PoolLimitError
+from edl_runtime.discovery.sessions import StudentRegistry, StudentSession
+from edl_runtime.errors import EdlError, SpecError
+from edl_runtime.log import get_logger
+from edl_runtime.parsing import JsonDecoder
+from edl_runtime.registry.errors import UnknownPoolError
+from edl_runtime.registry.members import Member
+from edl_runtime.registry.pools import get_pool, list_pools
 from edl_runtime.specs import check_name
-from edl_runtime.store.client import unavailable_if_lost
+from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_client import unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-WORDS_LIMIT = 64 * 1024
+CLOSE_WITHIN_S = 1.0
+"""How long the end of a stream may take to be sent to who may not be reading."""
+
+_NAME = re.compile(r"[!-~]{1,200}")
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+
+log = get_logger(__name__)
+
+
+class AssignmentStream:
+    """The ASGI application of `GET /v1/pools/{pool}/students/{student}?want=N&address=A`.
+
+    The open stream is the student's registration. Lines are `Assignment`s in JSON. It ends with the connection, when
+    nothing is heard of the student, when another stream has the same id and when the endpoint stops.
+
+    Raises SpecError and RegistryUnavailableError before it begins.
+    """
+
+    def __init__(self, registry: StudentRegistry) -> None:
+        self._registry = registry
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["method"] != "GET":  # where GET is allowed, Starlette lets HEAD through
+            raise HTTPException(405, "a stream is for GET", {"Allow": "GET"})
+        pool, student = _parse_request(Request(scope))
+        async with self._registry.connect(pool, student) as connected:
+            headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            why = await first_completed(
+                _send_assignments(connected, send), connected.wait_until_closed(), _disconnect(receive)
+            )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_WITHIN_S):
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+        log.info("student.gone", pool=pool, student=student.id, why=why)
+
+
+def student_id(text: str) -> str:
+    """Return `text` if it can name a student, else raise SpecError."""
+    if not _NAME.fullmatch(text):
+        raise SpecError("student", text[:200], "1 to 200 printable ASCII characters without blanks")
+    return text
+
+
+def _parse_request(request: Request) -> tuple[str, Member]:
+    wanted = request.query_params.get("want")
+    if wanted is not None and not _NUMBER.fullmatch(wanted):
+        raise SpecError("want", wanted[:200], "the most teachers that the student can use, or no such parameter")
+    address = request.query_params.get("address", "")
+    if address and not _NAME.fullmatch(address):
+        raise SpecError("address", address[:200], "1 to 200 printable ASCII characters without blanks")
+    student = Member(
+        id=student_id(request.path_params["student"]), address=address, want=int(wanted) if wanted else None
+    )
+    return check_name("pool", request.path_params["pool"]), student
+
+
+async def _send_assignments(connected: StudentSession, send: Send) -> str:
+    async for assignment in connected.assignments():
+        line = msgspec.json.encode(assignment) + b"\n"
+        await send({"type": "http.response.body", "body": line, "more_body": True})
+    raise AssertionError
+
+
+async def _disconnect(receive: Receive) -> str:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    return "it disconnected"
+
+
+# The endpoint's routes: who may ask what, and what is answered.
+
+STATUS_LIMIT = 64 * 1024
 """Most bytes of what a student says at once."""
-WORDS_WITHIN_S = SAY_EVERY_S
+STATUS_WITHIN_S = REPORT_EVERY_S
 """How long a student may take to say it."""
 
-WELCOME = "edl.welcome"
+AUTHENTICATED = "edl.welcome"
 """In a request's state: what to call when it has shown the token."""
 
-_OPEN_TO_ALL = "/v1/health/"
-_STATUS: dict[type[EdlError], int] = {
+_HEALTH_PATHS = "/v1/health/"
+_STATUS_CODES: dict[type[EdlError], int] = {
     SpecError: 400,
     UnknownPoolError: 404,
     PoolLimitError: 503,
@@ -44,24 +124,24 @@ _STATUS: dict[type[EdlError], int] = {
 }
 
 
-def build_app(hub: Hub, client: Redis, namespace: str, *, token: str) -> ASGIApp:
+def build_app(registry: StudentRegistry, client: Redis, namespace: str, *, token: str) -> ASGIApp:
     """Return the ASGI application; all but health asks for `token`, unless that is empty."""
-    routes = _Routes(hub, client, namespace)
+    routes = _Routes(registry, client, namespace)
     return Starlette(
         routes=[
             Route("/v1/health/live", routes.live),
             Route("/v1/health/ready", routes.ready),
             Route("/v1/pools", routes.pools),
             Route("/v1/pools/{pool}", routes.pool),
-            Route("/v1/pools/{pool}/students/{student}", Stream(hub), methods=["GET"]),
-            Route("/v1/pools/{pool}/students/{student}/words", routes.words, methods=["PUT"]),
+            Route("/v1/pools/{pool}/students/{student}", AssignmentStream(registry), methods=["GET"]),
+            Route("/v1/pools/{pool}/students/{student}/status", routes.status, methods=["PUT"]),
         ],
-        middleware=[Middleware(TokenGate, token=token)],
-        exception_handlers={HTTPException: _refuse, **dict.fromkeys(_STATUS, _explain)},
+        middleware=[Middleware(BearerAuth, token=token)],
+        exception_handlers={HTTPException: _http_error_response, **dict.fromkeys(_STATUS_CODES, _error_response)},
     )
 
 
-class TokenGate:
+class BearerAuth:
     """Lets requests through that have the token, and those about health; tells the server whose client has it."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -72,9 +152,9 @@ class TokenGate:
         """Answer one request."""
         given = dict(scope["headers"]).get(b"authorization", b"")
         welcome = not self._wanted or hmac.compare_digest(given, self._wanted)
-        if welcome and (tell := scope.get("state", {}).get(WELCOME)):
+        if welcome and (tell := scope.get("state", {}).get(AUTHENTICATED)):
             tell()
-        if welcome or scope["path"].startswith(_OPEN_TO_ALL):
+        if welcome or scope["path"].startswith(_HEALTH_PATHS):
             await self._app(scope, receive, send)
             return
         refusal = _json(
@@ -86,8 +166,8 @@ class TokenGate:
 
 
 class _Routes:
-    def __init__(self, hub: Hub, client: Redis, namespace: str) -> None:
-        self._hub = hub
+    def __init__(self, registry: StudentRegistry, client: Redis, namespace: str) -> None:
+        self._registry = registry
         self._client = client
         self._namespace = namespace
 
@@ -103,36 +183,36 @@ class _Routes:
         return _json({"ready": True})
 
     async def pools(self, _: Request) -> Response:
-        return _json(await view_pools(self._client, self._namespace))
+        return _json(await list_pools(self._client, self._namespace))
 
     async def pool(self, request: Request) -> Response:
         name = check_name("pool", request.path_params["pool"])
-        return _json(await view_pool(self._client, self._namespace, name))
+        return _json(await get_pool(self._client, self._namespace, name))
 
-    async def words(self, request: Request) -> Response:
+    async def status(self, request: Request) -> Response:
         pool, student = check_name("pool", request.path_params["pool"]), student_id(request.path_params["student"])
-        said = await _words(request)
-        if not await self._hub.hear(pool, student, said):
+        said = await _read_status(request)
+        if not await self._registry.update(pool, student, said):
             raise HTTPException(
                 404, f"no student {student!r} of pool {pool!r} is connected here; open its stream first"
             )
         return Response(status_code=204)
 
 
-_words_decoder = Decoder(Words)
+_status_decoder = JsonDecoder(StudentStatus)
 
 
-async def _words(request: Request) -> Words:
+async def _read_status(request: Request) -> StudentStatus:
     body = bytearray()
     try:
-        async with asyncio.timeout(WORDS_WITHIN_S):
+        async with asyncio.timeout(STATUS_WITHIN_S):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > WORDS_LIMIT:
-                    raise HTTPException(413, f"{WORDS_LIMIT} bytes are allowed")
-        return _words_decoder.decode(body)
+                if len(body) > STATUS_LIMIT:
+                    raise HTTPException(413, f"{STATUS_LIMIT} bytes are allowed")
+        return _status_decoder.decode(body)
     except TimeoutError:
-        raise HTTPException(408, f"the body did not come within {WORDS_WITHIN_S:.0f} s") from None
+        raise HTTPException(408, f"the body did not come within {STATUS_WITHIN_S:.0f} s") from None
     except msgspec.DecodeError as error:
         raise HTTPException(400, str(error)) from None
 
@@ -141,11 +221,11 @@ def _json(content: object, status: int = 200, headers: dict[str, str] | None = N
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
+async def _http_error_response(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 -- registered for nothing else
     return _json({"error": error.detail}, error.status_code, dict(error.headers or {}))
 
 
-async def _explain(_: Request, error: Exception) -> Response:
-    status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
+async def _error_response(_: Request, error: Exception) -> Response:
+    status = next(status for kind, status in _STATUS_CODES.items() if isinstance(error, kind))
     return _json({"error": str(error)}, status)

@@ -12,15 +12,16 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from edl_runtime.discovery.app import WELCOME, build_app
-from edl_runtime.discovery.hub import Hub
-from edl_runtime.errors import RegistryError, SpecError
+from edl_runtime.discovery.app import AUTHENTICATED, build_app
+from edl_runtime.discovery.sessions import StudentRegistry
+from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.address import check_exposure
-from edl_runtime.protocol.listener import Connections, accepting, listen, room_for
-from edl_runtime.protocol.tls import shown_by
+from edl_runtime.protocol.listener import ConnectionTable, accepting, connection_limit, listen
+from edl_runtime.protocol.tls import server_tls_context
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.errors import RegistryError
+from edl_runtime.store.redis_client import connect
 
 CONNECTION_LIMIT = 2500
 """Each student has two."""
@@ -28,13 +29,13 @@ REDIS_LIMIT = 500
 """Connections to Redis."""
 POOL_LIMIT = 200
 """Each pool that is followed has two connections to Redis; leases are renewed in turn by those that are left."""
-REQUEST_WITHIN_S = 5.0
+IDLE_CHECK_S = 5.0
 """How often clients are looked for to disconnect: those that have asked nothing since the last look."""
 OTHER_FILES = 256
 """Descriptors that are neither students' nor Redis's."""
-DEAD_AFTER_S = 10.0
+TCP_TIMEOUT_S = 10.0
 """A connection whose other end does not take what it is sent is dropped after so long."""
-LEAVE_S = 3.0
+SHUTDOWN_TIMEOUT_S = 3.0
 """Longest time to end what is in flight."""
 
 log = get_logger(__name__)
@@ -51,15 +52,15 @@ async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Calla
     check_exposure(host, settings.discovery_token, "EDL_DISCOVERY_TOKEN")
     if not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", "the Redis that pools register in, as in redis://127.0.0.1:6379/0")
-    shown = shown_by(settings)
+    shown = server_tls_context(settings)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    most = room_for(CONNECTION_LIMIT, each=1, beside=REDIS_LIMIT + OTHER_FILES)
-    connections: Connections[_Connection] = Connections(most)
+    most = connection_limit(CONNECTION_LIMIT, each=1, beside=REDIS_LIMIT + OTHER_FILES)
+    connections: ConnectionTable[_Connection] = ConnectionTable(most)
     async with connect(settings.redis_url, connections=REDIS_LIMIT) as client:
-        hub = Hub(client, settings.namespace, ttl_s=settings.lease_ttl_s, most_pools=POOL_LIMIT)
-        app = build_app(hub, client, settings.namespace, token=settings.discovery_token)
+        registry = StudentRegistry(client, settings.namespace, ttl_s=settings.lease_ttl_s, most_pools=POOL_LIMIT)
+        app = build_app(registry, client, settings.namespace, token=settings.discovery_token)
         config = uvicorn.Config(
             app,
             http=_Connection,
@@ -69,7 +70,7 @@ async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Calla
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=round(LEAVE_S),
+            timeout_graceful_shutdown=round(SHUTDOWN_TIMEOUT_S),
         )
         config.load()
         server = _Server(config)
@@ -82,7 +83,7 @@ async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Calla
             tasks.create_task(server.serve(sockets=[]))  # it takes no connections itself
             on_ready(_url(listener, "https" if shown else "http"))
             await stop.wait()
-            hub.close()
+            registry.close()
             server.should_exit = True
     log.info("discovery.stopped")
 
@@ -98,23 +99,23 @@ class _Server(uvicorn.Server):
 class _Connection(H11Protocol):
     """A connection that is one of a limited number, and that has to ask something soon, and again when answered."""
 
-    stands_still = 0  # TCP_USER_TIMEOUT ends those that don't read
+    stalled_for = 0  # TCP_USER_TIMEOUT ends those that don't read
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, connections: Connections[_Connection]) -> None:
-        super().__init__(config, state, {WELCOME: self._welcome})
+    def __init__(self, config: uvicorn.Config, state: ServerState, connections: ConnectionTable[_Connection]) -> None:
+        super().__init__(config, state, {AUTHENTICATED: self._welcome})
         self._all = connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent's
         super().connection_made(transport)
-        self._all.enter(self)
+        self._all.handshake_done(self)
         self._expect_request_soon((None, True))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._all.leave(self)
+        self._all.remove(self)
         super().connection_lost(exc)
 
     def _welcome(self) -> None:
-        self._all.used(self)
+        self._all.mark_used(self)
 
     @property
     def idle(self) -> bool:
@@ -125,7 +126,7 @@ class _Connection(H11Protocol):
         self.transport.abort()
 
     def _expect_request_soon(self, seen: tuple[object, bool]) -> None:
-        self.loop.call_later(REQUEST_WITHIN_S, self._expect_request, seen)
+        self.loop.call_later(IDLE_CHECK_S, self._expect_request, seen)
 
     def _expect_request(self, seen: tuple[object, bool]) -> None:
         """Disconnect if the last request and whether it is answered are as `seen`, and it is the client's turn."""
@@ -143,7 +144,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise RegistryError(f"can't listen on {host} port {port}: {error.strerror or error}") from None
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(DEAD_AFTER_S * 1000))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(TCP_TIMEOUT_S * 1000))
     return listener
 
 

@@ -1,127 +1,221 @@
-"""Finding teachers: being a student of a pool, in Redis or behind a discovery endpoint.
-
-With Redis a student computes by itself which of the teachers are its own, by the feed that an endpoint has for others.
-"""
+"""Follows a pool of teachers, in Redis or through a discovery endpoint, and reports the student's demand to it."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from edl_runtime.discovery.client import follow
-from edl_runtime.discovery.feed import Feed
-from edl_runtime.discovery.link import Link
-from edl_runtime.discovery.messages import Assignment, Words
+from edl_runtime.concurrency import first_completed
+from edl_runtime.discovery.assignments import Assignment, PoolAssignments, StudentStatus
+from edl_runtime.discovery.client import DiscoveryClient, follow_assignments
+from edl_runtime.discovery.errors import DiscoverySilentError
 from edl_runtime.distill.teachers import Discovered
-from edl_runtime.errors import DiscoverySilentError, RegistrySilentError, RegistryUnavailableError
 from edl_runtime.log import get_logger
+from edl_runtime.meter import WINDOW_S, RateMeter
+from edl_runtime.pool_reports import StudentReport
 from edl_runtime.registry import quarantine
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
-from edl_runtime.store.client import connect
-from edl_runtime.waits import first
+from edl_runtime.store.errors import RegistrySilentError, RegistryUnavailableError
+from edl_runtime.store.redis_client import connect
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-TELL_EVERY_S = 1.0
+PUBLISH_QUARANTINE_EVERY_S = 1.0
 """How often a student says which teachers it keeps in quarantine."""
 
 log = get_logger(__name__)
 
-Use = Callable[[Collection[str]], None]
+OnTeachers = Callable[[Collection[str]], None]
 """Takes the addresses of the teachers to use from now on."""
 
-Lacks = Callable[[str], None]
+OnUnavailable = Callable[[str], None]
 """Takes why teachers can't be found, in words."""
 
-Say = Callable[[], Words]
+GetStatus = Callable[[], StudentStatus]
 """Returns which teachers are asked nothing now, and what the student needs."""
 
 
-async def follow_pool(wish: Discovered, settings: RuntimeSettings, use: Use, lacks: Lacks, say: Say) -> None:
-    """Be a student of the pool and call `use` whenever the teachers to use change, until cancelled.
+async def follow_pool(
+    teachers: Discovered,
+    settings: RuntimeSettings,
+    on_teachers: OnTeachers,
+    on_unavailable: OnUnavailable,
+    get_status: GetStatus,
+) -> None:
+    """Be a student of the pool and call `on_teachers` whenever the teachers to use change, until cancelled.
 
-    What `say` returns is told to whoever looks at the pool, about once a second.
+    What `get_status` returns is published to whoever looks at the pool, about once a second.
 
     While Redis or the endpoint is away, the teachers in use stay in use. Away at the start raises
     RegistryUnavailableError or DiscoveryUnavailableError; an endpoint that refuses, DiscoveryRefusedError. Who is only
-    silent is asked again until an answer comes, and `lacks` is called with what is wrong: how long to wait for teachers
-    is the script's to say, and slow answers alone end no training.
+    silent is asked again until an answer comes, and `on_unavailable` is called with what is wrong: how long to wait for
+    teachers is the script's to say, and slow answers alone end no training.
     """
     who = f"{settings.job or 'student'}-{settings.instance}-{uuid.uuid4().hex[:8]}"
-    me = Member(id=who, address=f"{socket.gethostname()}:{os.getpid()}", want=wish.at_most)
-    follow_them = _follow_registry if settings.redis_url else _follow_endpoint
-    see = _changes(use)
+    me = Member(id=who, address=f"{socket.gethostname()}:{os.getpid()}", want=teachers.at_most)
+    follow_teachers = _follow_registry if settings.redis_url else _follow_endpoint
+    on_assignment = _on_change(on_teachers)
     while True:
         try:
-            await follow_them(wish.pool, me, settings, see, say)
+            await follow_teachers(teachers.pool, me, settings, on_assignment, get_status)
         except (RegistrySilentError, DiscoverySilentError) as error:
-            lacks(str(error))
-            log.warning("registry.away", pool=wish.pool, cause=str(error))
+            on_unavailable(str(error))
+            log.warning("registry.away", pool=teachers.pool, cause=str(error))
 
 
 async def _follow_endpoint(
-    pool: str, me: Member, settings: RuntimeSettings, see: Callable[[Assignment], None], say: Say
+    pool: str, me: Member, settings: RuntimeSettings, on_assignment: Callable[[Assignment], None], get_status: GetStatus
 ) -> None:
-    async with Link(settings.discovery_url, settings.discovery_token) as link:
-        await follow(link, pool, me, see, say)
+    async with DiscoveryClient(settings.discovery_url, settings.discovery_token) as client:
+        await follow_assignments(client, pool, me, on_assignment, get_status)
 
 
 async def _follow_registry(
-    pool: str, me: Member, settings: RuntimeSettings, see: Callable[[Assignment], None], say: Say
+    pool: str, me: Member, settings: RuntimeSettings, on_assignment: Callable[[Assignment], None], get_status: GetStatus
 ) -> None:
     service = keys.Service(settings.namespace, pool, "students")
     async with (
         connect(settings.redis_url) as client,
-        hold_lease(client, service, me, ttl_s=settings.lease_ttl_s, says=lambda: say().needs),
+        hold_lease(client, service, me, ttl_s=settings.lease_ttl_s, says=lambda: get_status().needs),
     ):
-        feed = Feed(Directory(client, settings.namespace), pool)
+        feed = PoolAssignments(Directory(client, settings.namespace), pool)
         feed.start()
         feed.add(me)
         try:
-            await first(_see(feed, me, see), _tell(client, service, me, say, feed), feed.ended())
+            await first_completed(
+                _watch_assignments(feed, me, on_assignment),
+                _publish_quarantine(client, service, me, get_status, feed),
+                feed.ended(),
+            )
         finally:
             await feed.stop()
 
 
-def _changes(use: Use) -> Callable[[Assignment], None]:
-    """Return what takes assignments and calls `use` with the teachers of those that have others than the last."""
+def _on_change(on_teachers: OnTeachers) -> Callable[[Assignment], None]:
+    """Return what takes assignments and calls `on_teachers` when the teachers are others than before."""
     mine: tuple[str, ...] | None = None
 
-    def see(assignment: Assignment) -> None:
+    def on_assignment(assignment: Assignment) -> None:
         nonlocal mine
         if assignment.teachers != mine:
             mine = assignment.teachers
             log.info("teachers.assigned", teachers=mine, students=assignment.students, listed=assignment.listed)
-            use(mine)
+            on_teachers(mine)
 
-    return see
+    return on_assignment
 
 
-async def _see(feed: Feed, me: Member, see: Callable[[Assignment], None]) -> None:
+async def _watch_assignments(feed: PoolAssignments, me: Member, on_assignment: Callable[[Assignment], None]) -> None:
     while True:
         if (assignment := feed.assignment(me.id)) is not None:
-            see(assignment)
+            on_assignment(assignment)
         await feed.news()
 
 
-async def _tell(client: Redis, service: keys.Service, me: Member, say: Say, feed: Feed) -> None:
-    told = False
+async def _publish_quarantine(
+    client: Redis, service: keys.Service, me: Member, get_status: GetStatus, feed: PoolAssignments
+) -> None:
+    published = False
     while True:
-        reasons = say().quarantined
+        reasons = get_status().quarantined
         feed.avoid(me.id, reasons)
-        if reasons or told:
+        if reasons or published:
             try:
-                await quarantine.publish(client, service.namespace, service.pool, me.id, reasons)
-                told = bool(reasons)
+                await quarantine.publish_quarantine(client, service.namespace, service.pool, me.id, reasons)
+                published = bool(reasons)
             except RegistryUnavailableError:
-                pass  # which the watches report; it is told again
-        await asyncio.sleep(TELL_EVERY_S)
+                pass  # which the watches report; it is published again
+        await asyncio.sleep(PUBLISH_QUARANTINE_EVERY_S)
+
+
+# The student's demand, reported to the pool
+
+PAUSE_BATCHES = 4
+"""A script that takes nothing for the time of so many batches,"""
+MIN_PAUSE_S = 2.0
+"""and so long on top, pauses;"""
+LONGEST_PAUSE_S = 60.0
+"""until then, for a longer pause is an end."""
+
+
+class PoolCounts(NamedTuple):
+    """How a reader stands with one pool.
+
+    - `connected`: the addresses of the teachers in use.
+    - `in_flight`, `queued`: requests that are asked now, and that wait for a teacher.
+    - `waited_s`: how long the script has waited for this pool's answers; `asked_s`: how long teachers were asked
+      something, all of them together; `batches`, `samples`: what the script took. These only grow.
+    """
+
+    connected: frozenset[str]
+    in_flight: int
+    queued: int
+    waited_s: float
+    asked_s: float
+    batches: int
+    samples: int
+
+
+class DemandMeter:
+    """Makes the reports about one pool, from what `counts` returns. `want`: the most teachers that are of use."""
+
+    def __init__(
+        self, counts: Callable[[], PoolCounts], want: int | None, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._counts = counts
+        self._want = want
+        self._clock_s = clock_s
+        self._before: PoolCounts | None = None
+        self._since = 0.0
+        self._active_at = 0.0
+        self._pause_s = math.inf
+        self._waited = self._asked = self._batches = self._samples = RateMeter(0.0)
+
+    def report(self) -> StudentReport:
+        """Return the rates up to now, of the teachers that are there now; to be asked about once a second."""
+        counts, now = self._counts(), self._clock_s()
+        before, self._before = self._before, counts
+        is_active = before is None or (counts.batches, counts.waited_s) != (before.batches, before.waited_s)
+        goes_on = is_active and now - self._active_at > self._pause_s
+        if before is None or goes_on or counts.connected != before.connected:
+            self._begin(counts, now)
+        if is_active:
+            self._active_at = now
+        idle_s = now - self._active_at
+        self._waited.mark(counts.waited_s, now)
+        self._asked.mark(counts.asked_s, now)
+        self._batches.mark(counts.batches, now)
+        self._samples.mark(counts.samples, now)
+        batches_per_s = self._batches.rate(counts.batches, now)
+        if is_active and batches_per_s:
+            self._pause_s = MIN_PAUSE_S + PAUSE_BATCHES / batches_per_s
+        return StudentReport(
+            waiting=min(1.0, self._waited.rate(counts.waited_s, now)),
+            asked=self._asked.rate(counts.asked_s, now),
+            samples_per_s=self._samples.rate(counts.samples, now),
+            teachers=len(counts.connected),
+            want=self._want,
+            in_flight=counts.in_flight,
+            queued=counts.queued,
+            over_s=min(WINDOW_S, now - self._since),
+            pauses=self._pause_s < idle_s < LONGEST_PAUSE_S,
+        )
+
+    def _begin(self, counts: PoolCounts, now: float) -> None:
+        """Look back no further than this; what was before tells nothing about now."""
+        self._since = now
+        self._waited = RateMeter(now, counts.waited_s)
+        self._asked = RateMeter(now, counts.asked_s)
+        self._batches = RateMeter(now, counts.batches)
+        self._samples = RateMeter(now, counts.samples)

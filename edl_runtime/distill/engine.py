@@ -10,27 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from edl_runtime.discovery.messages import Words
-from edl_runtime.distill import processes
-from edl_runtime.distill.batches import Batch, Request
-from edl_runtime.distill.cache import AnswerCache
-from edl_runtime.distill.discovery import follow_pool
-from edl_runtime.distill.epoch import Epoch
-from edl_runtime.distill.feeds import Plan
-from edl_runtime.distill.formats import Format, cut
-from edl_runtime.distill.gathering import Gathering
-from edl_runtime.distill.lane import Asking, Connect
-from edl_runtime.distill.loop import LoopThread
-from edl_runtime.distill.needs import Needs
-from edl_runtime.distill.patience import TELL_EVERY_S, Patience
-from edl_runtime.distill.pipeline import Pipeline
-from edl_runtime.distill.pool import TeacherPool
-from edl_runtime.distill.recall import Recall
-from edl_runtime.distill.sizing import MOST_BYTES, USUAL_ROWS
-from edl_runtime.distill.standins import connect_with
+from edl_runtime.discovery.assignments import StudentStatus
+from edl_runtime.distill import data_loaders
+from edl_runtime.distill.batching import Batch, Format, ItemAccumulator, Request, cut
+from edl_runtime.distill.bindings import RequestPlan
+from edl_runtime.distill.cache.answer_cache import AnswerCache
+from edl_runtime.distill.cache.lookup import CacheLookup
+from edl_runtime.distill.discovery import DemandMeter, follow_pool
+from edl_runtime.distill.dispatch_policy import DEFAULT_ROWS, LOG_WAIT_EVERY_S, MAX_REQUEST_BYTES, AnswerTimeout
+from edl_runtime.distill.errors import DistillError, SampleError
+from edl_runtime.distill.event_loop_thread import EventLoopThread
+from edl_runtime.distill.pipeline import Epoch, Pipeline
 from edl_runtime.distill.stats import ReaderStats
-from edl_runtime.distill.teachers import Discovered, Fixed
-from edl_runtime.errors import DistillError, SampleError
+from edl_runtime.distill.teacher_worker import Connect, TeacherPool, WorkerContext
+from edl_runtime.distill.teachers import Discovered, Fixed, connection_factory
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.settings import RuntimeSettings
@@ -45,7 +38,7 @@ LOOK_EVERY_S = 0.2
 log = get_logger(__name__)
 
 
-class Question(NamedTuple):
+class PoolQuery(NamedTuple):
     """What one pool is asked of each sample."""
 
     teachers: Fixed | Discovered
@@ -53,7 +46,7 @@ class Question(NamedTuple):
 
 
 class Engine:
-    """Feeder, lanes and discovery of one reader. Holds no reference to that, so one that nobody closes is collected.
+    """Feeder, workers and discovery of one reader. Holds no reference to that, so one that nobody closes is collected.
 
     It belongs to the process that made it: threads, locks and connections don't survive a fork. See `is_mine`.
     """
@@ -63,7 +56,7 @@ class Engine:
         source: Callable[[], Iterable[Any]],
         *,
         inputs: tuple[str | None, ...],
-        questions: Sequence[Question],
+        queries: Sequence[PoolQuery],
         normalise: Mapping[str, Normalise],
         format: Format,  # noqa: A002 -- as the reader has it
         teacher_batch_size: int | None,
@@ -80,28 +73,28 @@ class Engine:
         self._joins = False  # teachers answer a row alike beside any others; known once one was seen
         self._item_rows = self._row_bytes = 1.0  # about so many
         self._settings = settings
-        self._questions = questions
+        self._queries = queries
         self._plans_of = [
-            partial(Plan.of, inputs, question.outputs, normalise, allow_nan=allow_nan) for question in questions
+            partial(RequestPlan.of, inputs, query.outputs, normalise, allow_nan=allow_nan) for query in queries
         ]
         self._epochs = epochs
         self._forked_epochs = 0
         self._cache = cache
-        self._recall: Recall | None = None
+        self._lookup: CacheLookup | None = None
         self._pid = os.getpid()
-        connect = connect or connect_with(settings)
-        patiences = [
-            Patience(
-                str(question.teachers), wait_limit_s=settings.teacher_wait_s, request_limit_s=settings.teacher_timeout_s
+        connect = connect or connection_factory(settings)
+        timeouts = [
+            AnswerTimeout(
+                str(query.teachers), wait_limit_s=settings.teacher_wait_s, request_limit_s=settings.teacher_timeout_s
             )
-            for question in questions
+            for query in queries
         ]
-        self.pipeline = Pipeline(patiences, epochs)
+        self.pipeline = Pipeline(timeouts, epochs)
         self._pools = [
-            TeacherPool(Asking(dispatcher, connect, plan_of, self.pipeline.fail))
+            TeacherPool(WorkerContext(dispatcher, connect, plan_of, self.pipeline.fail))
             for dispatcher, plan_of in zip(self.pipeline.dispatchers, self._plans_of, strict=True)
         ]
-        self._discovery: LoopThread | None = None
+        self._discovery: EventLoopThread | None = None
         self._watcher: threading.Thread | None = None
         self._feeder: threading.Thread | None = None
         self._source_free = threading.Lock()
@@ -122,11 +115,11 @@ class Engine:
             if self._started:
                 return False
             self._started = True
-            for question, pool in zip(self._questions, self._pools, strict=True):
-                if isinstance(question.teachers, Fixed):
-                    pool.use(question.teachers.addresses)
-            if any(isinstance(question.teachers, Discovered) for question in self._questions):
-                self._discovery = LoopThread("edl discovery", self._discover)
+            for query, pool in zip(self._queries, self._pools, strict=True):
+                if isinstance(query.teachers, Fixed):
+                    pool.use(query.teachers.addresses)
+            if any(isinstance(query.teachers, Discovered) for query in self._queries):
+                self._discovery = EventLoopThread("edl discovery", self._discover)
                 self._discovery.start()
             self._watcher = threading.Thread(target=self.pipeline.watch, name="edl hedges", daemon=True)
             self._watcher.start()
@@ -134,7 +127,7 @@ class Engine:
 
     def begin(self) -> Epoch:
         """Start to read the next epoch, and a thread that feeds it, unless it is fed already."""
-        processes.let_threads_start_loaders()
+        data_loaders.allow_loaders_in_threads()
         epoch, is_fed = self.pipeline.begin()
         if not is_fed:
             self._feeder = threading.Thread(target=self._feed, args=(epoch,), name="edl feeder", daemon=True)
@@ -182,18 +175,19 @@ class Engine:
             self._feeder.join(max(0.0, until - time.monotonic()))
             if self._feeder.is_alive():
                 log.warning("source.still_busy", waited_s=CLOSE_LIMIT_S)
-        if self._recall is not None:
-            self._recall.close()
+        if self._lookup is not None:
+            self._lookup.close()
 
     async def _discover(self) -> None:
         try:
             async with asyncio.TaskGroup() as following:
-                for number, (question, pool) in enumerate(zip(self._questions, self._pools, strict=True)):
-                    wish = question.teachers
-                    if isinstance(wish, Discovered):
-                        needs = Needs(partial(self.pipeline.pool_counts, number), wish.at_most)
-                        say = partial(_words, pool, needs)
-                        following.create_task(follow_pool(wish, self._settings, pool.use, pool.lacks, say))
+                for number, (query, pool) in enumerate(zip(self._queries, self._pools, strict=True)):
+                    asked = query.teachers
+                    if isinstance(asked, Discovered):
+                        demand = DemandMeter(partial(self.pipeline.pool_counts, number), asked.at_most)
+                        get_status = partial(_student_status, pool, demand)
+                        unavailable = pool.report_unavailable
+                        following.create_task(follow_pool(asked, self._settings, pool.use, unavailable, get_status))
         except* Exception as group:  # noqa: BLE001 -- whatever it is, the training script has to know
             self.pipeline.fail(group.exceptions[0])
 
@@ -201,20 +195,20 @@ class Engine:
         try:
             self._feed_epochs(begun)
         finally:
-            processes.ends_here()
+            data_loaders.thread_ends_here()
 
     def _feed_epochs(self, begun: Epoch) -> None:
         epoch: Epoch | None = begun
         while epoch is not None and self._await_source(epoch):
             error: BaseException | None = None
-            forks = processes.forks()
+            forked_before = data_loaders.fork_count()
             try:
-                self._put_all(epoch)
+                self._feed_epoch(epoch)
             except BaseException as raised:  # noqa: BLE001 -- it is the training script's to handle
                 error = raised
             finally:
                 self._source_free.release()
-            ahead = processes.forks() == forks
+            ahead = data_loaders.fork_count() == forked_before
             if not ahead:
                 self._note_forks()
             epoch = self.pipeline.end_of_source(epoch, error, ahead=ahead)
@@ -234,17 +228,17 @@ class Engine:
 
     def _await_source(self, epoch: Epoch) -> bool:
         """Take the source, which is never run by two threads at once; False when the epoch is over before."""
-        since = told_at = time.monotonic()
+        since = logged_at = time.monotonic()
         while not self._source_free.acquire(timeout=LOOK_EVERY_S):
             if epoch.over:
                 return False
-            if time.monotonic() - told_at >= TELL_EVERY_S:
-                told_at = time.monotonic()
-                log.warning("source.still_busy", waited_s=round(told_at - since, 1))
+            if time.monotonic() - logged_at >= LOG_WAIT_EVERY_S:
+                logged_at = time.monotonic()
+                log.warning("source.still_busy", waited_s=round(logged_at - since, 1))
         return True
 
-    def _put_all(self, epoch: Epoch) -> None:
-        plans: list[Plan] = []
+    def _feed_epoch(self, epoch: Epoch) -> None:
+        plans: list[RequestPlan] = []
         first = 0
 
         def put(piece: list[Any]) -> bool:
@@ -261,31 +255,31 @@ class Engine:
             first += len(piece)
             return True
 
-        items = processes.Pass(self._source)
-        gathering = Gathering(self._least_items, self._most_items, put)
-        epoch.gathering = gathering
+        items = data_loaders.SourcePass(self._source)
+        accumulator = ItemAccumulator(self._least_items, self._most_items, put)
+        epoch.accumulator = accumulator
         ended = False
         try:
-            ended = gathering.add_all(items)
+            ended = accumulator.consume(items)
         finally:
-            epoch.gathering = None  # which refers to the epoch
+            epoch.accumulator = None  # which refers to the epoch
             if not ended:
                 items.close()
 
     @property
     def _least_items(self) -> int:
-        return self._size or USUAL_ROWS if self._format == "sample" else 1
+        return self._size or DEFAULT_ROWS if self._format == "sample" else 1
 
     @property
     def _most_rows(self) -> int:
-        return self.pipeline.most_rows if self._joins else USUAL_ROWS
+        return self.pipeline.most_rows if self._joins else DEFAULT_ROWS
 
     def _most_items(self) -> int:
         """Return how many items to ask about at once if they are like the last ones; more than usual if that pays."""
         rows = self._most_rows
-        if self._size or self._cache is not None or rows == USUAL_ROWS or not self._fit_together:
+        if self._size or self._cache is not None or rows == DEFAULT_ROWS or not self._fit_together:
             return self._least_items
-        rows = min(rows, int(MOST_BYTES / self._row_bytes))
+        rows = min(rows, int(MAX_REQUEST_BYTES / self._row_bytes))
         return max(self._least_items, rows if self._format == "sample" else int(rows / self._item_rows))
 
     def _measure(self, batch: Batch, requests: Sequence[Sequence[Request]]) -> None:
@@ -295,10 +289,10 @@ class Engine:
             self._row_bytes = max(1.0, requests[0][0].row_bytes)
 
     def _cut(
-        self, piece: Sequence[Any], plans: Sequence[Plan], first: int
+        self, piece: Sequence[Any], plans: Sequence[RequestPlan], first: int
     ) -> Iterator[tuple[Batch, list[list[Request]]]]:
         """Return batches of these items and their requests: one batch, unless the items don't fit together."""
-        asked = partial(cut, self._format, plans=plans, size=self._size, recall=self._recall)
+        asked = partial(cut, self._format, plans=plans, size=self._size, recall=self._lookup)
         least = self._least_items
 
         def as_usual() -> Iterator[tuple[Batch, list[list[Request]]]]:
@@ -313,18 +307,18 @@ class Engine:
             self._fit_together = False
             yield from as_usual()
             return
-        is_more = any(request.rows > USUAL_ROWS for of_pool in requests for request in of_pool)
+        is_more = any(request.rows > DEFAULT_ROWS for of_pool in requests for request in of_pool)
         if len(piece) > least or (is_more and not self._size):
             batch.anew = as_usual
         yield batch, requests
 
-    def _agreed_plans(self, signatures: Sequence[ModelSignature]) -> list[Plan]:
+    def _agreed_plans(self, signatures: Sequence[ModelSignature]) -> list[RequestPlan]:
         plans = [plan_of(signature) for plan_of, signature in zip(self._plans_of, signatures, strict=True)]
         self._joins = all(plan.joins for plan in plans)
-        if self._cache is not None and self._recall is None:
-            self._recall = Recall(self._cache, signatures, plans)
+        if self._cache is not None and self._lookup is None:
+            self._lookup = CacheLookup(self._cache, signatures, plans)
         return plans
 
 
-def _words(pool: TeacherPool, needs: Needs) -> Words:
-    return Words(pool.quarantined(), needs.report())
+def _student_status(pool: TeacherPool, demand: DemandMeter) -> StudentStatus:
+    return StudentStatus(pool.quarantined(), demand.report())

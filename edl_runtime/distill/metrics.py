@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from edl_runtime.distill.stats import ReaderStats, at_the_end, together
+from edl_runtime.distill.stats import ReaderStats, combined_stats, final_stats
 
 HOST = "127.0.0.1"
 """Prometheus's server asks nobody for a token, so it is for this machine only."""
@@ -37,13 +37,13 @@ class ReaderCollector(Collector):
         yield CounterMetricFamily(
             "edl_distill_cached_samples", "Samples among them that no teacher was asked about.", now.cached
         )
-        yield _by(
+        yield _labelled(
             CounterMetricFamily(
                 "edl_distill_wait_seconds", "Seconds that the script waited, and for whom.", labels=["for"]
             ),
             {"source": now.waited_for_source_s, "teachers": now.waited_s - now.waited_for_source_s},
         )
-        yield _by(
+        yield _labelled(
             CounterMetricFamily("edl_distill_answers", "Requests whose answers the script took.", labels=["teacher"]),
             now.answered,
         )
@@ -56,13 +56,13 @@ class ReaderCollector(Collector):
         yield GaugeMetricFamily("edl_distill_queued_requests", "Requests that wait for a teacher.", now.queued)
         yield GaugeMetricFamily("edl_distill_requests_in_flight", "Requests that teachers are asked.", now.in_flight)
         yield GaugeMetricFamily("edl_distill_teachers", "Teachers in use, without those in quarantine.", now.teachers)
-        yield _by(
+        yield _labelled(
             GaugeMetricFamily("edl_distill_quarantined", "1 for a teacher in quarantine, else 0.", labels=["teacher"]),
             {who: who in now.quarantined for who in sorted(now.answered.keys() | now.quarantined.keys())},
         )
 
 
-class Endpoint:
+class MetricsEndpoint:
     """Shows at http://127.0.0.1:PORT/metrics what all readers of this process have done, until the process ends."""
 
     def __init__(self, port: int) -> None:
@@ -75,38 +75,38 @@ class Endpoint:
         start_http_server(port, HOST, registry)
 
     @contextmanager
-    def shows(self, stats: Callable[[], ReaderStats]) -> Iterator[None]:
+    def showing(self, stats: Callable[[], ReaderStats]) -> Iterator[None]:
         """Add what `stats` counts; what it has counted at the end of the block stays."""
         with self._lock:
             self._shown.append(stats)
         try:
             yield
         finally:
-            last = at_the_end(stats())
+            last = final_stats(stats())
             with self._lock:
                 self._shown.remove(stats)
-                self._before = together([self._before, last])
+                self._before = combined_stats([self._before, last])
 
     def stats(self) -> ReaderStats:
         """Return what all readers have done together."""
         with self._lock:
-            return together([self._before, *(stats() for stats in self._shown)])
+            return combined_stats([self._before, *(stats() for stats in self._shown)])
 
 
-_endpoints: dict[tuple[int, int], Endpoint] = {}
+_endpoints: dict[tuple[int, int], MetricsEndpoint] = {}
 _endpoints_lock = threading.Lock()
 
 
-def endpoint_at(port: int) -> Endpoint:
+def metrics_endpoint(port: int) -> MetricsEndpoint:
     """Return this process's endpoint at the port, a new one if there is none. Raises OSError when another listens."""
     here = os.getpid(), port  # a forked child has the dictionary, but not the threads
     with _endpoints_lock:
         if here not in _endpoints:
-            _endpoints[here] = Endpoint(port)
+            _endpoints[here] = MetricsEndpoint(port)
         return _endpoints[here]
 
 
-def _by(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]) -> Metric:
+def _labelled(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]) -> Metric:
     for label, value in values.items():
         family.add_metric([label], value)
     return family

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from edl_runtime.decoding import Decoder
-from edl_runtime.distill.feeds import Answers
-from edl_runtime.distill.lane import Connection
-from edl_runtime.errors import NotRecordedError, UnreadableAnswersError
+from edl_runtime.distill.bindings import Answers
+from edl_runtime.distill.errors import NotRecordedError, UnreadableAnswersError
+from edl_runtime.distill.teacher_worker import InferenceConnection
+from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.protocol.tensors import Array, Tensor
 
@@ -45,10 +45,10 @@ class _Row(NamedTuple):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(dict[str, _Row])
-_signature_decoder = Decoder(ModelSignature)
+_signature_decoder = JsonDecoder(ModelSignature)
 
 
-class AnswerFolder:
+class RecordedAnswers:
     """The answers kept in a folder, by what was asked. Several threads and processes may each open it."""
 
     def __init__(self, folder: Path) -> None:
@@ -91,15 +91,15 @@ class AnswerFolder:
         self._database.execute("insert or ignore into models values (?)", [msgspec.json.encode(signature)])
 
 
-class Recorder:
+class RecordingConnection:
     """A connection that asks a teacher by another one and keeps the answers; what is known already it asks nobody."""
 
-    def __init__(self, folder: Path, teacher: Connection) -> None:
+    def __init__(self, folder: Path, teacher: InferenceConnection) -> None:
         self._folder = folder
         self._teacher = teacher
 
     def open(self) -> None:
-        self._answers = AnswerFolder(self._folder)
+        self._answers = RecordedAnswers(self._folder)
         self._teacher.open()
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class Recorder:
         *,
         alone: bool = False,
     ) -> Answers:
-        asked = digests(inputs, outputs, normalise)
+        asked = question_digests(inputs, outputs, normalise)
         known = self._answers.find(asked)
         if len(known) == len(set(asked)):
             return _joined(self._folder, [known[one] for one in asked])
@@ -131,8 +131,8 @@ class Recorder:
         return answers
 
 
-class Recorded:
-    """A connection to what a `Recorder` has kept. Needs no teacher."""
+class ReplayConnection:
+    """A connection to what a `RecordingConnection` has kept. Needs no teacher."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -141,7 +141,7 @@ class Recorded:
         """Raise NotRecordedError when nothing was kept there, UnreadableAnswersError when another version kept it."""
         if not self._folder.is_dir():
             raise NotRecordedError(str(self._folder), 0, 0)
-        self._answers = AnswerFolder(self._folder)
+        self._answers = RecordedAnswers(self._folder)
 
     def close(self) -> None:
         """Nothing is under way that would have to be ended."""
@@ -164,17 +164,17 @@ class Recorded:
         alone: bool = False,  # noqa: ARG002 - nobody else is asked
     ) -> Answers:
         """Return what the teacher answered. Raises NotRecordedError for rows that it was not asked about."""
-        asked = digests(inputs, outputs, normalise)
+        asked = question_digests(inputs, outputs, normalise)
         known = self._answers.find(asked)
         if lacking := [one for one in asked if one not in known]:
             raise NotRecordedError(str(self._folder), len(lacking), len(asked))
         return _joined(self._folder, [known[one] for one in asked])
 
 
-def digests(
+def question_digests(
     inputs: Mapping[str, Tensor], outputs: Sequence[str | TopK], normalise: Mapping[str, Normalise]
 ) -> list[bytes]:
-    """Name what is asked about each row: equal for equal numbers, of the same dtype and shape, and equal wishes."""
+    """Name what is asked about each row: equal for equal numbers, of the same dtype and shape, and equal requested."""
     names = sorted(inputs)
     question = repr([*outputs, *sorted(normalise.items()), *names]).encode()
     asked = []

@@ -1,6 +1,6 @@
 """Between the source, the teachers and the training script: a bounded window of requests, delivered in order.
 
-Three kinds of threads meet here. The feeder puts batches in, in order, and waits for room. Lanes take requests and
+Three kinds of threads meet here. The feeder puts batches in, in order, and waits for room. Workers take requests and
 bring the answers (see `Dispatcher`). The training script takes whole batches in the order of the source.
 """
 
@@ -12,30 +12,57 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from edl_runtime.distill.batches import Batch, Request
-from edl_runtime.distill.dispatcher import Dispatcher
-from edl_runtime.distill.epoch import Epoch
-from edl_runtime.distill.gathering import Gathering
-from edl_runtime.distill.needs import PoolCounts
-from edl_runtime.distill.patience import Patience, SourceWait
-from edl_runtime.distill.seams import Seams
-from edl_runtime.distill.stats import ReaderStats, Tally
-from edl_runtime.errors import DistillError
+from edl_runtime.distill.batching import Batch, ItemAccumulator, Request
+from edl_runtime.distill.discovery import PoolCounts
+from edl_runtime.distill.dispatch_policy import AnswerTimeout, SourceWait
+from edl_runtime.distill.dispatcher import Dispatcher, PipelineSignals
+from edl_runtime.distill.errors import DistillError
+from edl_runtime.distill.stats import DeliveryCounter, ReaderStats
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature
 
-LEAST_REQUESTS = 4
+MIN_REQUESTS = 4
 
-MOST_AHEAD = 8
+MAX_EPOCHS_AHEAD = 8
 """Epochs that are fed ahead of the one that is read: short ones take many to fill the window, empty ones no end."""
 
-WORTH_SAYING = 0.05
+ADVISE_FROM_SHARE = 0.05
 """Share of its time that the script waits for epochs to begin, from which on the log says how to avoid it."""
 
-HURRY_S = 0.02
+FLUSH_AFTER_S = 0.02
 """So long a script waits for the source before it has teachers asked about items that are held back."""
 
 log = get_logger(__name__)
+
+
+class Epoch:
+    """One pass over the source: the batches that were put in and not yet taken, in order.
+
+    - `awaited`: the script waits for news of it.
+    - `accumulator`: the items that the source gave and nobody is asked about yet, once it is fed.
+    - `over`: the script has left it, at its end or before.
+    """
+
+    __slots__ = ("accumulator", "awaited", "batches", "ended", "error", "over", "waits_for_signature")
+
+    def __init__(self) -> None:
+        self.batches: deque[Batch] = deque()
+        self.awaited = False
+        self.ended = False
+        self.error: BaseException | None = None  # of the source; raised after the batches before it
+        self.accumulator: ItemAccumulator | None = None
+        self.over = False
+        self.waits_for_signature = False
+
+    def drop(self) -> int:
+        """Be over; return the weight of the batches that nobody will take."""
+        self.over = True
+        weight = 0
+        for batch in self.batches:
+            batch.dropped = True
+            weight += batch.weight
+        self.batches.clear()
+        return weight
 
 
 class Pipeline:
@@ -43,17 +70,17 @@ class Pipeline:
 
     The window is counted in requests; an item of the source goes in whole, so that one with many may exceed it.
 
-    - `patiences`: one for each pool that is asked.
+    - `timeouts`: one for each pool that is asked.
     - `epochs`: how many the script will read, if that is known: so many are fed ahead of it.
     """
 
-    def __init__(self, patiences: Sequence[Patience], epochs: int | None = None) -> None:
+    def __init__(self, timeouts: Sequence[AnswerTimeout], epochs: int | None = None) -> None:
         lock = threading.RLock()  # reentrant: the garbage collector may close the reader from inside
         self._lock = lock
-        self._seams = Seams(lock, self._begin_watch, self._ask_anew)
-        self._room = self._seams.room
-        self._done = self._seams.done
-        self._asked = threading.Condition(lock)  # for who watches how long teachers take
+        self._signals = PipelineSignals(lock, self._begin_watch, self._split)
+        self._room = self._signals.room
+        self._done = self._signals.done
+        self._request_sent = threading.Condition(lock)  # for who watches how long teachers take
         self._watching = True
         self._known_epochs = epochs or 0
         self._turns = count()  # of batches
@@ -66,10 +93,10 @@ class Pipeline:
         self._source_wait = SourceWait()
         self._failure: BaseException | None = None
         self._closed = False
-        self._hurries = False
-        self._tally = Tally(time.monotonic())
-        self._waited_s = [0.0] * len(patiences)  # for each pool's teachers
-        self.dispatchers = tuple(Dispatcher(self._seams, patience) for patience in patiences)
+        self._flushes = False
+        self._counter = DeliveryCounter(time.monotonic())
+        self._waited_s = [0.0] * len(timeouts)  # for each pool's teachers
+        self.dispatchers = tuple(Dispatcher(self._signals, patience) for patience in timeouts)
 
     # The training script
 
@@ -82,7 +109,7 @@ class Pipeline:
             self._check()
             self._drop_reading()
             now = time.monotonic()
-            self._tally.begin_epoch(now)
+            self._counter.begin_epoch(now)
             self._advise(now)
             is_fed = bool(self._ahead)
             self._reading = self._ahead.popleft() if is_fed else self._new_epoch()
@@ -91,8 +118,8 @@ class Pipeline:
 
     def _advise(self, now: float) -> None:
         """Log once what it costs not to know of epochs that could be fed ahead."""
-        waiting = self._tally.waiting_for_epochs(now)
-        if waiting >= WORTH_SAYING and self._may_go_ahead and not self._known_epochs and not self._advised:
+        waiting = self._counter.waiting_for_epochs(now)
+        if waiting >= ADVISE_FROM_SHARE and self._may_go_ahead and not self._known_epochs and not self._advised:
             self._advised = True
             log.info(
                 "epochs.not_known",
@@ -122,7 +149,7 @@ class Pipeline:
                 return None
             batch = epoch.batches.popleft()
             self._unfinished -= batch.weight
-            self._tally.deliver(
+            self._counter.deliver(
                 batch.samples, batch.answered_by, time.monotonic(), batches=len(batch.items), cached=batch.cached
             )
             self._room.notify()
@@ -144,43 +171,43 @@ class Pipeline:
 
     def _await_batch(self, epoch: Epoch) -> None:
         since = time.monotonic()
-        self._tally.begin_wait("teachers" if epoch.batches or epoch.waits_for_signature else "source", since)
+        self._counter.begin_wait("teachers" if epoch.batches or epoch.waits_for_signature else "source", since)
         try:
             while not self._has_next(epoch):
                 self._await_next(epoch, time.monotonic(), since)
         finally:
             now = time.monotonic()
             self._waited_s = self._waited_for_pools_s(now)
-            self._tally.end_wait(now)
+            self._counter.end_wait(now)
 
     def _await_next(self, epoch: Epoch, now: float, waiting_since: float) -> None:
         """Wait until there may be news. Raises NoTeacherError."""
         if epoch.batches:
             epoch.batches[0].awaited = True
-            late = [pool for number, pool in enumerate(self.dispatchers) if epoch.batches[0].lacks(number)]
+            late = [pool for number, pool in enumerate(self.dispatchers) if epoch.batches[0].awaits(number)]
         else:
             late = [pool for pool in self.dispatchers if epoch.waits_for_signature and pool.signature is None]
         pauses = [pool.pause_s(now, waiting_since) for pool in late] or [self._source_wait.pause_s(now, waiting_since)]
         epoch.awaited = True
-        gathering = epoch.gathering
-        held_back = gathering is not None and gathering.holds_back and not late
-        self._done.wait(min([*pauses, HURRY_S] if held_back else pauses))
-        if held_back and gathering is not None and not epoch.batches:
-            self._hurry(epoch, gathering)
+        accumulator = epoch.accumulator
+        is_holding_back = accumulator is not None and accumulator.is_holding_back and not late
+        self._done.wait(min([*pauses, FLUSH_AFTER_S] if is_holding_back else pauses))
+        if is_holding_back and accumulator is not None and not epoch.batches:
+            self._flush(epoch, accumulator)
         epoch.awaited = False
 
-    def _hurry(self, epoch: Epoch, gathering: Gathering) -> None:
+    def _flush(self, epoch: Epoch, accumulator: ItemAccumulator) -> None:
         """Have teachers asked about what is held back, more than there is room for: only the script could make that.
 
         What is wrong with it ends the epoch, as it would in the feeder.
         """
-        self._hurries = True
+        self._flushes = True
         try:
-            gathering.hurry()
+            accumulator.flush()
         except Exception as error:  # noqa: BLE001 - the training script's to handle, in its turn
             epoch.ended, epoch.error = True, error
         finally:
-            self._hurries = False
+            self._flushes = False
 
     # The feeder
 
@@ -192,7 +219,7 @@ class Pipeline:
     def put(self, epoch: Epoch, batch: Batch, requests: Sequence[Sequence[Request]]) -> bool:
         """Add a batch and its requests to each pool when there is room; False when the epoch takes no more."""
         with self._lock:
-            while not epoch.over and not self._hurries and self._unfinished >= self._window():
+            while not epoch.over and not self._flushes and self._unfinished >= self._window():
                 self._room.wait()
             if epoch.over or epoch.ended:
                 return False
@@ -202,14 +229,14 @@ class Pipeline:
             self._unfinished += batch.weight
             now = time.monotonic()
             if batch.awaited:
-                self._tally.await_teachers(now)
+                self._counter.await_teachers(now)
             for dispatcher, asked in zip(self.dispatchers, requests, strict=True):
-                dispatcher.add(asked, now)
+                dispatcher.enqueue(asked, now)
             if batch.awaited and not (batch.missing and all(pool.connected for pool in self.dispatchers)):
                 self._done.notify()
             return True
 
-    def _ask_anew(self, failed: Request) -> bool:
+    def _split(self, failed: Request) -> bool:
         """Have parts of the usual size asked about in place of a batch of more; False if it is none."""
         batch = failed.batch
         if batch.anew is None:
@@ -227,7 +254,7 @@ class Pipeline:
             for one in requests[failed.pool] if failed.deaths else ():
                 one.deaths, one.hedged = failed.deaths, True
             for dispatcher, asked in zip(self.dispatchers, requests, strict=True):
-                dispatcher.add(asked, now)
+                dispatcher.enqueue(asked, now)
         self._done.notify_all()
         return True
 
@@ -237,9 +264,9 @@ class Pipeline:
             epoch.waits_for_signature = True
             now = time.monotonic()
             if epoch.awaited:
-                self._tally.await_teachers(now)
+                self._counter.await_teachers(now)
             for pool in self.dispatchers:
-                pool.restart_patience(now)
+                pool.restart_timeout(now)
             self._done.notify()
             while True:
                 signatures = [pool.signature for pool in self.dispatchers if pool.signature is not None]
@@ -262,7 +289,7 @@ class Pipeline:
             if epoch.error is not None or epoch.over or not ahead:
                 return None
             begun = self._begun
-            while len(self._ahead) >= MOST_AHEAD and not self._closed:
+            while len(self._ahead) >= MAX_EPOCHS_AHEAD and not self._closed:
                 self._room.wait()
             if self._closed or self._begun != begun or begun >= self._known_epochs:
                 return None
@@ -279,12 +306,12 @@ class Pipeline:
                 now = time.monotonic()
                 pauses = [pause_s for pool in self.dispatchers if (pause_s := pool.hedge(now)) is not None]
                 self._watching = bool(pauses)
-                self._asked.wait(min(pauses, default=None))
+                self._request_sent.wait(min(pauses, default=None))
 
     def _begin_watch(self) -> None:
         if not self._watching:
             self._watching = True
-            self._asked.notify()
+            self._request_sent.notify()
 
     # All
 
@@ -302,13 +329,13 @@ class Pipeline:
             while self._ahead:
                 self._drop(self._ahead.popleft())
             for dispatcher in self.dispatchers:
-                dispatcher.let_go()
-            self._asked.notify()
+                dispatcher.wake_workers()
+            self._request_sent.notify()
 
     def stats(self, quarantined: Mapping[str, str]) -> ReaderStats:
         """Return what was delivered so far and how it goes; `quarantined` teachers are known elsewhere."""
         with self._lock:
-            return self._tally.stats(self.dispatchers, quarantined, time.monotonic())
+            return self._counter.stats(self.dispatchers, quarantined, time.monotonic())
 
     def pool_counts(self, number: int) -> PoolCounts:
         """Return how it stands with one of the pools."""
@@ -321,8 +348,8 @@ class Pipeline:
                 queued=dispatcher.queued,
                 waited_s=self._waited_for_pools_s(now)[number],
                 asked_s=dispatcher.asked_s(now),
-                batches=self._tally.batches,
-                samples=self._tally.samples,
+                batches=self._counter.batches,
+                samples=self._counter.samples,
             )
 
     def _waited_for_pools_s(self, now: float) -> list[float]:
@@ -330,13 +357,13 @@ class Pipeline:
 
         Of one wait, each pool has the time until it had answered all that was waited for.
         """
-        since = self._tally.teachers_awaited_since
+        since = self._counter.teachers_awaited_since
         epoch = self._reading
         if since is None or epoch is None:
             return self._waited_s
         if epoch.batches:
             batch = epoch.batches[0]
-            until = [now if batch.lacks(pool) else at for pool, at in enumerate(batch.answered_at)]
+            until = [now if batch.awaits(pool) else at for pool, at in enumerate(batch.answered_at)]
         else:
             until = [now if pool.signature is None else since for pool in self.dispatchers]
         return [before + max(0.0, at - since) for before, at in zip(self._waited_s, until, strict=True)]
@@ -348,7 +375,7 @@ class Pipeline:
             raise DistillError("this reader is closed")
 
     def _window(self) -> int:
-        return max(LEAST_REQUESTS, sum(pool.window for pool in self.dispatchers))
+        return max(MIN_REQUESTS, sum(pool.window for pool in self.dispatchers))
 
     def _new_epoch(self) -> Epoch:
         self._begun += 1
@@ -362,6 +389,6 @@ class Pipeline:
     def _drop(self, epoch: Epoch) -> None:
         self._unfinished -= epoch.drop()
         for dispatcher in self.dispatchers:
-            dispatcher.drop_unwanted()
+            dispatcher.drop_settled()
         self._room.notify_all()
         self._done.notify_all()

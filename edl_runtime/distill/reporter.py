@@ -10,22 +10,22 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
-from edl_runtime.distill.loop import LoopThread
-from edl_runtime.distill.pace import Pace
-from edl_runtime.distill.stats import ReaderStats, at_the_end, together
-from edl_runtime.elastic.link import AGENT_FD
-from edl_runtime.errors import RegistryUnavailableError, SpecError
+from edl_runtime.distill.bottleneck import ProgressRates
+from edl_runtime.distill.event_loop_thread import EventLoopThread
+from edl_runtime.distill.stats import ReaderStats, combined_stats, final_stats
+from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
-from edl_runtime.progress import LIMIT_LOGGED_AS, LOGGED_AS, Progress, publish, publish_reader
-from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.progress import LIMIT_LOGGED_AS, LOGGED_AS, Progress, publish_progress, publish_reader_progress
+from edl_runtime.settings import AGENT_FD, RuntimeSettings
+from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_client import connect
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 PUBLISH_EVERY_S = 1.0
 LOG_EVERY_S = 5.0
-LAST_LIMIT_S = 1.0
+LAST_REPORT_LIMIT_S = 1.0
 """For the last report, when nobody may be there to take it."""
 JOIN_LIMIT_S = 2.0
 LONGEST_REASON = 200
@@ -59,8 +59,8 @@ class JobReporter:
         self._note = ""
         self._readers: list[Callable[[], ReaderStats]] = []
         self._before = ReaderStats()  # of readers that are no more
-        self._pace = Pace(time.monotonic())
-        self._thread: LoopThread | None = None
+        self._rates = ProgressRates(time.monotonic())
+        self._thread: EventLoopThread | None = None
         self._closed = False
         self._dropping = False
         self._has_agent = AGENT_FD in os.environ
@@ -92,18 +92,18 @@ class JobReporter:
             self._readers.append(stats)
         self._start()
 
-    def let_go(self, stats: Callable[[], ReaderStats]) -> None:
+    def unfollow(self, stats: Callable[[], ReaderStats]) -> None:
         """Keep what a reader has counted, and not the reader."""
-        last = at_the_end(stats())
+        last = final_stats(stats())
         with self._lock:
             if stats in self._readers:
                 self._readers.remove(stats)
-                self._before = together([self._before, last])
+                self._before = combined_stats([self._before, last])
 
     def stats(self) -> ReaderStats:
         """Return what its readers have done, together."""
         with self._lock:
-            return together([self._before, *(stats() for stats in self._readers)])
+            return combined_stats([self._before, *(stats() for stats in self._readers)])
 
     def progress(self) -> Progress:
         """Return what is told at the moment."""
@@ -111,7 +111,7 @@ class JobReporter:
             reading = self.stats()
             steps = self._steps + reading.batches
             samples = self._samples + reading.samples
-            rates = self._pace.look(steps=steps, samples=samples, reading=reading, now=time.monotonic())
+            rates = self._rates.update(steps=steps, samples=samples, reading=reading, now=time.monotonic())
             return Progress(
                 step=steps,
                 updated_at=time.time(),
@@ -151,8 +151,8 @@ class JobReporter:
         with self._lock:
             if self._thread is not None or self._closed:
                 return
-            self._pace = Pace(time.monotonic())
-            self._thread = LoopThread("edl reporter", self._tell)
+            self._rates = ProgressRates(time.monotonic())
+            self._thread = EventLoopThread("edl reporter", self._report)
         self._thread.start()
 
     def _time_left_s(self, steps: int, steps_per_s: float) -> float | None:
@@ -160,33 +160,33 @@ class JobReporter:
             return None
         return max(0, self._total_steps - steps) / steps_per_s
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         with contextlib.ExitStack() as shown:
             self._show_metrics(shown)
             if not (self._settings.job and self._settings.redis_url):
-                await self._tell_until_stopped(None)
+                await self._report_until_stopped(None)
                 return
             async with connect(self._settings.redis_url) as client:
-                await self._tell_until_stopped(client)
+                await self._report_until_stopped(client)
 
     def _show_metrics(self, shown: contextlib.ExitStack) -> None:
         """Show metrics to Prometheus as long as `shown` is open, if that is wanted and there is room."""
         port = self._settings.metrics_port
         if not port:
             return
-        from edl_runtime.distill.metrics import HOST, endpoint_at
+        from edl_runtime.distill.metrics import HOST, metrics_endpoint
 
         try:
-            endpoint = endpoint_at(port)
+            endpoint = metrics_endpoint(port)
         except OSError as error:
             log.warning(
                 "metrics.not_shown", address=f"{HOST}:{port}", cause=error.strerror, variable="EDL_METRICS_PORT"
             )
             return
-        shown.enter_context(endpoint.shows(self.stats))
+        shown.enter_context(endpoint.showing(self.stats))
         log.info("metrics.shown", url=f"http://{HOST}:{port}/metrics")
 
-    async def _tell_until_stopped(self, client: Redis | None) -> None:
+    async def _report_until_stopped(self, client: Redis | None) -> None:
         logged_at, logged_step, logged_limit = time.monotonic(), 0, ""
         try:
             while True:
@@ -200,24 +200,24 @@ class JobReporter:
                 await asyncio.sleep(PUBLISH_EVERY_S)
         finally:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_LIMIT_S):
+                async with asyncio.timeout(LAST_REPORT_LIMIT_S):
                     await self._publish(client)
 
-    async def _show(self, client: Redis, progress: Progress) -> None:
+    async def _publish_to(self, client: Redis, progress: Progress) -> None:
         """As the job's report; or, where its agents make that, as one of its readers'."""
         settings = self._settings
         if self._has_agent:
-            await publish_reader(
+            await publish_reader_progress(
                 client, settings.namespace, settings.job, progress, run=settings.run, instance=settings.instance
             )
         else:
-            await publish(client, settings.namespace, settings.job, progress)
+            await publish_progress(client, settings.namespace, settings.job, progress)
 
     async def _publish(self, client: Redis | None) -> Progress:
         progress = self.progress()
         if client is not None:
             try:
-                await self._show(client, progress)
+                await self._publish_to(client, progress)
             except RegistryUnavailableError as error:
                 if not self._dropping:
                     log.warning("progress.dropped", job=self._settings.job, address=error.address, cause=error.cause)

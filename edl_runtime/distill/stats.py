@@ -8,10 +8,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from edl_runtime.meter import WINDOW_S, Meter
+from edl_runtime.meter import WINDOW_S, RateMeter
 
-LEAST_STARTS = 2
-LEAST_STARTS_S = WINDOW_S
+MIN_STARTS = 2
+MIN_STARTS_S = WINDOW_S
 """Epochs that began, and seconds since the first batch, before what these starts cost is known well enough."""
 
 
@@ -53,14 +53,14 @@ class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: dict[str, str] = {}
 
 
-def at_the_end(stats: ReaderStats) -> ReaderStats:
+def final_stats(stats: ReaderStats) -> ReaderStats:
     """Return what stays of a reader that is no more: its counts, and nothing that is now."""
     return msgspec.structs.replace(
         stats, samples_per_s=0.0, waiting=0.0, teachers=0, queued=0, in_flight=0, busy=0, quarantined={}
     )
 
 
-def together(readers: Sequence[ReaderStats]) -> ReaderStats:
+def combined_stats(readers: Sequence[ReaderStats]) -> ReaderStats:
     """Return what these readers of one script have done in all; the epoch is the last one's."""
     answered: Counter[str] = Counter()
     quarantined: dict[str, str] = {}
@@ -87,7 +87,7 @@ def together(readers: Sequence[ReaderStats]) -> ReaderStats:
     )
 
 
-class Counts(Protocol):
+class DispatcherCounts(Protocol):
     """What the tally reads of a dispatcher."""
 
     retries: int
@@ -101,7 +101,7 @@ class Counts(Protocol):
     def in_flight(self) -> Sequence[str]: ...
 
 
-class EpochStarts:
+class EpochStartWaits:
     """Measures how long a script waits for the first batch of each epoch, but for the first. Times are seconds.
 
     `waited_s` is always how long it has waited so far, for any batch.
@@ -137,15 +137,15 @@ class EpochStarts:
     def waiting(self, now: float) -> float:
         """Return the share of the time since the first batch that the first ones took longer than others do, 0 to 1.
 
-        0 until that is known well enough: for `LEAST_STARTS` epochs and `LEAST_STARTS_S` seconds.
+        0 until that is known well enough: for `MIN_STARTS` epochs and `MIN_STARTS_S` seconds.
         """
-        if self._began_at is None or self._starts < LEAST_STARTS or now - self._began_at < LEAST_STARTS_S:
+        if self._began_at is None or self._starts < MIN_STARTS or now - self._began_at < MIN_STARTS_S:
             return 0.0
         usual_s = self._others_s / self._others if self._others else 0.0
         return max(0.0, self._starts_s - self._starts * usual_s) / (now - self._began_at)
 
 
-class Tally:
+class DeliveryCounter:
     """Counts what is delivered. Times are monotonic seconds."""
 
     def __init__(self, now: float) -> None:
@@ -157,9 +157,9 @@ class Tally:
         self._waits_for: Literal["source", "teachers"] | None = None
         self._waits_since = 0.0
         self._answered: Counter[str] = Counter()
-        self._meter = Meter(now)
-        self._wait_meter = Meter(now)
-        self._starts = EpochStarts()
+        self._meter = RateMeter(now)
+        self._wait_meter = RateMeter(now)
+        self._starts = EpochStartWaits()
 
     @property
     def batches(self) -> int:
@@ -179,8 +179,8 @@ class Tally:
     def begin_epoch(self, now: float) -> None:
         """The script begins to read an epoch; rates leave out what was before the first."""
         if not self._epochs:
-            self._meter = Meter(now)
-            self._wait_meter = Meter(now)
+            self._meter = RateMeter(now)
+            self._wait_meter = RateMeter(now)
         self._epochs += 1
         self._starts.begin(self._waited_in_all_s)
 
@@ -214,14 +214,14 @@ class Tally:
         self._starts.deliver(self._waited_in_all_s, now)
 
     def waiting_for_epochs(self, now: float) -> float:
-        """Return the share of its time that the script waits for epochs to begin; see `EpochStarts`."""
+        """Return the share of its time that the script waits for epochs to begin; see `EpochStartWaits`."""
         return self._starts.waiting(now)
 
     @property
     def _waited_in_all_s(self) -> float:
         return sum(self._waited_s.values())
 
-    def stats(self, dispatchers: Sequence[Counts], quarantined: Mapping[str, str], now: float) -> ReaderStats:
+    def stats(self, dispatchers: Sequence[DispatcherCounts], quarantined: Mapping[str, str], now: float) -> ReaderStats:
         """Return the counts, those of the dispatchers among them."""
         in_use = {address for pool in dispatchers for address in pool.connected} - quarantined.keys()
         asked = [address for pool in dispatchers for address in pool.in_flight]

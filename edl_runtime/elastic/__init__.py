@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edl_runtime.elastic.run import Run, init
+    from edl_runtime.elastic.api import Run, init
     from edl_runtime.specs import Checkpoint
 
 __all__ = ["Checkpoint", "Run", "init"]
@@ -17,6 +17,6 @@ __all__ = ["Checkpoint", "Run", "init"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from edl_runtime.elastic import run
+    from edl_runtime.elastic import api
 
-    return getattr(run, name)
+    return getattr(api, name)

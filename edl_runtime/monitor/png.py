@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edl_runtime.autoscale.history import Point, Use
+from edl_runtime.autoscale.history import HistoryPoint, ResourceUse
 from edl_runtime.errors import SpecError
-from edl_runtime.monitor.timeline import Stretch, jobs_of, spans, state_of, stretches
+from edl_runtime.monitor.timeline import HistorySegment, jobs_of, segments_of, spans, state_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ LETTERS = 110
 """So many letters find room above the panels."""
 
 
-def save(points: Sequence[Point], file: Path, *, since: float, until: float) -> None:
+def save(points: Sequence[HistoryPoint], file: Path, *, since: float, until: float) -> None:
     """Draw the time from `since` to `until`, in Unix seconds, as a PNG; its times are local ones.
 
     Raises SpecError without the package that draws, and where the file can't be written.
@@ -38,7 +38,7 @@ def save(points: Sequence[Point], file: Path, *, since: float, until: float) -> 
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ModuleNotFoundError as error:
         raise SpecError("--png", f"no module {error.name}", "the extra edl-airflow[plot]") from None
-    figure = _figure(stretches(points, since=since, until=until), since, until)
+    figure = _figure(segments_of(points, since=since, until=until), since, until)
     FigureCanvasAgg(figure)
     try:
         figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
@@ -46,7 +46,7 @@ def save(points: Sequence[Point], file: Path, *, since: float, until: float) -> 
         raise SpecError("--png", str(file), f"a file that can be written ({error.strerror})") from error
 
 
-def _figure(past: Sequence[Stretch], since: float, until: float) -> Figure:
+def _figure(past: Sequence[HistorySegment], since: float, until: float) -> Figure:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.figure import Figure
 
@@ -75,7 +75,7 @@ def _figure(past: Sequence[Stretch], since: float, until: float) -> Figure:
     return figure
 
 
-def _instances(panel: Axes, past: Sequence[Stretch], names: Sequence[str]) -> None:
+def _instances(panel: Axes, past: Sequence[HistorySegment], names: Sequence[str]) -> None:
     """Stack the running instances of all jobs."""
     from matplotlib.ticker import MaxNLocator
 
@@ -98,7 +98,7 @@ def _instances(panel: Axes, past: Sequence[Stretch], names: Sequence[str]) -> No
         _legend(panel, reverse=True)
 
 
-def _waiting(panel: Axes, past: Sequence[Stretch], names: Sequence[str]) -> None:
+def _waiting(panel: Axes, past: Sequence[HistorySegment], names: Sequence[str]) -> None:
     """Draw a row for each job that waited, with the times that it did."""
     looks: dict[str, dict[str, Any]] = {
         "pending": {"facecolor": RED},
@@ -116,11 +116,11 @@ def _waiting(panel: Axes, past: Sequence[Stretch], names: Sequence[str]) -> None
     _legend(panel)
 
 
-def _use(panel: Axes, past: Sequence[Stretch], resource: str) -> None:
+def _use(panel: Axes, past: Sequence[HistorySegment], resource: str) -> None:
     """Draw how much of a resource is reserved, and how much training may use."""
 
-    def of(amount: Callable[[Use], float | None]) -> Callable[[Point], float]:
-        def value(point: Point) -> float:
+    def of(amount: Callable[[ResourceUse], float | None]) -> Callable[[HistoryPoint], float]:
+        def value(point: HistoryPoint) -> float:
             found = amount(point.use[resource]) if resource in point.use else None
             return math.nan if found is None else found
 
@@ -140,7 +140,7 @@ def _use(panel: Axes, past: Sequence[Stretch], resource: str) -> None:
     panel.margins(y=0.06)
 
 
-def _windows(panels: Sequence[Axes], past: Sequence[Stretch], shown_s: float) -> None:
+def _windows(panels: Sequence[Axes], past: Sequence[HistorySegment], shown_s: float) -> None:
     """Shade every other window, and name all but the shortest above the first panel."""
     told = spans(past, lambda point: point.window)
     names = list(dict.fromkeys(span.what for span in told))
@@ -158,14 +158,14 @@ def _legend(panel: Axes, *, reverse: bool = False) -> None:
     panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small", reverse=reverse)
 
 
-def _running(name: str) -> Callable[[Point], float]:
-    def running(point: Point) -> float:
+def _running(name: str) -> Callable[[HistoryPoint], float]:
+    def running(point: HistoryPoint) -> float:
         return float(point.jobs[name].running) if name in point.jobs else 0.0
 
     return running
 
 
-def _steps(past: Sequence[Stretch], value: Callable[[Point], float]) -> tuple[list[float], list[float]]:
+def _steps(past: Sequence[HistorySegment], value: Callable[[HistoryPoint], float]) -> tuple[list[float], list[float]]:
     """Return times and values of a line that is level in each stretch, and broken where nobody looked."""
     times: list[float] = []
     values: list[float] = []

@@ -8,18 +8,18 @@ from itertools import pairwise, takewhile
 
 import msgspec
 
-from edl_runtime.autoscale.history import HOLDS_S, Point, Use
+from edl_runtime.autoscale.history import HOLDS_S, HistoryPoint, ResourceUse
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class HistorySegment(msgspec.Struct, frozen=True):
     """From `start` to before `end`, in Unix seconds, it was as `point` says."""
 
     start: float
     end: float
-    point: Point
+    point: HistoryPoint
 
 
-class Span(msgspec.Struct, frozen=True):
+class StateSpan(msgspec.Struct, frozen=True):
     """From `start` to before `end` it was `what`."""
 
     start: float
@@ -27,37 +27,37 @@ class Span(msgspec.Struct, frozen=True):
     what: str
 
 
-def stretches(points: Sequence[Point], *, since: float, until: float) -> list[Stretch]:
+def segments_of(points: Sequence[HistoryPoint], *, since: float, until: float) -> list[HistorySegment]:
     """Return what each point tells about: the time until the next one, where that is not long after."""
     ends = (*(point.at for point in points[1:]), until)
     found = (
-        Stretch(max(point.at, since), min(end, point.at + HOLDS_S, until), point)
+        HistorySegment(max(point.at, since), min(end, point.at + HOLDS_S, until), point)
         for point, end in zip(points, ends, strict=False)
     )
     return [one for one in found if one.start < one.end]
 
 
-def jobs_of(past: Sequence[Stretch]) -> list[str]:
+def jobs_of(past: Sequence[HistorySegment]) -> list[str]:
     """Return all jobs and pools, those that were there first before others, and of these by name."""
     return list(dict.fromkeys(name for one in past for name in sorted(one.point.jobs)))
 
 
-def spans(past: Sequence[Stretch], what: Callable[[Point], str]) -> list[Span]:
+def spans(past: Sequence[HistorySegment], what: Callable[[HistoryPoint], str]) -> list[StateSpan]:
     """Return for how long it was the same, leaving out where it was nothing and where nobody looked."""
-    found: list[Span] = []
+    found: list[StateSpan] = []
     for one in past:
         said = what(one.point)
         if found and found[-1].what == said and found[-1].end == one.start:
-            found[-1] = Span(found[-1].start, one.end, said)
+            found[-1] = StateSpan(found[-1].start, one.end, said)
         else:
-            found.append(Span(one.start, one.end, said))
+            found.append(StateSpan(one.start, one.end, said))
     return [span for span in found if span.what]
 
 
-def state_of(name: str) -> Callable[[Point], str]:
+def state_of(name: str) -> Callable[[HistoryPoint], str]:
     """Return what tells a job's state at a point, "" where it was not there; see `spans`."""
 
-    def state(point: Point) -> str:
+    def state(point: HistoryPoint) -> str:
         there = point.jobs.get(name)
         return there.state if there else ""
 
@@ -78,11 +78,11 @@ class Columns(msgspec.Struct, frozen=True):
     """
 
     cells: dict[str, list[Cell | None]]
-    use: dict[str, list[Use | None]]
+    use: dict[str, list[ResourceUse | None]]
     windows: list[str]
 
 
-def columns(past: Sequence[Stretch], *, since: float, until: float, count: int) -> Columns:
+def columns(past: Sequence[HistorySegment], *, since: float, until: float, count: int) -> Columns:
     """Cut the time into so many columns."""
     width = (until - since) / count
     edges = [since + number * width for number in range(count + 1)]
@@ -95,17 +95,17 @@ def columns(past: Sequence[Stretch], *, since: float, until: float, count: int) 
     )
 
 
-Part = list[tuple[float, Point]]
+Part = list[tuple[float, HistoryPoint]]
 """The points of a column, and for how long each of them told how it was."""
 
 
-def _within(past: Sequence[Stretch], start: float, end: float) -> Part:
+def _within(past: Sequence[HistorySegment], start: float, end: float) -> Part:
     first = bisect_right(past, start, key=lambda one: one.end)
     there = takewhile(lambda one: one.start < end, past[first:])
     return [(min(one.end, end) - max(one.start, start), one.point) for one in there]
 
 
-def _longest(part: Part, what: Callable[[Point], str]) -> str:
+def _longest(part: Part, what: Callable[[HistoryPoint], str]) -> str:
     seconds: dict[str, float] = {}
     for length, point in part:
         seconds[what(point)] = seconds.get(what(point), 0.0) + length
@@ -120,12 +120,12 @@ def _cell(part: Part, name: str) -> Cell | None:
     return Cell(_mean([(seconds, float(job.running)) for seconds, job in there]), state)
 
 
-def _use(part: Part, name: str) -> Use | None:
+def _use(part: Part, name: str) -> ResourceUse | None:
     there = [(seconds, point.use[name]) for seconds, point in part if name in point.use]
     if not there:
         return None
     allowed = [(seconds, use.allowed) for seconds, use in there if use.allowed is not None]
-    return Use(
+    return ResourceUse(
         total=_mean([(seconds, use.total) for seconds, use in there]),
         reserved=_mean([(seconds, use.reserved) for seconds, use in there]),
         ours=_mean([(seconds, use.ours) for seconds, use in there]),

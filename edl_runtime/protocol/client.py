@@ -1,4 +1,4 @@
-"""The student's end of the wire: one connection to one teacher.
+"""The student's client: one connection to one teacher, reconnected when needed, with shared memory where it pays.
 
 Written for large tensors: `sendmsg` takes the arrays as they lie in memory, `recv_into` fills the arrays that the
 caller gets, and nothing is copied on the way.
@@ -6,6 +6,9 @@ caller gets, and nothing is copied on the way.
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Self
@@ -14,20 +17,32 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from edl_runtime.decoding import Decoder
-from edl_runtime.errors import InferenceError, ProtocolError
+from edl_runtime.log import get_logger
+from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.address import endpoint_of
-from edl_runtime.protocol.body import JSON_LIMIT, Buffer, Encoded
-from edl_runtime.protocol.http import CONTENT_LENGTH, JSON_SIZE, PREDICTOR_DIED, RUN_ALONE, ResponseHead, render_request
-from edl_runtime.protocol.link import Link
-from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK, answered_names
-from edl_runtime.protocol.region import REGISTER_PATH, Region, refer_to_region
-from edl_runtime.protocol.requests import encode_request
-from edl_runtime.protocol.responses import open_response
-from edl_runtime.protocol.sharing import Sharing
-from edl_runtime.protocol.stream import Stream
+from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.http_heads import (
+    CONTENT_LENGTH,
+    JSON_SIZE,
+    PREDICTOR_DIED,
+    RUN_ALONE,
+    ResponseHead,
+    render_request,
+)
+from edl_runtime.protocol.infer_messages import decode_response, encode_request
+from edl_runtime.protocol.message_body import JSON_LIMIT, Buffer, EncodedRequest
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
+from edl_runtime.protocol.shared_memory import (
+    MAX_REGION_BYTES,
+    REGISTER_PATH,
+    SHARED_MEMORY_EXTENSION,
+    TENSORS_START,
+    ClientRegion,
+    point_to_region,
+)
+from edl_runtime.protocol.tensor_stream import TensorStream
 from edl_runtime.protocol.tensors import Array, Tensor
-from edl_runtime.protocol.tls import Trust
+from edl_runtime.protocol.tls import Trust, open_tls
 from edl_runtime.settings import check_token
 
 __all__ = ["TeacherConnection", "Tensor"]
@@ -61,12 +76,12 @@ class TeacherConnection:
     ) -> None:
         """Raise SpecError unless `address` and `token` are such. Connects to nothing yet."""
         self.address = address
-        self._link = Link(endpoint_of(address), timeout_s, trust)
+        self._link = ReconnectingStream(endpoint_of(address), timeout_s, trust)
         self._model_path = f"/v2/models/{quote(model, safe='')}"
         self._headers: dict[str, str | int] = {"Host": address}
         if token:
             self._headers["Authorization"] = f"Bearer {check_token('token', token)}"
-        self._sharing = Sharing(address)
+        self._shared_memory = SharedMemoryUse(address)
         self._last_head = (0, 0, b"")
         self._last_answer: _KnownAnswer | None = None
 
@@ -87,7 +102,7 @@ class TeacherConnection:
     def close(self) -> None:
         """Disconnect for good. Safe from another thread, whose call under way raises OSError at once."""
         self._link.close()
-        self._sharing.forget()
+        self._shared_memory.release()
 
     def ready(self) -> bool:
         """Whether the teacher takes requests for its model. Raises OSError, ProtocolError."""
@@ -105,7 +120,7 @@ class TeacherConnection:
                 signature = _signature_decoder.decode(body)
             except msgspec.DecodeError as error:
                 raise ProtocolError(f"teacher {self.address}: its model metadata is not usable: {error}") from None
-        return self._sharing.learn(signature)
+        return self._shared_memory.note_signature(signature)
 
     def infer(
         self,
@@ -127,25 +142,25 @@ class TeacherConnection:
         be sent or the answer is not what was asked for, TimeoutError and other OSErrors when the network fails.
         """
         encoded = encode_request(inputs, outputs, normalise)
-        arrays = self._exchange_shared(encoded, alone=alone) or self._exchange(*encoded, alone=alone)
-        for name in (name for wish in outputs for name in answered_names(wish)):
+        arrays = self._exchange_shared(encoded, alone=alone) or self._exchange(*encoded[:3], alone=alone)
+        for name in encoded.outputs:
             if name not in arrays:
                 raise ProtocolError(f"teacher {self.address} left out output {name!r}")
         return arrays
 
-    def _exchange_shared(self, request: Encoded, *, alone: bool) -> dict[str, Array] | None:
+    def _exchange_shared(self, request: EncodedRequest, *, alone: bool) -> dict[str, Array] | None:
         """Ask with the inputs in shared memory; None if that doesn't pay or work."""
         region = self._region_for(request.size)
         if region is None:
             return None
         region.write(request.buffers)
-        header = refer_to_region(request.header)
+        header = point_to_region(request.header)
         try:
             return self._exchange(header, [], len(header), alone=alone)
         except InferenceError as refused:
             if refused.status != 400:
                 raise
-            self._sharing.give_up(refused)  # if that was not the reason, the same comes again
+            self._shared_memory.disable(refused)  # if that was not the reason, the same comes again
             return None
 
     def _exchange(self, header: bytes, buffers: Sequence[Array], size: int, *, alone: bool = False) -> dict[str, Array]:
@@ -162,7 +177,7 @@ class TeacherConnection:
                 stream.fill(array)
         return arrays
 
-    def _open_answer(self, stream: Stream) -> tuple[dict[str, Array], list[Array]]:
+    def _open_answer(self, stream: TensorStream) -> tuple[dict[str, Array], list[Array]]:
         """Read an answer up to its binary tensors; return all arrays, and those that these fill, in order.
 
         It is remembered: the teacher's next answer most probably differs in nothing but the numbers that follow.
@@ -175,28 +190,28 @@ class TeacherConnection:
         json_size = answer.size(JSON_SIZE)
         json_size = size if json_size is None else min(json_size, size)
         text = bytes(self._read_json(stream, json_size))
-        arrays, unfilled = open_response(text, size - json_size)
+        arrays, unfilled = decode_response(text, size - json_size)
         if len(unfilled) == len(arrays) and answer.keep_alive:
             shapes = [(name, array.dtype, array.shape) for name, array in arrays.items()]
             self._last_answer = _KnownAnswer(head + text, shapes)
         return arrays, unfilled
 
-    def _region_for(self, size: int) -> Region | None:
+    def _region_for(self, size: int) -> ClientRegion | None:
         """Return memory shared with the teacher for a request of `size` bytes; None if it goes through the socket."""
-        if not self._sharing.pays(size):
+        if not self._shared_memory.is_worthwhile(size):
             return None
         try:
             with self._link as stream:
-                region = self._sharing.registered(stream, size)
-                if region is None and (region := self._sharing.create(stream, size)) is not None:
+                region = self._shared_memory.registered(stream, size)
+                if region is None and (region := self._shared_memory.create(stream, size)) is not None:
                     with region.offered() as registration:
                         self._register(stream, registration)
         except (InferenceError, ProtocolError) as refused:
-            self._sharing.give_up(refused)
+            self._shared_memory.disable(refused)
             return None
         return region
 
-    def _register(self, stream: Stream, registration: bytes) -> None:
+    def _register(self, stream: TensorStream, registration: bytes) -> None:
         headers = {**self._headers, "Content-Type": "application/json", "Content-Length": len(registration)}
         request = render_request("POST", REGISTER_PATH, headers)
         stream.send([request, registration], len(request) + len(registration))
@@ -207,7 +222,7 @@ class TeacherConnection:
         if not answer.keep_alive:
             raise ProtocolError(f"teacher {self.address} has registered shared memory and disconnects")
 
-    def _get(self, stream: Stream, path: str) -> tuple[int, memoryview]:
+    def _get(self, stream: TensorStream, path: str) -> tuple[int, memoryview]:
         request = render_request("GET", path, self._headers)
         stream.send([request], len(request))
         answer, size = self._checked_head(stream.read_head())
@@ -239,7 +254,7 @@ class TeacherConnection:
             raise ProtocolError(f"teacher {self.address} answers {given}, allowed are {ANSWER_LIMIT} bytes")
         return answer, size
 
-    def _read_json(self, stream: Stream, size: int) -> memoryview:
+    def _read_json(self, stream: TensorStream, size: int) -> memoryview:
         if size > JSON_LIMIT:
             raise ProtocolError(f"teacher {self.address} answers {size} bytes of JSON, allowed are {JSON_LIMIT}")
         return stream.read(size)
@@ -265,5 +280,143 @@ class _Refusal(msgspec.Struct):
 
 
 # Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
-_signature_decoder = Decoder(ModelSignature)
-_refusal_decoder = Decoder(_Refusal)
+_signature_decoder = JsonDecoder(ModelSignature)
+_refusal_decoder = JsonDecoder(_Refusal)
+
+
+# Reconnection
+
+_CONNECT_TIMEOUT_S = 5.0
+
+
+class ReconnectingStream:
+    """Lends a connected stream for one request and its answer: `with link as stream`. Connects when it must.
+
+    For one thread at a time; only `close` may come from another. After any error but InferenceError the stream is
+    let go of, for nobody knows where in an answer it stands; so it is when `keep` was set to False meanwhile.
+
+    - `timeout_s`: limit of each exchange (see `Stream`), and of connecting (which gets 5 s at most).
+    - `trust`: what is asked of the teacher's certificate; None for a connection without TLS.
+    """
+
+    def __init__(self, endpoint: tuple[str, int], timeout_s: float, trust: Trust | None = None) -> None:
+        self.keep = False
+        self._endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._trust = trust
+        self._stream: TensorStream | None = None
+        self._in_use = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> TensorStream:
+        """Raise OSError when there is no connection to be had, ProtocolError when something was left in it."""
+        self._in_use.acquire()
+        self.keep = False
+        try:
+            stream = self._connected()
+            stream.begin()
+        except BaseException:
+            self._end()
+            raise
+        self.keep = True
+        return stream
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, InferenceError):
+            self.keep = False
+        self._end()
+
+    def close(self) -> None:
+        """Disconnect for good. An exchange under way in another thread raises OSError at once."""
+        self._closed = True
+        stream = self._stream
+        if stream is not None:
+            stream.abort()
+        if self._in_use.acquire(blocking=False):  # else the thread that uses it closes it
+            self._disconnect()
+            self._in_use.release()
+
+    def _end(self) -> None:
+        if not self.keep:
+            self._disconnect()
+        self._in_use.release()
+        if self._closed:  # by another thread, which could not disconnect while the exchange lasted
+            self._disconnect()
+
+    def _connected(self) -> TensorStream:
+        if self._stream is None and not self._closed:
+            connected = socket.create_connection(self._endpoint, min(self._timeout_s, _CONNECT_TIMEOUT_S))
+            if self._trust is None:
+                self._stream = TensorStream(connected, self._timeout_s)
+            else:
+                self._stream = open_tls(connected, self._trust, self._endpoint[0], self._timeout_s)
+        if self._stream is None or self._closed:
+            raise ConnectionAbortedError(
+                f"the connection to teacher {self._endpoint[0]}:{self._endpoint[1]} was closed"
+            )
+        return self._stream
+
+    def _disconnect(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+
+# Shared memory
+
+MIN_SHARED_BYTES = 256 * 1024
+"""Smaller requests go through the socket, which costs them no more (measured: equal at 128 to 256 KB)."""
+
+log = get_logger(__name__)
+
+
+class SharedMemoryUse:
+    """One connection's region: none until it pays, another one when a request is larger or the stream a new one."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._offered = False
+        self._region: ClientRegion | None = None
+        self._stream: TensorStream | None = None
+
+    def note_signature(self, signature: ModelSignature) -> ModelSignature:
+        """Take note of whether the teacher shares memory; return what is left, which is the model's."""
+        offered = SHARED_MEMORY_EXTENSION in signature.extensions
+        self._offered = offered and hasattr(os, "memfd_create")
+        if not offered:
+            return signature
+        extensions = tuple(one for one in signature.extensions if one != SHARED_MEMORY_EXTENSION)
+        return msgspec.structs.replace(signature, extensions=extensions)
+
+    def is_worthwhile(self, size: int) -> bool:
+        """Whether the inputs of a request of `size` bytes should lie in shared memory, if that can be had."""
+        return self._offered and MIN_SHARED_BYTES <= size <= MAX_REGION_BYTES - TENSORS_START
+
+    def registered(self, stream: TensorStream, size: int) -> ClientRegion | None:
+        """Return the region that the teacher knows by `stream`, if it has room for `size` bytes."""
+        has_room = self._region is not None and self._stream is stream and self._region.room >= size
+        return self._region if has_room else None
+
+    def create(self, stream: TensorStream, size: int) -> ClientRegion | None:
+        """Return a region to register by `stream`; None, and no further try, if the machine is no place for one."""
+        self.release()
+        if not stream.is_local:
+            self._offered = False
+            return None
+        try:
+            self._region, self._stream = ClientRegion(size), stream
+        except OSError as error:
+            self.disable(error)
+        return self._region
+
+    def disable(self, cause: Exception | str) -> None:
+        """Use the socket from now on."""
+        log.info("teacher.memory_not_shared", teacher=self._address, cause=str(cause))
+        self._offered = False
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the region, which is freed as soon as no request under way uses it."""
+        self._region = self._stream = None

@@ -19,13 +19,13 @@ from edl_runtime.log import get_logger
 HANDSHAKE_S = 5.0
 """Longest time for a client to begin TLS, and to end it."""
 
-MOST_STRANGERS = 256
+MAX_NEW_CONNECTIONS = 256
 """Connections at once whose clients have yet to make a good request: over TLS, they take 80 MB."""
 
 ACCEPT_AGAIN_S = 1.0
 """How long no connection is taken after the system had no descriptor or memory for one."""
 
-TURNED_AWAY_TOLD_S = 1.0
+EVICTIONS_LOGGED_S = 1.0
 """How long connections that are turned away are counted before the log has their number."""
 
 _BACKLOG = 1024
@@ -33,8 +33,8 @@ _BACKLOG = 1024
 log = get_logger(__name__)
 
 
-class Client(Protocol):
-    """One end of a connection: an asyncio protocol that calls `enter`, `used` and `leave` of its `Connections`."""
+class ServerConnection(Protocol):
+    """An asyncio protocol that calls `handshake_done`, `mark_used` and `remove` of its `ConnectionTable`."""
 
     @property
     def idle(self) -> bool:
@@ -42,7 +42,7 @@ class Client(Protocol):
         ...
 
     @property
-    def stands_still(self) -> int:
+    def stalled_for(self) -> int:
         """For how long it has kept the server waiting for its part, in the server's own measure; 0 if not for long."""
         ...
 
@@ -51,81 +51,81 @@ class Client(Protocol):
         ...
 
 
-AnyClient = TypeVar("AnyClient", bound=Client)
+AnyConnection = TypeVar("AnyConnection", bound=ServerConnection)
 
 
-class Connections(Generic[AnyClient]):
+class ConnectionTable(Generic[AnyConnection]):
     """The open connections of a server, those in a TLS handshake included: at most `most`.
 
-    A client is a stranger until its first good request, and at most `most_strangers` are. Where a new one is too many,
+    A client is a stranger until its first good request, and at most `max_new` are. Where a new one is too many,
     the oldest stranger goes; if there is no other, the client that has stood still the longest; if none has, the one
     that has been idle the longest; and if all are busy, the new one. The log says how many had to go, at most once in
-    `TURNED_AWAY_TOLD_S`. Its length is the number of all, and iteration has those whose handshake is over.
+    `EVICTIONS_LOGGED_S`. Its length is the number of all, and iteration has those whose handshake is over.
     """
 
-    def __init__(self, most: int, most_strangers: int = MOST_STRANGERS) -> None:
+    def __init__(self, most: int, max_new: int = MAX_NEW_CONNECTIONS) -> None:
         self.most = most
-        self._turned_away = 0  # since the log last said so
-        self._most_strangers = most_strangers
-        self._strangers: dict[AnyClient, socket.socket | None] = {}  # by arrival; the socket during the handshake
-        self._known: dict[AnyClient, None] = {}  # by last request
+        self._evicted = 0  # since the log last said so
+        self._max_new = max_new
+        self._new: dict[AnyConnection, socket.socket | None] = {}  # by arrival; the socket during the handshake
+        self._known: dict[AnyConnection, None] = {}  # by last request
 
     def __len__(self) -> int:
-        return len(self._strangers) + len(self._known)
+        return len(self._new) + len(self._known)
 
-    def __iter__(self) -> Iterator[AnyClient]:
-        return iter([*(one for one, accepted in self._strangers.items() if accepted is None), *self._known])
+    def __iter__(self) -> Iterator[AnyConnection]:
+        return iter([*(one for one, accepted in self._new.items() if accepted is None), *self._known])
 
-    def arrive(self, client: AnyClient, accepted: socket.socket) -> None:
+    def add(self, client: AnyConnection, accepted: socket.socket) -> None:
         """Count a socket that was just accepted, and end a connection if it is one too many. For the event loop."""
-        self._strangers[client] = accepted
-        if len(self) <= self.most and len(self._strangers) <= self._most_strangers:
+        self._new[client] = accepted
+        if len(self) <= self.most and len(self._new) <= self._max_new:
             return
-        oldest = next(iter(self._strangers))
-        self._turn_away(oldest if oldest is not client else self._least_missed() or client)
+        oldest = next(iter(self._new))
+        self._evict(oldest if oldest is not client else self._evictable() or client)
 
-    def enter(self, client: AnyClient) -> None:
+    def handshake_done(self, client: AnyConnection) -> None:
         """Its handshake is over, or it needs none."""
-        if client in self._strangers:
-            self._strangers[client] = None
+        if client in self._new:
+            self._new[client] = None
 
-    def used(self, client: AnyClient) -> None:
+    def mark_used(self, client: AnyConnection) -> None:
         """It makes a good request."""
-        if client in self._strangers or client in self._known:
-            self.leave(client)
+        if client in self._new or client in self._known:
+            self.remove(client)
             self._known[client] = None
 
-    def leave(self, client: AnyClient) -> None:
+    def remove(self, client: AnyConnection) -> None:
         """Its connection has ended; may be called again."""
-        self._strangers.pop(client, None)
+        self._new.pop(client, None)
         self._known.pop(client, None)
 
     def end_handshakes(self) -> None:
         """Disconnect those that have yet to begin TLS."""
-        for accepted in self._strangers.values():
+        for accepted in self._new.values():
             _shut(accepted)
 
-    def _least_missed(self) -> AnyClient | None:
+    def _evictable(self) -> AnyConnection | None:
         """Return which of those that are known may go; None if all are busy."""
-        stillest = max(self._known, key=lambda one: one.stands_still, default=None)
-        if stillest is not None and stillest.stands_still:
-            return stillest
+        most_stalled = max(self._known, key=lambda one: one.stalled_for, default=None)
+        if most_stalled is not None and most_stalled.stalled_for:
+            return most_stalled
         return next((one for one in self._known if one.idle), None)
 
-    def _turn_away(self, client: AnyClient) -> None:
-        if not self._turned_away:
-            asyncio.get_running_loop().call_later(TURNED_AWAY_TOLD_S, self._tell_turned_away)
-        self._turned_away += 1
-        accepted = self._strangers.get(client)
-        self.leave(client)
+    def _evict(self, client: AnyConnection) -> None:
+        if not self._evicted:
+            asyncio.get_running_loop().call_later(EVICTIONS_LOGGED_S, self._log_evicted)
+        self._evicted += 1
+        accepted = self._new.get(client)
+        self.remove(client)
         if accepted is None:
             client.abort()
         else:
             _shut(accepted)
 
-    def _tell_turned_away(self) -> None:
-        log.warning("connections.turned_away", turned_away=self._turned_away, open=len(self), most=self.most)
-        self._turned_away = 0
+    def _log_evicted(self) -> None:
+        log.warning("connections.turned_away", turned_away=self._evicted, open=len(self), most=self.most)
+        self._evicted = 0
 
 
 def _shut(accepted: socket.socket | None) -> None:
@@ -142,7 +142,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def room_for(most: int, *, each: int, beside: int) -> int:
+def connection_limit(most: int, *, each: int, beside: int) -> int:
     """Return for how many connections, `most` at most, this process may have descriptors; raise its limit if it can.
 
     `each` connection takes so many, and `beside` are for all else.
@@ -158,13 +158,13 @@ def room_for(most: int, *, each: int, beside: int) -> int:
 @asynccontextmanager
 async def accepting(
     listener: socket.socket,
-    connections: Connections[AnyClient],
-    make: Callable[[], AnyClient],
+    connections: ConnectionTable[AnyConnection],
+    make: Callable[[], AnyConnection],
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
     """Take connections at `listener` while the block lasts, each with a client that `make` returns; then close it."""
-    greetings: set[asyncio.Task[None]] = set()
-    task = asyncio.create_task(_accept(listener, connections, make, tls, greetings))
+    handshakes: set[asyncio.Task[None]] = set()
+    task = asyncio.create_task(_accept(listener, connections, make, tls, handshakes))
     try:
         yield
     finally:
@@ -172,16 +172,16 @@ async def accepting(
         await asyncio.wait([task])
         listener.close()
         connections.end_handshakes()
-        if greetings:
-            await asyncio.wait(greetings)
+        if handshakes:
+            await asyncio.wait(handshakes)
 
 
 async def _accept(
     listener: socket.socket,
-    connections: Connections[AnyClient],
-    make: Callable[[], AnyClient],
+    connections: ConnectionTable[AnyConnection],
+    make: Callable[[], AnyConnection],
     tls: ssl.SSLContext | None,
-    greetings: set[asyncio.Task[None]],
+    handshakes: set[asyncio.Task[None]],
 ) -> None:
     loop = asyncio.get_running_loop()
     while True:
@@ -194,15 +194,18 @@ async def _accept(
             await asyncio.sleep(ACCEPT_AGAIN_S)
             continue
         client = make()
-        connections.arrive(client, accepted)
-        greeting = loop.create_task(_greet(client, accepted, connections, tls))
-        greetings.add(greeting)
-        greeting.add_done_callback(greetings.discard)
+        connections.add(client, accepted)
+        handshake = loop.create_task(_handshake(client, accepted, connections, tls))
+        handshakes.add(handshake)
+        handshake.add_done_callback(handshakes.discard)
         await asyncio.sleep(0)  # however many come, those that are there have their turn
 
 
-async def _greet(
-    client: AnyClient, accepted: socket.socket, connections: Connections[AnyClient], tls: ssl.SSLContext | None
+async def _handshake(
+    client: AnyConnection,
+    accepted: socket.socket,
+    connections: ConnectionTable[AnyConnection],
+    tls: ssl.SSLContext | None,
 ) -> None:
     limit_s = HANDSHAKE_S if tls else None
     protocol = cast("asyncio.BaseProtocol", client)
@@ -213,4 +216,4 @@ async def _greet(
     except OSError as error:  # it speaks no TLS that fits, took too long, or had to go
         # asyncio's frame refers to the error: a cycle that holds 300 KB until it is collected
         error.__traceback__ = None
-        connections.leave(client)
+        connections.remove(client)

@@ -31,11 +31,11 @@ Datatype = Literal[
 ]
 
 
-JOIN = "join"
+JOIN_EXTENSION = "join"
 """Of a model whose answer to a row does not depend on the others: requests may be joined, to any number of rows."""
 
 
-def fits(shape: tuple[int, ...], allowed: tuple[int, ...]) -> bool:
+def shape_fits(shape: tuple[int, ...], allowed: tuple[int, ...]) -> bool:
     """Whether an array of `shape` is one of `allowed`, where -1 is any size."""
     return shape == allowed or (
         len(shape) == len(allowed) and all(size in (have, -1) for have, size in zip(shape, allowed, strict=True))
@@ -54,7 +54,7 @@ class ModelSignature(msgspec.Struct, frozen=True, kw_only=True):
     """What a model takes and answers, as OIP's model metadata. `versions` has one entry, a digest of the model.
 
     `extensions` are what its teacher can do with it beyond the standard: "top_k", "normalise", "shared_memory", and
-    `JOIN`.
+    `JOIN_EXTENSION`.
     """
 
     name: str
@@ -78,10 +78,10 @@ class TopK(msgspec.Struct, frozen=True):
         name: object = self.name  # whatever a user gave
         if not isinstance(name, str) or not name:
             raise SpecError("top_k.name", name, "the name of an output")
-        msgspec.structs.force_setattr(self, "k", _whole("top_k.k", self.k))
+        msgspec.structs.force_setattr(self, "k", _positive_integer("top_k.k", self.k))
 
 
-def answered_names(wish: str | TopK) -> tuple[str, ...]:
+def response_names(wish: str | TopK) -> tuple[str, ...]:
     """Return the names under which an answer has what was wished for."""
     return (wish,) if isinstance(wish, str) else (f"{wish.name}.values", f"{wish.name}.indices")
 
@@ -103,7 +103,7 @@ class Normalise(msgspec.Struct, frozen=True):
             raise SpecError("normalise.std", std, "numbers other than 0")
         if 1 not in (len(mean), len(std)) and len(mean) != len(std):
             raise SpecError("normalise.std", std, f"one number, or {len(mean)} as in mean")
-        msgspec.structs.force_setattr(self, "axis", _whole("normalise.axis", self.axis, "; 0 is the batch"))
+        msgspec.structs.force_setattr(self, "axis", _positive_integer("normalise.axis", self.axis, "; 0 is the batch"))
         msgspec.structs.force_setattr(self, "mean", mean)
         msgspec.structs.force_setattr(self, "std", std)
 
@@ -135,7 +135,7 @@ def _number(given: object) -> float:
     return float(given)
 
 
-def _whole(field: str, given: object, more: str = "") -> int:
+def _positive_integer(field: str, given: object, more: str = "") -> int:
     """Return a whole number of 1 or more as Python's own; numpy has others. Raises SpecError that names `field`."""
     if isinstance(given, SupportsIndex) and not isinstance(given, bool) and (number := operator.index(given)) >= 1:
         return number

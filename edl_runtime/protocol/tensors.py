@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edl_runtime.errors import ProtocolError
+from edl_runtime.protocol.errors import ProtocolError
 from edl_runtime.protocol.oip import Datatype
 
 Array = npt.NDArray[Any]
@@ -36,7 +36,7 @@ def datatype_of(dtype: np.dtype[Any]) -> Datatype:
     """Return the protocol's name of `dtype`. Raises ProtocolError."""
     datatype = _DATATYPES.get(dtype)
     if datatype is None:
-        raise ProtocolError(f"dtype {dtype} can't be sent; allowed are {listed(_DATATYPES)}")
+        raise ProtocolError(f"dtype {dtype} can't be sent; allowed are {joined_names(_DATATYPES)}")
     return datatype
 
 
@@ -44,10 +44,10 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
     """Return the numpy dtype of `datatype`. Raises ProtocolError."""
     dtype = _DTYPES.get(datatype)  # type: ignore[call-overload]  # any text may come from the network
     if dtype is None:
-        raise ProtocolError(f"datatype {datatype!r} is not served; allowed are {listed(_DTYPES)}")
+        raise ProtocolError(f"datatype {datatype!r} is not served; allowed are {joined_names(_DTYPES)}")
     return dtype  # type: ignore[no-any-return]
 
 
-def listed(names: Iterable[object]) -> str:
+def joined_names(names: Iterable[object]) -> str:
     """Return `names` for a message."""
     return ", ".join(map(str, names))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.stream import Stream, bytes_of
+from edl_runtime.protocol.tensor_stream import TensorStream, bytes_of
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings, named
 
@@ -29,7 +29,7 @@ class Trust(NamedTuple):
     name: str = ""
 
 
-def trust_of(settings: RuntimeSettings) -> Trust | None:
+def client_trust(settings: RuntimeSettings) -> Trust | None:
     """Return what students ask of their teachers; None where they don't speak TLS. Raises SpecError."""
     if not settings.teacher_ca:
         return None
@@ -38,7 +38,7 @@ def trust_of(settings: RuntimeSettings) -> Trust | None:
         context.load_verify_locations(settings.teacher_ca)
     except OSError as error:
         allowed = "a PEM file with the certificates of who signs for teachers"
-        raise SpecError(named("teacher_ca"), _what(settings.teacher_ca, error), allowed) from None
+        raise SpecError(named("teacher_ca"), _file_problem(settings.teacher_ca, error), allowed) from None
     if settings.teacher_tls_name:
         _check_name(context, settings.teacher_tls_name)
     return Trust(context, settings.teacher_tls_name)
@@ -53,7 +53,7 @@ def _check_name(context: ssl.SSLContext, name: str) -> None:
         raise SpecError(named("teacher_tls_name"), name, allowed) from None
 
 
-def shown_by(settings: RuntimeSettings) -> ssl.SSLContext | None:
+def server_tls_context(settings: RuntimeSettings) -> ssl.SSLContext | None:
     """Return what a server shows its clients; None where it does not speak TLS. Raises SpecError."""
     if not settings.tls_cert:
         return None
@@ -62,16 +62,16 @@ def shown_by(settings: RuntimeSettings) -> ssl.SSLContext | None:
         context.load_cert_chain(settings.tls_cert, settings.tls_key or None, password="")  # else it would ask for one
     except OSError as error:
         allowed = "a PEM file with a certificate, and in it or in EDL_TLS_KEY its private key, which needs no password"
-        raise SpecError(named("tls_cert"), _what(settings.tls_cert, error), allowed) from None
+        raise SpecError(named("tls_cert"), _file_problem(settings.tls_cert, error), allowed) from None
     return context
 
 
-def _what(path: str, error: OSError) -> str:
+def _file_problem(path: str, error: OSError) -> str:
     reason = getattr(error, "reason", None) or error.strerror or error
     return f"{path} ({str(reason).lower().replace('_', ' ')})"
 
 
-def open_tls(connected: socket.socket, trust: Trust, host: str, timeout_s: float) -> Stream:
+def open_tls(connected: socket.socket, trust: Trust, host: str, timeout_s: float) -> TensorStream:
     """Return a stream over a connection to `host`, which is closed if the other end is no teacher to be trusted.
 
     Raises ConnectionError or TimeoutError that says why it is none, and other OSErrors when the network fails.
@@ -81,7 +81,7 @@ def open_tls(connected: socket.socket, trust: Trust, host: str, timeout_s: float
         return _TlsStream(trust.context.wrap_socket(connected, server_hostname=name), timeout_s)
     except ssl.SSLCertVerificationError as error:
         raise ConnectionError(
-            f"its certificate is not one that EDL_TEACHER_CA trusts for {name!r}: {_why(error)}"
+            f"its certificate is not one that EDL_TEACHER_CA trusts for {name!r}: {_verify_problem(error)}"
         ) from None
     except TimeoutError:
         raise TimeoutError(
@@ -95,11 +95,11 @@ def open_tls(connected: socket.socket, trust: Trust, host: str, timeout_s: float
         connected.close()  # which the new socket has taken over, if there is one
 
 
-def _why(error: ssl.SSLCertVerificationError) -> str:
+def _verify_problem(error: ssl.SSLCertVerificationError) -> str:
     return error.verify_message.rstrip(".")
 
 
-class _TlsStream(Stream):
+class _TlsStream(TensorStream):
     """A stream whose bytes are copied on the way, 16 KB at a time, as TLS has it."""
 
     def __init__(self, connected: ssl.SSLSocket, timeout_s: float) -> None:

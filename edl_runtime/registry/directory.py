@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edl_runtime.decoding import Decoder
-from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.log import get_logger
+from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry.members import Member
 from edl_runtime.store import keys
-from edl_runtime.store.client import run_script, unavailable_if_lost
+from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.keys import Role, Service
-from edl_runtime.store.records import decoded
+from edl_runtime.store.redis_client import decode_record, run_script, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 RETRY_EVERY_S = 0.5
 """While Redis does not answer."""
-LOOK_EVERY_S = 5.0
+POLL_EVERY_S = 5.0
 """At the latest, news or not."""
 SETTLE_S = 1.5
 """How long members stay listed that Redis has forgotten or let run out: those alive are back by then."""
@@ -33,14 +32,14 @@ BLOCK_S = 0.7
 """Longest single wait inside Redis; below the client's time limit for an answer."""
 REDIS_TICK_S = 0.1
 """How much later than asked Redis may end a wait; a deadline's last moments are waited for here."""
-LISTED_S = 86_400
+POOL_LIST_TTL_S = 86_400
 """How long the list of pools is kept after one of their members said last that its pool is one."""
 NO_EVENT = (0, 0)
 
 log = get_logger(__name__)
 
 # Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
-_member_decoder = Decoder(Member)
+_member_decoder = JsonDecoder(Member)
 
 
 class Directory:
@@ -71,7 +70,7 @@ class Directory:
             before = listing.members
             try:
                 if not away:
-                    await self._wait_for_news(service, seen, listing.settles_in_s(time.monotonic()))
+                    await self._wait_for_event(service, seen, listing.settles_in_s(time.monotonic()))
                 seen = await self._look(service)
             except RegistryUnavailableError as error:
                 if not away:
@@ -102,25 +101,25 @@ class Directory:
             await self._client.srem(keys.pools(self._namespace), pool)
         if not await self._is_alive(pool):
             return True
-        await list_pool(self._client, self._namespace, pool)
+        await add_to_pool_list(self._client, self._namespace, pool)
         return False
 
     async def _is_alive(self, pool: str) -> bool:
         return bool(await self.members(pool, "teachers") or await self.members(pool, "students"))
 
     async def _look(self, service: Service) -> _Snapshot:
-        answer = await run_script(self._client, "members", keys.of_service(service), [])
+        answer = await run_script(self._client, "members", keys.service_keys(service), [])
         records, contract, runs_out_ms, oldest, newest = answer
         return _Snapshot(
             members=sorted((m for m in map(_member, records) if m), key=lambda member: member.id),
-            contract=decoded(contract or None, ModelSignature),
+            contract=decode_record(contract or None, ModelSignature),
             runs_out_in_s=runs_out_ms / 1000 if runs_out_ms >= 0 else math.inf,
             oldest_event=_event(oldest),
             newest_event=_event(newest),
         )
 
-    async def _wait_for_news(self, service: Service, seen: _Snapshot, at_most_s: float) -> None:
-        until = time.monotonic() + min(seen.runs_out_in_s, at_most_s, LOOK_EVERY_S)
+    async def _wait_for_event(self, service: Service, seen: _Snapshot, at_most_s: float) -> None:
+        until = time.monotonic() + min(seen.runs_out_in_s, at_most_s, POLL_EVERY_S)
         ms, sequence = seen.newest_event
         while (rest_s := until - time.monotonic()) > REDIS_TICK_S:
             block_ms = math.ceil(min(rest_s - REDIS_TICK_S, BLOCK_S) * 1000)
@@ -130,13 +129,13 @@ class Directory:
         await asyncio.sleep(max(0.0, rest_s))
 
 
-async def list_pool(client: Redis, namespace: str, pool: str) -> None:
-    """Have `pool` on the list of pools, which is kept for `LISTED_S` from now on. Raises RegistryUnavailableError."""
+async def add_to_pool_list(client: Redis, namespace: str, pool: str) -> None:
+    """Have `pool` on the list of pools, kept for `POOL_LIST_TTL_S` from now on. Raises RegistryUnavailableError."""
     key = keys.pools(namespace)
     with unavailable_if_lost(client):
         async with client.pipeline(transaction=True) as both:
             both.sadd(key, pool)
-            both.expire(key, LISTED_S)
+            both.expire(key, POOL_LIST_TTL_S)
             await both.execute()
 
 

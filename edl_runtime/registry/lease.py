@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from edl_runtime.decoding import Decoder
-from edl_runtime.errors import PoolMismatchError, RegistryError, RegistryUnavailableError, SpecError, SupersededError
+from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
+from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.oip import ModelSignature
-from edl_runtime.registry.directory import list_pool
+from edl_runtime.registry.directory import add_to_pool_list
+from edl_runtime.registry.errors import PoolMismatchError, SupersededError
 from edl_runtime.registry.members import Member, differences
 from edl_runtime.store import keys
-from edl_runtime.store.client import run_script
-from edl_runtime.store.records import has_to_be_readable
+from edl_runtime.store.errors import RegistryError, RegistryUnavailableError
+from edl_runtime.store.redis_client import malformed_if_unreadable, run_script
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -35,10 +36,10 @@ RENEW_EVERY_S = 1.0
 """At the latest: so soon is a member back in a Redis that was emptied, however long its lease."""
 RETRY_EVERY_S = 0.5
 """While Redis does not answer."""
-LIST_EVERY_S = 600.0
+ADD_TO_POOL_LIST_EVERY_S = 600.0
 """How often a member puts its pool on the list of pools anew, which is kept for a day and may be lost alone."""
 
-Says = Callable[[], msgspec.Struct | None]
+MakeReport = Callable[[], msgspec.Struct | None]
 """Returns what a member reports at the moment, None for nothing; called on the event loop, so it returns at once."""
 
 log = get_logger(__name__)
@@ -47,7 +48,7 @@ log = get_logger(__name__)
 class Lease:
     """A registration that is being kept up; `hold_lease` makes it. `fence` is the current fencing token."""
 
-    def __init__(self, client: Redis, service: keys.Service, member: Member, ttl_s: float, says: Says) -> None:
+    def __init__(self, client: Redis, service: keys.Service, member: Member, ttl_s: float, says: MakeReport) -> None:
         self.fence = 0
         self._client = client
         self._service = service
@@ -105,9 +106,9 @@ class Lease:
             took_s = time.monotonic() - began
 
     async def _renew(self) -> None:
-        said = self._says()
-        report = "" if said is None else msgspec.json.encode(said).decode()
-        answer: str = await self._run("renew", self._member.id, self.fence, _ms(self._ttl_s), report, self._holder)
+        report = self._says()
+        text = "" if report is None else msgspec.json.encode(report).decode()
+        answer: str = await self._run("renew", self._member.id, self.fence, _ms(self._ttl_s), text, self._holder)
         if answer == "taken":
             raise SupersededError(self._service.pool, self._member.id)
         if answer == "gone":
@@ -129,8 +130,8 @@ class Lease:
             if granted:
                 self.fence = answer[0]
                 break
-            with has_to_be_readable(keys.contract(self._service)):
-                theirs, runs_out_ms = Decoder(ModelSignature).decode(answer[0]), answer[1]
+            with malformed_if_unreadable(keys.contract(self._service)):
+                theirs, runs_out_ms = JsonDecoder(ModelSignature).decode(answer[0]), answer[1]
             different = differences(theirs, ours) if ours else []
             if not different:
                 contract = answer[0]  # the same in other words
@@ -150,11 +151,11 @@ class Lease:
         )
 
     async def _list(self) -> None:
-        await list_pool(self._client, self._service.namespace, self._service.pool)
-        self._list_at = time.monotonic() + LIST_EVERY_S
+        await add_to_pool_list(self._client, self._service.namespace, self._service.pool)
+        self._list_at = time.monotonic() + ADD_TO_POOL_LIST_EVERY_S
 
     async def _run(self, script: str, *args: str | int) -> Any:
-        return await run_script(self._client, script, keys.of_service(self._service), args)
+        return await run_script(self._client, script, keys.service_keys(self._service), args)
 
 
 def pause_s(ttl_s: float, took_s: float, *, away: bool) -> float:
@@ -164,7 +165,7 @@ def pause_s(ttl_s: float, took_s: float, *, away: bool) -> float:
 
 
 def hold_lease(
-    client: Redis, service: keys.Service, member: Member, *, ttl_s: float = 3.0, says: Says = lambda: None
+    client: Redis, service: keys.Service, member: Member, *, ttl_s: float = 3.0, says: MakeReport = lambda: None
 ) -> AbstractAsyncContextManager[Lease]:
     """Be registered as `member` of `service` from the first line of the block to its end.
 
@@ -173,7 +174,7 @@ def hold_lease(
     run out.
 
     What `says` returns is kept beside the member each time that its lease is renewed, and goes with it: a report costs
-    no command of its own. `edl_runtime.registry.demands` reads it.
+    no command of its own. `edl_runtime.registry.pools` reads it.
 
     Raises SpecError for a `ttl_s` that is not above 0; on entering, PoolMismatchError and RegistryUnavailableError.
     """

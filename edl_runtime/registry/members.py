@@ -1,14 +1,15 @@
-"""Who is registered, and whether two models are the same to a student."""
+"""Members of pools, whether two models are the same to a student, and which student uses which teachers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
+from edl_runtime.balance.assign import assign
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.oip import JOIN, ModelSignature, TensorSpec
+from edl_runtime.protocol.oip import JOIN_EXTENSION, ModelSignature, TensorSpec
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,20 +56,20 @@ def differences(pool: ModelSignature, teacher: ModelSignature) -> list[str]:
 
 
 def _abilities(signature: ModelSignature) -> str:
-    return ", ".join(name for name in signature.extensions if name != JOIN)
+    return ", ".join(name for name in signature.extensions if name != JOIN_EXTENSION)
 
 
 def _unlike_joining(pool: ModelSignature, teacher: ModelSignature) -> Iterator[str]:
-    ours, theirs = ("above 1" if JOIN in one.extensions else "1" for one in (teacher, pool))
+    ours, theirs = ("above 1" if JOIN_EXTENSION in one.extensions else "1" for one in (teacher, pool))
     if ours != theirs:
-        yield f"--max_batch is {ours} and the pool's {theirs}; start all its teachers with 1, or all with more"
+        yield f"--max-batch is {ours} and the pool's {theirs}; start all its teachers with 1, or all with more"
 
 
 def _unlike_tensors(kind: str, pool: tuple[TensorSpec, ...], teacher: tuple[TensorSpec, ...]) -> Iterator[str]:
     theirs = {tensor.name: tensor for tensor in pool}
     ours = {tensor.name: tensor for tensor in teacher}
     for name in {**theirs, **ours}:
-        yield from _unlike(f"{kind} {name!r}", _words(theirs.get(name)), _words(ours.get(name)))
+        yield from _unlike(f"{kind} {name!r}", _describe_tensor(theirs.get(name)), _describe_tensor(ours.get(name)))
     if theirs == ours and pool != teacher:
         yield from _unlike(f"{kind}s", ", ".join(theirs), ", ".join(ours))
 
@@ -78,5 +79,34 @@ def _unlike(field: str, pool: str, teacher: str) -> Iterator[str]:
         yield f"{field} is {teacher or 'empty'} and the pool's {pool or 'empty'}"
 
 
-def _words(tensor: TensorSpec | None) -> str:
+def _describe_tensor(tensor: TensorSpec | None) -> str:
     return f"{tensor.datatype} {list(tensor.shape)}" if tensor else "missing"
+
+
+# Who asks whom, by the lists of both roles.
+
+
+def assign_teachers(
+    teachers: Collection[Member], students: Collection[Member], avoided: Mapping[str, Collection[str]] | None = None
+) -> dict[str, tuple[str, ...]]:
+    """Return the addresses of each student's teachers, sorted, by the student's id; whoever computes it, alike.
+
+    A student may be listed twice: the later wins. `avoided` has addresses that a student can't use, by its id. One
+    whose teachers are all among them gets those too that it would have if they weren't there; its own stay its own, for
+    it has to notice when they are good again.
+    """
+    chosen = _assigned(teachers, students)
+    for student, bad in (avoided or {}).items():
+        mine = chosen.get(student, ())
+        if mine and set(mine) <= set(bad):
+            others = _assigned([teacher for teacher in teachers if teacher.address not in bad], students)
+            chosen[student] = tuple(sorted({*mine, *others[student]}))
+    return chosen
+
+
+def _assigned(teachers: Collection[Member], students: Collection[Member]) -> dict[str, tuple[str, ...]]:
+    addresses = {teacher.id: teacher.address for teacher in teachers}
+    chosen = assign(
+        {teacher.id: teacher.weight for teacher in teachers}, {student.id: student.want for student in students}
+    )
+    return {student: tuple(sorted({addresses[teacher] for teacher in chosen[student]})) for student in chosen}

@@ -1,26 +1,93 @@
-"""A pool as people and programs are shown it: by `edl pools` and by the discovery endpoint."""
+"""Pools as programs and people see them: the load that their members report, and all of their members."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from edl_runtime.errors import UnknownPoolError
+from edl_runtime.log import get_logger
+from edl_runtime.parsing import JsonDecoder
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry import quarantine
-from edl_runtime.registry.demands import demands
 from edl_runtime.registry.directory import Directory
+from edl_runtime.registry.errors import UnknownPoolError
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.quarantine import Quarantine
+from edl_runtime.store import keys
+from edl_runtime.store.keys import Service
+from edl_runtime.store.redis_client import run_script_on_each
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+STALE_AFTER_S = 5.0
+"""A report that is older counts as none: its writer lives and can't work, or is of another version."""
 
-class TeacherView(msgspec.Struct, frozen=True, kw_only=True):
+Report = TypeVar("Report", TeacherReport, StudentReport)
+
+log = get_logger(__name__)
+
+# Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
+_teacher_decoder = JsonDecoder(TeacherReport)
+_student_decoder = JsonDecoder(StudentReport)
+
+
+async def read_demands(client: Redis, namespace: str, pools: Sequence[str]) -> dict[str, PoolDemand]:
+    """Return what the members of each of these pools report, in one round trip or two for all of them together.
+
+    A pool that nobody is in has no reports. Raises RegistryUnavailableError.
+    """
+    if not pools:
+        return {}
+    services = [Service(namespace, pool, role) for pool in pools for role in keys.ROLES]
+    answers = await run_script_on_each(client, "reports", [keys.service_keys(service) for service in services])
+    return {
+        pool: PoolDemand(
+            teachers=_reports(teachers, _teacher_decoder),
+            students=_reports(students, _student_decoder),
+            settled_s=min(_settled_s(teachers), _settled_s(students)),
+        )
+        for pool, teachers, students in zip(pools, answers[::2], answers[1::2], strict=True)
+    }
+
+
+def _reports(answer: Any, decoder: JsonDecoder[Report]) -> dict[str, Report | None]:
+    now_ms, _, ids, reports = answer
+    by_member = sorted(zip(ids, reports, strict=True))
+    return {member: _report(member, text, now_ms / 1000, decoder) for member, text in by_member}
+
+
+def _settled_s(answer: Any) -> float:
+    _, settled_ms, *_ = answer
+    return settled_ms / 1000 if settled_ms >= 0 else math.inf
+
+
+def _report(member: str, text: str, now_s: float, decoder: JsonDecoder[Report]) -> Report | None:
+    if not text:
+        return None
+    try:
+        at = _at_decoder.decode(text).at
+        return decoder.decode(text) if now_s - at <= STALE_AFTER_S else None
+    except msgspec.DecodeError as error:
+        log.warning("report.unreadable", member=member, report=text[:200], cause=str(error))
+        return None
+
+
+class _At(msgspec.Struct):
+    at: float
+
+
+_at_decoder = JsonDecoder(_At)
+
+
+# A pool as people and programs are shown it: by `edl pools` and by the discovery endpoint.
+
+
+class TeacherInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A registered teacher; `quarantine` is None while every student asks it.
 
     `report` is how busy it is, None if it does not say.
@@ -34,7 +101,7 @@ class TeacherView(msgspec.Struct, frozen=True, kw_only=True):
     report: TeacherReport | None = None
 
 
-class StudentView(msgspec.Struct, frozen=True, kw_only=True):
+class StudentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A registered student; `want` is the most teachers it can use, None for all.
 
     `report` is what it has of the teachers and how long it waits for them, None if it does not say.
@@ -47,13 +114,13 @@ class StudentView(msgspec.Struct, frozen=True, kw_only=True):
     report: StudentReport | None = None
 
 
-class PoolView(msgspec.Struct, frozen=True, kw_only=True):
+class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A pool and its members, by id; `model` is None while it has no teachers."""
 
     name: str
     model: ModelSignature | None
-    teachers: tuple[TeacherView, ...]
-    students: tuple[StudentView, ...]
+    teachers: tuple[TeacherInfo, ...]
+    students: tuple[StudentInfo, ...]
 
     @property
     def quarantined(self) -> int:
@@ -69,55 +136,55 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-async def view_pools(client: Redis, namespace: str) -> list[PoolView]:
+async def list_pools(client: Redis, namespace: str) -> list[PoolInfo]:
     """Return all pools that have members, by name. Raises RegistryUnavailableError."""
-    return [await _view(client, namespace, pool) for pool in await Directory(client, namespace).pools()]
+    return [await _pool_info(client, namespace, pool) for pool in await Directory(client, namespace).pools()]
 
 
-async def view_pool(client: Redis, namespace: str, name: str) -> PoolView:
+async def get_pool(client: Redis, namespace: str, name: str) -> PoolInfo:
     """Return that pool. Raises UnknownPoolError when it has no members, RegistryUnavailableError."""
     known = await Directory(client, namespace).pools()
     if name not in known:
         raise UnknownPoolError(name, namespace, known)
-    return await _view(client, namespace, name)
+    return await _pool_info(client, namespace, name)
 
 
-async def _view(client: Redis, namespace: str, pool: str) -> PoolView:
+async def _pool_info(client: Redis, namespace: str, pool: str) -> PoolInfo:
     directory = Directory(client, namespace)
     students = await directory.members(pool, "students")
-    said = (await demands(client, namespace, [pool]))[pool]
-    return PoolView(
+    demand = (await read_demands(client, namespace, [pool]))[pool]
+    return PoolInfo(
         name=pool,
         model=await directory.contract(pool),
-        teachers=_teachers(
+        teachers=_teacher_infos(
             await directory.members(pool, "teachers"),
-            await quarantine.read(client, namespace, pool, [student.id for student in students]),
-            said,
+            await quarantine.read_quarantines(client, namespace, pool, [student.id for student in students]),
+            demand,
         ),
         students=tuple(
-            StudentView(
+            StudentInfo(
                 id=student.id,
                 address=student.address,
                 want=student.want,
                 fence=student.fence,
-                report=said.students.get(student.id),
+                report=demand.students.get(student.id),
             )
             for student in students
         ),
     )
 
 
-def _teachers(
-    members: Sequence[Member], quarantined: dict[str, Quarantine], said: PoolDemand
-) -> tuple[TeacherView, ...]:
+def _teacher_infos(
+    members: Sequence[Member], quarantined: dict[str, Quarantine], demand: PoolDemand
+) -> tuple[TeacherInfo, ...]:
     return tuple(
-        TeacherView(
+        TeacherInfo(
             id=member.id,
             address=member.address,
             weight=member.weight,
             fence=member.fence,
             quarantine=quarantined.get(member.address),
-            report=said.teachers.get(member.id),
+            report=demand.teachers.get(member.id),
         )
         for member in members
     )

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edl_runtime.errors import DatasetChangedError, SpecError
+from edl_runtime.errors import SpecError
+from edl_runtime.shards.errors import DatasetChangedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     Indices = NDArray[np.int64]
 
 
-class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+class DatasetCursor(msgspec.Struct, frozen=True, kw_only=True):
     """A place in the data. JSON of it belongs in a checkpoint; `msgspec.convert` makes it from that again.
 
     - `length`: samples of the dataset. `global_batch`: samples of a step, of all ranks together.
@@ -68,7 +69,7 @@ def order(seed: int, epoch: int, length: int, *, shuffle: bool = True) -> Indice
     return indices
 
 
-def batch(cursor: Cursor) -> Indices:
+def batch(cursor: DatasetCursor) -> Indices:
     """Return the samples of the next global batch, in order; none when all epochs are over."""
     if cursor.done:
         return order(0, 0, 0, shuffle=False)
@@ -98,7 +99,7 @@ def micro_batches(indices: Indices, size: int | None = None) -> list[Indices]:
     return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
-def advance(cursor: Cursor, taken: int) -> Cursor:
+def advance(cursor: DatasetCursor, taken: int) -> DatasetCursor:
     """Return the place after `taken` more samples of the epoch are applied; at its end, the start of the next.
 
     Raises ValueError for more samples than the epoch has left, which no `batch` has.
@@ -111,17 +112,17 @@ def advance(cursor: Cursor, taken: int) -> Cursor:
     return msgspec.structs.replace(cursor, position=position)
 
 
-def steps_per_epoch(cursor: Cursor) -> int:
+def steps_per_epoch(cursor: DatasetCursor) -> int:
     """Return how many global batches an epoch has, the last and smaller one included."""
     return -(-cursor.length // cursor.global_batch)
 
 
-def total_steps(cursor: Cursor) -> int:
+def total_steps(cursor: DatasetCursor) -> int:
     """Return how many steps all epochs have together, from the first on."""
     return cursor.epochs * steps_per_epoch(cursor)
 
 
-def check_length(cursor: Cursor, length: int) -> None:
+def check_length(cursor: DatasetCursor, length: int) -> None:
     """Raise DatasetChangedError unless the dataset has as many samples as when the cursor was made."""
     if length != cursor.length:
         raise DatasetChangedError(cursor.length, length)

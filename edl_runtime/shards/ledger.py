@@ -12,35 +12,48 @@ change anything. Then each record is in the surviving model exactly once an epoc
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
-from edl_runtime.decoding import Decoder
-from edl_runtime.errors import (
+from edl_runtime.errors import SpecError
+from edl_runtime.log import get_logger
+from edl_runtime.parsing import JsonDecoder
+from edl_runtime.shards.cursor import order
+from edl_runtime.shards.errors import (
+    ForkedLedgerError,
     LeaseLostError,
     LedgerMissingError,
     ShardsChangedError,
-    SpecError,
     StaleGenerationError,
     StreamError,
 )
-from edl_runtime.shards.cursor import order
-from edl_runtime.shards.state import Failure, LedgerReport, LedgerState, Plan, SetAside, Shard, digest_of
+from edl_runtime.shards.ledger_state import (
+    LedgerReport,
+    LedgerState,
+    SetAside,
+    Shard,
+    ShardFailure,
+    ShardPlan,
+    digest_of,
+)
 from edl_runtime.store import keys
-from edl_runtime.store.client import run_script, unavailable_if_lost
-from edl_runtime.store.records import has_to_be_readable
+from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_client import connect, malformed_if_unreadable, run_script, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-MOST_AT_ONCE = 1000
+MAX_SHARDS_PER_CALL = 1000
 """Shards in one call to Redis, so that nobody else waits for it."""
-LONGEST_REASON = 500
+MAX_REASON_LENGTH = 500
 
-ONE_EPOCH = Plan()
+ONE_EPOCH = ShardPlan()
 
 
 class Ledger:
@@ -63,14 +76,14 @@ class Ledger:
         *,
         worker: str,
         shards: Sequence[str] | None = None,
-        plan: Plan = ONE_EPOCH,
+        plan: ShardPlan = ONE_EPOCH,
     ) -> None:
         if shards is None and plan.shuffle:
             raise SpecError("shuffle", True, "False for a stream, whose shards are not known beforehand")
         self.generation = 0
         self._client = client
         self._job = job
-        self._keys = keys.of_ledger(namespace, job)
+        self._keys = keys.ledger_keys(namespace, job)
         self._names_key = keys.ledger_names(namespace, job)
         self._worker = worker
         self._shards = shards
@@ -87,7 +100,7 @@ class Ledger:
         """
         held = await self._run("ledger_begin", generation, self._worker)
         self.generation = generation
-        with has_to_be_readable(self._keys[1]):
+        with malformed_if_unreadable(self._keys[1]):
             return {int(ticket) for ticket in held}
 
     async def restore(self, state: LedgerState | None, generation: int) -> None:
@@ -111,12 +124,12 @@ class Ledger:
         [] says that there is none now: others hold the rest of the epoch and may lose it, or the stream is still open.
         None says that all of the last epoch are finished; only a `release` or `restore` brings some back.
         """
-        if not 1 <= most <= MOST_AT_ONCE:
-            raise SpecError("most", most, f"1 to {MOST_AT_ONCE}")
+        if not 1 <= most <= MAX_SHARDS_PER_CALL:
+            raise SpecError("most", most, f"1 to {MAX_SHARDS_PER_CALL}")
         async with self._leasing:
             answer = await self._run("ledger_lease", self.generation, self._worker, most, self._call)
             more, added, closed, tickets = answer
-            with has_to_be_readable(self._keys[6]):
+            with malformed_if_unreadable(self._keys[6]):
                 leased = _pairs([int(number) for number in tickets.split()])
             places = [self._place(ticket, added if closed else None) for ticket, _ in leased]
             names = await self._names({number for _, number in places})
@@ -144,7 +157,7 @@ class Ledger:
         """
         offset = max(applied, shard.start)
         (count,) = await self._run(
-            "ledger_fail", self.generation, self._worker, shard.ticket, offset, reason[:LONGEST_REASON]
+            "ledger_fail", self.generation, self._worker, shard.ticket, offset, reason[:MAX_REASON_LENGTH]
         )
         return bool(count >= self._plan.failure_limit)
 
@@ -155,7 +168,7 @@ class Ledger:
         With a reason in `failed` this counts as a failure of all that the dead held.
         """
         workers = list(alive)
-        arguments: list[str | int] = [step, failed[:LONGEST_REASON], len(workers), *workers, *_flat(positions)]
+        arguments: list[str | int] = [step, failed[:MAX_REASON_LENGTH], len(workers), *workers, *_flat(positions)]
         (count,) = await self._run("ledger_release", self.generation, *arguments)
         return int(count)
 
@@ -249,9 +262,9 @@ class Ledger:
             names |= dict(zip(some, found, strict=True))
         return names
 
-    def _failures(self, flat: Sequence[str]) -> dict[int, Failure]:
-        with has_to_be_readable(self._keys[4]):
-            return {int(ticket): Decoder(Failure).decode(record) for ticket, record in _pairs(flat)}
+    def _failures(self, flat: Sequence[str]) -> dict[int, ShardFailure]:
+        with malformed_if_unreadable(self._keys[4]):
+            return {int(ticket): JsonDecoder(ShardFailure).decode(record) for ticket, record in _pairs(flat)}
 
     async def _run(self, script: str, *args: str | int) -> list[Any]:
         answer: list[Any]
@@ -275,7 +288,7 @@ class Ledger:
 
 
 def _slices(items: list[Any]) -> list[list[Any]]:
-    return [items[start : start + MOST_AT_ONCE] for start in range(0, len(items), MOST_AT_ONCE)]
+    return [items[start : start + MAX_SHARDS_PER_CALL] for start in range(0, len(items), MAX_SHARDS_PER_CALL)]
 
 
 def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -284,3 +297,118 @@ def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 def _flat(positions: Mapping[int, int]) -> list[int]:
     return [number for pair in positions.items() for number in pair]
+
+
+# A ledger for a training script, which knows nothing of asyncio: each call waits for its answer, and for Redis.
+
+RETRY_EVERY_S = 0.25
+
+Answer = TypeVar("Answer")
+
+log = get_logger(__name__)
+
+
+class BlockingLedger:
+    """`Ledger`'s methods without `await`, for any thread. A context manager; `close` ends its own thread.
+
+    While Redis is away a call tries again for up to `wait_s`, then raises RegistryUnavailableError: whatever is done
+    twice by that counts once. Raises SpecError as `Ledger` and `connect` do, and
+    ForkedLedgerError in a process that was forked from the one that made it.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        namespace: str,
+        job: str,
+        *,
+        worker: str,
+        shards: Sequence[str] | None = None,
+        plan: ShardPlan = ONE_EPOCH,
+        wait_s: float = 60.0,
+    ) -> None:
+        self.job = job
+        self._worker = worker
+        self._process = os.getpid()
+        self._wait_s = wait_s
+        self._client = connect(redis_url)
+        self._ledger = Ledger(self._client, namespace, job, worker=worker, shards=shards, plan=plan)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="edl ledger", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def generation(self) -> int:
+        return self._ledger.generation
+
+    def begin(self, generation: int) -> set[int]:
+        return self._call("begin a generation", lambda: self._ledger.begin(generation))
+
+    def restore(self, state: LedgerState | None, generation: int) -> None:
+        self._call("restore the ledger", lambda: self._ledger.restore(state, generation))
+
+    def lease(self, most: int = 1) -> list[Shard] | None:
+        return self._call("lease shards", lambda: self._ledger.lease(most))
+
+    def ack(self, shards: Collection[Shard], step: int) -> None:
+        self._call("acknowledge shards", lambda: self._ledger.ack(shards, step))
+
+    def fail(self, shard: Shard, reason: str, *, applied: int = 0) -> bool:
+        return self._call("give back a shard", lambda: self._ledger.fail(shard, reason, applied=applied))
+
+    def release(self, step: int, positions: Mapping[int, int], alive: Iterable[str], *, failed: str = "") -> int:
+        workers = list(alive)
+        return self._call("take back shards", lambda: self._ledger.release(step, positions, workers, failed=failed))
+
+    def commit(self, step: int, positions: Mapping[int, int]) -> LedgerState:
+        return self._call("commit a step", lambda: self._ledger.commit(step, positions))
+
+    def add(self, shards: Sequence[str], *, first: int) -> None:
+        self._call("add shards", lambda: self._ledger.add(shards, first=first))
+
+    def close_stream(self) -> None:
+        self._call("close a stream", self._ledger.close_stream)
+
+    def report(self) -> LedgerReport:
+        return self._call("read the ledger", self._ledger.report)
+
+    def close(self) -> None:
+        """Let go of Redis and end the thread; may be called again. No other method works afterwards.
+
+        In a forked child it does nothing: both are its parent's.
+        """
+        if self._loop.is_closed() or os.getpid() != self._process:
+            return
+        asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, what: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        if os.getpid() != self._process:
+            raise ForkedLedgerError(self.job, self._worker)
+        return asyncio.run_coroutine_threadsafe(self._persist(what, ask), self._loop).result()
+
+    async def _persist(self, what: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        give_up_at = time.monotonic() + self._wait_s
+        away = False
+        while True:
+            try:
+                answer = await ask()
+            except RegistryUnavailableError as error:
+                if time.monotonic() + RETRY_EVERY_S > give_up_at:
+                    raise
+                if not away:
+                    log.warning("ledger.waits", job=self.job, to=what, address=error.address, cause=error.cause)
+                away = True
+                await asyncio.sleep(RETRY_EVERY_S)
+            else:
+                if away:
+                    log.info("ledger.goes_on", job=self.job)
+                return answer

@@ -6,7 +6,7 @@
 --   KEYS[3] contract  string, JSON of the signature that all members share; gone with the last member
 --   KEYS[4] events    stream of {joined|left|expired = member id}, the last 1,000 or so
 --   KEYS[5] fence     counter, the last fencing token
---   KEYS[6] said      hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of the clock
+--   KEYS[6] reports   hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of the clock
 --   KEYS[7] clock     hash: wall and clock, by which leases run, and changed: when somebody came or went
 
 -- All is kept for a day from its last use, also when nobody is left to strike the members off, so that a name that is

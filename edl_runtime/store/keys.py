@@ -9,7 +9,7 @@ script touches one slot and Redis Cluster works.
 | records | hash, member id → JSON of the member with its fence | as leases | Lua | Lua |
 | fence | counter | as leases | register | register |
 | contract | string, the pool's model signature as JSON | while there are members, and as leases | Lua | Lua |
-| said | hash, member id → JSON of what it last reported, and when by the clock | as leases | Lua | Lua |
+| reports | hash, member id → JSON of what it last reported, and when by the clock | as leases | Lua | Lua |
 | events | stream of joined, left, expired; the last 1,000 or so | as leases | Lua | watchers |
 | clock | hash, the clock of a pool's teachers or students, and when one came or went | as leases | Lua | Lua |
 | pools | set of names; readers drop those without members | a day from the last member's word | members | `edl pools` |
@@ -61,31 +61,31 @@ class Service(msgspec.Struct, frozen=True):
 
 
 def leases(service: Service) -> str:
-    return _of(service, "leases")
+    return _service_key(service, "leases")
 
 
 def records(service: Service) -> str:
-    return _of(service, "records")
+    return _service_key(service, "records")
 
 
 def fence(service: Service) -> str:
-    return _of(service, "fence")
+    return _service_key(service, "fence")
 
 
 def contract(service: Service) -> str:
-    return _of(service, "contract")
+    return _service_key(service, "contract")
 
 
 def events(service: Service) -> str:
-    return _of(service, "events")
+    return _service_key(service, "events")
 
 
-def said(service: Service) -> str:
-    return _of(service, "said")
+def reports(service: Service) -> str:
+    return _service_key(service, "reports")
 
 
 def clock(service: Service) -> str:
-    return _of(service, "clock")
+    return _service_key(service, "clock")
 
 
 def pools(namespace: str) -> str:
@@ -117,7 +117,7 @@ def rescaling(namespace: str) -> str:
     return f"edl:{{{namespace}}}:rescaling"
 
 
-def shrink_answer(namespace: str, job: str) -> str:
+def shrink_approval(namespace: str, job: str) -> str:
     return f"edl:{{{namespace}/{job}}}:shrink-answer"
 
 
@@ -125,7 +125,7 @@ def speeds(namespace: str, job: str) -> str:
     return f"edl:{{{namespace}/{job}}}:speeds"
 
 
-def begun_by(namespace: str, job: str) -> str:
+def started_by(namespace: str, job: str) -> str:
     return f"edl:{{{namespace}/{job}}}:begun-by"
 
 
@@ -137,7 +137,7 @@ def checkpoints(namespace: str, stream: str) -> str:
     return f"edl:{{{namespace}/{stream}}}:checkpoints"
 
 
-def of_place(place: str) -> list[str]:
+def place_keys(place: str) -> list[str]:
     """Return the keys of who keeps checkpoints at a place. No namespace's own: the place is not, either."""
     digest = hashlib.sha256(place.encode()).hexdigest()[:32]
     return [f"edl:{{place/{digest}}}:{what}" for what in ("leases", "holder")]
@@ -148,41 +148,41 @@ def history(namespace: str) -> str:
 
 
 def group_events(namespace: str, job: str) -> str:
-    return _group(namespace, job, "events")
+    return _group_key(namespace, job, "events")
 
 
 def group_state(namespace: str, job: str) -> str:
-    return _group(namespace, job, "state")
+    return _group_key(namespace, job, "state")
 
 
-def of_group(namespace: str, job: str) -> list[str]:
+def group_keys(namespace: str, job: str) -> list[str]:
     """Return the keys that every script of a trainer group takes, in its order."""
-    return [_group(namespace, job, what) for what in ("leases", "records", "beats", "state", "events")]
+    return [_group_key(namespace, job, what) for what in ("leases", "records", "beats", "state", "events")]
 
 
-def _group(namespace: str, job: str, what: str) -> str:
+def _group_key(namespace: str, job: str, what: str) -> str:
     return f"edl:{{{namespace}/{job}}}:group:{what}"
 
 
-def of_service(service: Service) -> list[str]:
+def service_keys(service: Service) -> list[str]:
     """Return the keys that every Lua script takes first, in its order."""
-    parts = (leases, records, contract, events, fence, said, clock)
+    parts = (leases, records, contract, events, fence, reports, clock)
     return [part(service) for part in parts]
 
 
-def _of(service: Service, what: str) -> str:
+def _service_key(service: Service, what: str) -> str:
     return f"edl:{{{service.namespace}/{service.pool}}}:{service.role}:{what}"
 
 
-def of_ledger(namespace: str, job: str) -> list[str]:
+def ledger_keys(namespace: str, job: str) -> list[str]:
     """Return the keys that every Lua script of a ledger takes, in its order."""
     parts = ("state", "doing", "back", "acked", "failures", "names", "answers")
-    return [_ledger(namespace, job, part) for part in parts]
+    return [_ledger_key(namespace, job, part) for part in parts]
 
 
 def ledger_names(namespace: str, job: str) -> str:
-    return _ledger(namespace, job, "names")
+    return _ledger_key(namespace, job, "names")
 
 
-def _ledger(namespace: str, job: str, part: str) -> str:
+def _ledger_key(namespace: str, job: str, part: str) -> str:
     return f"edl:{{{namespace}/{job}}}:ledger:{part}"

@@ -5,7 +5,7 @@
 --   KEYS[3] contract  string, JSON of the signature that all members share
 --   KEYS[4] events    stream of {joined|left|expired = member id}
 --   KEYS[5] fence     counter, the last fencing token
---   KEYS[6] said      hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of the clock
+--   KEYS[6] reports   hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of the clock
 --   KEYS[7] clock     hash: wall and clock, by which leases run, and changed: when somebody came or went
 --   ARGV[1] member id, ARGV[2] its fence, ARGV[3] lease in ms, ARGV[4] JSON object of its report, '' for none,
 --   ARGV[5] the holder's random name: its record begins {"fence":N,"holder":"NAME",

@@ -1,12 +1,16 @@
-"""What a teacher has done, as Prometheus reads it."""
+"""A teacher's Prometheus metrics, and the load that it reports to its pool."""
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING
+
+from edl_runtime.meter import WINDOW_S, BusyMeter, RateMeter
+from edl_runtime.pool_reports import TeacherReport
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -20,7 +24,7 @@ DROPPED = 499
 """In place of an HTTP status: the request was dropped, for its client had gone."""
 
 
-class Metrics:
+class TeacherMetrics:
     """Plain numbers: counting costs next to nothing, and what is shown is put together when it is asked for.
 
     `gauges` are asked then, by name: what each means, and its value.
@@ -33,16 +37,16 @@ class Metrics:
         self._rows = 0
         self._busy_s = 0.0
 
-    def answered(self, status: int) -> None:
+    def count_answer(self, status: int) -> None:
         """Count an answer, or a request that was dropped."""
         self._answers[status] += 1
 
-    def told(self, status: int) -> None:
+    def count_refusal(self, status: int) -> None:
         """Count an answer that the model had no part in, if it is a refusal."""
         if status >= 400:
-            self.answered(status)
+            self.count_answer(status)
 
-    def ran(self, rows: int, busy_s: float) -> None:
+    def count_run(self, rows: int, busy_s: float) -> None:
         """Count a run of the model."""
         self._runs[bisect_left(BOUNDS, rows)] += 1
         self._rows += rows
@@ -75,3 +79,34 @@ class Metrics:
         yield core.CounterMetricFamily("edl_teacher_busy_seconds", meaning, self._busy_s)
         for name, (meaning, value) in self.gauges.items():
             yield core.GaugeMetricFamily(name, meaning, value())
+
+
+# Load, reported to the teacher's pool
+
+
+class DeviceLoad:
+    """Measures in what share of its time each of a teacher's `devices` has something to do."""
+
+    def __init__(self, devices: int, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._devices = devices
+        self._clock_s = clock_s
+        self._busy = BusyMeter(clock_s())
+        self._meter: RateMeter | None = None
+        self._since = 0.0
+
+    def begin(self, device: int) -> None:
+        """A request came for this device: it runs, or waits for others that do."""
+        self._busy.begin(device, self._clock_s())
+
+    def end(self, device: int) -> None:
+        """A request of this device is answered."""
+        self._busy.end(device, self._clock_s())
+
+    def report(self) -> TeacherReport:
+        """Return how busy the teacher was of late; to be asked about once a second. The first time begins it."""
+        now = self._clock_s()
+        busy_s = self._busy.total_s(now) / self._devices
+        if self._meter is None:
+            self._meter, self._since = RateMeter(now, busy_s), now
+        self._meter.mark(busy_s, now)
+        return TeacherReport(busy=min(1.0, self._meter.rate(busy_s, now)), over_s=min(WINDOW_S, now - self._since))

@@ -15,32 +15,33 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from edl_runtime.errors import EdlError, SpecError, TeacherError
+from edl_runtime.concurrency import first_completed, unless_stopped
+from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.address import check_exposure
-from edl_runtime.protocol.listener import accepting, listen, room_for
+from edl_runtime.protocol.errors import TeacherError
+from edl_runtime.protocol.listener import accepting, connection_limit, listen
 from edl_runtime.protocol.oip import ModelSignature
-from edl_runtime.protocol.tls import shown_by
-from edl_runtime.registry.lease import Says, hold_lease
+from edl_runtime.protocol.tls import server_tls_context
+from edl_runtime.registry.lease import MakeReport, hold_lease
 from edl_runtime.registry.members import Member, check_weight
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import HUNG_AFTER_S
-from edl_runtime.store.client import connect
 from edl_runtime.store.keys import Service
-from edl_runtime.teacher.arena import Arena
-from edl_runtime.teacher.metrics import Metrics
-from edl_runtime.teacher.models import ModelOptions
-from edl_runtime.teacher.predictors import run_predictors
-from edl_runtime.teacher.server import BODY_LIMIT, MOST_CONNECTIONS, Front
-from edl_runtime.waits import first, unless
+from edl_runtime.store.redis_client import connect
+from edl_runtime.teacher.http.server import BODY_LIMIT, MOST_CONNECTIONS, HttpServer
+from edl_runtime.teacher.metrics import TeacherMetrics
+from edl_runtime.teacher.models.model import ModelOptions
+from edl_runtime.teacher.predictor.pool import run_predictors
+from edl_runtime.teacher.shm.arena import Arena
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-LEAVE_S = 8.0
+DRAIN_S = 8.0
 """Longest time to leave the list and answer what is in flight: a little less than a backend's default grace."""
 
-OTHER_FILES = 256
+RESERVED_DESCRIPTORS = 256
 """Descriptors that are no connections', nor of memory that their clients share."""
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9]+)?")
@@ -91,7 +92,7 @@ async def serve(
     check_exposure(options.host, settings.teacher_token, "EDL_TEACHER_TOKEN")
     if options.pool and not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", f"the Redis of pool {options.pool!r}, as in redis://127.0.0.1:6379/0")
-    tls = shown_by(settings)
+    tls = server_tls_context(settings)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -99,60 +100,60 @@ async def serve(
     async with AsyncExitStack() as stack:
         # Made first, for importing the client takes a while, and who is ready is to be in the list at once.
         client = await stack.enter_async_context(connect(settings.redis_url)) if options.pool else None
-        arena, metrics = Arena.create(BODY_LIMIT), Metrics()
+        arena, metrics = Arena.create(BODY_LIMIT), TeacherMetrics()
         stack.callback(arena.close)
-        predictors = await unless(
-            stop, stack.enter_async_context(run_predictors(_each_device(options), arena, metrics))
+        predictors = await unless_stopped(
+            stop, stack.enter_async_context(run_predictors(_options_per_device(options), arena, metrics))
         )
         if predictors is None:
             return
-        most = room_for(MOST_CONNECTIONS, each=2, beside=OTHER_FILES)
-        front = Front(
+        most = connection_limit(MOST_CONNECTIONS, each=2, beside=RESERVED_DESCRIPTORS)
+        server = HttpServer(
             predictors.signature, predictors, arena, metrics, token=settings.teacher_token, most_connections=most
         )
-        address = await stack.enter_async_context(_listening(front, options, tls))
+        address = await stack.enter_async_context(_listening(server, options, tls))
         on_ready(address, predictors.signature)
         reason: EdlError | None = None
         async with AsyncExitStack() as membership:
             member = Member(id=address, address=address, weight=options.weight, signature=predictors.signature)
             service = Service(settings.namespace, options.pool)
             registered = _registered(client, service, member, ttl_s=settings.lease_ttl_s, says=predictors.load.report)
-            refused = await unless(stop, membership.enter_async_context(registered))
+            refused = await unless_stopped(stop, membership.enter_async_context(registered))
             if refused is not None:
-                reason = await unless(stop, first(predictors.failed(options.hung_after_s), refused()))
-            front.draining = reason is not None  # then health says so even before the list does
-            leave_by = loop.time() + LEAVE_S
-        drained = await front.drain(leave_by - loop.time())
+                reason = await unless_stopped(stop, first_completed(predictors.failed(options.hung_after_s), refused()))
+            server.draining = reason is not None  # then health says so even before the list does
+            leave_by = loop.time() + DRAIN_S
+        drained = await server.drain(leave_by - loop.time())
         log.info("teacher.left", address=address, drained=drained)
         if reason is not None:
             raise reason
 
 
-def _each_device(options: TeacherOptions) -> list[ModelOptions]:
+def _options_per_device(options: TeacherOptions) -> list[ModelOptions]:
     if not options.gpu_ids:
         return [options.model]
     return [msgspec.structs.replace(options.model, gpu_id=gpu_id) for gpu_id in options.gpu_ids]
 
 
 @asynccontextmanager
-async def _listening(front: Front, options: TeacherOptions, tls: ssl.SSLContext | None) -> AsyncIterator[str]:
+async def _listening(server: HttpServer, options: TeacherOptions, tls: ssl.SSLContext | None) -> AsyncIterator[str]:
     """Take connections; yields the address to reach this teacher at."""
     try:
         listener = listen(options.host, options.port)
     except OSError as error:
         raise TeacherError(f"can't listen on {options.host} port {options.port}: {error.strerror or error}") from None
-    _notice_the_dead(listener)
-    watch = asyncio.create_task(front.watch())
+    _enable_keepalive(listener)
+    watch = asyncio.create_task(server.watch())
     try:
-        async with accepting(listener, front.connections, front.connect, tls):
+        async with accepting(listener, server.connections, server.connect, tls):
             bound, port, *_ = listener.getsockname()
-            host = options.advertise or _reachable(bound)
+            host = options.advertise or _reachable_host(bound)
             yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     finally:
         watch.cancel()
 
 
-def _notice_the_dead(listener: socket.socket) -> None:
+def _enable_keepalive(listener: socket.socket) -> None:
     """End connections whose other machine is gone without a word, a few minutes after their last: they count."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit it
     if hasattr(socket, "TCP_KEEPIDLE"):
@@ -160,7 +161,7 @@ def _notice_the_dead(listener: socket.socket) -> None:
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{option}"), number)
 
 
-def _reachable(bound: str) -> str:
+def _reachable_host(bound: str) -> str:
     """Return what others may reach a server at that listens on `bound`. Raises SpecError when that can't be told."""
     if not ipaddress.ip_address(bound).is_unspecified:
         return bound
@@ -175,7 +176,7 @@ def _reachable(bound: str) -> str:
 
 @asynccontextmanager
 async def _registered(
-    client: Redis | None, service: Service, member: Member, *, ttl_s: float, says: Says
+    client: Redis | None, service: Service, member: Member, *, ttl_s: float, says: MakeReport
 ) -> AsyncIterator[Callable[[], Coroutine[Any, Any, EdlError]]]:
     """Be in the pool, if there is one; yields what waits until the registration can never come back."""
     if client is None:

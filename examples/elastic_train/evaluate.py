@@ -15,11 +15,11 @@ from pathlib import Path
 
 import paddle
 
-from edl_runtime.checkpoint.manifest import is_name
-from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.checkpoint.errors import CheckpointError
+from edl_runtime.checkpoint.file_format import Snapshot, is_checkpoint_name
 from edl_runtime.checkpoint.store import CheckpointStore
-from edl_runtime.elastic.state import load_model
-from edl_runtime.errors import CheckpointError, EdlError, SpecError
+from edl_runtime.elastic.training.state_parts import load_model
+from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.specs import Checkpoint
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "mnist_distill"))  # its digits and its networks
@@ -50,7 +50,7 @@ def _load(url: str) -> Snapshot:
     """Return what the checkpoint holds. Exits with IS_GONE where others are; raises EdlError for all else."""
     place, _, name = url.rstrip("/").rpartition("/")
     store = CheckpointStore(Checkpoint(url=place or "."))
-    if not is_name(name) or not store.exists():
+    if not is_checkpoint_name(name) or not store.exists():
         raise SpecError("checkpoint", url, "the path or URL of one, as `edl checkpoints ls PLACE --json` shows them")
     try:
         return store.load(store.info(name))
@@ -64,7 +64,7 @@ def _load(url: str) -> Snapshot:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("checkpoint", help="path or URL of one checkpoint")
-    parser.add_argument("--data_dir", type=Path, default=Path("data"), help="keeps the digits")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="keeps the digits")
     return parser.parse_args()
 
 

@@ -79,10 +79,10 @@ def _options() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.add_argument("--data_dir", type=Path, default=Path("data"), help="keeps the digits")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="keeps the digits")
     parser.add_argument("--epochs", type=whole(1), default=10)
-    parser.add_argument("--batch_size", type=whole(1), default=64, help="images of a step, of all instances together")
-    parser.add_argument("--pause_s", type=float, default=0.0, help="seconds that each step takes longer, to watch it")
+    parser.add_argument("--batch-size", type=whole(1), default=64, help="images of a step, of all instances together")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="seconds that each step takes longer, to watch it")
     parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=0)
     return parser.parse_args()
 

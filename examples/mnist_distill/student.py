@@ -204,16 +204,16 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(STUDENTS), default="mlp", help="the student's network")
-    parser.add_argument("--data_dir", type=Path, default=Path("data"), help="keeps the digits")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="keeps the digits")
     parser.add_argument(
         "--use_distill_service", nargs="?", type=yes_or_no, const=True, default=False, help="train it distilled, too"
     )
     parser.add_argument(
-        "--train_alone", type=yes_or_no, default=True, help="before that, train it alone, to compare the two"
+        "--train-alone", type=yes_or_no, default=True, help="before that, train it alone, to compare the two"
     )
     parser.add_argument("--distill_teachers", default="", help="host:port,…; by default EDL_TEACHERS or EDL_POOL")
     parser.add_argument("--epochs", type=whole(1), default=24, help="passes over all images, for each seed")
-    parser.add_argument("--batch_size", type=whole(1, TRAINED_ON), default=64)
+    parser.add_argument("--batch-size", type=whole(1, TRAINED_ON), default=64)
     parser.add_argument(
         "--labels",
         type=whole(10, MOST_LABELS, multiple_of=10),

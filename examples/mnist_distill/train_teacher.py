@@ -91,8 +91,8 @@ def _recipe(options: argparse.Namespace) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--data_dir", type=Path, default=Path("data"), help="keeps the digits")
-    parser.add_argument("--model_dir", type=Path, default=Path("teacher"), help="where the model goes")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="keeps the digits")
+    parser.add_argument("--model-dir", type=Path, default=Path("teacher"), help="where the model goes")
     parser.add_argument("--epochs", type=whole(1), default=6)
     parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=0)
     return parser.parse_args()

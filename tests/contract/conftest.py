@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edl_runtime.backends.base import Backend
-from edl_runtime.backends.kubernetes import KubernetesBackend
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.interface import Backend
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
+from edl_runtime.backends.local.backend import LocalBackend
 
 ON_A_CLUSTER = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 

@@ -8,8 +8,8 @@ import time
 import pytest
 from support.backends.jobs import IGNORES_SIGTERM, SAYS_GOODBYE, WAITS, ended, job, lines, says
 
-from edl_runtime.backends.base import Backend
-from edl_runtime.errors import UnknownJobError
+from edl_runtime.backends.errors import UnknownJobError
+from edl_runtime.backends.interface import Backend
 
 
 @pytest.mark.on_pods
@@ -82,7 +82,7 @@ async def test_unknown_jobs_are_said_to_be_unknown(backend: Backend) -> None:
     await backend.submit(job(WAITS, name="known"), token="mine", secrets={})
     with pytest.raises(UnknownJobError) as caught:
         await backend.get("unknown")
-    assert (caught.value.name, caught.value.known) == ("unknown", ("known",))
+    assert (caught.value.name, list(caught.value.known)) == ("unknown", ["known"])
     with pytest.raises(UnknownJobError, match="known"):
         await backend.resize("unknown", 1)
     with pytest.raises(UnknownJobError, match="known"):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.backends.jobs import WAITS, WITHIN_S, ended, job, lines
 
-from edl_runtime.backends.base import Backend
+from edl_runtime.backends.interface import Backend
 
 COUNTS = "import os\nfor n in range(5): print(os.environ['EDL_INSTANCE'], n)"
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from support.backends.jobs import WAITS, add_places, breaks, ended, eventually, job, lines, reach, says, takes_a_place
 
-from edl_runtime.backends.base import Backend, JobStatus
+from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR
 from edl_runtime.specs import Bounds, JobSpec
 
@@ -116,7 +116,7 @@ async def test_elastic_trainers_fail_when_too_few_are_left(backend: Backend, few
     status = await ended(backend)
     assert status.phase == "failed"
     assert status.reason.endswith("exited with 78, which says that it can never work as configured")
-    assert status.is_hopeless
+    assert status.failed_permanently
 
 
 @pytest.mark.parametrize(("exit_code", "hopeless"), [(EX_DATAERR, True), (1, False)])
@@ -132,4 +132,4 @@ async def test_an_elastic_trainer_says_by_its_status_that_the_job_has_failed(
     (tmp_path / "code").rename(tmp_path / "go")
     status = await ended(backend)
     assert (status.phase, status.reason) == ("failed", f"instance 0 exited with {exit_code}")
-    assert status.is_hopeless is hopeless
+    assert status.failed_permanently is hopeless

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from support.backends.jobs import ended, job, lines, reach
 
-from edl_runtime.backends.base import Backend, JobStatus
-from edl_runtime.exit_status import ending
+from edl_runtime.backends.interface import Backend, JobStatus
+from edl_runtime.exit_status import describe_exit
 
 LEAVES_A_RESULT = """
 from edl_runtime.result import write_result
@@ -39,7 +39,7 @@ time.sleep(600)
 @pytest.mark.parametrize(
     ("end", "said"),
     [
-        ("os.kill(os.getpid(), 9)", ending(-9)),
+        ("os.kill(os.getpid(), 9)", describe_exit(-9)),
         ("raise SystemExit(78)", "exited with 78"),
     ],
 )

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from support.backends.jobs import WAITS, WITHIN_S, ended, job, reach, says
 
-from edl_runtime.backends.base import Backend, Scaling
+from edl_runtime.backends.interface import Backend, Scaling
 from edl_runtime.pods import Pod
 from edl_runtime.specs import Bounds
 

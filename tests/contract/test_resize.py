@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from support.backends.jobs import SAYS_GOODBYE, WAITS, breaks, ended, eventually, followed, job, lines, reach, says
 
-from edl_runtime.backends.base import Backend, JobStatus
+from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.errors import EX_CONFIG, BackendError, SpecError
 from edl_runtime.specs import Bounds
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from support.backends.jobs import WAITS, ended, job, lines, says
 
-from edl_runtime.backends.base import Backend, owner_of
-from edl_runtime.errors import OwnedElsewhereError
+from edl_runtime.backends.errors import OwnedElsewhereError
+from edl_runtime.backends.interface import Backend, token_owner
 
 FAILS = "import sys; sys.exit(3)"
 
@@ -70,7 +70,7 @@ async def test_a_job_resized_since_is_adopted_as_it_is(backend: Backend) -> None
 )
 def test_the_owner_stands_before_the_try(token: str, owner: str) -> None:
     """A token is "OWNER/TRY"; one without an owner is nobody's."""
-    assert owner_of(token) == owner
+    assert token_owner(token) == owner
 
 
 @pytest.mark.on_pods

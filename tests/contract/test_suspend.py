@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from support.backends.jobs import SAYS_GOODBYE, WAITS, eventually, followed, job, lines, reach, says
 
-from edl_runtime.backends.base import SUSPENDED, Backend, JobStatus
+from edl_runtime.backends.interface import SUSPENDED, Backend, JobStatus
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 
 KINDS: tuple[JobKind, ...] = ("pool", "trainer")

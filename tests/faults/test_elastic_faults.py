@@ -17,12 +17,12 @@ from support.network.proxy import running_proxy
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.checkpoint.store import CheckpointStore
-from edl_runtime.elastic.membership import request_stop
+from edl_runtime.elastic.rendezvous.redis_store import request_stop
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
-from edl_runtime.store.client import connect
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -231,7 +231,7 @@ def ending_group(out: Path, settings: RuntimeSettings) -> Iterator[Group]:
     with running_group(out, settings, command=[str(ENDING_SCRIPT), str(out)], gates=[4]) as group:
         group.start(0, 1)
         both = group.await_event("forming", lambda event: set(event.members) == {0, 1}).generation
-        group.await_members(lambda members: any(one.get("came_on") or one.get("up") == both for one in members))
+        group.await_members(lambda members: any(one.get("advanced") or one.get("up") == both for one in members))
         open_gate(out, 4)  # whoever has trained alone so far knows of the other
         group.await_that((out / "writing").exists, "the last checkpoint")
         yield group

@@ -31,10 +31,11 @@ from support.students.readers import (
 from support.teachers.process import Teacher, wait_until
 
 from edl_runtime.distill import Discovered
-from edl_runtime.errors import NoTeacherError, RegistryUnavailableError
+from edl_runtime.distill.errors import NoTeacherError
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store import client
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store import redis_client
+from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_server import RedisServer
 
 BATCHES = Batches(50, seconds=0.005)
 AWAY_S = 2.0
@@ -108,7 +109,7 @@ def test_a_redis_that_is_silent_at_the_start_is_asked_for_as_long_as_teachers_ar
     own_redis: RedisServer, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the first iteration raises that there is no teacher, since which Redis is silent."""
-    monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(redis_client, "ANSWER_TIMEOUT_S", 0.1)
     stop(own_redis)
     hasty = msgspec.structs.replace(settings, teacher_wait_s=2.0)
     cause = f"Redis at 127.0.0.1:{own_redis.port} can't be used (it is silent)"
@@ -125,7 +126,7 @@ def test_a_redis_that_is_slow_for_a_moment_ends_no_student(
 ) -> None:
     """A student that starts while an answer takes longer than its limit asks again, and is told its teachers."""
     with registered(settings, good.address), ThreadPoolExecutor() as aside, structlog.testing.capture_logs() as logs:
-        monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(redis_client, "ANSWER_TIMEOUT_S", 0.2)
         stop(own_redis)
         with reader_of(BATCHES, Discovered(POOL), settings) as reader:
             epoch = aside.submit(list, reader)

@@ -12,31 +12,29 @@ from structlog.testing import capture_logs
 from support.autoscale.backend import CPUS, Jobs
 from support.autoscale.jobs import job
 
-from edl_runtime.autoscale.jobs import Job, Target
-from edl_runtime.autoscale.plan import Rules
-from edl_runtime.autoscale.policy import decide
-from edl_runtime.autoscale.rescale import Rescaled, last_plan, rescale
-from edl_runtime.backends.base import JobStatus
-from edl_runtime.errors import (
-    BackendError,
-    ClusterUnavailableError,
-    RegistryUnavailableError,
-    RescalingError,
-)
+from edl_runtime.autoscale.errors import RescalingError
+from edl_runtime.autoscale.planner import RescalingRules
+from edl_runtime.autoscale.policy.decide import decide
+from edl_runtime.autoscale.policy.model import Target, Workload
+from edl_runtime.autoscale.rescale import RescaleOutcome, last_plan, rescale
+from edl_runtime.backends.errors import ClusterUnavailableError
+from edl_runtime.backends.interface import JobStatus
+from edl_runtime.errors import BackendError
 from edl_runtime.specs import Bounds
-from edl_runtime.store.client import connect
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import RedisServer
 
 WIDE = Bounds(1, 9)
 
-Pass = Callable[..., Awaitable[Rescaled]]
+Pass = Callable[..., Awaitable[RescaleOutcome]]
 
 
 def has(name: str, instances: int, bounds: Bounds = WIDE) -> JobStatus:
     return job(name, bounds, 1.0, instances)
 
 
-def targets(done: Rescaled) -> dict[str, int]:
+def targets(done: RescaleOutcome) -> dict[str, int]:
     return {one.name: one.target for one in done.plan.targets}
 
 
@@ -49,8 +47,8 @@ async def client(redis_url: str) -> AsyncIterator[Redis]:
 def passes(client: Redis, namespace: str) -> Pass:
     """Return what makes a pass over the jobs of a backend, with room for so many instances."""
 
-    def make(backend: Jobs, room: int = CPUS, **more: Any) -> Awaitable[Rescaled]:
-        return rescale(backend, client, namespace, Rules(max_load=room / CPUS), **more)
+    def make(backend: Jobs, room: int = CPUS, **more: Any) -> Awaitable[RescaleOutcome]:
+        return rescale(backend, client, namespace, RescalingRules(max_load=room / CPUS), **more)
 
     return make
 
@@ -103,7 +101,7 @@ async def test_what_a_job_keeps_that_cannot_shrink_is_not_for_others(
 async def test_who_has_shrunk_for_what_is_not_to_be_any_more_gets_it_back(a_pass: Pass) -> None:
     """As for a job that needs the room of two, one of which can't shrink. The plan is what there is then."""
 
-    def for_a_third(jobs: Sequence[Job], *_: object, **__: object) -> Mapping[str, Target]:
+    def for_a_third(jobs: Sequence[Workload], *_: object, **__: object) -> Mapping[str, Target]:
         return {job.name: Target(instances=3 - len(jobs), reason="as said") for job in jobs}
 
     backend = Jobs(has("hangs", 2), has("shrinks", 2))
@@ -146,7 +144,7 @@ async def test_what_is_left_undone_the_next_pass_completes(a_pass: Pass) -> None
 async def test_a_pass_that_takes_too_long_is_given_up(a_pass: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it was decided by may be so no more. Nothing is changed, and the next pass need not wait for it."""
     backend = Jobs(has("first", 6), before_a_look=asyncio.Event().wait)
-    monkeypatch.setattr("edl_runtime.autoscale.rescale.PASS_S", 0.2)
+    monkeypatch.setattr("edl_runtime.autoscale.rescale.PASS_LIMIT_S", 0.2)
     with pytest.raises(RescalingError, match=r"has not ended within 0\.2 s"):
         await a_pass(backend, 3)
     monkeypatch.undo()

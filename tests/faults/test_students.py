@@ -26,7 +26,7 @@ from support.teachers.process import PATIENCE_S, Teacher, wait_until
 
 from edl_runtime.distill import Discovered, Fixed
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_server import RedisServer
 
 
 @contextlib.contextmanager
@@ -146,7 +146,7 @@ def test_a_killed_student_s_teachers_are_the_others_with_its_lease(
 @pytest.mark.slow
 def test_all_that_a_killed_pool_leaves_in_redis_has_an_end(settings: RuntimeSettings) -> None:
     """Nobody is there to tidy up: what its teachers and students have written goes within a day, and its name."""
-    there = {f"{role}:{what}" for role in ("teachers", "students") for what in ("leases", "records", "said")}
+    there = {f"{role}:{what}" for role in ("teachers", "students") for what in ("leases", "records", "reports")}
     env = {**settings.to_env(), "EDL_JOB": "job"}
     with redis.Redis.from_url(settings.redis_url, decode_responses=True) as client:
 

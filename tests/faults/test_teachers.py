@@ -30,11 +30,11 @@ from support.students.readers import (
 )
 from support.teachers.process import Teacher, wait_until
 
-from edl_runtime.distill import Discovered, Fixed, hedging
-from edl_runtime.errors import RegistrySilentError
-from edl_runtime.registry.pools import PoolView, view_pool
+from edl_runtime.distill import Discovered, Fixed, dispatch_policy
+from edl_runtime.registry.pools import PoolInfo, get_pool
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.errors import RegistrySilentError
+from edl_runtime.store.redis_client import connect
 
 BATCHES = Batches(80, seconds=0.004)
 
@@ -147,7 +147,12 @@ def test_what_a_slow_teacher_is_asked_another_is_asked_too(good: Teacher, odd: O
         assert all(len(set(of_one)) == len(of_one) for of_one in asked())
     assert after.retries == 0
     assert sum(after.answered.values()) - sum(before.answered.values()) == requests
-    assert hedges <= hedging.MOST_SAVED + hedging.BUDGET_A_REQUEST * requests + hedging.BUDGET_A_SECOND * took_s
+    assert (
+        hedges
+        <= dispatch_policy.MAX_SAVED_HEDGES
+        + dispatch_policy.HEDGES_PER_REQUEST * requests
+        + dispatch_policy.HEDGES_PER_SECOND * took_s
+    )
 
 
 WRONG = {
@@ -170,11 +175,11 @@ WRONG_TOO = {
 def shown(settings: RuntimeSettings, address: str) -> str:
     """Return the reason of the teacher's quarantine that people are shown; empty if it is in use."""
 
-    async def look() -> PoolView:
+    async def look() -> PoolInfo:
         while True:
             with contextlib.suppress(RegistrySilentError):  # it may be slow on busy cores
                 async with connect(settings.redis_url) as client:
-                    return await view_pool(client, settings.namespace, POOL)
+                    return await get_pool(client, settings.namespace, POOL)
 
     [teacher] = [teacher for teacher in asyncio.run(look()).teachers if teacher.address == address]
     return teacher.quarantine.reason if teacher.quarantine else ""

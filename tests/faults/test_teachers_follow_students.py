@@ -12,16 +12,16 @@ import pytest
 from support.paths import TESTS
 from support.students.readers import POOL, ROWS, Batches, reader_of
 
-from edl_runtime.autoscale.plan import Rules
+from edl_runtime.autoscale.planner import RescalingRules
 from edl_runtime.autoscale.rescale import rescale
-from edl_runtime.autoscale.traffic_schema import to_windows
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.autoscale.traffic.schema import to_windows
+from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.distill import Discovered
 from edl_runtime.pods import Pod
-from edl_runtime.registry.demands import demands
+from edl_runtime.registry.pools import read_demands
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 BOUNDS = Bounds(1, 3)
 ANSWER_S = 0.04
@@ -56,7 +56,7 @@ async def test_a_pool_grows_while_its_student_waits_and_shrinks_with_its_window(
         kind="pool",
         command=(
             sys.executable,
-            *["-m", "edl_runtime.cli", "teacher", "--model", "support.models:slow", "--max_batch", "1"],
+            *["-m", "edl_runtime.cli", "teacher", "--model", "support.models:slow", "--max-batch", "1"],
         ),
         bounds=BOUNDS,
         instances=BOUNDS.min,
@@ -64,13 +64,13 @@ async def test_a_pool_grows_while_its_student_waits_and_shrinks_with_its_window(
         pod=Pod(resources={"cpu": "100m"}),
     )
 
-    async def follow(rules: Rules, size: int) -> None:
+    async def follow(rules: RescalingRules, size: int) -> None:
         """Make passes until there are to be so many teachers, and the student has said that it uses all of them."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 done = await rescale(backend, client, settings.namespace, rules)
                 sizes.extend(change.target for change in done.plan.changes)
-                said = (await demands(client, settings.namespace, [POOL]))[POOL]
+                said = (await read_demands(client, settings.namespace, [POOL]))[POOL]
                 used = [report.teachers for report in said.students.values() if report is not None]
                 if (sizes[-1], len(said.teachers), used) == (size, size, [size]):
                     return
@@ -80,8 +80,8 @@ async def test_a_pool_grows_while_its_student_waits_and_shrinks_with_its_window(
         await backend.submit(spec, token="test", secrets={"EDL_REDIS_URL": settings.redis_url})
         trained = asyncio.create_task(asyncio.to_thread(train, settings, over))
         try:
-            await follow(Rules(), BOUNDS.max)
-            await follow(Rules(windows=to_windows({"windows": [], "default": {"pools": {POOL: 1}}})), 1)
+            await follow(RescalingRules(), BOUNDS.max)
+            await follow(RescalingRules(windows=to_windows({"windows": [], "default": {"pools": {POOL: 1}}})), 1)
         finally:
             over.set()
             await asyncio.wait([trained])

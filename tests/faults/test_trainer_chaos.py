@@ -47,7 +47,7 @@ def hurt(group: Group, fault: str, draw: random.Random) -> None:
             group.start(*INSTANCES)
         case "empty Redis of the ledger":
             with redis.Redis.from_url(group.settings.redis_url) as client:
-                assert client.delete(*keys.of_ledger(group.settings.namespace, group.settings.job))
+                assert client.delete(*keys.ledger_keys(group.settings.namespace, group.settings.job))
 
 
 def faults_of(draw: random.Random, feed: str) -> list[str]:

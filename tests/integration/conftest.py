@@ -12,10 +12,10 @@ from redis.asyncio import Redis
 from support.backends.local_processes import wait_until_gone
 from support.slow_redis import redis_may_be_slow  # noqa: F401
 
-from edl_runtime.backends.local import LocalBackend
-from edl_runtime.protocol.tls import Trust, shown_by, trust_of
+from edl_runtime.backends.local.backend import LocalBackend
+from edl_runtime.protocol.tls import Trust, client_trust, server_tls_context
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 if TYPE_CHECKING:
     from support.airflow.world import World
@@ -60,7 +60,7 @@ def tls(tmp_path: Path) -> tuple[ssl.SSLContext, Trust]:
     authority = Authority(tmp_path / "ours")
     shown = authority.sign("127.0.0.1")
     made = RuntimeSettings(tls_cert=str(shown.cert), tls_key=str(shown.key), teacher_ca=str(authority.ca))
-    context, trust = shown_by(made), trust_of(made)
+    context, trust = server_tls_context(made), client_trust(made)
     assert context is not None
     assert trust is not None
     return context, trust

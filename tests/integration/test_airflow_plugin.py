@@ -15,9 +15,9 @@ import pytest
 from support.airflow.world import World, registered, until
 
 from edl_airflow.plugin import EdlPlugin, pages
-from edl_runtime.progress import Progress, publish
+from edl_runtime.progress import Progress, publish_progress
 from edl_runtime.specs import Bounds, JobSpec
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 with warnings.catch_warnings():  # of a test client that Airflow's own imports drag in
     warnings.simplefilter("ignore")
@@ -190,7 +190,7 @@ def test_the_pages_show_how_far_the_job_is_and_who_is_the_limit(world: World, to
     async def report(updated_at: float) -> None:
         report = Progress(step=7, updated_at=updated_at, limit="student", busy=0.2)
         async with connect(world.redis_url) as client:
-            await publish(client, world.namespace, "student", report)
+            await publish_progress(client, world.namespace, "student", report)
 
     def shown() -> list[bool]:
         said = ("step 7 · 0 samples/s", "the student is the limit: teachers are idle 80 % of the time")

@@ -22,13 +22,13 @@ from support.backends.jobs import WAITS
 from support.paths import SUPPORT
 
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
-from edl_runtime.autoscale.jobs import Job, Node, Target
-from edl_runtime.autoscale.policy import decide
+from edl_runtime.autoscale.policy.decide import decide
+from edl_runtime.autoscale.policy.model import Node, Target, Workload
 from edl_runtime.autoscale.rescale import last_plan
 from edl_runtime.pods import Pod
 from edl_runtime.specs import Bounds, JobSpec
 from edl_runtime.store import keys
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 TASK = SUPPORT / "airflow" / "rescaling_task.py"
 LITTLE = "1m"
@@ -164,7 +164,7 @@ _meanwhile: Callable[[], None] = print
 
 
 def is_slow(
-    given: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
+    given: Sequence[Workload], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
 ) -> Mapping[str, Target]:
     """Decide, and let something happen before anybody is resized."""
     _meanwhile()
@@ -314,7 +314,7 @@ def test_who_was_refused_is_not_asked_about_again_for_a_while(
     assert task.execute(context())["waiting"] == ["first"]
     assert len(questions.asked) == 2
     assert jobs.wanted() == {"first": 5}
-    asyncio.run(_let_time_pass(world, keys.shrink_answer(world.namespace, "first"), most_s=600))
+    asyncio.run(_let_time_pass(world, keys.shrink_approval(world.namespace, "first"), most_s=600))
     waiting = _asked(task)
     willing = _task(world, **given, unanswered="shrink")
     assert _asked(willing).method_name == "go_on"

@@ -33,9 +33,10 @@ from edl_airflow.failures import TaskKilledError
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
-from edl_runtime.errors import JobFailedError, RegistryUnavailableError
+from edl_runtime.backends.errors import JobFailedError
 from edl_runtime.specs import TrainerSpec
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_server import RedisServer
 
 
 def _when_started(world: World, do: Callable[[], object]) -> threading.Thread:
@@ -169,7 +170,7 @@ def test_a_deferred_task_times_out_too(world: World, monkeypatch: pytest.MonkeyP
     with registered(world, "digits", "a:1"):
         deferred = deferred_by(operator, context)
         thread = _when_started(
-            world, lambda: monkeypatch.setattr("edl_airflow.conductor.clock", lambda: time.time() + 3600)
+            world, lambda: monkeypatch.setattr("edl_airflow.runtime.runner.clock", lambda: time.time() + 3600)
         )
         event = asyncio.run(fired(trigger_of(deferred)))
     thread.join()

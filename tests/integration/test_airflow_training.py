@@ -26,19 +26,19 @@ from support.depth import examples
 from support.object_store import SECRET, files
 from support.paths import DAGS
 
-from edl_airflow import conductor
-from edl_airflow.failures import UsersMistakeError
+from edl_airflow.failures import UserError
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.train import EdlTrainOperator
+from edl_airflow.runtime import runner
 from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
 from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
-from edl_runtime.backends.base import SUSPENDED
-from edl_runtime.checkpoint import landed
-from edl_runtime.checkpoint.landed import Landed
-from edl_runtime.checkpoint.manifest import MANIFEST
+from edl_runtime.backends.interface import SUSPENDED
+from edl_runtime.checkpoint import checkpoint_events
+from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint
+from edl_runtime.checkpoint.file_format import MANIFEST
 from edl_runtime.specs import Checkpoint, TrainerSpec
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -127,10 +127,10 @@ def _train(world: World, epochs: int, *, step_s: float = 0.02, **changes: Any) -
     return EdlTrainOperator(**{**given, "job": "digits", **changes})
 
 
-def _newest(world: World, stream: str = STREAM) -> Landed | None:
-    async def look() -> Landed | None:
+def _newest(world: World, stream: str = STREAM) -> SavedCheckpoint | None:
+    async def look() -> SavedCheckpoint | None:
         async with connect(world.redis_url) as client:
-            return await landed.newest(client, world.namespace, stream)
+            return await checkpoint_events.newest(client, world.namespace, stream)
 
     return asyncio.run(look())
 
@@ -149,14 +149,14 @@ def test_a_training_that_is_ended_by_force_returns_what_it_left_in_the_end(
 ) -> None:
     """Its only checkpoint is the one that its instance writes when it leaves, at the end of a long step."""
     halt, began, late_s = trains.folder / "halt", time.time(), {"by": 0.0}
-    stop = conductor.stop
+    stop = runner.stop
 
     async def ends_its_step(*given: Any) -> None:
         halt.unlink(missing_ok=True)
         await stop(*given)
 
-    monkeypatch.setattr(conductor, "clock", lambda: time.time() + late_s["by"])
-    monkeypatch.setattr(conductor, "stop", ends_its_step)
+    monkeypatch.setattr(runner, "clock", lambda: time.time() + late_s["by"])
+    monkeypatch.setattr(runner, "stop", ends_its_step)
     never = Checkpoint(url="checkpoints", every_steps=1_000_000)
     operator = _train(trains, 10_000, checkpoint=never, ends_by=timedelta(hours=1), stop_grace_s=0.2)
     run = SimpleNamespace(start_date=datetime.fromtimestamp(began, UTC), run_type="manual")
@@ -183,7 +183,7 @@ def test_a_training_where_another_job_keeps_its_checkpoints_fails_at_once(trains
     """Another run of the same DAG, say: the error says whose the folder is, and Airflow does not try again."""
     deferred_by(_train(trains, 10_000, job="first", deferrable=True), trains.context())
     until(lambda: asyncio.run(_progress(trains)) > 0)
-    with pytest.raises(UsersMistakeError, match=r"job 'first' \(of the Airflow task 'nightly/distill', in namespace "):
+    with pytest.raises(UserError, match=r"job 'first' \(of the Airflow task 'nightly/distill', in namespace "):
         _train(trains, 1, job="second").execute(trains.context(map_index=1))
     assert list(trains.jobs()) == ["first"]
     asyncio.run(trains.backend.delete("first"))
@@ -342,8 +342,10 @@ def test_students_come_while_they_distil(trains: World) -> None:
 async def _land(world: World, *steps: int, stream: str = STREAM) -> None:
     async with connect(world.redis_url) as client:
         for step in steps:
-            checkpoint = Landed(job="j", step=step, epoch=1, generation=1, url=f"/c/{step}", at=1.5, metrics={"a": 0.5})
-            await landed.publish(client, world.namespace, stream, checkpoint)
+            checkpoint = SavedCheckpoint(
+                job="j", step=step, epoch=1, generation=1, url=f"/c/{step}", at=1.5, metrics={"a": 0.5}
+            )
+            await checkpoint_events.publish(client, world.namespace, stream, checkpoint)
 
 
 def _watch(stream: str = STREAM) -> EdlCheckpointTrigger:
@@ -426,7 +428,9 @@ def test_nights_of_the_nightly_dag(world: World, monkeypatch: pytest.MonkeyPatch
         made = runpy.run_path(str(NIGHTLY))
         train, began = made["train"], time.time()
         now = {"at": evening.timestamp()}
-        monkeypatch.setattr("edl_airflow.conductor.clock", lambda now=now, began=began: now["at"] + time.time() - began)
+        monkeypatch.setattr(
+            "edl_airflow.runtime.runner.clock", lambda now=now, began=began: now["at"] + time.time() - began
+        )
         params = {name: param.value for name, param in made["PARAMS"].items()} | {"pause_s": 0.01}
         context = world.context(try_id=f"night-{night}")
         run = SimpleNamespace(start_date=evening, run_after=evening, run_type="scheduled")
@@ -465,5 +469,5 @@ async def _progress(world: World) -> int:
 
     jobs = await world.backend.list()
     async with connect(world.redis_url) as client:
-        reports = [await progress.read(client, world.namespace, job.name) for job in jobs]
+        reports = [await progress.read_progress(client, world.namespace, job.name) for job in jobs]
     return max((report.step for report in reports if report), default=0)

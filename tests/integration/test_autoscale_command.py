@@ -16,7 +16,7 @@ import pytest
 from support.backends.jobs import WAITS, eventually, job, reach
 from support.edl_command import Edl, edl_command
 
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.pods import Pod
 
@@ -24,8 +24,8 @@ HANGS_S = 100.0
 
 MINE = """
 import os, signal
-from edl_runtime.autoscale.jobs import Target
-from edl_runtime.autoscale.policy import decide
+from edl_runtime.autoscale.policy.model import Target
+from edl_runtime.autoscale.policy.decide import decide
 
 def two_each(jobs, nodes, capacity, *, now_s, pause_s):
     return {job.name: Target(instances=2, reason="two are enough") for job in jobs}
@@ -88,7 +88,7 @@ def test_a_pass_says_what_each_job_has_and_gets_and_why(edl: Edl, backend: Local
     """First what it would do, then the same by doing it; nothing is left for another pass."""
     (tmp_path / "windows.yaml").write_text("windows: []\ndefault: {jobs: {job: 2}}\n")
     words = ("--windows", "windows.yaml")
-    for dry_run, has in ((("--dry_run",), 3), ((), 2)):
+    for dry_run, has in ((("--dry-run",), 3), ((), 2)):
         status, printed, _ = edl(*words, *dry_run)
         assert status == 0
         why, _, row = printed.splitlines()
@@ -111,7 +111,7 @@ def test_a_pass_says_what_each_job_has_and_gets_and_why(edl: Edl, backend: Local
         (["--policy", "broken:policy"], "broken.py"),
         (["--every", "0"], "--every"),
         (["--every", "14340"], "less than 14340"),
-        (["--max_load", "1.5"], "max_load"),
+        (["--max-load", "1.5"], "max_load"),
         (["--windows", "none.yaml"], "none.yaml"),
         (["--windows", "mine.py"], "mine.py"),
     ],
@@ -143,7 +143,7 @@ def test_jobs_shrink_by_the_last_pass_before_a_window(edl: Edl, tmp_path: Path) 
     (tmp_path / "windows.yaml").write_text(f"windows: [{window}]\ndefault: {{}}\n")
     found = []
     for words in ((), ("--every", "300", "--policy", "mine:the_last_time")):
-        status, printed, _ = edl("--windows", "windows.yaml", "--dry_run", "--json", *words)
+        status, printed, _ = edl("--windows", "windows.yaml", "--dry-run", "--json", *words)
         assert status == 0
         (target,) = json.loads(printed)["plan"]["targets"]
         found.append(target["target"])

@@ -12,16 +12,15 @@ from structlog.testing import capture_logs
 from support.checkpoints.snapshots import is_whole, snapshot_at, steps_of, stored
 from support.object_store import files
 
-from edl_runtime.checkpoint import contents
-from edl_runtime.checkpoint.files import write_checked
-from edl_runtime.checkpoint.manifest import DRAFT, MANIFEST, FileRecord
-from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
-from edl_runtime.errors import (
+from edl_runtime.checkpoint import file_format
+from edl_runtime.checkpoint.errors import (
     CheckpointStoreError,
     DamagedCheckpointError,
     NoWholeCheckpointError,
     UnfinishedCheckpointError,
 )
+from edl_runtime.checkpoint.file_format import DRAFT, MANIFEST, FileRecord, write_checked
+from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
 from edl_runtime.specs import Checkpoint
 
 LATER = 2 * ABANDONED_AFTER_S
@@ -76,7 +75,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(bucket: str, monkeypatch: pyte
         room.pop()
         return write_checked(file, pieces)
 
-    monkeypatch.setattr(contents, "write_checked", fail)
+    monkeypatch.setattr(file_format, "write_checked", fail)
     with pytest.raises(CheckpointStoreError, match="no more"):
         stored(bucket).write(snapshot_at(1))
     assert files().find(bucket) == []

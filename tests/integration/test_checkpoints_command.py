@@ -11,7 +11,7 @@ import pytest
 from support.checkpoints.snapshots import flip, reformat, steps_of, stored
 from support.edl_command import Edl, edl_command
 
-from edl_runtime.checkpoint.manifest import MANIFEST
+from edl_runtime.checkpoint.file_format import MANIFEST
 
 
 @pytest.fixture

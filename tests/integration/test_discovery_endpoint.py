@@ -27,17 +27,18 @@ from support.registry.discovery_client import (
 from support.registry.followers import POOL, behind, failure_of, registered, student, until_shown
 from support.teachers.process import PATIENCE_S
 
-from edl_runtime.discovery import app, server
-from edl_runtime.discovery import hub as hubs
-from edl_runtime.discovery.app import WORDS_LIMIT, build_app
-from edl_runtime.discovery.hub import Hub
-from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError, RegistryError, SpecError
+from edl_runtime.discovery import app, server, sessions
+from edl_runtime.discovery.app import STATUS_LIMIT, build_app
+from edl_runtime.discovery.errors import DiscoveryRefusedError, DiscoveryUnavailableError
+from edl_runtime.discovery.sessions import StudentRegistry
+from edl_runtime.errors import SpecError
 from edl_runtime.protocol import listener
 from edl_runtime.registry.members import Member
-from edl_runtime.registry.pools import view_pools
+from edl_runtime.registry.pools import list_pools
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.errors import RegistryError
+from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import RedisServer
 
 TOKEN = "t0ken"
 ASK_LIVE = b"GET /v1/health/live HTTP/1.1\r\nHost: e\r\n"
@@ -59,7 +60,7 @@ async def http(settings: RuntimeSettings) -> AsyncIterator[httpx.AsyncClient]:
 async def test_lists_are_those_of_edl_pools(http: httpx.AsyncClient, settings: RuntimeSettings) -> None:
     """All pools and one, as JSON; a pool without members is not found, and which there are is said."""
     async with registered(settings, "a:1"), connect(settings.redis_url) as client:
-        wanted = msgspec.json.decode(msgspec.json.encode(await view_pools(client, settings.namespace)))
+        wanted = msgspec.json.decode(msgspec.json.encode(await list_pools(client, settings.namespace)))
         assert [pool["name"] for pool in wanted] == [POOL]
         assert (await http.get("/v1/pools")).json() == wanted
         assert (await http.get(f"/v1/pools/{POOL}")).json() in wanted
@@ -82,12 +83,12 @@ async def test_what_can_not_be_asked_is_refused(http: httpx.AsyncClient, setting
         assert response.status_code == status
         assert said in response.json()["error"]
     assert (await http.head(STUDENT)).status_code == 405
-    words = f"{STUDENT}/words"
+    words = f"{STUDENT}/status"
     assert (await http.put(words, content=b"{}")).status_code == 404
     assert (await http.put(words, content=b'{"quarantined": 1}')).status_code == 400
     assert (await http.put(words, content=b'{"quarantined": {"t:1": "\xff"}}')).status_code == 400
     assert (await http.put(words, content=b'{"x":' + b"[" * 50_000)).status_code == 400
-    assert (await http.put(words, content=b" " * (WORDS_LIMIT + 1))).status_code == 413
+    assert (await http.put(words, content=b" " * (STATUS_LIMIT + 1))).status_code == 413
     assert await students(settings) == []
 
 
@@ -173,8 +174,8 @@ async def test_changes_are_pushed(
     http: httpx.AsyncClient, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A student hears of who comes and goes without waiting for the next repetition, and is gone with its stream."""
-    monkeypatch.setattr(hubs, "SAY_EVERY_S", 3600.0)
-    monkeypatch.setattr(hubs, "SILENT_AFTER_S", 3600.0)
+    monkeypatch.setattr(sessions, "REPORT_EVERY_S", 3600.0)
+    monkeypatch.setattr(sessions, "SILENT_AFTER_S", 3600.0)
     async with stream(http, want="2", address="here:1") as assignments:
         await until(assignments)
         assert await students(settings) == ["s"]
@@ -191,8 +192,8 @@ async def test_a_student_that_says_nothing_is_let_go(
     http: httpx.AsyncClient, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped student, or one that never reads its stream, keeps no teachers. The stream ends in order."""
-    monkeypatch.setattr(hubs, "SILENT_AFTER_S", 0.5)
-    monkeypatch.setattr(hubs, "SAY_EVERY_S", 0.01)
+    monkeypatch.setattr(sessions, "SILENT_AFTER_S", 0.5)
+    monkeypatch.setattr(sessions, "REPORT_EVERY_S", 0.01)
     async with stream(http) as assignments:
         assert len(await until_end(assignments)) > 1
     assert await students(settings) == []
@@ -207,14 +208,14 @@ async def test_a_later_stream_of_the_same_student_takes_over(
     http: httpx.AsyncClient, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A student that comes back before the endpoint noticed that it was gone is one student."""
-    monkeypatch.setattr(hubs, "SAY_EVERY_S", 0.05)
+    monkeypatch.setattr(sessions, "REPORT_EVERY_S", 0.05)
     async with stream(http) as earlier:
         await until(earlier)
         async with stream(http) as later:
             await until(later)
             await until_end(earlier)
             assert await students(settings) == ["s"]
-            assert (await http.put(f"{STUDENT}/words", content=b"{}")).status_code == 204
+            assert (await http.put(f"{STUDENT}/status", content=b"{}")).status_code == 204
             await until(later)
 
 
@@ -222,7 +223,7 @@ async def test_many_students_cost_one_watch(
     http: httpx.AsyncClient, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many follow a pool, Redis has one waiting connection for each role, and none after the last."""
-    monkeypatch.setattr(hubs, "SILENT_AFTER_S", PATIENCE_S)  # they say nothing
+    monkeypatch.setattr(sessions, "SILENT_AFTER_S", PATIENCE_S)  # they say nothing
     names = sorted(f"s{number}" for number in range(12))
     async with registered(settings, "a:1"), contextlib.AsyncExitStack() as stack:
         await until_waiting(settings, 0)  # streams that another test has just closed
@@ -255,7 +256,7 @@ async def waiting(settings: RuntimeSettings) -> int:
 async def test_pools_beyond_the_limit_are_refused(redis_url: str, namespace: str) -> None:
     """Watches of many pools leave connections to Redis for leases; whoever comes too late reads why and tries again."""
     async with connect(redis_url) as client:
-        hub = Hub(client, namespace, ttl_s=1.0, most_pools=1)
+        hub = StudentRegistry(client, namespace, ttl_s=1.0, most_pools=1)
         transport = httpx.ASGITransport(build_app(hub, client, namespace, token=""))
         async with httpx.AsyncClient(transport=transport, base_url="http://endpoint") as http:
             one, other = Member(id="s", address="h:1"), Member(id="t", address="h:2")
@@ -281,7 +282,7 @@ async def test_who_asks_nothing_is_disconnected(
     settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch, asked: bytes, rest: bytes
 ) -> None:
     """A connection that is only held is one that others could need, whatever it has been answered before."""
-    monkeypatch.setattr(server, "REQUEST_WITHIN_S", 0.2)
+    monkeypatch.setattr(server, "IDLE_CHECK_S", 0.2)
     async with serving(settings) as url, knocking(url, asked + rest) as (reader, _):
         await ends(reader)
 
@@ -290,8 +291,8 @@ async def test_words_that_do_not_come_are_not_waited_for(
     settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body that was announced and is not sent holds nothing up."""
-    monkeypatch.setattr(app, "WORDS_WITHIN_S", 0.1)
-    words = f"PUT {STUDENT}/words HTTP/1.1\r\nHost: e\r\nContent-Length: 9\r\n\r\n{{".encode()
+    monkeypatch.setattr(app, "STATUS_WITHIN_S", 0.1)
+    words = f"PUT {STUDENT}/status HTTP/1.1\r\nHost: e\r\nContent-Length: 9\r\n\r\n{{".encode()
     async with serving(settings) as url, knocking(url, words) as (reader, _):
         assert (await asyncio.wait_for(reader.readline(), PATIENCE_S)).startswith(b"HTTP/1.1 408 ")
 
@@ -319,7 +320,7 @@ async def test_strangers_lock_out_nobody_who_has_the_token(
 ) -> None:
     """The oldest connection without it makes room; where there is none, the newest goes, and no stream ends."""
     monkeypatch.setattr(server, "CONNECTION_LIMIT", 3)
-    monkeypatch.setattr(server, "REQUEST_WITHIN_S", 3600.0)
+    monkeypatch.setattr(server, "IDLE_CHECK_S", 3600.0)
     settings = msgspec.structs.replace(settings, discovery_token=TOKEN)
     live = ASK_LIVE + b"\r\n"
     async with serving(settings) as url, asking(url, TOKEN) as http, contextlib.AsyncExitStack() as stack:

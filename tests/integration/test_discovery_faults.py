@@ -14,10 +14,10 @@ from support.registry.discovery_process import running_discovery
 from support.registry.followers import POOL, behind, registered, student, until_logged
 from support.students.readers import Batches, reader_of, slow_teacher
 
-from edl_runtime.discovery import link
+from edl_runtime.discovery import client
 from edl_runtime.distill import Discovered
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_server import RedisServer
 
 HANGS_AFTER_S = 100.0
 
@@ -78,7 +78,7 @@ async def test_an_endpoint_that_is_slow_for_a_moment_ends_no_student(
     with running_discovery(settings) as endpoint, capture_logs() as logs:
         endpoint.process.send_signal(signal.SIGSTOP)
         with monkeypatch.context() as impatient:
-            impatient.setattr(link, "SILENT_AFTER_S", 0.2)
+            impatient.setattr(client, "SILENT_AFTER_S", 0.2)
             async with registered(settings, "a:1"), student(behind(endpoint.url, settings)) as one:
                 await until_logged(logs, "registry.away")
                 impatient.undo()  # the next answer is waited for as long as ever

@@ -16,14 +16,14 @@ from support.elastic.agent_group import Group, running_group
 from support.elastic.fake_agent import batches_of, stepped
 from support.paths import TRAINING_SCRIPTS
 
-from edl_runtime.checkpoint.folder_lock import PlaceHolder
-from edl_runtime.checkpoint.place import PlaceLease
+from edl_runtime.checkpoint.folder_lease import FolderLease
+from edl_runtime.checkpoint.folder_lock import FolderHolder
 from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.errors import EX_DATAERR
-from edl_runtime.progress import Progress, read
+from edl_runtime.progress import Progress, read_progress
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -40,7 +40,7 @@ def settings(redis_url: str, namespace: str, tmp_path: Path) -> RuntimeSettings:
 
 async def progress_of(settings: RuntimeSettings) -> Progress | None:
     async with connect(settings.redis_url) as client:
-        return await read(client, settings.namespace, settings.job)
+        return await read_progress(client, settings.namespace, settings.job)
 
 
 def check_each_once(group: Group, expected: dict[int, list[int]], *, killed: int) -> None:
@@ -100,12 +100,12 @@ def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, setti
 
 def test_a_training_whose_place_another_job_took_goes_on_and_says_so(tmp_path: Path, settings: RuntimeSettings) -> None:
     """It may while Redis has lost the lease. The trainers stay, others may join them, and events name that job."""
-    thief = PlaceHolder(namespace=settings.namespace, job="thief", since=0.0)
+    thief = FolderHolder(namespace=settings.namespace, job="thief", since=0.0)
     with running_group(tmp_path / "out", settings, **LONG) as group:
         group.start(0)
         first = group.trains(0)
         group.await_steps(3)
-        leases, holder = keys.of_place(storage_at(settings.checkpoint).identity())
+        leases, holder = keys.place_keys(storage_at(settings.checkpoint).identity())
         with redis.Redis.from_url(settings.redis_url) as client:
             assert client.zcard(leases) == 1
             client.hset(holder, mapping={"job": "thief", "about": msgspec.json.encode(thief)})
@@ -169,7 +169,7 @@ async def test_a_script_that_names_another_jobs_place_by_itself_fails_before_it_
     own = msgspec.structs.replace(settings, checkpoint="")
     nightly = msgspec.structs.replace(settings, job="nightly")
     async with connect(settings.redis_url) as client:
-        lease = PlaceLease(client, nightly, str(tmp_path / "kept"))
+        lease = FolderLease(client, nightly, str(tmp_path / "kept"))
         await lease.take()
         keeping = asyncio.create_task(lease.keep(print))
         command = [str(tmp_path / "train.py"), str(tmp_path / "kept")]

@@ -18,15 +18,16 @@ from click.testing import CliRunner
 from support.backends.local_processes import wait_until_gone
 from support.elastic.agent_group import SCRIPT
 
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.cli.run import _name_of, _run, _shell, _Show, run
-from edl_runtime.elastic.events import Event
-from edl_runtime.elastic.membership import Membership
-from edl_runtime.errors import InitNotCalledError, SpecError
+from edl_runtime.elastic.errors import InitNotCalledError
+from edl_runtime.elastic.rendezvous.events import Event
+from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
+from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
-from edl_runtime.store.client import connect
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import RedisServer
 
 PATIENCE_S = 150.0
 
@@ -222,8 +223,9 @@ def test_a_script_has_its_environment_its_modules_and_its_say(tmp_path: Path, wo
     """Options replace single settings of checkpoints, its own `redis` breaks no agent, and what it notes is shown."""
     (tmp_path / "redis.py").write_text("mine = 'its own redis'")
     (tmp_path / "beside.py").write_text(
-        "import os\nfrom edl_runtime.elastic.link import connect\nfrom edl_runtime.elastic.messages import Note\n"
-        "connect(os.environ).say(Note(text='shard 7 was set aside'))"
+        "import os\nfrom edl_runtime.elastic.comm.agent_client import connect_to_agent\n"
+        "from edl_runtime.elastic.comm.agent_protocol import Note\n"
+        "connect_to_agent(os.environ).send(Note(text='shard 7 was set aside'))"
     )
     (tmp_path / "show.py").write_text(
         "import os\nimport redis\nimport beside\nprint(redis.mine)\n"
@@ -347,7 +349,7 @@ async def test_each_event_is_shown_once_though_redis_is_lost(
             await asyncio.sleep(0.02)
 
     async with connect(own_redis.url) as client, connect(own_redis.url) as mine, asyncio.timeout(PATIENCE_S):
-        job = Membership(mine, namespace, "job")
+        job = RendezvousStore(mine, namespace, "job")
         show = _Show(LocalBackend(str(work_dir)), client, namespace, "job", token="", as_json=False)
         showing = asyncio.create_task(show._show_events())
         for text in ("first", "second", "third"):

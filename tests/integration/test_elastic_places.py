@@ -10,30 +10,29 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from edl_runtime.checkpoint import folder_lease
+from edl_runtime.checkpoint.folder_lease import JobFolderLeases
 from edl_runtime.checkpoint.storage import storage_at
-from edl_runtime.elastic import places
-from edl_runtime.elastic.messages import Note
-from edl_runtime.elastic.places import Places
-from edl_runtime.errors import MalformedRecordError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
-from edl_runtime.store.client import connect
+from edl_runtime.store.errors import MalformedRecordError
+from edl_runtime.store.redis_client import connect
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from edl_runtime.store.server import RedisServer
+    from edl_runtime.store.redis_server import RedisServer
 
 LIMIT_S = 60.0
 
 
 @asynccontextmanager
 async def holding(
-    client: Redis, url: Path, told: Callable[[Note], None]
-) -> AsyncIterator[tuple[Places, asyncio.Event]]:
+    client: Redis, url: Path, told: Callable[[str], None]
+) -> AsyncIterator[tuple[JobFolderLeases, asyncio.Event]]:
     """Have a job's agent hold a place. The event says that something has changed."""
     changed = asyncio.Event()
-    mine = Places(client, RuntimeSettings(job="nightly", lease_ttl_s=LIMIT_S), told=told, changed=changed.set)
+    mine = JobFolderLeases(client, RuntimeSettings(job="nightly", lease_ttl_s=LIMIT_S), told=told, changed=changed.set)
     mine.add(str(url))
     async with asyncio.timeout(LIMIT_S):
         running = asyncio.create_task(mine.run())
@@ -48,17 +47,17 @@ async def test_a_place_whose_keys_a_user_of_redis_may_not_use_is_waited_for_and_
     own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, with the keys and what Redis says: nothing else of the job needs them."""
-    for name in ("WAITS_UNTOLD_S", "COMING_BACK_S"):
-        monkeypatch.setattr(places, name, 0.02)
-    notes: asyncio.Queue[Note] = asyncio.Queue()
+    for name in ("WAITS_UNTOLD_S", "REDIS_RETRY_S"):
+        monkeypatch.setattr(folder_lease, name, 0.02)
+    notes: asyncio.Queue[str] = asyncio.Queue()
     async with connect(own_redis.url) as admin:
         allowed = ["on", ">word", "+@all", "&*", "~edl:{default*"]
         await admin.execute_command("ACL", "SETUSER", "team", *allowed)
         url = f"redis://team:word@127.0.0.1:{own_redis.port}/0"
         async with connect(url) as client, holding(client, tmp_path, notes.put_nowait) as (mine, changed):
             note = await notes.get()
-            assert "edl:{place/" in note.text
-            assert "permission" in note.text
+            assert "edl:{place/" in note
+            assert "permission" in note
             assert not mine.are_held
             await asyncio.sleep(0.1)  # several more tries
             assert notes.empty()
@@ -69,11 +68,11 @@ async def test_a_place_whose_keys_a_user_of_redis_may_not_use_is_waited_for_and_
 
 async def test_a_place_of_which_redis_has_something_else_is_refused(client: Redis, tmp_path: Path) -> None:
     """The job is to fail with where that is."""
-    leases, holder = keys.of_place(storage_at(str(tmp_path)).identity())
+    leases, holder = keys.place_keys(storage_at(str(tmp_path)).identity())
     await client.set(holder, "what is this?")
     async with holding(client, tmp_path, lambda _: None) as (mine, changed):
         await changed.wait()
-        (error,) = mine.take_refusals()
+        (error,) = mine.take_conflicts()
         assert isinstance(error, MalformedRecordError)
         assert "place/" in str(error)
         assert "delete the key" in str(error)

@@ -11,7 +11,7 @@ import pytest
 from support.elastic.fake_agent import join, leave, open_gate, said_in, trainers
 from support.paths import TRAINING_SCRIPTS
 
-from edl_runtime.elastic.messages import Finished, Lost, Stepped, Up
+from edl_runtime.elastic.comm.agent_protocol import GenerationEntered, GenerationLost, StepDone, WorkerFinished
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -72,18 +72,18 @@ def test_a_step_that_is_lost_lowers_no_rate(tmp_path: Path) -> None:
     options: dict[str, Any] = {"gates": [EARLY, LATE], "decay": DECAY, "after": AFTER}
     with trainers(tmp_path, 3, script=SCRIPT, **options) as [first, second, third]:
         join([first, second, third], 1)
-        second.await_word(Stepped)
+        second.await_word(StepDone)
         first.process.kill()
         open_gate(tmp_path, EARLY)
         for trainer in (second, third):
-            assert trainer.await_word(Lost).generation == 1
+            assert trainer.await_word(GenerationLost).generation == 1
         join([third, second], 2)
-        third.await_word(Stepped, lambda word: word.generation == 2)
+        third.await_word(StepDone, lambda word: word.generation == 2)
         second.process.kill()
         open_gate(tmp_path, LATE)
-        assert third.await_word(Lost).generation == 2
+        assert third.await_word(GenerationLost).generation == 2
         join([third], 3)
-        assert third.await_word(Finished).why == "done"
+        assert third.await_word(WorkerFinished).why == "done"
         assert third.wait() == 0
     assert_as_wanted(tmp_path)
     ((found,), (undisturbed,)) = (weights_of(tmp_path), weights_of(alone))
@@ -97,16 +97,18 @@ def test_newcomers_go_on_with_the_rate_that_the_others_have(tmp_path: Path) -> N
     options["environ"] = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
     with trainers(tmp_path, 3, script=SCRIPT, **options) as [first, second, last]:
         join([first], 1)
-        first.await_word(Stepped)
+        first.await_word(StepDone)
         join([first, second], 2)
         open_gate(tmp_path, EARLY)
-        assert second.await_word(Up).source == "peer"
-        second.await_word(Stepped)
+        assert second.await_word(GenerationEntered).source == "peer"
+        second.await_word(StepDone)
         leave(first)
         leave(second, checkpoint=True)
         open_gate(tmp_path, LATE)
-        step = second.await_word(Finished).step
+        step = second.await_word(WorkerFinished).step
         join([last], 3)
-        assert last.await_word(Up) == Up(generation=3, step=step, source="checkpoint", live=True)
+        assert last.await_word(GenerationEntered) == GenerationEntered(
+            generation=3, step=step, source="checkpoint", live=True
+        )
         assert last.wait() == 0
     assert_as_wanted(tmp_path, after=1.0)

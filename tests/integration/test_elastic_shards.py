@@ -16,13 +16,21 @@ from support.elastic.fake_agent import Trainer, join, open_gate, said_in, steppe
 from support.elastic.local_run import SAMPLES, QuietLink, model_and_optimizer, train
 from support.teachers.process import wait_until
 
-from edl_runtime.elastic import shard_data
-from edl_runtime.elastic.messages import Finished, Lost, Note, Ready, Saved, Stepped, Up
-from edl_runtime.elastic.run import Run
-from edl_runtime.elastic.saving import Saver
+from edl_runtime.elastic.api import Run
+from edl_runtime.elastic.comm.agent_protocol import (
+    CheckpointSaved,
+    GenerationEntered,
+    GenerationLost,
+    Note,
+    StepDone,
+    WorkerFinished,
+    WorkerReady,
+)
+from edl_runtime.elastic.data import sharded
+from edl_runtime.elastic.training.checkpointing import CheckpointManager
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_server import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -48,17 +56,17 @@ def test_records_count_once_an_epoch_whoever_dies_and_joins(tmp_path: Path, envi
     options: dict[str, Any] = {"shards": 12, "epochs": 2, "gates": [4, 9], "environ": environ}
     with trainers(tmp_path, 3, **options) as [first, second, third]:
         join([first, second], 1)
-        second.await_word(Stepped)
+        second.await_word(StepDone)
         join([first, second, third], 2)
         open_gate(tmp_path, 4)
-        third.await_word(Stepped)
+        third.await_word(StepDone)
         wait_until(lambda: 8 in steps_of(tmp_path, first))
         first.process.kill()  # in the middle of a batch: what it stepped is written down
         open_gate(tmp_path, 9)
         for trainer in (second, third):
-            trainer.await_word(Lost)
+            trainer.await_word(GenerationLost)
         join([second, third], 3)
-        assert [trainer.await_word(Finished).why for trainer in (second, third)] == ["done"] * 2
+        assert [trainer.await_word(WorkerFinished).why for trainer in (second, third)] == ["done"] * 2
         assert [trainer.wait() for trainer in (second, third)] == [0, 0]
     assert counted(tmp_path) == ALL_TWICE
 
@@ -71,9 +79,9 @@ def test_a_redis_that_forgot_the_ledger_sends_all_ranks_back_together(
     options: dict[str, Any] = {"shards": 12, "epochs": 1, "gates": [7], "environ": environ}
     with trainers(tmp_path / "out", 3, **options) as first:
         join(first, 1)
-        saved = max(trainer.await_word(Saved).step for trainer in first[:1])
+        saved = max(trainer.await_word(CheckpointSaved).step for trainer in first[:1])
         with redis.Redis.from_url(redis_url) as client:
-            assert client.delete(*keys.of_ledger(namespace, "sharded"))
+            assert client.delete(*keys.ledger_keys(namespace, "sharded"))
         open_gate(tmp_path / "out", 7)
         all_go_back(first, tmp_path / "out", options, saved)
     assert counted(tmp_path / "out") == dict.fromkeys(range(240), 1)
@@ -82,11 +90,11 @@ def test_a_redis_that_forgot_the_ledger_sends_all_ranks_back_together(
 def all_go_back(first: list[Trainer], out: Path, options: dict[str, Any], saved: int) -> None:
     """Wait until all trainers have ended together, and until two others have trained the rest from a checkpoint."""
     assert [trainer.wait() for trainer in first] == [1] * len(first)
-    assert [trainer.said(Lost) for trainer in first] == [[]] * len(first)
+    assert [trainer.said(GenerationLost) for trainer in first] == [[]] * len(first)
     with trainers(out, 2, **options) as second:
         join(second, 3)
-        assert second[0].await_word(Up).step >= saved
-        assert [trainer.await_word(Finished).why for trainer in second] == ["done"] * 2
+        assert second[0].await_word(GenerationEntered).step >= saved
+        assert [trainer.await_word(WorkerFinished).why for trainer in second] == ["done"] * 2
         assert [trainer.wait() for trainer in second] == [0, 0]
 
 
@@ -101,13 +109,13 @@ def test_a_redis_that_came_back_older_sends_all_ranks_back_together(
     out = tmp_path / "out"
     with trainers(out, 1, **options) as both:
         both.append(Trainer(out, **options, shard_batch=4))  # slower, so not both begin a shard in the same step
-        both[1].await_word(Ready)
+        both[1].await_word(WorkerReady)
         join(both, 1)
         with redis.Redis.from_url(own_redis.url) as client:
             await_leases(client, namespace, 2)
             client.save()
             open_gate(out, 2)
-            saved = both[0].await_word(Saved).step
+            saved = both[0].await_word(CheckpointSaved).step
             await_leases(client, namespace, 3)
         own_redis.kill()
         own_redis.start()
@@ -119,7 +127,7 @@ def test_a_redis_that_came_back_older_sends_all_ranks_back_together(
 def await_leases(client: redis.Redis, namespace: str, count: int) -> None:
     """Wait until so many shards have been leased."""
     deadline = time.monotonic() + 150
-    while client.hget(keys.of_ledger(namespace, "sharded")[0], "next") != str(count).encode():
+    while client.hget(keys.ledger_keys(namespace, "sharded")[0], "next") != str(count).encode():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -142,7 +150,7 @@ class Storage:
 def trained(storage: Storage, settings: RuntimeSettings) -> tuple[list[int], list[str]]:
     """Train on five shards in this process; return the samples in order, and what was told to people."""
     link = QuietLink()
-    run = Run(link, Saver(None, link), settings)
+    run = Run(link, CheckpointManager(None, link), settings)
     model, _ = run.wrap(*model_and_optimizer())
     batches = train(run, model, run.shards(storage.read, list("01234"), batch_size=2))
     samples = [sample for batch in batches for sample in batch]
@@ -159,7 +167,7 @@ def test_a_shard_that_is_set_aside_is_told_of(
     redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An event says which one and why, and the result how many; all others count."""
-    monkeypatch.setattr(shard_data, "HOLD_S", 0.01)
+    monkeypatch.setattr(sharded, "RETRY_HOLD_S", 0.01)
     result = tmp_path / "result"
     settings = RuntimeSettings(redis_url=redis_url, namespace=namespace, job="storage", result_file=str(result))
     samples, notes = trained(Storage(poisoned="2"), settings)

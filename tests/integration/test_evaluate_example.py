@@ -12,7 +12,7 @@ import pytest
 from support.checkpoints.snapshots import snapshot_at, stored
 from support.paths import EXAMPLES
 
-from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.checkpoint.file_format import Snapshot
 
 SCRIPT = EXAMPLES / "elastic_train" / "evaluate.py"
 
@@ -26,7 +26,7 @@ def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr(sys, "path", [str(EXAMPLES / "mnist_distill"), *sys.path])
 
     def call(checkpoint: Path | str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", [SCRIPT.name, str(checkpoint), "--data_dir", str(tmp_path / "data")])
+        monkeypatch.setattr(sys, "argv", [SCRIPT.name, str(checkpoint), "--data-dir", str(tmp_path / "data")])
         capsys.readouterr()
         code: object = 0
         try:

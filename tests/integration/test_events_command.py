@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from edl_runtime.checkpoint import landed
+from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.cli.events import events
-from edl_runtime.elastic.events import Event, follow, read
-from edl_runtime.elastic.generation import TrainerMember
-from edl_runtime.elastic.membership import Membership
-from edl_runtime.elastic.messages import Saved, Unsaved
-from edl_runtime.elastic.reports import Reports
-from edl_runtime.errors import RegistryUnavailableError, SpecError
+from edl_runtime.elastic.agent.reporter import StatusReporter
+from edl_runtime.elastic.comm.agent_protocol import CheckpointDelayed, CheckpointSaved
+from edl_runtime.elastic.rendezvous.events import Event, follow, read
+from edl_runtime.elastic.rendezvous.generation import TrainerMember
+from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
+from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_client import connect
 
 TOLD = [
     Event(kind="forming", generation=3, gear="live", members=(0, 2), reason="instance 1 was told to leave"),
@@ -33,8 +34,8 @@ TOLD = [
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that nobody is in is given up soon, and looked at often."""
     monkeypatch.setattr("edl_runtime.cli.events.DESERTED_S", 0.1)
-    monkeypatch.setattr("edl_runtime.elastic.events.BLOCK_MS", 20)
-    monkeypatch.setattr("edl_runtime.elastic.glance.SILENT_S", 0.1)
+    monkeypatch.setattr("edl_runtime.elastic.rendezvous.events.BLOCK_MS", 20)
+    monkeypatch.setattr("edl_runtime.elastic.rendezvous.events.SILENT_S", 0.1)
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def environ(redis_url: str, namespace: str) -> dict[str, str]:
 
     async def tell() -> None:
         async with connect(redis_url) as client:
-            membership = Membership(client, namespace, "digits")
+            membership = RendezvousStore(client, namespace, "digits")
             for event in TOLD:
                 await membership.announce(event)
 
@@ -77,7 +78,7 @@ def test_following_goes_on_with_a_job_that_runs_anew(environ: dict[str, str], re
 
     async def run_anew() -> None:
         async with connect(redis_url) as client:
-            await Membership(client, namespace, "digits").beat(TrainerMember(id="0-a", index=0))
+            await RendezvousStore(client, namespace, "digits").heartbeat(TrainerMember(id="0-a", index=0))
 
     asyncio.run(run_anew())
     result = run(environ, "digits", "--follow")
@@ -90,8 +91,8 @@ def test_following_ends_when_nobody_is_there_any_more(redis_url: str, namespace:
 
     async def register(*, leave: bool) -> None:
         async with connect(redis_url) as client:
-            membership = Membership(client, namespace, "digits")
-            await membership.beat(TrainerMember(id="0-a", index=0))
+            membership = RendezvousStore(client, namespace, "digits")
+            await membership.heartbeat(TrainerMember(id="0-a", index=0))
             if leave:
                 await membership.leave()
 
@@ -106,10 +107,10 @@ async def test_following_goes_on_while_somebody_is_there(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long nothing happens: an agent that has beaten lately is enough."""
-    monkeypatch.setattr("edl_runtime.elastic.glance.SILENT_S", 60.0)
+    monkeypatch.setattr("edl_runtime.elastic.rendezvous.events.SILENT_S", 60.0)
     async with connect(redis_url) as client:
-        membership = Membership(client, namespace, "digits")
-        await membership.beat(TrainerMember(id="0-a", index=0))
+        membership = RendezvousStore(client, namespace, "digits")
+        await membership.heartbeat(TrainerMember(id="0-a", index=0))
         following = follow(client, namespace, "digits", deserted_s=0.05)
         assert (await anext(following)).kind == "registered"
         coming = asyncio.ensure_future(anext(following))
@@ -149,8 +150,8 @@ def test_without_a_redis_there_are_no_events() -> None:
         run({"EDL_REDIS_URL": ""}, "digits")
 
 
-def saved(step: int) -> Saved:
-    return Saved(generation=1, step=step, epoch=0, url=f"/c/{step}", took_s=0.1, created_at=100.0 + step)
+def saved(step: int) -> CheckpointSaved:
+    return CheckpointSaved(generation=1, step=step, epoch=0, url=f"/c/{step}", took_s=0.1, created_at=100.0 + step)
 
 
 def without_answers(tell: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[None]]:
@@ -171,24 +172,24 @@ async def test_the_last_words_are_told_once_though_others_are_being_told(redis_u
     """An agent's end does not wait for who tells all the time."""
     settings = RuntimeSettings(redis_url=redis_url, namespace=namespace, job="digits")
     async with connect(redis_url) as client:
-        telling = Reports(client, settings, Membership(client, namespace, "digits"))
+        telling = StatusReporter(client, settings, RendezvousStore(client, namespace, "digits"))
         for step in range(20):
-            telling.tell(saved(step))
+            telling.report(saved(step))
         await asyncio.gather(*(telling.finish() for _ in range(3)))
         assert [event.step for event in await read(client, namespace, "digits")] == list(range(20))
-        assert [one and one.step for _, one in await landed.after(client, namespace, "digits", block_ms=0)] == list(
-            range(20)
-        )
+        assert [
+            one and one.step for _, one in await checkpoint_events.after(client, namespace, "digits", block_ms=0)
+        ] == list(range(20))
 
 
 async def test_who_holds_the_last_weights_says_which_landed_before(redis_url: str, namespace: str) -> None:
     """What the job's next run would go on from, if these were lost."""
     settings = RuntimeSettings(redis_url=redis_url, namespace=namespace, job="digits", instance=3)
-    waits = Unsaved(step=9, reason="no answer", for_s=600.0)
+    waits = CheckpointDelayed(step=9, reason="no answer", for_s=600.0)
     async with connect(redis_url) as client:
-        telling = Reports(client, settings, Membership(client, namespace, "digits"))
+        telling = StatusReporter(client, settings, RendezvousStore(client, namespace, "digits"))
         for word in (waits, saved(7), waits):
-            telling.tell(word)
+            telling.report(word)
         await telling.finish()
         first, _, second = await read(client, namespace, "digits")
     keeps = "the last checkpoint can't be written: no answer; this instance keeps the weights of step 9 and tries again"
@@ -203,14 +204,14 @@ async def test_a_checkpoint_is_told_once_and_as_of_when_it_was_complete(
     """Each is an event, and may start a run of a DAG: whoever got no answer looks before it says so again."""
     settings = RuntimeSettings(redis_url=redis_url, namespace=namespace, job="digits")
     async with connect(redis_url) as client:
-        membership = Membership(client, namespace, "digits")
+        membership = RendezvousStore(client, namespace, "digits")
         monkeypatch.setattr(membership, "announce", without_answers(membership.announce))
-        monkeypatch.setattr(landed, "publish", without_answers(landed.publish))
-        telling = Reports(client, settings, membership)
+        monkeypatch.setattr(checkpoint_events, "publish", without_answers(checkpoint_events.publish))
+        telling = StatusReporter(client, settings, membership)
         for step in (1, 2):
-            telling.tell(saved(step))
+            telling.report(saved(step))
         for _ in range(10):
             await telling.finish()
         assert [event.step for event in await read(client, namespace, "digits")] == [1, 2]
-        told = [one for _, one in await landed.after(client, namespace, "digits", block_ms=0) if one]
+        told = [one for _, one in await checkpoint_events.after(client, namespace, "digits", block_ms=0) if one]
         assert [(one.step, one.at) for one in told] == [(1, 101.0), (2, 102.0)]

@@ -9,14 +9,14 @@ import pytest
 from support.edl_command import edl_command
 from support.paths import EXAMPLES
 
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.cli.run import _run
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
-from edl_runtime.store import eviction
-from edl_runtime.store.client import connect
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store import redis_client
+from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import RedisServer
 
 
 async def full(server: RedisServer, policy: str, limit: str = "100mb") -> None:
@@ -42,7 +42,7 @@ async def test_a_redis_that_evicts_is_told_from_one_that_keeps_all(
     await full(own_redis, policy, limit)
     async with connect(own_redis.url) as client:
         await client.acl_setuser("default", commands=["+@all", "-config"])
-        warning = await eviction.warning(client)
+        warning = await redis_client.eviction_warning(client)
     assert (f"maxmemory-policy {policy}" in warning, "to noeviction" in warning) == (evicts, evicts)
 
 

@@ -14,12 +14,12 @@ from support.registry.followers import PATIENCE_S, POOL, behind, registered, stu
 
 from edl_runtime.distill import discovery
 from edl_runtime.registry.directory import Directory
-from edl_runtime.registry.shares import shares
+from edl_runtime.registry.members import assign_teachers
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 if TYPE_CHECKING:
-    from edl_runtime.store.server import RedisServer
+    from edl_runtime.store.redis_server import RedisServer
 
 TEACHER = "127.0.0.1:1"
 LEASE_S = 600.0
@@ -41,7 +41,7 @@ async def test_quarantines_are_told_as_long_as_they_last(
     settings: RuntimeSettings, endpoint_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others see which teachers students keep from work, for as long as they do and no longer, and by how many."""
-    monkeypatch.setattr(discovery, "TELL_EVERY_S", 0.05)
+    monkeypatch.setattr(discovery, "PUBLISH_QUARANTINE_EVERY_S", 0.05)
     away = behind(endpoint_url, settings)
     async with registered(settings, TEACHER, ttl_s=LEASE_S), student(settings) as first, student(away) as second:
         first.quarantined[TEACHER] = second.quarantined[TEACHER] = "garbage"
@@ -66,7 +66,7 @@ async def test_students_share_by_one_rule_wherever_they_are(settings: RuntimeSet
             await one.until(lambda teachers: 0 < len(teachers) <= 2)  # which nobody has before all are there
         async with connect(settings.redis_url) as client:
             directory = Directory(client, settings.namespace)
-            by_all = shares(await directory.members(POOL), await directory.members(POOL, "students"))
+            by_all = assign_teachers(await directory.members(POOL), await directory.members(POOL, "students"))
         async with asyncio.timeout(PATIENCE_S):
             while sorted(one.teachers or () for one in students) != sorted(by_all.values()):  # noqa: ASYNC110 - they tell nobody
                 await asyncio.sleep(0.01)
@@ -77,7 +77,7 @@ async def test_a_student_whose_only_teacher_is_bad_asks_another_s_meanwhile(
     settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps its own, to notice when that is good again, and then has that alone."""
-    monkeypatch.setattr(discovery, "TELL_EVERY_S", 0.05)
+    monkeypatch.setattr(discovery, "PUBLISH_QUARANTINE_EVERY_S", 0.05)
     async with (
         registered(settings, "a:1", "b:1", ttl_s=LEASE_S),
         student(settings) as one,

@@ -15,16 +15,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from laptop.components import Component, ComponentError
+from laptop.launcher import Laptop, LaptopInUseError
 from redis import Redis
+from support.paths import ROOT
 
-from edl_airflow.laptop.components import Component, ComponentError
-from edl_airflow.laptop.launcher import Laptop, LaptopInUseError
 from edl_runtime import locks
 
 STARTS_AND_WAITS = """
 import os, sys, time
 from pathlib import Path
-from edl_airflow.laptop.components import Component
+from laptop.components import Component
 from edl_runtime import locks
 
 folder = Path(sys.argv[1])
@@ -37,7 +38,9 @@ time.sleep(600)
 
 def test_components_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     """SIGKILL of the launcher takes its components along, and the processes that those have started."""
-    launcher = subprocess.Popen([sys.executable, "-c", STARTS_AND_WAITS, str(tmp_path)], stdout=subprocess.PIPE)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    words = [sys.executable, "-c", STARTS_AND_WAITS, str(tmp_path)]
+    launcher = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE)
     assert launcher.stdout
     with launcher.stdout as said:
         assert said.readline() == b"started\n"

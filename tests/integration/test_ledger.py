@@ -19,22 +19,20 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from edl_runtime.errors import (
+from edl_runtime.shards.errors import (
     ForkedLedgerError,
     LeaseLostError,
     LedgerMissingError,
-    MalformedRecordError,
-    RegistryUnavailableError,
     ShardsChangedError,
     StaleGenerationError,
     StreamError,
 )
-from edl_runtime.shards.blocking import BlockingLedger
-from edl_runtime.shards.ledger import Ledger
-from edl_runtime.shards.state import LedgerState, Plan, SetAside, Shard
+from edl_runtime.shards.ledger import BlockingLedger, Ledger
+from edl_runtime.shards.ledger_state import LedgerState, SetAside, Shard, ShardPlan
 from edl_runtime.store import keys
-from edl_runtime.store.client import connect
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
+from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -49,7 +47,7 @@ def ledger_of(client: Redis, namespace: str) -> Make:
     """A worker's ledger of three shards, unless said otherwise."""
 
     def make(worker: str = "w1", shards: list[str] | None = ABC, **plan: int) -> Ledger:
-        return Ledger(client, namespace, "job", worker=worker, shards=shards, plan=Plan(**plan))  # type: ignore[arg-type]
+        return Ledger(client, namespace, "job", worker=worker, shards=shards, plan=ShardPlan(**plan))  # type: ignore[arg-type]
 
     return make
 
@@ -205,7 +203,7 @@ async def test_a_poisoned_shard_is_set_aside_and_reported(ledger_of: Make, clien
     assert [shard.name for shard in rest] == ["b", "c"]
     await ledger.ack(rest, step=1)
     state = through_json(await ledger.commit(1, {}))
-    await client.delete(*keys.of_ledger(namespace, "job"))
+    await client.delete(*keys.ledger_keys(namespace, "job"))
     await ledger.restore(state, 3)
     report = await ledger.report()
     assert (report.done, [aside.reasons for aside in report.set_aside]) == (2, [reasons])
@@ -295,7 +293,7 @@ async def test_a_stream_outlives_a_redis_that_forgot_it(ledger_of: Make, client:
     state = through_json(await ledger.commit(1, {}))
     assert state.names == ((1, "b"), (2, "c"))
     await ledger.add(["d"], first=3)
-    await client.delete(*keys.of_ledger(namespace, "job"))
+    await client.delete(*keys.ledger_keys(namespace, "job"))
     with pytest.raises(LedgerMissingError, match=r"go back to a checkpoint by themselves.* If this comes again, have"):
         await ledger.lease()
     await ledger.restore(state, 2)
@@ -350,7 +348,7 @@ async def test_a_ledger_that_lacks_a_part_is_missing(ledger_of: Make, client: Re
     """Nothing of the rest is handed out or saved any more; from the checkpoint all comes back that is not done."""
     ledger = ledger_of(shards=None)
     held, state = await begun_stream(ledger)
-    assert await client.delete(keys.of_ledger(namespace, "job")[part])
+    assert await client.delete(keys.ledger_keys(namespace, "job")[part])
     assert await refused_verbs(ledger, held) == ALL_VERBS
     await ledger.restore(state, 2)
     assert sorted(shard.name for shard in await leased(ledger, 9)) == list("bcdef")
@@ -378,10 +376,10 @@ async def test_a_stream_that_lacks_a_part_keeps_its_shards_if_their_names_are_th
     _, state = await begun_stream(ledger)
     await ledger.add(["g", "h"], first=6)
     await ledger.close_stream()
-    await client.delete(keys.of_ledger(namespace, "job")[PARTS.index("acked")])
+    await client.delete(keys.ledger_keys(namespace, "job")[PARTS.index("acked")])
     await ledger.restore(state, 2)
     assert sorted(shard.name for shard in await leased(ledger, 9)) == list("bcdefgh")
-    await client.delete(keys.of_ledger(namespace, "job")[PARTS.index("names")])
+    await client.delete(keys.ledger_keys(namespace, "job")[PARTS.index("names")])
     with pytest.raises(StaleGenerationError):
         await ledger_of("ghost", shards=None).restore(state, 1)
     with pytest.raises(StreamError, match="it has 0, and those up to number 7 come first"):
@@ -411,7 +409,7 @@ async def test_a_redis_that_restarts_older_hands_out_nothing_of_its_ledger(own_r
         (second,) = await leased(other)
         await one.ack([first], step=1)
         await restart(own_redis, client)
-        assert await client.exists(keys.of_ledger("n", "job")[0])
+        assert await client.exists(keys.ledger_keys("n", "job")[0])
         for ledger, shard in ((one, first), (other, second)):
             assert await refused_verbs(ledger, shard) == ALL_VERBS
         await other.restore(state, 2)
@@ -492,7 +490,7 @@ async def test_a_long_list_costs_a_checkpoint_nothing(ledger_of: Make, client: R
     state = await ledger.commit(10, {in_hand[0].ticket: 12})
     assert len(state.pending) == 8
     assert len(msgspec.json.encode(state)) < 500
-    used = [await client.memory_usage(key) or 0 for key in keys.of_ledger(namespace, "job")]
+    used = [await client.memory_usage(key) or 0 for key in keys.ledger_keys(namespace, "job")]
     assert sum(used) < 50_000
 
 
@@ -504,7 +502,7 @@ async def test_redis_forgets_a_ledger_that_nobody_uses(ledger_of: Make, client: 
     shards = await leased(ledger, 3)
     await ledger.ack(shards[:1], step=1)
     await ledger.fail(shards[1], "torn")
-    lifetimes = [await client.ttl(key) for key in keys.of_ledger(namespace, "job")]
+    lifetimes = [await client.ttl(key) for key in keys.ledger_keys(namespace, "job")]
     assert all(600_000 < lifetime <= 604_800 for lifetime in lifetimes)
 
 
@@ -579,7 +577,7 @@ async def test_a_failure_that_can_not_be_read_is_said_to_be(client: Redis, names
     await ledger.restore(None, 1)
     [first] = await leased(ledger)
     await ledger.fail(first, "torn")
-    failures = keys.of_ledger(namespace, "job")[4]
+    failures = keys.ledger_keys(namespace, "job")[4]
     [ticket] = await client.hkeys(failures)
     await client.hset(failures, ticket, '{"reasons": 1}')
     with pytest.raises(MalformedRecordError, match="failures"):
@@ -595,7 +593,7 @@ async def test_a_ledger_that_lacks_a_number_is_none(
     ledger = ledger_of()
     await ledger.restore(None, 1)
     state = await ledger.commit(0, {})
-    key = keys.of_ledger(namespace, "job")[0]
+    key = keys.ledger_keys(namespace, "job")[0]
     await (client.hdel(key, field) if content is None else client.hset(key, field, content))
     for attempt in (ledger.report(), ledger.lease(), ledger.commit(1, {})):
         with pytest.raises(LedgerMissingError):
@@ -609,7 +607,7 @@ async def test_a_lease_that_can_not_be_read_is_said_to_be(client: Redis, namespa
     ledger = ledger_of()
     await ledger.restore(None, 1)
     await leased(ledger)
-    doing = keys.of_ledger(namespace, "job")[1]
+    doing = keys.ledger_keys(namespace, "job")[1]
     await client.hset(doing, "first", "0 w1")
     with pytest.raises(MalformedRecordError, match=r"doing.*invalid literal"):
         await ledger.begin(1)

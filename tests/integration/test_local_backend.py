@@ -17,12 +17,11 @@ import pytest
 from support.backends.jobs import WAITS, WITHIN_S, ended, eventually, lines, says
 from support.backends.local_processes import below, job, processes, supervisor, wait_until_gone
 
-from edl_runtime.backends.base import JobStatus
-from edl_runtime.backends.local import LocalBackend
-from edl_runtime.backends.local.launch import launch
-from edl_runtime.backends.local.messages import Start
-from edl_runtime.backends.local.retention import KEPT_RUNS, KEPT_RUNS_IN_ALL
-from edl_runtime.errors import SubmitError
+from edl_runtime.backends.errors import SubmitError
+from edl_runtime.backends.interface import JobStatus
+from edl_runtime.backends.local.backend import LocalBackend
+from edl_runtime.backends.local.job_folders import MAX_RUNS_OF_JOB, MAX_RUNS_OF_REMOVED_JOBS
+from edl_runtime.backends.local.rpc import SupervisorStart, launch_supervisor
 from edl_runtime.locks import hold
 from edl_runtime.specs import JobKind, JobSpec
 
@@ -125,7 +124,7 @@ async def test_a_supervisor_that_cant_come_up_says_why(
     backend: LocalBackend, work_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The supervisor's own last words are in the error, and nothing of it is left."""
-    monkeypatch.setattr("edl_runtime.backends.local.launch.base_environment", lambda _: {"PYTHONHOME": "/nowhere"})
+    monkeypatch.setattr("edl_runtime.backends.local.rpc.inherited_environment", lambda _: {"PYTHONHOME": "/nowhere"})
     with pytest.raises(SubmitError, match="'job' could not be started"):
         await backend.submit(job(WAITS, work_dir), token="mine", secrets={})
     assert await backend.list() == []
@@ -136,12 +135,12 @@ def held_launch(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threa
     """Starts of jobs set the first of these events and wait for the second, in whatever thread they are."""
     begun, go = threading.Event(), threading.Event()
 
-    def held(start: Start) -> JobStatus:
+    def held(start: SupervisorStart) -> JobStatus:
         begun.set()
         assert go.wait(WITHIN_S)
-        return launch(start)
+        return launch_supervisor(start)
 
-    monkeypatch.setattr("edl_runtime.backends.local.backend.launch", held)
+    monkeypatch.setattr("edl_runtime.backends.local.backend.launch_supervisor", held)
     return begun, go
 
 
@@ -207,7 +206,7 @@ async def test_capacity_is_the_machine_beside_what_instances_reserve(
 
 async def test_the_newest_runs_keep_their_logs(backend: LocalBackend, work_dir: Path) -> None:
     """Logs of old runs are dropped, so that a job run each night does not fill the disk."""
-    for run in range(KEPT_RUNS + 1):
+    for run in range(MAX_RUNS_OF_JOB + 1):
         old = work_dir / "runs" / "job" / f"2020{run:04}"
         old.mkdir(parents=True)
         (old / "0.log").write_text(f"{run}\n")
@@ -215,7 +214,7 @@ async def test_the_newest_runs_keep_their_logs(backend: LocalBackend, work_dir: 
     await ended(backend)
 
     async def pruned() -> bool:
-        return len(below(work_dir / "runs" / "job")) == KEPT_RUNS
+        return len(below(work_dir / "runs" / "job")) == MAX_RUNS_OF_JOB
 
     await eventually(pruned, "only the newest runs kept")
     kept = below(work_dir / "runs" / "job")
@@ -225,7 +224,7 @@ async def test_the_newest_runs_keep_their_logs(backend: LocalBackend, work_dir: 
 async def test_names_that_come_once_dont_fill_the_disk(backend: LocalBackend, work_dir: Path) -> None:
     """Of all jobs that are gone the newest runs are kept; no lock of theirs is, and who is there keeps its run."""
     await backend.submit(msgspec.structs.replace(job(WAITS, work_dir), name="older"), token="mine", secrets={})
-    for number in range(KEPT_RUNS_IN_ALL + 2):
+    for number in range(MAX_RUNS_OF_REMOVED_JOBS + 2):
         (work_dir / "runs" / f"night-{number:03}" / f"2020{number:04}").mkdir(parents=True)
         (work_dir / "locks" / f"night-{number:03}").touch()
     (work_dir / "runs" / "busy" / "1999").mkdir(parents=True)
@@ -237,7 +236,9 @@ async def test_names_that_come_once_dont_fill_the_disk(backend: LocalBackend, wo
 
         await eventually(pruned, "locks of no use are gone")
     names = {run.parent.name for run in below(work_dir, "runs/*/*")}
-    assert names == {"busy", "job", "older"} | {f"night-{number:03}" for number in range(2, KEPT_RUNS_IN_ALL + 2)}
+    assert names == {"busy", "job", "older"} | {
+        f"night-{number:03}" for number in range(2, MAX_RUNS_OF_REMOVED_JOBS + 2)
+    }
     assert below(work_dir / "runs", "night-000") == []
     await says(backend, "up", name="older")
 

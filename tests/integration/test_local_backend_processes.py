@@ -18,8 +18,8 @@ from support.paths import TESTS
 from support.teachers.process import PATIENCE_S, is_gone, wait_until
 
 from edl_runtime import locks
-from edl_runtime.backends.local import LocalBackend
-from edl_runtime.backends.local.processes import start_wrapped
+from edl_runtime.backends.local.backend import LocalBackend
+from edl_runtime.backends.local.instances import start_wrapped
 from edl_runtime.specs import JobSpec
 
 FAMILY = """
@@ -106,7 +106,7 @@ async def test_a_stuck_supervisor_is_killed(
     await backend.submit(job(WAITS, work_dir), token="mine", secrets={})
     await says(backend, "up")
     supervisor(work_dir).suspend()
-    monkeypatch.setattr("edl_runtime.backends.local.backend.REPLY_WITHIN_S", 0.1)
+    monkeypatch.setattr("edl_runtime.backends.local.backend.REPLY_TIMEOUT_S", 0.1)
     assert await backend.delete("job")
     wait_until_gone(work_dir)
 
@@ -143,7 +143,7 @@ async def test_a_submit_leaves_the_caller_no_child(backend: LocalBackend, work_d
 
 CALLER = """
 import asyncio, os, signal, sys
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.specs import Bounds, JobSpec
 code = '''
 import asyncio
@@ -182,7 +182,7 @@ async def test_a_caller_killed_while_it_starts_a_job_leaves_one_job_or_none(
     script = textwrap.dedent("""
         import asyncio, sys
         from pathlib import Path
-        from edl_runtime.backends.local import LocalBackend
+        from edl_runtime.backends.local.backend import LocalBackend
         from support.backends.local_processes import job
         work_dir = Path(sys.argv[1])
         spec = job("import time; print('up'); time.sleep(600)", work_dir)

@@ -9,19 +9,19 @@ import msgspec
 import pytest
 
 from edl_runtime import progress
-from edl_runtime.autoscale.profile import Foresight
-from edl_runtime.autoscale.sources.outlook import _kept
-from edl_runtime.autoscale.sources.spec import CsvFile, Traffic
-from edl_runtime.checkpoint import landed
-from edl_runtime.elastic import events
-from edl_runtime.errors import MalformedRecordError
+from edl_runtime.autoscale.traffic.forecast import ForecastOptions
+from edl_runtime.autoscale.traffic.sources.learner import _cached_profile
+from edl_runtime.autoscale.traffic.sources.spec import CsvFile, Traffic
+from edl_runtime.checkpoint import checkpoint_events
+from edl_runtime.elastic.rendezvous import events
 from edl_runtime.progress import Progress
 from edl_runtime.registry import quarantine
-from edl_runtime.registry.demands import demands
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
+from edl_runtime.registry.pools import read_demands
 from edl_runtime.store import keys
+from edl_runtime.store.errors import MalformedRecordError
 from edl_runtime.store.keys import Service
 
 if TYPE_CHECKING:
@@ -34,26 +34,26 @@ Reads = Callable[["Redis", str, str], Awaitable[Any]]
 
 async def report(client: Redis, namespace: str, nonsense: str) -> Any:
     await client.set(keys.progress(namespace, "job"), nonsense)
-    return await progress.read(client, namespace, "job") or []
+    return await progress.read_progress(client, namespace, "job") or []
 
 
 async def reader_s_report(client: Redis, namespace: str, nonsense: str) -> Any:
     said = Progress(step=1, updated_at=1.0, run="run")
     await client.set(keys.progress(namespace, "job"), msgspec.json.encode(said))
     await client.hset(keys.readers_progress(namespace, "job", "run"), "0", nonsense)
-    return [] if await progress.read(client, namespace, "job") == said else ["another report"]
+    return [] if await progress.read_progress(client, namespace, "job") == said else ["another report"]
 
 
 async def quarantined(client: Redis, namespace: str, nonsense: str) -> Any:
     await client.set(keys.quarantine(namespace, "p", "student"), nonsense)
-    return await quarantine.read(client, namespace, "p", ["student"])
+    return await quarantine.read_quarantines(client, namespace, "p", ["student"])
 
 
 async def demanded(client: Redis, namespace: str, nonsense: str) -> Any:
     service = Service(namespace, "p")
     async with hold_lease(client, service, Member(id="t0", address="h:1"), ttl_s=600.0):
-        await client.hset(keys.said(service), "t0", nonsense)
-        return [one for one in (await demands(client, namespace, ["p"]))["p"].teachers.values() if one]
+        await client.hset(keys.reports(service), "t0", nonsense)
+        return [one for one in (await read_demands(client, namespace, ["p"]))["p"].teachers.values() if one]
 
 
 async def member(client: Redis, namespace: str, nonsense: str) -> Any:
@@ -65,7 +65,7 @@ async def member(client: Redis, namespace: str, nonsense: str) -> Any:
 
 async def checkpoint(client: Redis, namespace: str, nonsense: str) -> Any:
     await client.xadd(keys.checkpoints(namespace, "stream"), {"landed": nonsense})
-    return [one for _, one in await landed.after(client, namespace, "stream", block_ms=0) if one]
+    return [one for _, one in await checkpoint_events.after(client, namespace, "stream", block_ms=0) if one]
 
 
 async def event(client: Redis, namespace: str, nonsense: str) -> Any:
@@ -77,8 +77,8 @@ async def event(client: Redis, namespace: str, nonsense: str) -> Any:
 async def profile(client: Redis, namespace: str, nonsense: str) -> Any:
     key = keys.traffic_profile(namespace, "digest")
     await client.set(key, nonsense)
-    traffic = Traffic(resource="gpu", source=CsvFile(path="/needs.csv"), foresight=Foresight())
-    return await _kept(client, key, traffic) or []
+    traffic = Traffic(resource="gpu", source=CsvFile(path="/needs.csv"), forecast_options=ForecastOptions())
+    return await _cached_profile(client, key, traffic) or []
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda text: text[:30])
@@ -93,9 +93,9 @@ async def test_a_key_of_another_type_is_named(client: Redis, namespace: str) -> 
     service = Service(namespace, "p")
     async with hold_lease(client, service, Member(id="t0", address="h:1"), ttl_s=600.0):
         await client.set(keys.records(service), "?")
-        await client.set(keys.said(service), "?")
-        for look in (Directory(client, namespace).members("p"), demands(client, namespace, ["p"])):
+        await client.set(keys.reports(service), "?")
+        for look in (Directory(client, namespace).members("p"), read_demands(client, namespace, ["p"])):
             with pytest.raises(MalformedRecordError, match="WRONGTYPE") as caught:
                 await look
             assert caught.value.key.startswith(f"edl:{{{namespace}/p}}:")
-        await client.delete(keys.records(service), keys.said(service))
+        await client.delete(keys.records(service), keys.reports(service))

@@ -24,22 +24,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.backends.jobs import WAITS, eventually, job, reach
 from support.edl_command import Edl, edl_command
 
-from edl_runtime.autoscale.plan import JobTarget, Plan
-from edl_runtime.autoscale.rescale import keep
-from edl_runtime.backends.base import JobStatus
-from edl_runtime.backends.local import LocalBackend
-from edl_runtime.cli import places
-from edl_runtime.errors import EX_CONFIG, BackendError, ClusterUnavailableError
-from edl_runtime.monitor.collector import look
-from edl_runtime.monitor.view import PoolLine
+from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
+from edl_runtime.autoscale.rescale import save_plan
+from edl_runtime.backends.errors import ClusterUnavailableError
+from edl_runtime.backends.interface import JobStatus
+from edl_runtime.backends.local.backend import LocalBackend
+from edl_runtime.cli import backends
+from edl_runtime.errors import EX_CONFIG, BackendError
+from edl_runtime.monitor.snapshot import PoolLine, take_snapshot
 from edl_runtime.pods import Pod
 from edl_runtime.pool_reports import TeacherReport
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.specs import JobKind
-from edl_runtime.store.client import connect
 from edl_runtime.store.keys import Service
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import RedisServer
 
 EDL = [sys.executable, "-m", "edl_runtime.cli", "monitor"]
 JOBS: dict[str, tuple[JobKind, int]] = {
@@ -101,11 +101,13 @@ def edl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], env
 def plan_of(environ: Mapping[str, str], at: float) -> None:
     """Let somebody have rescaled."""
     target = JobTarget(name="example", kind="trainer", instances=3, target=4, reason="grows to 4: room is left")
-    plan = Plan(at=at, window="night", until=at + 3600, capacity={"cpu": 1.5}, targets=(target,), notes=("is odd",))
+    plan = RescalingPlan(
+        at=at, window="night", until=at + 3600, capacity={"cpu": 1.5}, targets=(target,), notes=("is odd",)
+    )
 
     async def write() -> None:
         async with connect(environ["EDL_REDIS_URL"]) as client:
-            await keep(client, environ["EDL_NAMESPACE"], plan)
+            await save_plan(client, environ["EDL_NAMESPACE"], plan)
 
     asyncio.run(write())
 
@@ -142,7 +144,7 @@ async def test_members_of_pools_come_from_redis(
     async with connect(redis_url) as client, hold_lease(client, service, teacher, ttl_s=HANGS_S, says=says):
 
         async def is_told() -> bool:
-            return busy in (await look(LocalBackend(work_dir), client, namespace)).pools
+            return busy in (await take_snapshot(LocalBackend(work_dir), client, namespace)).pools
 
         await eventually(is_told, "what the teacher says")
 
@@ -214,7 +216,7 @@ def follow(monkeypatch: pytest.MonkeyPatch, work_dir: Path, does: Mapping[int, C
     async def following(_: object) -> AsyncIterator[LocalBackend]:
         yield Followed(work_dir)
 
-    monkeypatch.setattr(places, "following", following)
+    monkeypatch.setattr(backends, "watch_backend", following)
 
 
 def asks_to_end() -> None:

@@ -8,14 +8,14 @@ import pytest
 from support.redis_clock import START_S, later, set_clock, take_time_from_a_key
 
 from edl_runtime.store import keys
-from edl_runtime.store.client import connect, run_script
+from edl_runtime.store.redis_client import connect, run_script
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from redis.asyncio import Redis
 
-    from edl_runtime.store.server import RedisServer
+    from edl_runtime.store.redis_server import RedisServer
 
 HOUR_S = 3600.0
 TTL_S = 3.0
@@ -33,7 +33,7 @@ async def client(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Asy
 async def hold(client: Redis, job: str) -> list[Any]:
     """Take or renew a lease for a process of the job; return what stands against it."""
     words = [f"{job}-0", round(TTL_S * 1000), job, job]
-    answer: list[Any] = await run_script(client, "place_hold", keys.of_place("/kept"), words)
+    answer: list[Any] = await run_script(client, "place_hold", keys.place_keys("/kept"), words)
     return answer
 
 

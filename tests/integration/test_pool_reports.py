@@ -16,9 +16,9 @@ from support.teachers.process import PATIENCE_S, running_teacher
 
 from edl_runtime.distill import Discovered, DistillReader
 from edl_runtime.pool_reports import PoolDemand
-from edl_runtime.registry.demands import demands
+from edl_runtime.registry.pools import read_demands
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 ANSWER_S = 0.5
 """Beside which little counts that a busy machine adds."""
@@ -42,7 +42,7 @@ def look(settings: RuntimeSettings, *pools: str) -> list[PoolDemand]:
     async def ask() -> list[PoolDemand]:
         async with connect(settings.redis_url) as client, asyncio.timeout(PATIENCE_S):
             while True:
-                found = list((await demands(client, settings.namespace, pools)).values())
+                found = list((await read_demands(client, settings.namespace, pools)).values())
                 reports = [report for pool in found for report in (*pool.teachers.values(), *pool.students.values())]
                 if (
                     all(pool.teachers and pool.students for pool in found)
@@ -68,7 +68,7 @@ def read_until_reported(batches: Iterator[Any], settings: RuntimeSettings, *pool
 @pytest.mark.parametrize("by_endpoint", [True, pytest.param(False, marks=pytest.mark.deep)])
 def test_a_student_that_only_waits_and_its_teacher_say_so(settings: RuntimeSettings, *, by_endpoint: bool) -> None:
     """With a beat of either, in Redis or behind a discovery endpoint."""
-    with slow_teacher(settings, "--max_batch", "1"), running_discovery(settings) as endpoint:
+    with slow_teacher(settings, "--max-batch", "1"), running_discovery(settings) as endpoint:
         mine = behind(endpoint.url, settings) if by_endpoint else settings
         with reader_of(BATCHES, Discovered(POOL, at_most=2), mine) as reader:
             [pool] = read_until_reported(iter(reader), settings, POOL)

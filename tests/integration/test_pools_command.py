@@ -13,16 +13,18 @@ from click.testing import CliRunner, Result
 from support.registry.discovery_process import running_discovery
 
 from edl_runtime.cli.pools import pools
-from edl_runtime.errors import DiscoveryRefusedError, SpecError, UnknownPoolError
+from edl_runtime.discovery.errors import DiscoveryRefusedError
+from edl_runtime.errors import SpecError
 from edl_runtime.pool_reports import StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry import quarantine
+from edl_runtime.registry.errors import UnknownPoolError
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
-from edl_runtime.store.client import connect, run_script
 from edl_runtime.store.keys import Role, Service
+from edl_runtime.store.redis_client import connect, run_script
 
 DIGITS = ModelSignature(
     name="digits", inputs=(TensorSpec("image", "FP32", (-1, 784)),), outputs=(TensorSpec("logits", "FP32", (-1, 10)),)
@@ -60,14 +62,14 @@ def reported(populated: dict[str, str]) -> dict[str, str]:
 
     async def say() -> None:
         async with connect(populated["EDL_REDIS_URL"]) as client:
-            await quarantine.publish(client, namespace, "digits", "s0", {"h:2": "answered a wrong shape"})
+            await quarantine.publish_quarantine(client, namespace, "digits", "s0", {"h:2": "answered a wrong shape"})
             roles: list[tuple[Role, str, msgspec.Struct]] = [("teachers", "t0", BUSY), ("students", "s0", WAITING)]
             for role, member, report in roles:
                 service = Service(namespace, "digits", role)
                 [record] = await client.hmget(keys.records(service), [member])
                 fence = msgspec.json.decode(record)["fence"]
                 words = [member, fence, 600_000, msgspec.json.encode(report).decode(), ""]
-                assert await run_script(client, "renew", keys.of_service(service), words) == str(fence)
+                assert await run_script(client, "renew", keys.service_keys(service), words) == str(fence)
 
     asyncio.run(say())
     return populated

@@ -14,10 +14,11 @@ import pytest
 from support.autoscale.prometheus_server import POINTS, StandIn, prometheus
 from support.network.certificates import Authority
 
-from edl_runtime.autoscale.profile import DAY_S, Sample
-from edl_runtime.autoscale.sources.prometheus import PrometheusSource
-from edl_runtime.autoscale.sources.spec import Prometheus
-from edl_runtime.errors import NoSamplesError, SourceUnavailableError, SpecError
+from edl_runtime.autoscale.errors import NoSamplesError, SourceUnavailableError
+from edl_runtime.autoscale.traffic.forecast import DAY_S, Sample
+from edl_runtime.autoscale.traffic.sources.prometheus import PrometheusSource
+from edl_runtime.autoscale.traffic.sources.spec import Prometheus
+from edl_runtime.errors import SpecError
 
 NOW_S = datetime(2026, 6, 10, 12, tzinfo=UTC).timestamp()
 QUERY = "sum(http_requests)"
@@ -161,7 +162,7 @@ async def test_a_url_of_something_else_is_said(
 
 async def test_an_endless_answer_is_given_up(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is not filled by a query of thousands of series."""
-    monkeypatch.setattr("edl_runtime.autoscale.sources.prometheus.ANSWER_LIMIT", 1 << 20)
+    monkeypatch.setattr("edl_runtime.autoscale.traffic.sources.prometheus.ANSWER_LIMIT", 1 << 20)
     body = b" " * (64 << 20)  # many times what buffers take on the way
     server.answer = 200, body, {}
     with pytest.raises(SpecError, match=r"this one has far too many"):

@@ -18,10 +18,10 @@ from support.teachers.process import running_teacher
 
 from edl_runtime import progress
 from edl_runtime.distill import AnswerCache, Discovered, Fixed, Normalise, TopK
-from edl_runtime.errors import NoTeacherError
+from edl_runtime.distill.errors import NoTeacherError
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +76,14 @@ async def test_progress_is_published(settings: RuntimeSettings, address: str) ->
         batches.check(list(reader))
         reader.report(loss=1.5, note="halfway")
     async with connect(settings.redis_url) as client:
-        told = await progress.read(client, settings.namespace, "job")
+        told = await progress.read_progress(client, settings.namespace, "job")
     assert told is not None
     assert (told.step, told.total_steps, told.loss, told.note) == (20, 40, 1.5, "halfway")
     assert told.answered == {address: 40}
 
 
 MODEL = """
-from edl_runtime.protocol.oip import TensorSpec
-from edl_runtime.teacher.callable_model import served
+from edl_runtime.teacher import TensorSpec, served
 
 @served(inputs=[TensorSpec("x", "FP32", (-1, 4))], outputs=[TensorSpec("product", "FP32", (-1, 4))])
 def product(inputs):

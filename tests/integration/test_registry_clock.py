@@ -8,18 +8,18 @@ import pytest
 from support.redis_clock import START_S, later, set_clock, take_time_from_a_key
 
 from edl_runtime.pool_reports import TeacherReport
-from edl_runtime.registry.demands import STALE_S, demands
 from edl_runtime.registry.directory import Directory
+from edl_runtime.registry.pools import STALE_AFTER_S, read_demands
 from edl_runtime.store import keys
-from edl_runtime.store.client import connect, run_script
 from edl_runtime.store.keys import Service
+from edl_runtime.store.redis_client import connect, run_script
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from redis.asyncio import Redis
 
-    from edl_runtime.store.server import RedisServer
+    from edl_runtime.store.redis_server import RedisServer
 
 HOUR_S = 3600.0
 TTL_S = 3.0
@@ -38,13 +38,13 @@ async def client(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Asy
 async def join(client: Redis, name: str) -> int:
     """Register a teacher; return its fence."""
     words = [name, round(TTL_S * 1000), f'{{"holder":"h","id":"{name}","address":"{name}:1"}}', ""]
-    _, fence = await run_script(client, "register", keys.of_service(SERVICE), words)
+    _, fence = await run_script(client, "register", keys.service_keys(SERVICE), words)
     return int(fence)
 
 
 async def renew(client: Redis, name: str, fence: int) -> None:
     words = [name, fence, round(TTL_S * 1000), '{"busy":0.5,"over_s":10.0}', "h"]
-    assert await run_script(client, "renew", keys.of_service(SERVICE), words) == str(fence)
+    assert await run_script(client, "renew", keys.service_keys(SERVICE), words) == str(fence)
 
 
 async def ids(client: Redis) -> list[str]:
@@ -81,11 +81,11 @@ async def test_reports_grow_old_though_the_clock_is_set_back(client: Redis) -> N
     fence = await join(client, "t")
     await set_clock(client, START_S - HOUR_S)
     await renew(client, "t", fence)
-    assert (await demands(client, "n", ["pool"]))["pool"].teachers == {"t": TeacherReport(busy=0.5, over_s=10.0)}
+    assert (await read_demands(client, "n", ["pool"]))["pool"].teachers == {"t": TeacherReport(busy=0.5, over_s=10.0)}
     for _ in range(2):
         await later(client, TTL_S - 0.1)
         words = ["t", fence, round(TTL_S * 1000), "", "h"]
-        await run_script(client, "renew", keys.of_service(SERVICE), words)
-    demand = (await demands(client, "n", ["pool"]))["pool"]
+        await run_script(client, "renew", keys.service_keys(SERVICE), words)
+    demand = (await read_demands(client, "n", ["pool"]))["pool"]
     assert demand.teachers == {"t": None}
-    assert STALE_S < demand.settled_s < STALE_S + 1
+    assert STALE_AFTER_S < demand.settled_s < STALE_AFTER_S + 1

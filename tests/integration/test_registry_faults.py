@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from edl_runtime.errors import RegistryUnavailableError
 from edl_runtime.registry import directory as directory_module
 from edl_runtime.registry import lease as lease_module
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import Lease, hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.store import keys
-from edl_runtime.store.client import connect, run_script
+from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.keys import Service
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_client import connect, run_script
+from edl_runtime.store.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -36,7 +36,7 @@ PARTIES = 3
 @pytest.fixture(autouse=True)
 def _hours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher looks when there is news only."""
-    monkeypatch.setattr(directory_module, "LOOK_EVERY_S", HOUR_S)
+    monkeypatch.setattr(directory_module, "POLL_EVERY_S", HOUR_S)
     monkeypatch.setattr(lease_module, "RENEW_EVERY_S", 0.1)
 
 
@@ -70,7 +70,9 @@ async def members(client: Redis, *names: str, ttl_s: float = 60.0) -> AsyncItera
 async def die(client: Redis, ttl_s: float) -> None:
     """Register a member that never renews its lease."""
     record = '{"id":"dead","address":"d:1"}'
-    await run_script(client, "register", keys.of_service(Service("n", "pool")), ["dead", int(1000 * ttl_s), record, ""])
+    await run_script(
+        client, "register", keys.service_keys(Service("n", "pool")), ["dead", int(1000 * ttl_s), record, ""]
+    )
 
 
 async def until(changes: AsyncGenerator[list[Member], None], *wanted: str) -> None:
@@ -172,7 +174,7 @@ async def test_a_redis_that_refuses_writes_is_ridden_out(
     own_redis: RedisServer, client: Redis, watch: AsyncGenerator[list[Member], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failover's usual state, longer than a lease: whoever joins is told, who is in stays listed and comes back."""
-    monkeypatch.setattr(directory_module, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(directory_module, "POLL_EVERY_S", 0.1)
     with capture_logs() as logs:
         async with members(client, "a", "b") as leases:
             await until(watch, "a", "b")

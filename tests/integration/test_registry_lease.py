@@ -12,15 +12,16 @@ import msgspec
 import pytest
 from support.depth import examples
 
-from edl_runtime.errors import MalformedRecordError, PoolMismatchError, RegistryUnavailableError, SupersededError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry import lease as lease_module
 from edl_runtime.registry.directory import Directory
+from edl_runtime.registry.errors import PoolMismatchError, SupersededError
 from edl_runtime.registry.lease import Lease, hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.store import keys
-from edl_runtime.store.client import address_of, connect, run_script
+from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
 from edl_runtime.store.keys import Service
+from edl_runtime.store.redis_client import address_of, connect, run_script
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -48,7 +49,7 @@ class Pool:
         return hold_lease(self.client, self.service, member, ttl_s=60)
 
     async def run(self, script: str, words: list[Any]) -> Any:
-        return await run_script(self.client, script, keys.of_service(self.service), words)
+        return await run_script(self.client, script, keys.service_keys(self.service), words)
 
     async def ids(self) -> list[str]:
         return [member.id for member in await self.directory.members("pool")]
@@ -82,7 +83,7 @@ async def test_a_pool_is_listed_again_by_a_redis_that_lost_the_list(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member says from time to time that its pool is one, though its lease is as it was."""
-    monkeypatch.setattr(lease_module, "LIST_EVERY_S", 0.0)
+    monkeypatch.setattr(lease_module, "ADD_TO_POOL_LIST_EVERY_S", 0.0)
     async with pool.hold(), asyncio.timeout(30):
         await pool.client.delete(keys.pools(pool.service.namespace))
         while await pool.directory.pools() == []:  # noqa: ASYNC110 - Redis tells nobody
@@ -127,7 +128,7 @@ async def test_a_holder_that_missed_the_answer_to_its_registration_is_not_supers
     async with pool.hold() as lease:
         before = lease.fence
         monkeypatch.setattr(lease_module, "run_script", without_an_answer)
-        await pool.client.delete(*keys.of_service(pool.service))
+        await pool.client.delete(*keys.service_keys(pool.service))
         await until_anew(lease, before)
         assert missed.is_set()
         [listed] = await pool.directory.members("pool")
@@ -138,7 +139,7 @@ async def test_what_expires_goes_a_day_after_the_members_and_no_earlier(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it stays as long as members do, for renewing puts its end off; the counter, news and clock stay longer."""
-    monkeypatch.setattr(lease_module, "LIST_EVERY_S", 0.0)
+    monkeypatch.setattr(lease_module, "ADD_TO_POOL_LIST_EVERY_S", 0.0)
     kept = [keys.events(pool.service), keys.fence(pool.service), keys.clock(pool.service)]
     async with pool.hold() as lease, asyncio.timeout(100):
         fence = lease.fence
@@ -212,7 +213,7 @@ async def test_a_pool_taken_over_by_another_model_refuses_those_who_come_back(po
     record, contract = '{"id":"b","address":"b:1"}', msgspec.json.encode(LETTERS).decode()
     async with pool.hold() as lease:
         async with pool.client.pipeline(transaction=True) as at_once:
-            at_once.delete(*keys.of_service(pool.service))
+            at_once.delete(*keys.service_keys(pool.service))
             at_once.zadd(keys.leases(pool.service), {"b": 9e12})
             at_once.hset(keys.records(pool.service), "b", record)
             at_once.set(keys.contract(pool.service), contract)

@@ -17,14 +17,14 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError
 from redis.retry import Retry
 
-from edl_runtime.errors import RegistryUnavailableError
-from edl_runtime.store import server as server_module
-from edl_runtime.store.server import RedisServer, find_redis_server
+from edl_runtime.store import redis_server as server_module
+from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_server import RedisServer, find_redis_server
 
 OWNER = """
 import sys
 from pathlib import Path
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_server import RedisServer
 server = RedisServer(Path(sys.argv[1]))
 server.start()
 print(server.pid, flush=True)

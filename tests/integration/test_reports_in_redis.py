@@ -12,20 +12,20 @@ import msgspec
 import pytest
 
 from edl_runtime import progress
-from edl_runtime.checkpoint import landed
-from edl_runtime.checkpoint.landed import Landed
-from edl_runtime.errors import RegistryUnavailableError
+from edl_runtime.checkpoint import checkpoint_events
+from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.progress import Progress
 from edl_runtime.registry import lease as lease_module
 from edl_runtime.registry import quarantine
-from edl_runtime.registry.demands import STALE_S, demands
-from edl_runtime.registry.lease import Lease, Says, hold_lease
+from edl_runtime.registry.lease import Lease, MakeReport, hold_lease
 from edl_runtime.registry.members import Member
-from edl_runtime.registry.quarantine import KEPT_S, Quarantine
+from edl_runtime.registry.pools import STALE_AFTER_S, read_demands
+from edl_runtime.registry.quarantine import QUARANTINE_TTL_S, Quarantine
 from edl_runtime.store import keys
-from edl_runtime.store.client import connect
+from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.keys import Service
+from edl_runtime.store.redis_client import connect
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -34,24 +34,30 @@ BUSY = TeacherReport(busy=0.75, over_s=10.0)
 WAITING = StudentReport(waiting=0.5, asked=1.5, samples_per_s=80.0, teachers=2, want=3, over_s=10.0)
 
 
-def checkpoint(step: int) -> Landed:
-    return Landed(job="job", step=step, epoch=1, generation=2, url=f"/c/{step}", at=1.5, metrics={"accuracy": 0.9})
+def checkpoint(step: int) -> SavedCheckpoint:
+    return SavedCheckpoint(
+        job="job", step=step, epoch=1, generation=2, url=f"/c/{step}", at=1.5, metrics={"accuracy": 0.9}
+    )
 
 
 @pytest.mark.parametrize(
     "ask",
     [
-        pytest.param(lambda client: progress.read(client, "n", "job"), id="progress"),
+        pytest.param(lambda client: progress.read_progress(client, "n", "job"), id="progress"),
         pytest.param(
-            lambda client: progress.publish(client, "n", "job", Progress(step=1, updated_at=1.0)), id="report"
+            lambda client: progress.publish_progress(client, "n", "job", Progress(step=1, updated_at=1.0)), id="report"
         ),
-        pytest.param(lambda client: quarantine.read(client, "n", "p", ["s0"]), id="quarantine"),
-        pytest.param(lambda client: quarantine.publish(client, "n", "p", "s0", {}), id="to publish a quarantine"),
-        pytest.param(lambda client: demands(client, "n", ["p"]), id="demands"),
-        pytest.param(lambda client: landed.newest(client, "n", "s"), id="the newest checkpoint"),
-        pytest.param(lambda client: landed.end(client, "n", "s"), id="the end of the checkpoints"),
-        pytest.param(lambda client: landed.after(client, "n", "s"), id="later checkpoints"),
-        pytest.param(lambda client: landed.publish(client, "n", "s", checkpoint(1)), id="to publish a checkpoint"),
+        pytest.param(lambda client: quarantine.read_quarantines(client, "n", "p", ["s0"]), id="quarantine"),
+        pytest.param(
+            lambda client: quarantine.publish_quarantine(client, "n", "p", "s0", {}), id="to publish a quarantine"
+        ),
+        pytest.param(lambda client: read_demands(client, "n", ["p"]), id="demands"),
+        pytest.param(lambda client: checkpoint_events.newest(client, "n", "s"), id="the newest checkpoint"),
+        pytest.param(lambda client: checkpoint_events.end(client, "n", "s"), id="the end of the checkpoints"),
+        pytest.param(lambda client: checkpoint_events.after(client, "n", "s"), id="later checkpoints"),
+        pytest.param(
+            lambda client: checkpoint_events.publish(client, "n", "s", checkpoint(1)), id="to publish a checkpoint"
+        ),
     ],
 )
 async def test_without_redis_it_is_an_error_of_ours(ask: Callable[[Redis], Awaitable[object]]) -> None:
@@ -68,14 +74,14 @@ def _told_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hold(
-    client: Redis, service: Service, member: Member, says: Says = lambda: None
+    client: Redis, service: Service, member: Member, says: MakeReport = lambda: None
 ) -> AbstractAsyncContextManager[Lease]:
     return hold_lease(client, service, member, ttl_s=60, says=says)
 
 
 async def said(client: Redis, namespace: str, *pools: str) -> dict[str, PoolDemand]:
     """Return what is reported, whenever somebody came or went."""
-    found = await demands(client, namespace, pools)
+    found = await read_demands(client, namespace, pools)
     return {pool: msgspec.structs.replace(demand, settled_s=math.inf) for pool, demand in found.items()}
 
 
@@ -102,7 +108,7 @@ async def test_reports_come_with_the_beat_and_go_with_the_lease(client: Redis, n
             "q": PoolDemand(teachers={"t2": None}),
         }
     assert await said(client, namespace, "p") == {"p": PoolDemand()}
-    assert await client.exists(keys.said(teachers), keys.said(students)) == 0
+    assert await client.exists(keys.reports(teachers), keys.reports(students)) == 0
 
 
 async def test_a_dead_member_s_report_is_gone_with_it(client: Redis, namespace: str) -> None:
@@ -121,12 +127,12 @@ async def test_an_old_or_unreadable_report_is_none(client: Redis, namespace: str
     seconds, micros = await client.time()
     now_s = seconds + micros / 1e6
     async with hold(client, service, Member(id="t0", address="h:1")):
-        await client.hset(keys.said(service), "t0", f'{{"at":{now_s - STALE_S - 1},"busy":0.5,"over_s":10}}')
+        await client.hset(keys.reports(service), "t0", f'{{"at":{now_s - STALE_AFTER_S - 1},"busy":0.5,"over_s":10}}')
         assert await said(client, namespace, "p") == {"p": PoolDemand(teachers={"t0": None})}
-        await client.hset(keys.said(service), "t0", f'{{"at":{now_s},"busy":"much"}}')
+        await client.hset(keys.reports(service), "t0", f'{{"at":{now_s},"busy":"much"}}')
         assert await said(client, namespace, "p") == {"p": PoolDemand(teachers={"t0": None})}
-        await client.hset(keys.said(service), "t0", f'{{"at":{now_s},"busy":0.5,"over_s":10,"new":1}}')
-        found = (await demands(client, namespace, ["p"]))["p"]
+        await client.hset(keys.reports(service), "t0", f'{{"at":{now_s},"busy":0.5,"over_s":10,"new":1}}')
+        found = (await read_demands(client, namespace, ["p"]))["p"]
         assert found.busy == 0.5
 
 
@@ -136,21 +142,21 @@ async def test_it_is_known_when_somebody_last_came_or_went(client: Redis, namesp
     seconds, _ = await client.time()
     await client.hset(keys.clock(service), "changed", str(1000 * (seconds - 3600)))
     async with hold(client, Service(namespace, "p", "students"), Member(id="s0", address="h:2")):
-        assert (await demands(client, namespace, ["p"]))["p"].settled_s < 3600
+        assert (await read_demands(client, namespace, ["p"]))["p"].settled_s < 3600
         await client.delete(keys.clock(Service(namespace, "p", "students")))
-        assert (await demands(client, namespace, ["p"]))["p"].settled_s >= 3600
-        assert (await demands(client, namespace, ["q"]))["q"].settled_s == math.inf
-        assert await demands(client, namespace, []) == {}
+        assert (await read_demands(client, namespace, ["p"]))["p"].settled_s >= 3600
+        assert (await read_demands(client, namespace, ["q"]))["q"].settled_s == math.inf
+        assert await read_demands(client, namespace, []) == {}
 
 
 async def test_the_last_report_is_read_back_for_an_hour(client: Redis, namespace: str) -> None:
     """What a student published is what Airflow reads; a job without a report has none."""
     report = Progress(step=7, updated_at=1.5, loss=0.25, answered={"h:1": 3})
-    assert await progress.read(client, namespace, "job") is None
-    await progress.publish(client, namespace, "job", Progress(step=6, updated_at=1.0))
-    await progress.publish(client, namespace, "job", report)
-    assert await progress.read(client, namespace, "job") == report
-    assert await progress.read(client, namespace, "other") is None
+    assert await progress.read_progress(client, namespace, "job") is None
+    await progress.publish_progress(client, namespace, "job", Progress(step=6, updated_at=1.0))
+    await progress.publish_progress(client, namespace, "job", report)
+    assert await progress.read_progress(client, namespace, "job") == report
+    assert await progress.read_progress(client, namespace, "other") is None
     assert 3500 < await client.ttl(keys.progress(namespace, "job")) <= 3600
 
 
@@ -162,11 +168,11 @@ async def test_what_readers_of_a_jobs_instances_say_is_added_to_what_its_agents_
     second = Progress(step=5, updated_at=101.0, answered={"a": 4}, teachers=1, waiting=0.5, limit="teachers", queued=3)
     left = Progress(step=5, updated_at=50.0, answered={"c": 1}, teachers=9, cached=7, waiting=0.9, limit="source")
     for instance, reader in enumerate((first, second, left)):
-        await progress.publish_reader(client, namespace, "job", reader, run="now", instance=instance)
-    await progress.publish_reader(client, namespace, "job", first, run="before", instance=0)
-    assert await progress.read(client, namespace, "job") is None
-    await progress.publish(client, namespace, "job", Progress(step=7, updated_at=102.0, loss=0.5, run="now"))
-    found = await progress.read(client, namespace, "job")
+        await progress.publish_reader_progress(client, namespace, "job", reader, run="now", instance=instance)
+    await progress.publish_reader_progress(client, namespace, "job", first, run="before", instance=0)
+    assert await progress.read_progress(client, namespace, "job") is None
+    await progress.publish_progress(client, namespace, "job", Progress(step=7, updated_at=102.0, loss=0.5, run="now"))
+    found = await progress.read_progress(client, namespace, "job")
     assert found == Progress(
         step=7,
         updated_at=102.0,
@@ -179,8 +185,8 @@ async def test_what_readers_of_a_jobs_instances_say_is_added_to_what_its_agents_
         limit="teachers",
         queued=3,
     )
-    await progress.publish(client, namespace, "job", Progress(step=8, updated_at=103.0, run="next"))
-    found = await progress.read(client, namespace, "job")
+    await progress.publish_progress(client, namespace, "job", Progress(step=8, updated_at=103.0, run="next"))
+    found = await progress.read_progress(client, namespace, "job")
     assert found
     assert found.answered == {}
     assert 3500 < await client.ttl(keys.readers_progress(namespace, "job", "now")) <= 3600
@@ -188,55 +194,55 @@ async def test_what_readers_of_a_jobs_instances_say_is_added_to_what_its_agents_
 
 async def test_the_words_of_all_students_are_put_together(client: Redis, namespace: str) -> None:
     """A teacher's most common reason, and how many students keep it from work; others' words don't count."""
-    await quarantine.publish(client, namespace, "p", "s0", {"a:1": "silent"})
-    await quarantine.publish(client, namespace, "p", "s1", {"a:1": "garbage", "b:1": "wrong dtype"})
-    await quarantine.publish(client, namespace, "p", "s2", {"a:1": "garbage"})
-    await quarantine.publish(client, namespace, "p", "gone", {"c:1": "silent"})
-    assert await quarantine.read(client, namespace, "p", ["s0", "s1", "s2", "quiet"]) == {
+    await quarantine.publish_quarantine(client, namespace, "p", "s0", {"a:1": "silent"})
+    await quarantine.publish_quarantine(client, namespace, "p", "s1", {"a:1": "garbage", "b:1": "wrong dtype"})
+    await quarantine.publish_quarantine(client, namespace, "p", "s2", {"a:1": "garbage"})
+    await quarantine.publish_quarantine(client, namespace, "p", "gone", {"c:1": "silent"})
+    assert await quarantine.read_quarantines(client, namespace, "p", ["s0", "s1", "s2", "quiet"]) == {
         "a:1": Quarantine("garbage", 3),
         "b:1": Quarantine("wrong dtype", 1),
     }
-    assert await quarantine.read(client, namespace, "p", []) == {}
+    assert await quarantine.read_quarantines(client, namespace, "p", []) == {}
 
 
 async def test_a_word_is_taken_back_or_forgotten(client: Redis, namespace: str) -> None:
     """No teachers end it at once; a student that says nothing more is forgotten by Redis."""
     key = keys.quarantine(namespace, "p", "s0")
-    await quarantine.publish(client, namespace, "p", "s0", {"a:1": "silent"})
-    assert 0 < await client.ttl(key) <= KEPT_S
-    await quarantine.publish(client, namespace, "p", "s0", {})
+    await quarantine.publish_quarantine(client, namespace, "p", "s0", {"a:1": "silent"})
+    assert 0 < await client.ttl(key) <= QUARANTINE_TTL_S
+    await quarantine.publish_quarantine(client, namespace, "p", "s0", {})
     assert await client.exists(key) == 0
 
 
 async def test_words_that_nobody_can_read_hide_no_others(client: Redis, namespace: str) -> None:
     """What something else wrote is left out."""
     await client.set(keys.quarantine(namespace, "p", "odd"), '["a:1"]')
-    await quarantine.publish(client, namespace, "p", "s0", {"a:1": "silent"})
-    assert await quarantine.read(client, namespace, "p", ["odd", "s0"]) == {"a:1": Quarantine("silent", 1)}
+    await quarantine.publish_quarantine(client, namespace, "p", "s0", {"a:1": "silent"})
+    assert await quarantine.read_quarantines(client, namespace, "p", ["odd", "s0"]) == {"a:1": Quarantine("silent", 1)}
 
 
 async def test_what_has_landed_is_read_once_by_whoever_remembers_how_far_he_was(client: Redis, namespace: str) -> None:
     """Oldest first, all of it, and the newest by itself."""
-    assert await landed.newest(client, namespace, "s") is None
-    assert await landed.end(client, namespace, "s") == landed.START
+    assert await checkpoint_events.newest(client, namespace, "s") is None
+    assert await checkpoint_events.end(client, namespace, "s") == checkpoint_events.START
     for step in (1, 2):
-        await landed.publish(client, namespace, "s", checkpoint(step))
-    found = await landed.after(client, namespace, "s")
+        await checkpoint_events.publish(client, namespace, "s", checkpoint(step))
+    found = await checkpoint_events.after(client, namespace, "s")
     assert [one for _, one in found] == [checkpoint(1), checkpoint(2)]
-    assert await landed.newest(client, namespace, "s") == checkpoint(2)
-    assert await landed.after(client, namespace, "s", found[0][0]) == found[1:]
-    assert await landed.end(client, namespace, "s") == found[1][0]
-    assert await landed.after(client, namespace, "s", found[1][0], block_ms=0) == []
-    assert await landed.after(client, namespace, "other", block_ms=0) == []
+    assert await checkpoint_events.newest(client, namespace, "s") == checkpoint(2)
+    assert await checkpoint_events.after(client, namespace, "s", found[0][0]) == found[1:]
+    assert await checkpoint_events.end(client, namespace, "s") == found[1][0]
+    assert await checkpoint_events.after(client, namespace, "s", found[1][0], block_ms=0) == []
+    assert await checkpoint_events.after(client, namespace, "other", block_ms=0) == []
 
 
 async def test_one_that_lands_is_seen_at_once(client: Redis, namespace: str) -> None:
     """Whoever waits for it is woken; a wait is never longer than the client's patience."""
-    last = await landed.end(client, namespace, "s")
-    assert await landed.after(client, namespace, "s", last, block_ms=60_000) == []
-    waiting = asyncio.ensure_future(landed.after(client, namespace, "s", last))
+    last = await checkpoint_events.end(client, namespace, "s")
+    assert await checkpoint_events.after(client, namespace, "s", last, block_ms=60_000) == []
+    waiting = asyncio.ensure_future(checkpoint_events.after(client, namespace, "s", last))
     await asyncio.sleep(0)
-    await landed.publish(client, namespace, "s", checkpoint(1))
+    await checkpoint_events.publish(client, namespace, "s", checkpoint(1))
     assert [one for _, one in await waiting] == [checkpoint(1)]
 
 
@@ -244,9 +250,9 @@ async def test_a_stream_outlives_its_job_and_does_not_grow_for_ever(
     client: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is kept for 30 days from its last checkpoint, and of many the last ones."""
-    monkeypatch.setattr(landed, "MOST_KEPT", 10)
+    monkeypatch.setattr(checkpoint_events, "MAX_KEPT", 10)
     for step in range(300):
-        await landed.publish(client, namespace, "s", checkpoint(step))
+        await checkpoint_events.publish(client, namespace, "s", checkpoint(step))
     assert await client.xlen(keys.checkpoints(namespace, "s")) < 150
     assert await client.ttl(keys.checkpoints(namespace, "s")) > 29 * 24 * 3600
-    assert await landed.newest(client, namespace, "s") == checkpoint(299)
+    assert await checkpoint_events.newest(client, namespace, "s") == checkpoint(299)

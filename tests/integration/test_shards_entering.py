@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 from support.depth import DEEP
 
-from edl_runtime.elastic.shard_data import ShardData
-from edl_runtime.elastic.sharing import source_of, takers_of
-from edl_runtime.errors import LedgerMissingError, StaleGenerationError
-from edl_runtime.shards.blocking import BlockingLedger
+from edl_runtime.elastic.data.sharded import ShardedData
+from edl_runtime.elastic.training.train_state import state_receivers, state_source
+from edl_runtime.shards.errors import LedgerMissingError, StaleGenerationError
+from edl_runtime.shards.ledger import BlockingLedger
 
 SHARDS = list("pqrstu")
 opened: list[str] = []
@@ -90,9 +90,9 @@ class Rank:
     """What a `ShardData` knows of its training, and a model that is the records it has seen."""
 
     def __init__(self, hall: Hall, name: str, ledger: BlockingLedger) -> None:
-        self.link = SimpleNamespace(wish=lambda _generation: None)
-        self.team = SimpleNamespace(generation=0, group=SimpleNamespace(rank=0, world_size=1), names=[])
-        self.standing = SimpleNamespace(steps=0, ended=False)
+        self.agent = SimpleNamespace(directive=lambda _generation: None)
+        self.session = SimpleNamespace(generation=0, group=SimpleNamespace(rank=0, world_size=1), names=[])
+        self.train_state = SimpleNamespace(steps=0, ended=False)
         self.over = False
         self.samples = 0
         self.model: list[str] = []
@@ -101,7 +101,7 @@ class Rank:
         self._name = name
         self._step = 0  # of this generation
         self._batch: list[str] = []
-        self.data = ShardData(self, ledger, read, batch_size=2, collate_fn=list)  # type: ignore[arg-type]
+        self.data = ShardedData(self, ledger, read, batch_size=2, collate_fn=list)  # type: ignore[arg-type]
 
     def train(self) -> str:
         """Train until the end, and return what that was."""
@@ -122,7 +122,7 @@ class Rank:
     def check_stepped(self) -> None:
         pass
 
-    def between(self) -> None:
+    def between_steps(self) -> None:
         pass
 
     def finish(self) -> None:
@@ -131,33 +131,33 @@ class Rank:
     def finish_step(self) -> None:
         """Do as `Training` does: the step counts where its sum is heard, and else there is another generation."""
         self._step += 1
-        group = self.team.group
+        group = self.session.group
         batch, self._batch = self._batch, []
         own = Share([len(batch), *self.data.vector(group.rank, group.world_size)], batch)
-        step = self._hall.add(self.team.generation, self._step, self._name, own)
+        step = self._hall.add(self.session.generation, self._step, self._name, own)
         if step is None:
             self._regroup()
             return
         samples, *vector = step.counts
         self.data.check(samples, vector)
         self.data.advance(samples, vector)
-        self.standing.steps += samples > 0
+        self.train_state.steps += samples > 0
         self.samples += samples
         self.model = self.model + step.batch
 
     def _regroup(self) -> None:
         """Do as `Training` does: who is ahead gives its state to those who stand elsewhere or have none."""
-        own = State(self.standing.steps if self._begun else None, self.data.place(durable=False), self.model)
-        generation, states = self._hall.enter(self._name, self.team.generation, own)
+        own = State(self.train_state.steps if self._begun else None, self.data.place(durable=False), self.model)
+        generation, states = self._hall.enter(self._name, self.session.generation, own)
         members = self._hall.generations[generation - 1]
         rank, steps = members.index(self._name), [state.steps for state in states]
-        source = source_of(steps)
-        if source is not None and rank in takers_of(steps, source):
-            self.standing.steps, own = states[source].steps or 0, states[source]
+        source = state_source(steps)
+        if source is not None and rank in state_receivers(steps, source):
+            self.train_state.steps, own = states[source].steps or 0, states[source]
             self.model = own.model
         group = SimpleNamespace(rank=rank, world_size=len(members))
-        vars(self.team).update(generation=generation, group=group, names=list(members))
-        self.data.go_to(own.place, len(members))
+        vars(self.session).update(generation=generation, group=group, names=list(members))
+        self.data.seek(own.place, len(members))
         self._begun, self._step = True, 0
 
 
@@ -255,6 +255,6 @@ def test_two_ranks_at_one_shard_go_back_before_its_records_count(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever made it so, here that one does not let go: all end at that step."""
-    monkeypatch.setattr(ShardData, "_keep", lambda *_: None)
+    monkeypatch.setattr(ShardedData, "_keep", lambda *_: None)
     ends, _ = trained(redis_url, namespace, Hall(["ab", "bc", "bac"], {1: Loss(3), 2: Loss(3)}))
     assert ends == dict.fromkeys("abc", "went back")

@@ -17,10 +17,10 @@ from structlog.testing import capture_logs
 from support.teachers.process import Teacher, running_teacher, wait_until
 from support.teachers.serving import serving
 
-from edl_runtime.errors import InferenceError
 from edl_runtime.protocol.client import TeacherConnection
-from edl_runtime.protocol.region import REGISTER_PATH, refer_to_region
-from edl_runtime.protocol.requests import encode_request
+from edl_runtime.protocol.errors import InferenceError
+from edl_runtime.protocol.infer_messages import encode_request
+from edl_runtime.protocol.shared_memory import REGISTER_PATH, point_to_region
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
 
@@ -32,7 +32,7 @@ from edl_runtime.protocol.client import TeacherConnection
 with TeacherConnection(sys.argv[1]) as teacher:
     teacher.signature()
     teacher.infer({"x": np.ones((100_000, 4), np.float32)}, ["sum"])
-    print(teacher._sharing._region is not None, flush=True)
+    print(teacher._shared_memory._region is not None, flush=True)
     sys.stdin.read()
 """
 
@@ -61,7 +61,7 @@ def held_open(teacher: Teacher) -> int:
 
 
 def shares(connection: TeacherConnection) -> bool:
-    return connection._sharing._region is not None
+    return connection._shared_memory._region is not None
 
 
 def test_answers_are_the_same_as_through_the_socket(arithmetic: Teacher) -> None:
@@ -138,7 +138,7 @@ def test_who_can_not_share_uses_the_socket(
 ) -> None:
     """It is answered all the same, and that is logged once."""
     with monkeypatch.context() as patch, TeacherConnection(arithmetic.address) as connection, capture_logs() as logs:
-        patch.setattr(f"edl_runtime.protocol.region.os.{call}", does)
+        patch.setattr(f"edl_runtime.protocol.shared_memory.os.{call}", does)
         connection.signature()
         for _ in range(2):
             assert np.array_equal(connection.infer({"x": ROWS}, ["double"])["double"], 2 * ROWS)
@@ -170,7 +170,7 @@ def test_nobody_reads_what_another_shares() -> None:
         owner.signature()
         owner.infer({"x": rows}, ["sum"])
         assert shares(owner)
-        header = refer_to_region(encode_request({"x": rows}, ["sum"]).header)
+        header = point_to_region(encode_request({"x": rows}, ["sum"]).header)
         with TeacherConnection(served.address) as other:
             with pytest.raises(InferenceError, match="not registered by this connection") as refused:
                 other._exchange(header, [], len(header))

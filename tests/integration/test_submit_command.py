@@ -16,8 +16,8 @@ from support.backends.local_processes import wait_until_gone
 from support.edl_command import Edl, edl_command
 from support.paths import EXAMPLES
 
-from edl_runtime.backends.base import JobStatus
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.interface import JobStatus
+from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.settings import RuntimeSettings
 

@@ -13,11 +13,13 @@ import pytest
 from support.paths import SUPPORT
 from support.teachers.process import PATIENCE_S, running_teacher, starting_teacher
 
-from edl_runtime.errors import EX_CONFIG, ModelError
+from edl_runtime.errors import EX_CONFIG
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.oip import TensorSpec
-from edl_runtime.teacher.models import Model, ModelOptions, load_model
-from edl_runtime.teacher.paddle_model import outputs_in
+from edl_runtime.teacher.errors import ModelError
+from edl_runtime.teacher.models.loading import load_model
+from edl_runtime.teacher.models.model import Model, ModelOptions
+from edl_runtime.teacher.models.paddle import output_names
 
 IDS = np.arange(12).reshape(2, 6)
 MASK = np.ones((2, 6), np.float32)
@@ -146,5 +148,5 @@ def test_the_file_of_a_paddle_model_tells_its_outputs(saved: Path) -> None:
     """The same as the loaded model; one in Paddle 2's format tells none."""
     options = ModelOptions(model=str(saved / "new"))
     loaded = load_model(options)
-    assert outputs_in(saved / "new", options) == [spec.name for spec in loaded.signature.outputs]
-    assert outputs_in(saved / "old", options) == []
+    assert output_names(saved / "new", options) == [spec.name for spec in loaded.signature.outputs]
+    assert output_names(saved / "old", options) == []

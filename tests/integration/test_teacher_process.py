@@ -17,30 +17,32 @@ from structlog.testing import capture_logs
 from support.paths import TESTS
 from support.teachers.process import PATIENCE_S, Teacher, is_gone, running_teacher, starting_teacher, wait_until
 
-from edl_runtime.errors import EX_CONFIG, InferenceError
+from edl_runtime.errors import EX_CONFIG
 from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.protocol.errors import InferenceError
+from edl_runtime.protocol.infer_messages import encode_request
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
-from edl_runtime.protocol.requests import encode_request
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store import client
-from edl_runtime.store.client import ANSWER_TIMEOUT_S, connect
+from edl_runtime.store import redis_client
 from edl_runtime.store.keys import Service
-from edl_runtime.store.server import RedisServer
-from edl_runtime.teacher import predictors, service
-from edl_runtime.teacher.arena import Arena
-from edl_runtime.teacher.metrics import Metrics
-from edl_runtime.teacher.models import ModelOptions
-from edl_runtime.teacher.service import LEAVE_S
+from edl_runtime.store.redis_client import ANSWER_TIMEOUT_S, connect
+from edl_runtime.store.redis_server import RedisServer
+from edl_runtime.teacher import service
+from edl_runtime.teacher.metrics import TeacherMetrics
+from edl_runtime.teacher.models.model import ModelOptions
+from edl_runtime.teacher.predictor import pool
+from edl_runtime.teacher.service import DRAIN_S
+from edl_runtime.teacher.shm.arena import Arena
 
 X = np.ones((1, 4), np.float32)
 
 
 async def members(redis_url: str, namespace: str) -> list[Member]:
-    async with connect(redis_url) as client:
-        return await Directory(client, namespace).members("pool")
+    async with connect(redis_url) as redis_client:
+        return await Directory(redis_client, namespace).members("pool")
 
 
 async def joined(redis_url: str, namespace: str) -> list[Member]:
@@ -99,7 +101,7 @@ def test_two_predictors_share_the_work(tmp_path: Path) -> None:
     """One process a device: while one is busy, the other answers."""
     env = {"HELD_MODEL_FOLDER": str(tmp_path)}
     with (
-        running_teacher("support.models:held", "--gpu_ids", "0,1", env=env) as teacher,
+        running_teacher("support.models:held", "--gpu-ids", "0,1", env=env) as teacher,
         TeacherConnection(teacher.address) as one,
         TeacherConnection(teacher.address) as other,
         ThreadPoolExecutor(1) as thread,
@@ -176,15 +178,15 @@ async def test_a_teacher_whose_predictor_died_leaves(redis_url: str, namespace: 
 
 async def test_a_predictor_that_can_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that works no more but does not end either, for a thread of the model, keeps no teacher waiting."""
-    monkeypatch.setattr(predictors, "END_WITHIN_S", 0.2)
+    monkeypatch.setattr(pool, "END_WITHIN_S", 0.2)
     monkeypatch.chdir(TESTS)  # where the predictor finds its model
     arena = Arena.create(1 << 16)
     lingering = [ModelOptions(model="support.models:lingering")]
     others = set(psutil.Process().children())
     with capture_logs() as logs:
-        async with predictors.run_predictors(lingering, arena, Metrics()) as running:
+        async with pool.run_predictors(lingering, arena, TeacherMetrics()) as running:
             [process] = set(psutil.Process().children()) - others
-            header, buffers, size = encode_request({"x": X}, [])
+            header, buffers, size, _ = encode_request({"x": X}, [])
             arena.request(0)[:size] = header + b"".join(part.tobytes() for part in buffers)
             running.submit(0, size, len(header), lambda _: None)
             error = await asyncio.wait_for(running.failed(3600.0), PATIENCE_S)
@@ -199,7 +201,7 @@ async def test_a_teacher_whose_predictor_hangs_leaves(redis_url: str, namespace:
     """Within the limit it is off the list, its requests are another teacher's, and it exits 1."""
     env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool"}
     with (
-        running_teacher("support.models:arithmetic", "--hung_after", "2", env=env) as teacher,
+        running_teacher("support.models:arithmetic", "--hung-after", "2", env=env) as teacher,
         TeacherConnection(teacher.address) as connection,
         ThreadPoolExecutor(1) as thread,
     ):
@@ -242,8 +244,8 @@ def test_what_a_restart_can_not_mend_exits_with_config() -> None:
 async def test_leaving_takes_no_longer_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent Redis and a request that does not end share one time limit, shorter than a backend's grace."""
     limit_s = ANSWER_TIMEOUT_S + 1.0
-    monkeypatch.setattr(service, "LEAVE_S", limit_s)
-    monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", ANSWER_TIMEOUT_S)
+    monkeypatch.setattr(service, "DRAIN_S", limit_s)
+    monkeypatch.setattr(redis_client, "ANSWER_TIMEOUT_S", ANSWER_TIMEOUT_S)
     monkeypatch.setenv("HELD_MODEL_FOLDER", str(tmp_path))
     monkeypatch.chdir(TESTS)  # where the predictor finds its model
     options = service.TeacherOptions(model=ModelOptions(model="support.models:held"), pool="pool")
@@ -269,7 +271,7 @@ async def test_leaving_takes_no_longer_than_its_limit(tmp_path: Path, monkeypatc
             assert (refused.status, refused.retryable) == (503, True)
     [drain] = [log for log in logs if log["event"] == "teacher.not_drained"]
     assert drain["limit_s"] < limit_s - 0.9 * ANSWER_TIMEOUT_S  # Redis had the rest
-    assert RuntimeSettings().grace_s - 3 < LEAVE_S < RuntimeSettings().grace_s
+    assert RuntimeSettings().grace_s - 3 < DRAIN_S < RuntimeSettings().grace_s
 
 
 def test_redis_down_at_the_start_may_be_mended_by_a_restart() -> None:
@@ -289,7 +291,10 @@ async def test_a_teacher_of_another_model_does_not_join(redis_url: str, namespac
         name="teacher", inputs=(TensorSpec("x", "FP32", (-1, 4)),), outputs=(TensorSpec("sum", "FP32", (-1,)),)
     )
     member = Member(id="a:1", address="a:1", signature=theirs)
-    async with connect(redis_url) as client, hold_lease(client, Service(namespace, "pool"), member, ttl_s=2.0):
+    async with (
+        connect(redis_url) as redis_client,
+        hold_lease(redis_client, Service(namespace, "pool"), member, ttl_s=2.0),
+    ):
         code, said = await asyncio.to_thread(ended, model="support.models:slow", **env)
     assert code == EX_CONFIG
     assert "differs from pool 'pool'" in said

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from support.teachers.process import PATIENCE_S, Teacher, running_teacher, wait_until
 
-from edl_runtime.errors import InferenceError
 from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.protocol.errors import InferenceError
 from edl_runtime.protocol.oip import TopK
 
 
@@ -63,10 +63,10 @@ def test_requests_that_queue_run_as_one(tmp_path: Path) -> None:
         threads = stack.enter_context(ThreadPoolExecutor(4))
         with busy_teacher(tmp_path) as teacher:
             asking = [stack.enter_context(TeacherConnection(teacher.address)) for _ in range(4)]
-            wishes: list[str | TopK] = [TopK("double", 1), "double", "double", "double"]
+            requested: list[str | TopK] = [TopK("double", 1), "double", "double", "double"]
             answers = [
                 threads.submit(connection.infer, {"x": rows(number)}, [wish])
-                for number, (connection, wish) in enumerate(zip(asking, wishes, strict=True), 2)
+                for number, (connection, wish) in enumerate(zip(asking, requested, strict=True), 2)
             ]
             wait_until(lambda: metrics(teacher)["edl_teacher_queue_depth"] == 5)
             (tmp_path / "go").touch()

@@ -19,11 +19,11 @@ import pytest
 from support.teachers.process import PATIENCE_S, wait_until
 from support.teachers.serving import LIMIT, HeldRunner, LaterRunner, Served, echo_request, serving
 
-from edl_runtime.errors import InferenceError
 from edl_runtime.protocol.client import TeacherConnection
-from edl_runtime.protocol.requests import REQUEST_JSON_LIMIT
+from edl_runtime.protocol.errors import InferenceError
+from edl_runtime.protocol.infer_messages import REQUEST_JSON_LIMIT
 from edl_runtime.protocol.tls import Trust
-from edl_runtime.teacher.stalling import AWAITED_LOOKS, STALL_LOOKS, untaken
+from edl_runtime.teacher.http.admission import MAX_STALLED_CHECKS, MAX_STALLED_CHECKS_CONTESTED, unsent_bytes
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
@@ -293,7 +293,9 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected(
         wait_until(lambda: served.unsent() > 0)
         (connection,) = served.front.connections
         assert not secured or len(connection._unsent) > size / 2
-        wait_until(lambda: served.look(STALL_LOOKS) or not served.front.connections)  # the network may take more once
+        wait_until(
+            lambda: served.look(MAX_STALLED_CHECKS) or not served.front.connections
+        )  # the network may take more once
         with TeacherConnection(served.address, trust=trust) as teacher:
             assert len(teacher.infer({"x": np.zeros((1, 4), np.uint8)}, [])) == 1
 
@@ -306,10 +308,10 @@ def test_a_client_that_reads_slowly_gets_all_of_its_answer() -> None:
         wait_until(lambda: served.unsent() > 0)
         (connection,) = served.front.connections
         got = 0
-        for _ in range(2 * STALL_LOOKS):
+        for _ in range(2 * MAX_STALLED_CHECKS):
             served.look()
-            before = served.on_loop(lambda: untaken(connection._transport))
-            while served.on_loop(lambda: untaken(connection._transport)) == before:
+            before = served.on_loop(lambda: unsent_bytes(connection._transport))
+            while served.on_loop(lambda: unsent_bytes(connection._transport)) == before:
                 part = slow.recv(1 << 12)
                 assert part, "it was disconnected"
                 got += len(part)
@@ -346,7 +348,7 @@ def test_a_client_that_stalls_halfway_is_disconnected() -> None:
         assert idle.ready()
         raw.sendall(LONG_HEAD + b" " * (LONG - 1))
         wait_until(lambda: len(served.front.slots._free) == 3)
-        served.look(STALL_LOOKS)
+        served.look(MAX_STALLED_CHECKS)
         assert not is_closed(raw)
         served.look()
         wait_until(lambda: is_closed(raw))
@@ -395,12 +397,12 @@ def test_a_slot_that_others_wait_for_is_not_held_slowly(*, sends: bool) -> None:
                     slow.recv(1)
                 served.look()
 
-        moving_on(1 + AWAITED_LOOKS)
+        moving_on(1 + MAX_STALLED_CHECKS_CONTESTED)
         assert served.front.slots.in_flight == 1
         waits.sendall(echo_request(1))
         wait_until(lambda: served.front.slots.contested)
         with suppress(OSError):
-            moving_on(2 * AWAITED_LOOKS)
+            moving_on(2 * MAX_STALLED_CHECKS_CONTESTED)
         assert waits.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
@@ -427,12 +429,12 @@ def test_a_client_moves_as_long_as_its_machine_takes_in() -> None:
         slow.sendall(echo_request(size))
         wait_until(lambda: served.unsent() > 0)
         (connection,) = served.front.connections
-        wait_until(lambda: served.on_loop(lambda: untaken(connection._transport)) > served.unsent())
+        wait_until(lambda: served.on_loop(lambda: unsent_bytes(connection._transport)) > served.unsent())
 
 
 def test_stalled_clients_are_looked_for_all_the_time() -> None:
     """Nobody has to ask for it."""
-    with serving(look_s=0.05) as served:
+    with serving(check_s=0.05) as served:
         for _ in range(2):
             with served.connect() as silent, suppress(ConnectionResetError):
                 assert silent.recv(1) == b""
@@ -461,7 +463,7 @@ def test_a_stranger_is_disconnected() -> None:
         healthy.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
         assert healthy.recv(65536).startswith(b"HTTP/1.1 200 ")
         wait_until(lambda: len(served.front.connections) == 3)
-        served.look(1 + STALL_LOOKS)
+        served.look(1 + MAX_STALLED_CHECKS)
         wait_until(lambda: is_closed(silent))
         wait_until(lambda: is_closed(healthy))
         assert len(served.front.connections) == 1
@@ -518,16 +520,16 @@ def test_clients_that_do_not_read_lock_out_nobody() -> None:
 
         def is_still() -> bool:
             served.look()
-            return served.on_loop(lambda: any(one.stands_still for one in served.front.connections))
+            return served.on_loop(lambda: any(one.stalled_for for one in served.front.connections))
 
         wait_until(is_still)  # the network may take more a few times
         never.recv(1 << 20)
-        wait_until(lambda: not served.on_loop(lambda: any(one.stands_still for one in served.front.connections)))
+        wait_until(lambda: not served.on_loop(lambda: any(one.stalled_for for one in served.front.connections)))
         wait_until(is_still)
         assert newest.ready()
         assert idle.ready()
         assert len(served.front.connections) == 3
-        served.look(AWAITED_LOOKS + 1)
+        served.look(MAX_STALLED_CHECKS_CONTESTED + 1)
         assert next_one.ready()
         served.on_loop(served.held.pop())
         assert waits.recv(65536).startswith(b"HTTP/1.1 200 ")

@@ -15,8 +15,8 @@ from support.teachers.serving import HeldRunner, Served, echo_request, serving
 
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.tls import Trust
-from edl_runtime.teacher import connection
-from edl_runtime.teacher.stalling import AWAITED_LOOKS, STALL_LOOKS
+from edl_runtime.teacher.http import connection
+from edl_runtime.teacher.http.admission import MAX_STALLED_CHECKS, MAX_STALLED_CHECKS_CONTESTED
 
 SIZE = 1 << 20
 BEGUN = 100_000
@@ -89,7 +89,7 @@ class Teacher:
 
     @property
     def aside(self) -> int:
-        return self.served.on_loop(lambda: self.served.front.aside.size)
+        return self.served.on_loop(lambda: self.served.front.side_buffers.size)
 
     def look(self, times: int = 1) -> None:
         """Look at the clients, each of which sends a byte before."""
@@ -101,12 +101,12 @@ class Teacher:
 
 @contextmanager
 def a_teacher(
-    slots: int = SLOTS, *, most_aside: int = 256 << 20, tls: tuple[ssl.SSLContext, Trust] | None = None
+    slots: int = SLOTS, *, max_side_bytes: int = 256 << 20, tls: tuple[ssl.SSLContext, Trust] | None = None
 ) -> Iterator[Teacher]:
     context, trust = tls or (None, None)
     with ExitStack() as stack:
         served = stack.enter_context(
-            serving("echo", slots=slots, limit=2 * SIZE, most_aside=most_aside, tls=context),
+            serving("echo", slots=slots, limit=2 * SIZE, max_side_bytes=max_side_bytes, tls=context),
         )
         yield Teacher(served, stack, trust)
 
@@ -128,7 +128,7 @@ def test_large_bodies_that_come_slowly_hold_no_slot(
         fast.finish()
         assert teacher.aside == pytest.approx(clients * SIZE, rel=0.001)
         assert teacher.free == SLOTS
-        teacher.look(2 * STALL_LOOKS)
+        teacher.look(2 * MAX_STALLED_CHECKS)
         for client in teacher.clients:
             client.finish()
         wait_until(lambda: teacher.in_flight == 0)
@@ -173,7 +173,7 @@ def contested(teacher: Teacher, waits: int) -> None:
 
 def test_slow_bodies_take_no_more_memory_than_there_is() -> None:
     """The one goes that has the most to come, with an answer that says why; the others go on."""
-    with a_teacher(slots=3, most_aside=3 * SIZE) as teacher:
+    with a_teacher(slots=3, max_side_bytes=3 * SIZE) as teacher:
         large, small, other = (teacher.slow(size) for size in (3 * SIZE // 2, SIZE, SIZE))
         wait_until(lambda: teacher.free == 0)
         contested(teacher, 1)
@@ -190,19 +190,19 @@ def test_slow_bodies_take_no_more_memory_than_there_is() -> None:
 
 def test_a_body_that_is_larger_than_the_memory_loses_its_slot_as_ever() -> None:
     """It is disconnected after a few looks, and who waits is served."""
-    with a_teacher(slots=1, most_aside=SIZE // 2) as teacher:
+    with a_teacher(slots=1, max_side_bytes=SIZE // 2) as teacher:
         slow = teacher.slow()
         wait_until(lambda: teacher.free == 0)
         contested(teacher, 1)
         assert teacher.aside == 0
-        teacher.look(AWAITED_LOOKS - 1)
+        teacher.look(MAX_STALLED_CHECKS_CONTESTED - 1)
         assert slow.read() == b""
         wait_until(lambda: teacher.free == 1)
 
 
 def test_a_fast_client_is_not_refused_for_want_of_memory() -> None:
     """Who waits in its socket and finds no memory is served by the slots that the slow ones lose."""
-    with a_teacher(slots=1, most_aside=SIZE + 1000) as teacher:
+    with a_teacher(slots=1, max_side_bytes=SIZE + 1000) as teacher:
         slow = teacher.slow()
         wait_until(lambda: teacher.free == 0)
         teacher.look()
@@ -229,7 +229,7 @@ def test_a_client_whose_body_was_set_aside_leaves_nothing_behind() -> None:
         for client in (leaves, waits):
             client.connected.close()
         wait_until(lambda: teacher.waiting == 1 and teacher.aside < 2 * SIZE)
-        served.look(STALL_LOOKS + 1)
+        served.look(MAX_STALLED_CHECKS + 1)
         assert silent.read() == b""
         wait_until(lambda: teacher.aside == 0)
         for count in (3, 1):

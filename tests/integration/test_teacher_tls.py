@@ -17,9 +17,9 @@ from support.students.readers import Batches, reader_of
 from support.teachers.process import Teacher, running_teacher
 
 from edl_runtime.distill import Discovered
-from edl_runtime.errors import InferenceError
 from edl_runtime.protocol.client import TeacherConnection
-from edl_runtime.protocol.tls import trust_of
+from edl_runtime.protocol.errors import InferenceError
+from edl_runtime.protocol.tls import client_trust
 from edl_runtime.settings import RuntimeSettings
 
 NAME = "teachers.tests"
@@ -50,7 +50,7 @@ def student(authority: Authority, name: str = NAME, timeout_s: float = 10.0) -> 
 
 
 def connection(address: str, settings: RuntimeSettings) -> TeacherConnection:
-    return TeacherConnection(address, timeout_s=settings.teacher_timeout_s, trust=trust_of(settings))
+    return TeacherConnection(address, timeout_s=settings.teacher_timeout_s, trust=client_trust(settings))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 20_000), (8, 500_000)])
@@ -78,7 +78,7 @@ def test_large_requests_on_one_machine_lie_in_shared_memory(echo: Teacher, autho
     with connection(echo.address, student(authority)) as asked:
         asked.signature()
         np.testing.assert_array_equal(asked.infer({"x": x}, ["x"])["x"], x)
-        assert asked._sharing._region is not None
+        assert asked._shared_memory._region is not None
 
 
 def test_a_refused_request_is_answered_before_the_end(echo: Teacher, authority: Authority) -> None:
@@ -87,7 +87,7 @@ def test_a_refused_request_is_answered_before_the_end(echo: Teacher, authority: 
         with pytest.raises(InferenceError, match="nobody"):
             asked.infer({"nobody": np.ones((1, 1), np.uint8)}, ["x"])
         assert asked.ready()
-    other = TeacherConnection(echo.address, model="another", trust=trust_of(student(authority)))
+    other = TeacherConnection(echo.address, model="another", trust=client_trust(student(authority)))
     with other, pytest.raises(InferenceError, match="another"):
         other.infer({"x": np.ones((1, 1 << 20), np.uint8)}, ["x"])
 
@@ -149,7 +149,7 @@ def test_a_teacher_without_tls_never_gets_to_see_a_token(
     authority: Authority, answer: bytes, error: type[OSError], said: str
 ) -> None:
     """Nor anything else but that TLS is asked for; whether it waits, as a busy one may seem to, or answers."""
-    trust = trust_of(student(authority))
+    trust = client_trust(student(authority))
     with plain(answer) as (address, heard):
         asked = TeacherConnection(address, token="never-to-be-seen", timeout_s=0.5, trust=trust)
         with closing(asked), pytest.raises(error, match=said):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.autoscale.tutorial import MAX_LOAD, OTHER_LOAD, Tutorial
 
-from edl_runtime.autoscale.plan import Rules
-from edl_runtime.backends.local import LocalBackend
-from edl_runtime.store.client import connect
+from edl_runtime.autoscale.planner import RescalingRules
+from edl_runtime.backends.local.backend import LocalBackend
+from edl_runtime.store.redis_client import connect
 
 
 @pytest.mark.slow
@@ -23,5 +23,5 @@ async def test_jobs_make_way_for_a_third(work_dir: Path, redis_url: str, namespa
     cpus = float(os.cpu_count() or 1)
     backend = LocalBackend(work_dir)
     async with connect(redis_url) as client:
-        tutorial = Tutorial(backend, client, namespace, redis_url, Rules(max_load=MAX_LOAD - OTHER_LOAD))
+        tutorial = Tutorial(backend, client, namespace, redis_url, RescalingRules(max_load=MAX_LOAD - OTHER_LOAD))
         await tutorial.play(cpus, 0.0)

@@ -12,13 +12,14 @@ import pytest
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
-from edl_runtime.autoscale.profile import Sample
-from edl_runtime.autoscale.sources.csv_file import CsvSource
-from edl_runtime.autoscale.sources.redis_stream import PAGE, StreamSource
-from edl_runtime.autoscale.sources.spec import CsvFile, RedisStream
-from edl_runtime.errors import NoSamplesError, RegistryUnavailableError, SpecError
-from edl_runtime.store.client import connect
-from edl_runtime.store.server import RedisServer
+from edl_runtime.autoscale.errors import NoSamplesError
+from edl_runtime.autoscale.traffic.forecast import Sample
+from edl_runtime.autoscale.traffic.sources.records import PAGE, CsvSource, StreamSource
+from edl_runtime.autoscale.traffic.sources.spec import CsvFile, RedisStream
+from edl_runtime.errors import SpecError
+from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import RedisServer
 
 NOW_S = datetime(2026, 6, 10, 12, tzinfo=UTC).timestamp()
 NOW_MS = int(NOW_S * 1000)

@@ -13,7 +13,7 @@ from support.cluster.manifests import RESTRICTED
 from support.cluster.pod_faults import kubeconfig_with, leaving_nothing, server_of
 from support.network.proxy import Proxy, running_proxy
 
-from edl_runtime.backends.kubernetes import KubernetesBackend
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 
 
 @pytest.fixture(scope="session")

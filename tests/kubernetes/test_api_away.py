@@ -13,7 +13,7 @@ from support.cluster.cluster import Cluster
 from support.depth import examples
 from support.network.proxy import Proxy
 
-from edl_runtime.backends.base import Backend
+from edl_runtime.backends.interface import Backend
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 

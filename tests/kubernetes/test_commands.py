@@ -11,7 +11,7 @@ import pytest
 from support.backends.jobs import WAITS, job, reach
 from support.cluster.cluster import Cluster
 
-from edl_runtime.backends.base import Backend
+from edl_runtime.backends.interface import Backend
 from edl_runtime.pods import Pod
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]

@@ -20,15 +20,15 @@ from support.cluster.object_store import BUCKET, S3_IMAGE, ObjectStoreService
 from support.elastic.fake_agent import batches_of, generations_of, join, open_gate, stepped, trainers, weights
 from support.paths import TESTS, TRAINING_SCRIPTS
 
-from edl_runtime.backends.base import SUSPENDED
-from edl_runtime.backends.kubernetes import KubernetesBackend
+from edl_runtime.backends.interface import SUSPENDED
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.checkpoint.store import CheckpointStore
-from edl_runtime.elastic import events
-from edl_runtime.elastic.events import Event
-from edl_runtime.elastic.messages import Finished
+from edl_runtime.elastic.comm.agent_protocol import WorkerFinished
+from edl_runtime.elastic.rendezvous import events
+from edl_runtime.elastic.rendezvous.events import Event
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -222,7 +222,7 @@ async def grow_and_shrink(
     (tmp_path / "alone").mkdir()
     with trainers(tmp_path / "alone", 1, epochs=EPOCHS) as (only,):
         join([only], 1)
-        assert only.await_word(Finished).why == "done"
+        assert only.await_word(WorkerFinished).why == "done"
         assert only.wait() == 0
     undisturbed = weights(tmp_path / "alone")
     for name, value in weights(tmp_path).items():

@@ -7,7 +7,8 @@ import pytest
 from support.backends.jobs import WAITS, job, reach
 from support.cluster.cluster import Cluster
 
-from edl_runtime.backends.kubernetes import KubernetesBackend, names
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.errors import BackendError
 from edl_runtime.pods import Pod
 

@@ -20,8 +20,8 @@ from support.backends.jobs import (
 from support.cluster.cluster import Cluster, own_namespace
 from support.cluster.pod_faults import evict, leaving_nothing, pods_of, priority_class, quota
 
-from edl_runtime.backends.base import Backend, JobStatus
-from edl_runtime.backends.kubernetes import KubernetesBackend
+from edl_runtime.backends.interface import Backend, JobStatus
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.specs import JobSpec
 
@@ -58,7 +58,7 @@ async def test_an_image_without_the_runtime_fails_the_job_at_once(backend: Backe
     """An image that has Python and nothing of ours is named as what is wrong."""
     await backend.submit(with_pod(job(WAITS, kind=kind), image=BARE_IMAGE), token="mine", secrets={})
     status = await ended(backend, within_s=180)
-    assert (status.phase, status.mistaken) == ("failed", True)
+    assert (status.phase, status.invalid_spec) == ("failed", True)
     assert status.reason == f"instance 0 can't start: its image {BARE_IMAGE} has no edl_runtime"
 
 
@@ -71,7 +71,7 @@ async def test_an_evicted_trainer_is_started_again(backend: Backend, cluster: Cl
         count = f"{times + 1} of at most 20"
         said = f"instance 0 was ended by the cluster (Eviction API: evicting) and is replaced: {count}"
         status = await reach(backend, "job", lambda status, said=said: status.reason == said)
-        assert (status.phase, status.mistaken, status.instances[0].given_up) == ("running", False, False)
+        assert (status.phase, status.invalid_spec, status.instances[0].given_up) == ("running", False, False)
     status = await reach(backend, "job", lambda status: is_up(status) and _restarts(status) == 2)
     assert status.instances[0].disruptions == 2
 
@@ -159,7 +159,7 @@ async def test_a_quota_that_is_used_up_is_told_and_waited_for(own_cluster: Clust
             await backend.submit(job(WAITS, kind="trainer", instances=2), token="mine", secrets={})
             said = "exceeded quota: tight, requested: pods=1, used: pods=1, limited: pods=1"
             status = await reach(backend, "job", lambda status: said in status.reason, TOLD_WITHIN_S)
-            assert (status.phase, status.mistaken) == ("running", False)
+            assert (status.phase, status.invalid_spec) == ("running", False)
         await reach(backend, "job", is_up, within_s=180)
 
 
@@ -179,7 +179,7 @@ async def test_a_volume_that_can_not_be_mounted_is_told_and_waited_for(
         await backend.submit(with_pod(job(WAITS, kind="trainer"), volumes=[volume]), token="mine", secrets={})
         for way in (backend, followed):
             status = await reach(way, "job", says_why, TOLD_WITHIN_S)
-            assert (status.phase, status.mistaken, status.instances[0].phase) == ("running", False, "pending")
+            assert (status.phase, status.invalid_spec, status.instances[0].phase) == ("running", False, "pending")
         assert [says_why(one) for one in await backend.list()] == [True]
         await cluster.ask("POST", secrets, {"metadata": {"name": secret}, "stringData": {"KEY": "word"}})
         for way in (backend, followed):

@@ -11,14 +11,14 @@ from support.cluster.cluster import RedisService
 from support.paths import TESTS
 from support.students.readers import POOL, Batches, reader_of
 
-from edl_airflow.jobs import pool_job
-from edl_runtime.backends.kubernetes import KubernetesBackend
+from edl_airflow.operators.job_specs import pool_job_spec
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.distill import Discovered
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.registry.directory import Directory
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, TeacherSpec
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -35,7 +35,7 @@ async def test_a_pool_grows_and_shrinks_while_a_student_reads(
     )
     pod = Pod(volumes=[Volume(path=str(TESTS), source={"hostPath": {"path": str(TESTS)}}, read_only=True)])
     teacher = TeacherSpec(model="support.models:slow", pod=pod)
-    pool = pool_job(POOL, teacher, Bounds(1, 4), namespace=namespace, folder=TESTS)
+    pool = pool_job_spec(POOL, teacher, Bounds(1, 4), namespace=namespace, folder=TESTS)
     secrets = {"EDL_REDIS_URL": redis_service.url_inside, "EDL_TEACHER_TOKEN": TOKEN}
     await backend.submit(pool, token="mine", secrets=secrets)
 

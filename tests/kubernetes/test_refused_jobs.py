@@ -13,9 +13,10 @@ from support.backends.jobs import WAITS, job, says
 from support.cluster.cluster import Cluster
 from support.cluster.pod_faults import kubeconfig_with, token_of
 
-from edl_runtime.backends.kubernetes import KubernetesBackend, names
-from edl_runtime.backends.kubernetes.connect import by_kubeconfig
-from edl_runtime.errors import ClusterError, SubmitError, UnknownJobError
+from edl_runtime.backends.errors import ClusterError, SubmitError, UnknownJobError
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
+from edl_runtime.backends.kubernetes.kubeconfig import connect_by_kubeconfig
 from edl_runtime.pods import Pod
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
@@ -64,7 +65,9 @@ async def weak(cluster: Cluster, folder: Path, rights: Mapping[str, Sequence[str
     file = kubeconfig_with(
         cluster, folder / "weak", token=await token_of(cluster, {what: may for what, may in rights.items() if may})
     )
-    return KubernetesBackend(by_kubeconfig(file), namespace=cluster.namespace, defaults=Pod(image=cluster.image))
+    return KubernetesBackend(
+        connect_by_kubeconfig(file), namespace=cluster.namespace, defaults=Pod(image=cluster.image)
+    )
 
 
 async def test_a_template_that_is_no_pods_is_refused(cluster: Cluster) -> None:
@@ -146,7 +149,9 @@ async def test_who_may_do_nothing_is_told_what_is_missing(cluster: Cluster, tmp_
 async def test_a_token_that_is_none_is_told(cluster: Cluster, tmp_path: Path) -> None:
     """Credentials that have expired are told from rights that are missing."""
     file = kubeconfig_with(cluster, tmp_path / "expired", token="expired")
-    backend = KubernetesBackend(by_kubeconfig(file), namespace=cluster.namespace, defaults=Pod(image=cluster.image))
+    backend = KubernetesBackend(
+        connect_by_kubeconfig(file), namespace=cluster.namespace, defaults=Pod(image=cluster.image)
+    )
     said = await refused(backend, cluster, "trainer", ClusterError)
     assert said.endswith("the credentials of the cluster are wrong or have expired")
 

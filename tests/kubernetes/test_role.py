@@ -16,8 +16,9 @@ from support.cluster.cluster import Cluster, own_namespace
 from support.cluster.manifests import create, manifests, path_of, remove
 from support.cluster.pod_faults import kubeconfig_with
 
-from edl_runtime.backends.kubernetes import KubernetesBackend, archive, names
-from edl_runtime.backends.kubernetes.api import Api
+from edl_runtime.backends.kubernetes import log_archive, names
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
+from edl_runtime.backends.kubernetes.client import KubernetesClient
 from edl_runtime.errors import BackendError
 from edl_runtime.pods import Pod
 
@@ -56,7 +57,7 @@ class Recorder:
             async with self._admin.connect() as client:
                 thing = {"kind": kind, "metadata": {"name": name}}
                 change = {"metadata": {"annotations": {"example/seen": "yes"}}}
-                await Api(client, self._admin.namespace).patch(thing, change)
+                await KubernetesClient(client, self._admin.namespace).patch(thing, change)
 
 
 class _Recorded:
@@ -149,10 +150,10 @@ async def live(backend: KubernetesBackend, folder: Path) -> None:
 
     async with backend.following() as watched:
         assert (await watched.get("trainer")).wanted == 2
-        ((mirror, _),) = backend._mirrors.values()
+        ((informer, _),) = backend._informers.values()
 
         async def all_open() -> bool:  # what is known was listed, and only then is it watched
-            return all(view._is_open for view in mirror._views)
+            return all(indexer._is_open for indexer in informer._indexers)
 
         await eventually(all_open, "watches that are open")
 
@@ -176,7 +177,7 @@ async def test_the_role_has_the_verbs_that_are_used_and_no_other(
     home: Cluster, limited: Cluster, tmp_path: Path
 ) -> None:
     """A life with the role alone; what it asked of the cluster is what the role has."""
-    for number in range(archive.JOBS_KEPT):  # so that the next log that is kept is one too many
+    for number in range(log_archive.MAX_JOBS):  # so that the next log that is kept is one too many
         label = {names.LOG_OF: f"old-{number}"}
         metadata = {"name": f"old-{number}-log", "labels": label, "annotations": {"edl-airflow/deleted-at": "1.0"}}
         await create(home, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})

@@ -15,8 +15,8 @@ from support.cluster.manifests import container, create, manifests, path_of, rea
 from support.network.certificates import Authority, Shown
 from support.paths import DEPLOY, SUPPORT, TESTS
 
-from edl_airflow.jobs import pool_job, trainer_job
-from edl_runtime.backends.kubernetes import KubernetesBackend
+from edl_airflow.operators.job_specs import pool_job_spec, trainer_job_spec
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec, TeacherSpec, TrainerSpec
@@ -107,7 +107,7 @@ def student(home: Cluster, name: str, *command: str, **more: str) -> JobSpec:
     volumes.append(Volume(path="/wrong", source={"secret": {"secretName": "wrong-ca"}}, read_only=True))
     env = {"SSL_CERT_FILE": "/tls/ca.crt", **more}
     trainer = TrainerSpec(command=("python", *command), env=env, pod=Pod(volumes=volumes))
-    return trainer_job(trainer, None, settings=settings, folder=None)
+    return trainer_job_spec(trainer, None, settings=settings, folder=None)
 
 
 async def test_pods_speak_tls_with_each_other_and_with_nobody_else(home: Cluster, backend: KubernetesBackend) -> None:
@@ -116,7 +116,7 @@ async def test_pods_speak_tls_with_each_other_and_with_nobody_else(home: Cluster
     discovery = f"https://edl-discovery.{home.namespace}.svc:8000"
     pod = Pod(volumes=[Volume(path="/tls", source={"secret": {"secretName": "edl-teachers-tls"}}), SCRIPTS])
     teacher = TeacherSpec(model="support.models:arithmetic", pod=pod, env=SERVES_TLS)
-    pool = pool_job(POOL, teacher, Bounds(1, 2), namespace="default", folder=TESTS)
+    pool = pool_job_spec(POOL, teacher, Bounds(1, 2), namespace="default", folder=TESTS)
     both = {"EDL_REDIS_URL": redis, "EDL_TEACHER_TOKEN": TOKEN}
     await backend.submit(pool, token="mine", secrets=both)
 

@@ -15,8 +15,8 @@ from support.backends.jobs import ended
 from support.cluster.cluster import Cluster, RedisService
 from support.paths import EXAMPLES
 
-from edl_runtime.backends.base import JobStatus
-from edl_runtime.backends.kubernetes import KubernetesBackend
+from edl_runtime.backends.interface import JobStatus
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.compat.training_job import read_training_job
 from edl_runtime.specs import Bounds, JobSpec
 

@@ -9,9 +9,9 @@ import pytest
 from support.autoscale.tutorial import MAX_LOAD, OTHER_LOAD, Tutorial
 from support.cluster.cluster import Cluster, RedisService
 
-from edl_runtime.autoscale.plan import Rules
-from edl_runtime.backends.base import Backend
-from edl_runtime.store.client import connect
+from edl_runtime.autoscale.planner import RescalingRules
+from edl_runtime.backends.interface import Backend
+from edl_runtime.store.redis_client import connect
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.deep, pytest.mark.system, pytest.mark.timeout(900)]
 """It needs a cluster in which nothing else comes and goes, so it runs after all that shares one."""
@@ -51,5 +51,5 @@ async def test_jobs_make_way_for_a_third(cluster: Cluster, redis_service: RedisS
     cpus, reserved = await _cpus(backend)
     assert reserved <= OTHER_LOAD * cpus, f"the cluster is too busy for this test: {reserved:g} of {cpus:g} CPUs"
     async with _other_load(cluster, OTHER_LOAD * cpus - reserved), connect(redis_service.url) as client:
-        tutorial = Tutorial(backend, client, namespace, redis_service.url_inside, Rules(max_load=MAX_LOAD))
+        tutorial = Tutorial(backend, client, namespace, redis_service.url_inside, RescalingRules(max_load=MAX_LOAD))
         await tutorial.play(cpus, OTHER_LOAD)

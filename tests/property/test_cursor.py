@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_runtime.errors import DatasetChangedError, SpecError
+from edl_runtime.errors import SpecError
 from edl_runtime.shards import cursor as shards
-from edl_runtime.shards.cursor import Cursor, check_length, micro_batches, order
+from edl_runtime.shards.cursor import DatasetCursor, check_length, micro_batches, order
+from edl_runtime.shards.errors import DatasetChangedError
 
 CURSORS = st.builds(
-    Cursor,
+    DatasetCursor,
     length=st.integers(1, 60),
     global_batch=st.integers(1, 25),
     epochs=st.integers(1, 3),
@@ -26,7 +27,7 @@ SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
 
 @given(start=CURSORS, sizes=SIZES, micro=st.none() | st.integers(1, 7))
-def test_every_sample_counts_once_an_epoch(start: Cursor, sizes: list[int], micro: int | None) -> None:
+def test_every_sample_counts_once_an_epoch(start: DatasetCursor, sizes: list[int], micro: int | None) -> None:
     """However many ranks each step has, all of them together take each sample once, and all steps were foretold."""
     cursor, steps = start, 0
     applied: list[list[int]] = [[] for _ in range(start.epochs)]
@@ -45,7 +46,7 @@ def test_every_sample_counts_once_an_epoch(start: Cursor, sizes: list[int], micr
 
 
 @given(start=CURSORS, sizes=SIZES)
-def test_the_size_of_the_group_changes_nothing_in_a_batch(start: Cursor, sizes: list[int]) -> None:
+def test_the_size_of_the_group_changes_nothing_in_a_batch(start: DatasetCursor, sizes: list[int]) -> None:
     """The parts in the order of their ranks are the batch, and they differ by one sample at most."""
     indices = shards.batch(start)
     for world_size in sizes:
@@ -55,7 +56,7 @@ def test_the_size_of_the_group_changes_nothing_in_a_batch(start: Cursor, sizes: 
 
 
 @given(start=CURSORS, wrong=st.integers(-3, 100))
-def test_only_what_an_epoch_has_left_can_be_taken(start: Cursor, wrong: int) -> None:
+def test_only_what_an_epoch_has_left_can_be_taken(start: DatasetCursor, wrong: int) -> None:
     """A cursor never leaves its epoch but by its end."""
     if 0 < wrong <= start.length:
         assert shards.advance(start, wrong).position == wrong % start.length
@@ -80,7 +81,7 @@ def test_nobody_can_change_the_order_by_its_result() -> None:
 
 def test_a_dataset_of_another_length_is_refused() -> None:
     """Both lengths and the way out are said."""
-    cursor = Cursor(length=10, global_batch=4)
+    cursor = DatasetCursor(length=10, global_batch=4)
     check_length(cursor, 10)
     with pytest.raises(DatasetChangedError, match=r"has 9 samples, and had 10 .* start anew") as caught:
         check_length(cursor, 9)
@@ -98,9 +99,9 @@ def test_numbers_that_cannot_be_are_refused(field: str, wrong: int) -> None:
     """By name, in code and in a checkpoint."""
     fields = {"length": 10, "global_batch": 4, field: wrong}
     with pytest.raises(SpecError, match=field):
-        Cursor(**fields)
+        DatasetCursor(**fields)
     with pytest.raises(msgspec.ValidationError, match=field):
-        msgspec.convert(fields, Cursor)
+        msgspec.convert(fields, DatasetCursor)
 
 
 def test_a_micro_batch_has_a_sample_at_least() -> None:

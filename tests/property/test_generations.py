@@ -15,11 +15,11 @@ from support.depth import examples
 from support.elastic.group_simulation import LEASE_S, Agent, World, starving
 from support.redis_clock import take_time_from_a_key
 
-from edl_runtime.elastic.agreement import decide
-from edl_runtime.elastic.generation import Generation
+from edl_runtime.elastic.rendezvous.generation import Generation
+from edl_runtime.elastic.rendezvous.planner import plan_generation
 from edl_runtime.specs import Bounds
-from edl_runtime.store.client import connect
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import RedisServer
 
 SETTINGS = settings(
     max_examples=examples(8, 200), stateful_step_count=25, phases=[Phase.explicit, Phase.reuse, Phase.generate]
@@ -96,7 +96,7 @@ class Groups(RuleBasedStateMachine):
     def decide_now(self) -> None:
         """Each agent makes up its mind, or would have the same members once more, and is then slow to propose it."""
         for agent in self.world.alive:
-            agent.late = decide(agent.view, self.world.bounds, agent.id) or again(agent)
+            agent.late = plan_generation(agent.view, self.world.bounds, agent.id) or again(agent)
 
     @rule(index=INSTANCES)
     def propose_late(self, index: int) -> None:

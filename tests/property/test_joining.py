@@ -8,19 +8,20 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl_runtime.protocol.infer_messages import InferRequest
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
-from edl_runtime.protocol.requests import InferRequest
-from edl_runtime.teacher.joining import Waiting, joined_inputs, next_group, split_outputs
+from edl_runtime.teacher.predictor.batcher import QueuedRequest, next_group
+from edl_runtime.teacher.predictor.execute import joined_inputs, split_outputs
 
 SIGNATURE = ModelSignature(name="m", inputs=(TensorSpec("x", "FP32", (-1, -1)),))
 QUEUES = st.lists(st.tuples(st.integers(0, 9) | st.just(4), st.sampled_from([2, 2, 2, 3])), min_size=1, max_size=20)
 
 
-def queue(sizes: Sequence[tuple[int, int]]) -> list[Waiting]:
+def queue(sizes: Sequence[tuple[int, int]]) -> list[QueuedRequest]:
     """Requests of so many rows of such a width; each number says whose it is."""
     arrays = [np.full(size, number, np.float32) for number, size in enumerate(sizes)]
     requests = [InferRequest("", {"x": array}, {}, (), {}) for array in arrays]
-    return [Waiting.of(slot, request, SIGNATURE) for slot, request in enumerate(requests)]
+    return [QueuedRequest.of(slot, request, SIGNATURE) for slot, request in enumerate(requests)]
 
 
 @given(sizes=QUEUES, most_rows=st.integers(1, 64))

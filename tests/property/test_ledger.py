@@ -23,11 +23,11 @@ from hypothesis.stateful import (
 )
 from support.depth import examples
 
-from edl_runtime.errors import LedgerMissingError, StaleGenerationError
+from edl_runtime.shards.errors import LedgerMissingError, StaleGenerationError
 from edl_runtime.shards.ledger import Ledger
-from edl_runtime.shards.state import LedgerState, Plan, Shard
+from edl_runtime.shards.ledger_state import LedgerState, Shard, ShardPlan
 from edl_runtime.store import keys
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 RECORDS = 3
 """In each shard."""
@@ -184,7 +184,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def start(self, *, count: int, epochs: int, stream: bool, seed: int) -> None:
         self.stream = stream
         self.names = [f"s{number}" for number in range(count)]
-        self.plan = Plan(epochs=epochs, seed=seed, shuffle=not stream, failure_limit=LIMIT)
+        self.plan = ShardPlan(epochs=epochs, seed=seed, shuffle=not stream, failure_limit=LIMIT)
         self.model = LedgerModel(epochs, added=0 if stream else count, closed=not stream)
         self.join()
         self.begin_anew(None)
@@ -360,7 +360,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     async def forget(self, lost: Collection[str]) -> int:
         """Return how many of these parts there were."""
-        named = [key for key in keys.of_ledger(self.namespace, "job") if key.rpartition(":")[2] in lost]
+        named = [key for key in keys.ledger_keys(self.namespace, "job") if key.rpartition(":")[2] in lost]
         return int(await self.client.delete(*named)) if named else 0
 
     def begin_anew(self, state: LedgerState | None) -> None:

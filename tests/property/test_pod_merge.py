@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_runtime.backends.kubernetes.merge import lay_over, merge, with_defaults
+from edl_runtime.backends.kubernetes.pod_template import merge_templates, overlay, with_defaults
 from edl_runtime.errors import SpecError
 
 SCALARS = st.sampled_from(["x", "y", 0, 1, True, ""])
@@ -82,7 +82,7 @@ def identity(part: object, thing: Any) -> object:
 def outcome(ours: dict[str, Any], template: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
     """Return both in one, or the place where they contradict each other."""
     try:
-        return merge(ours, template), ""
+        return merge_templates(ours, template), ""
     except SpecError as error:
         return None, error.field
 
@@ -107,13 +107,13 @@ def ends_in(tree: Any, path: str) -> bool:
 @given(TEMPLATES)
 def test_an_empty_template_changes_nothing(ours: dict[str, Any]) -> None:
     """Nor does one that repeats all that is stated; and to an empty pod a template is all there is."""
-    assert merge(ours, {}) == merge({}, ours) == merge(ours, ours) == ours
+    assert merge_templates(ours, {}) == merge_templates({}, ours) == merge_templates(ours, ours) == ours
 
 
 @given(ANY_MAPPINGS)
 def test_any_data_may_be_empty_or_said_by_one_only(ours: dict[str, Any]) -> None:
     """Of whatever shape."""
-    assert merge(ours, {}) == merge({}, ours) == ours
+    assert merge_templates(ours, {}) == merge_templates({}, ours) == ours
 
 
 @given(TEMPLATES, TEMPLATES)
@@ -138,16 +138,16 @@ def test_a_template_merged_twice_says_no_more(ours: dict[str, Any], template: di
     both, _ = outcome(ours, template)
     if both is None:
         return
-    assert merge(both, template) == merge(both, ours) == both
+    assert merge_templates(both, template) == merge_templates(both, ours) == both
 
 
 @given(TEMPLATES, TEMPLATES)
 def test_a_template_lies_over_another_without_an_error(given_: dict[str, Any], beneath: dict[str, Any]) -> None:
     """It loses nothing; what is beneath changes nothing that agrees with it; twice is once."""
-    laid = lay_over(given_, beneath)
+    laid = overlay(given_, beneath)
     assert leaves(given_) - leaves(laid) <= {leaf for leaf in leaves(given_) if covers(leaf, laid)}
-    assert lay_over(laid, beneath) == laid
-    assert lay_over(given_, {}) == lay_over({}, given_) == lay_over(given_, given_) == given_
+    assert overlay(laid, beneath) == laid
+    assert overlay(given_, {}) == overlay({}, given_) == overlay(given_, given_) == given_
     both, _ = outcome(given_, laid)
     assert both is not None
     assert leaves(both) == leaves(laid)

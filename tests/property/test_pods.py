@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.capacity import amount
-from edl_runtime.backends.kubernetes.manifests import _literal
-from edl_runtime.backends.kubernetes.status import completions_for, failed_indexes, job_status
+from edl_runtime.backends.kubernetes.job_status import completions_for, failed_indexes, job_status
+from edl_runtime.backends.kubernetes.pod_template import _escape
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.specs import Bounds, JobSpec
@@ -91,7 +91,7 @@ def test_a_pod_over_defaults_keeps_what_it_says(pod: Pod, defaults: Pod) -> None
 @given(TEXTS | st.text("$()A", max_size=8))
 def test_kubernetes_makes_of_a_word_what_it_was(word: str) -> None:
     """Its own rule, undone: "$$" is "$", and "$(NAME)" is replaced."""
-    expanded, rest = "", _literal(word)
+    expanded, rest = "", _escape(word)
     while rest:
         assert not rest.startswith("$(")
         taken = 2 if rest.startswith("$$") else 1
@@ -174,5 +174,5 @@ def test_a_job_fails_by_what_the_cluster_does_when_that_is_too_often_for_an_inst
     status = job_status(job, pods, 0.0)
     assert [one.disruptions for one in status.instances] == counts
     assert (status.phase == "failed") == status.is_disrupted == (max(counts) > most)
-    assert not status.is_hopeless
+    assert not status.failed_permanently
     assert bool(status.reason) == (status.is_disrupted or any(going for _, going in hits))

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.depth import examples
 
-from edl_runtime.autoscale.jobs import Job, Limit, Node, Speedup, Target
-from edl_runtime.autoscale.policy import PATIENCE_S, PAYS_BACK_S, REST_S, TURN_S, decide
+from edl_runtime.autoscale.policy.decide import MIN_RUN_S, PAYBACK_WINDOW_S, RESIZE_COOLDOWN_S, STARVATION_S, decide
+from edl_runtime.autoscale.policy.model import Limit, Node, Speedup, Target, Workload
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
 
@@ -23,14 +23,16 @@ SIZES = st.sampled_from([{"gpu": 1.0}, {"gpu": 2.0, "cpu": 1.0}, {"gpu": 0.5, "c
 SPEEDUPS = st.none() | st.builds(
     Speedup, a=st.sampled_from([0.0, 0.01, 0.06, 1.0]), phi=st.sampled_from([4.0, 64.0, math.inf])
 )
-TIMES = st.sampled_from([NOW - 50_000, NOW - PATIENCE_S, NOW - 2000, NOW - REST_S, NOW - 100, NOW, NOW + 500])
+TIMES = st.sampled_from(
+    [NOW - 50_000, NOW - STARVATION_S, NOW - 2000, NOW - RESIZE_COOLDOWN_S, NOW - 100, NOW, NOW + 500]
+)
 PAUSES = st.sampled_from([0.0, 1.0, 30.0, 300.0])
 
 
 @st.composite
 def clusters(
     draw: st.DrawFn, sizes: st.SearchStrategy[dict[str, float]] = SIZES, *, all_new: bool = False
-) -> tuple[list[Job], list[Node]]:
+) -> tuple[list[Workload], list[Node]]:
     """Return jobs, some of whose instances are on the nodes, and the nodes with what is free beside these."""
     names = [f"node-{number}" for number in range(draw(st.integers(0, 4)))]
     nodes = [
@@ -42,7 +44,7 @@ def clusters(
         least = draw(st.integers(1, 4))
         places = st.lists(st.sampled_from([*names, ""]), max_size=7)
         jobs.append(
-            Job(
+            Workload(
                 name=f"job-{number}",
                 bounds=Bounds(least, least + draw(st.integers(0, 6))),
                 resources=draw(sizes),
@@ -66,8 +68,8 @@ CAPACITIES = st.fixed_dictionaries(
 
 
 def applied(
-    jobs: Sequence[Job], nodes: Sequence[Node], targets: Mapping[str, Target], now_s: float
-) -> tuple[list[Job], list[Node]]:
+    jobs: Sequence[Workload], nodes: Sequence[Node], targets: Mapping[str, Target], now_s: float
+) -> tuple[list[Workload], list[Node]]:
     """Return jobs and nodes once all targets are reached."""
     free = {node.name: dict(node.free) for node in nodes}
     for job in jobs:
@@ -90,7 +92,7 @@ def applied(
 @pytest.mark.slow
 @given(clusters(), CAPACITIES, PAUSES)
 def test_it_stays_within_bounds_capacity_and_nodes(
-    cluster: tuple[list[Job], list[Node]], capacity: Mapping[str, float], pause_s: float
+    cluster: tuple[list[Workload], list[Node]], capacity: Mapping[str, float], pause_s: float
 ) -> None:
     """All have none or as many as their bounds allow, together no more than the capacity, and room on their nodes.
 
@@ -113,7 +115,7 @@ def test_it_stays_within_bounds_capacity_and_nodes(
 
 @given(clusters(), CAPACITIES, PAUSES)
 def test_asked_again_it_changes_nothing(
-    cluster: tuple[list[Job], list[Node]], capacity: Mapping[str, float], pause_s: float
+    cluster: tuple[list[Workload], list[Node]], capacity: Mapping[str, float], pause_s: float
 ) -> None:
     """When its targets are reached at once, it has the same ones: nothing swings to and fro."""
     jobs, nodes = cluster
@@ -127,7 +129,7 @@ def test_asked_again_it_changes_nothing(
 
 @given(clusters(), CAPACITIES, PAUSES, st.randoms(use_true_random=False))
 def test_the_order_of_the_jobs_does_not_matter(
-    cluster: tuple[list[Job], list[Node]], capacity: Mapping[str, float], pause_s: float, rng: random.Random
+    cluster: tuple[list[Workload], list[Node]], capacity: Mapping[str, float], pause_s: float, rng: random.Random
 ) -> None:
     """Jobs may come in any order."""
     jobs, nodes = cluster
@@ -139,7 +141,7 @@ def test_the_order_of_the_jobs_does_not_matter(
 
 @given(clusters(st.just({"gpu": 1.0})), st.integers(0, 30), st.integers(1, 5), PAUSES)
 def test_more_capacity_is_never_less_used(
-    cluster: tuple[list[Job], list[Node]], capacity: int, more: int, pause_s: float
+    cluster: tuple[list[Workload], list[Node]], capacity: int, more: int, pause_s: float
 ) -> None:
     """With more capacity, as many instances run or more, unless room is saved for one that waits for long."""
     jobs, _ = cluster
@@ -153,7 +155,9 @@ def test_more_capacity_is_never_less_used(
 
 
 @given(clusters(st.just({"gpu": 1.0}), all_new=True), st.integers(0, 60), st.integers(1, 9))
-def test_more_capacity_is_no_less_for_anybody(cluster: tuple[list[Job], list[Node]], capacity: int, more: int) -> None:
+def test_more_capacity_is_no_less_for_anybody(
+    cluster: tuple[list[Workload], list[Node]], capacity: int, more: int
+) -> None:
     """With more capacity no job has fewer instances, as long as it was enough for all of them."""
     jobs, _ = cluster
     nodes = [Node(name="big", free={"gpu": 100.0})]
@@ -167,29 +171,29 @@ def test_more_capacity_is_no_less_for_anybody(cluster: tuple[list[Job], list[Nod
 def test_nobody_starves(bounds: list[tuple[int, int]], gpus: int) -> None:
     """Jobs that never end take turns: each runs again and again, however large its minimum is."""
     jobs = [
-        Job(name=f"job-{number}", bounds=Bounds(least, least + more), resources={"gpu": 1}, submitted_s=0)
+        Workload(name=f"job-{number}", bounds=Bounds(least, least + more), resources={"gpu": 1}, submitted_s=0)
         for number, (least, more) in enumerate(bounds)
     ]
     nodes = [Node(name="node", free={"gpu": gpus})]
     ran: Counter[str] = Counter()
-    round_s = len(jobs) * (PATIENCE_S + TURN_S)
+    round_s = len(jobs) * (STARVATION_S + MIN_RUN_S)
     now_s = 0.0
     while now_s < 2 * round_s:
         targets = decide(jobs, nodes, {"gpu": gpus}, now_s=now_s, pause_s=1.0)
         jobs, nodes = applied(jobs, nodes, targets, now_s)
         ran.update(job.name for job in jobs if job.runs and now_s >= round_s)
-        now_s += REST_S
+        now_s += RESIZE_COOLDOWN_S
     assert set(ran) == {job.name for job in jobs}
 
 
-def job(name: str, least: int, most: int, have: int = 0, **more: object) -> Job:
+def job(name: str, least: int, most: int, have: int = 0, **more: object) -> Workload:
     """Return a job of one GPU for an instance, with what it has on one node."""
     given = {"resources": {"gpu": 1}, "nodes": ("node",) * have, **more}
-    return msgspec.convert({"name": name, "bounds": {"min": least, "max": most}, **given}, Job)
+    return msgspec.convert({"name": name, "bounds": {"min": least, "max": most}, **given}, Workload)
 
 
 def placed(
-    jobs: Sequence[Job],
+    jobs: Sequence[Workload],
     *nodes: Node,
     capacity: Mapping[str, float] | None = None,
     now_s: float = NOW,
@@ -198,13 +202,13 @@ def placed(
     return decide(jobs, nodes, capacity or {}, now_s=now_s, pause_s=pause_s)
 
 
-def counts(jobs: Sequence[Job], gpus: float, free: float = 100.0, **when: float) -> dict[str, int]:
+def counts(jobs: Sequence[Workload], gpus: float, free: float = 100.0, **when: float) -> dict[str, int]:
     """Return how many instances each is to have, on one node."""
     targets = placed(jobs, Node(name="node", free={"gpu": free}), capacity={"gpu": gpus}, **when)
     return {name: target.instances for name, target in targets.items()}
 
 
-def reasons(jobs: Sequence[Job], gpus: float, free: float = 100.0, **when: float) -> dict[str, str]:
+def reasons(jobs: Sequence[Workload], gpus: float, free: float = 100.0, **when: float) -> dict[str, str]:
     """Return why."""
     targets = placed(jobs, Node(name="node", free={"gpu": free}), capacity={"gpu": gpus}, **when)
     return {name: target.reason for name, target in targets.items()}
@@ -227,7 +231,7 @@ def reasons(jobs: Sequence[Job], gpus: float, free: float = 100.0, **when: float
         pytest.param([job("a", 1, 12, 8), job("b", 1, 12, 4)], {"a": 7, "b": 5}, id="but what is worth it is"),
     ],
 )
-def test_twelve_gpus_are_shared_out(jobs: list[Job], expected: dict[str, int]) -> None:
+def test_twelve_gpus_are_shared_out(jobs: list[Workload], expected: dict[str, int]) -> None:
     """What one can't use goes to others, and nothing is moved to and fro for a little more."""
     assert counts(jobs, 12) == expected
 
@@ -268,11 +272,11 @@ def test_who_gave_way_on_a_full_node_has_no_place_there() -> None:
 
 def test_a_job_that_waits_does_not_suspend_an_equal() -> None:
     """Unless it has waited for long, and the other's turn has not just begun."""
-    running = job("runs", 4, 4, 4, changed_s=NOW - TURN_S)
+    running = job("runs", 4, 4, 4, changed_s=NOW - MIN_RUN_S)
     assert counts([running, job("waits", 4, 4, submitted_s=NOW)], 4) == {"runs": 4, "waits": 0}
-    long = job("waits", 4, 4, submitted_s=NOW - PATIENCE_S)
+    long = job("waits", 4, 4, submitted_s=NOW - STARVATION_S)
     assert counts([running, long], 4) == {"runs": 0, "waits": 4}
-    just_begun = job("runs", 4, 4, 4, changed_s=NOW - TURN_S + 1)
+    just_begun = job("runs", 4, 4, 4, changed_s=NOW - MIN_RUN_S + 1)
     assert counts([just_begun, long], 4) == {"runs": 4, "waits": 0}
     ahead = job("runs", 4, 4, 4, changed_s=NOW + 1)  # by a clock that was put back
     assert counts([ahead, long], 4) == {"runs": 0, "waits": 4}
@@ -280,7 +284,7 @@ def test_a_job_that_waits_does_not_suspend_an_equal() -> None:
 
 def test_a_pool_that_students_wait_for_has_its_minimum_before_its_equals() -> None:
     """They have their places and do nothing without teachers. A pool without students is as any job."""
-    jobs = [job("runs", 1, 4, 4, changed_s=NOW), job("waits", 3, 4, submitted_s=NOW - PATIENCE_S)]
+    jobs = [job("runs", 1, 4, 4, changed_s=NOW), job("waits", 3, 4, submitted_s=NOW - STARVATION_S)]
     unused = job("teachers", 2, 2, submitted_s=NOW, students=0)
     assert counts([*jobs, unused], 4) == {"runs": 1, "waits": 3, "teachers": 0}
     used = msgspec.structs.replace(unused, students=2)
@@ -303,17 +307,19 @@ def test_as_many_jobs_run_as_can() -> None:
 def test_room_is_saved_for_one_that_has_waited_for_long() -> None:
     """Small jobs that come all the time do not keep a large one from ever starting."""
     running = job("runs", 1, 1, 1, changed_s=NOW)
-    jobs = [running, job("large", 4, 4, submitted_s=NOW - PATIENCE_S), job("small", 1, 1, submitted_s=NOW)]
+    jobs = [running, job("large", 4, 4, submitted_s=NOW - STARVATION_S), job("small", 1, 1, submitted_s=NOW)]
     assert counts(jobs, 4) == {"runs": 1, "large": 0, "small": 0}
     assert reasons(jobs, 4)["small"] == "waits: room is saved for one that has waited for long"
     tried = job("large", 4, 4, submitted_s=0, changed_s=0, resized_s=NOW)  # to start, where no node had room
     assert counts([running, tried, jobs[2]], 4) == {"runs": 1, "large": 0, "small": 0}
-    too_large = [running, job("large", 5, 5, submitted_s=NOW - PATIENCE_S), jobs[2]]
+    too_large = [running, job("large", 5, 5, submitted_s=NOW - STARVATION_S), jobs[2]]
     assert counts(too_large, 4) == {"runs": 1, "large": 0, "small": 1}
     assert reasons(too_large, 4)["large"] == "waits: its minimum of 5 needs 5 gpu, training may use 4"
 
 
-@pytest.mark.parametrize(("ago_s", "rests"), [(REST_S - 1, True), (REST_S, False), (-1000, False)])
+@pytest.mark.parametrize(
+    ("ago_s", "rests"), [(RESIZE_COOLDOWN_S - 1, True), (RESIZE_COOLDOWN_S, False), (-1000, False)]
+)
 def test_a_job_rests_after_it_was_resized(ago_s: float, rests: bool) -> None:  # noqa: FBT001
     """It grows, or starts again, only after some time; by a clock that was put back it is held for no longer."""
     assert counts([job("a", 1, 8, 4, resized_s=NOW - ago_s)], 8) == {"a": 4 if rests else 8}
@@ -332,7 +338,7 @@ def test_a_job_grows_only_if_that_makes_up_for_the_pause() -> None:
 def test_growing_makes_up_for_the_pause_with_a_margin() -> None:
     """Within a quarter of an hour it makes up one and a half times for what the pause cost."""
     doubles = job("a", 1, 2, 1, speedup={"a": 0})
-    longest = PAYS_BACK_S / 1.5
+    longest = PAYBACK_WINDOW_S / 1.5
     assert counts([doubles], 2, pause_s=longest - 1) == {"a": 2}
     assert counts([doubles], 2, pause_s=longest) == {"a": 1}
 
@@ -354,7 +360,7 @@ def test_what_a_limit_takes_from_one_goes_to_others() -> None:
         "other": "grows from 2 to 8",
         "large": "waits: window 'evening' allows 2, and its minimum is 3",
     }
-    old = [job("large", 3, 10, limit=window, submitted_s=NOW - 2 * PATIENCE_S), job("new", 1, 2, submitted_s=NOW)]
+    old = [job("large", 3, 10, limit=window, submitted_s=NOW - 2 * STARVATION_S), job("new", 1, 2, submitted_s=NOW)]
     assert counts(old, 4) == {"large": 0, "new": 2}
 
 

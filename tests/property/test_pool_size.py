@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from support.depth import examples
 from support.students.pool_simulation import World
 
-from edl_runtime.autoscale.teachers import FULL, ROOM, SETTLED_S, Need, even_shares, teachers_needed
+from edl_runtime.autoscale.policy.pool_size import (
+    GROW_UTILISATION,
+    SETTLED_S,
+    SHRINK_UTILISATION,
+    PoolSize,
+    even_shares,
+    pool_size,
+)
 from edl_runtime.balance.assign import assign
 from edl_runtime.meter import WINDOW_S
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
@@ -51,7 +58,7 @@ def sizes_from(world: World, teachers: int) -> list[int]:
     """Return the sizes that a pool goes through, pass by pass."""
     sizes = [teachers]
     for seed in range(PASSES):
-        sizes.append(teachers_needed(sizes[-1], world.run(sizes[-1], seed), BOUNDS).teachers)
+        sizes.append(pool_size(sizes[-1], world.run(sizes[-1], seed), BOUNDS).teachers)
     return sizes
 
 
@@ -100,8 +107,11 @@ def test_at_rest_there_are_no_more_than_needed(step_s: float, students: int) -> 
     up, down = rests_at(world, BOUNDS.min), rests_at(world, BOUNDS.max)
     each = world.service_s / step_s
     fewer = up - students if up > students else up - 1
-    assert up == BOUNDS.min or world.pace(max(fewer, 1)) <= FULL + 0.02
-    assert down == BOUNDS.max or down <= max(-(-each / ROOM // 1) * students, -(-each * students / ROOM // 1)) + 1
+    assert up == BOUNDS.min or world.pace(max(fewer, 1)) <= GROW_UTILISATION + 0.02
+    assert (
+        down == BOUNDS.max
+        or down <= max(-(-each / SHRINK_UTILISATION // 1) * students, -(-each * students / SHRINK_UTILISATION // 1)) + 1
+    )
 
 
 @given(given_reports=reports(), teachers=st.integers(0, 8), least=st.integers(1, 4), more=st.integers(0, 8))
@@ -111,7 +121,7 @@ def test_an_answer_is_within_bounds_and_at_most_twice_as_many(
     """Whatever is reported; and a reason is given."""
     loads, demands = given_reports
     bounds = Bounds(least, least + more)
-    need = teachers_needed(teachers, said(loads, demands), bounds)
+    need = pool_size(teachers, said(loads, demands), bounds)
     assert need.teachers in bounds
     assert need.teachers <= max(teachers + len(loads), bounds.min)
     assert need.reason
@@ -129,11 +139,11 @@ def test_who_waits_longer_never_gets_fewer(
 ) -> None:
     """With all else as it is, a student's longer waits are a reason for more teachers or none."""
     loads, demands = given_reports
-    before = teachers_needed(teachers, said(loads, demands), bounds)
+    before = pool_size(teachers, said(loads, demands), bounds)
     if which < len(demands) and (demand := demands[which]) is not None:
         longer = msgspec.structs.replace(demand, waiting=max(demand.waiting, more))
         demands = [*demands[:which], longer, *demands[which + 1 :]]
-    assert teachers_needed(teachers, said(loads, demands), bounds).teachers >= before.teachers
+    assert pool_size(teachers, said(loads, demands), bounds).teachers >= before.teachers
 
 
 @given(teachers=st.integers(1, 12), wants=st.lists(st.none() | st.integers(1, 5), min_size=1, max_size=8))
@@ -189,7 +199,7 @@ def student(
 )
 def test_how_many_teachers_a_pool_needs(teachers: int, demand: PoolDemand, needed: int) -> None:
     """Two that are all busy, of a student that waits a quarter of its time, are three; a server may be silent."""
-    assert teachers_needed(teachers, demand, BOUNDS).teachers == needed
+    assert pool_size(teachers, demand, BOUNDS).teachers == needed
 
 
 def test_a_size_has_a_reason() -> None:
@@ -201,7 +211,7 @@ def test_a_size_has_a_reason() -> None:
         (6, said([load(0.5)] * 6, [student(0.2, 3.0)]), 6, waits.format(20, 50) + "; more would have too little to do"),
         (5, said([load(0.0)] * 5, []), 1, "it has no students"),
     ):
-        need = teachers_needed(teachers, demand, BOUNDS)
+        need = pool_size(teachers, demand, BOUNDS)
         assert (need.teachers, need.reason[-len(why) :]) == (needed, why)
 
 
@@ -220,12 +230,12 @@ def test_reports_that_tell_nothing_change_nothing(
     loads: list[TeacherReport | None], demands: list[StudentReport | None], why: str
 ) -> None:
     """Silent members, and those that have just come, are no reason to grow or to shrink; bounds hold all the same."""
-    assert teachers_needed(2, said(loads, demands), BOUNDS) == Need(2, why)
-    assert teachers_needed(2, said(loads, demands), Bounds(3, 4)) == Need(3, f"{why}; its minimum is 3")
+    assert pool_size(2, said(loads, demands), BOUNDS) == PoolSize(2, why)
+    assert pool_size(2, said(loads, demands), Bounds(3, 4)) == PoolSize(3, f"{why}; its minimum is 3")
 
 
 def test_reports_of_others_than_there_are_now_change_nothing() -> None:
     """Those of the last second before somebody came or went are still there, and look back ten seconds."""
     for settled_s, teachers in ((SETTLED_S - 0.1, 6), (SETTLED_S, 4)):
         demand = said([load(0.5)] * 6, [student(0.0, 3.0)], settled_s)
-        assert teachers_needed(6, demand, BOUNDS).teachers == teachers
+        assert pool_size(6, demand, BOUNDS).teachers == teachers

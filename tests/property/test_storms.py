@@ -9,11 +9,11 @@ import pytest
 from support.elastic.group_simulation import LEASE_S, TICK_S, World, starving
 from support.redis_clock import take_time_from_a_key
 
-from edl_runtime.elastic.events import read
-from edl_runtime.elastic.roll import Times
+from edl_runtime.elastic.rendezvous.events import read
+from edl_runtime.elastic.rendezvous.participants import Timeouts
 from edl_runtime.specs import Bounds
-from edl_runtime.store.client import connect
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ async def world(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Asyn
     take_time_from_a_key(monkeypatch)
     async with connect(own_redis.url) as client:
         world = World(client, Bounds(1, 32))
-        world.times = Times()
+        world.times = Timeouts()
         yield world
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
-from edl_runtime.autoscale.traffic import clock
+from edl_runtime.autoscale.traffic.windows import format_clock
 
 
 @given(
@@ -22,7 +22,10 @@ from edl_runtime.autoscale.traffic import clock
 def test_runs_follow_one_another(cuts: list[int], zone: str, start: datetime, all_have_runs: bool) -> None:  # noqa: FBT001
     """Each begins where the last one ended; or, of some windows alone, never before that."""
     spans = zip(cuts, [*cuts[1:], cuts[0]], strict=True)
-    windows = [{"name": str(begin), "start": clock(begin), "end": clock(end), "sizes": {}} for begin, end in spans]
+    windows = [
+        {"name": str(begin), "start": format_clock(begin), "end": format_clock(end), "sizes": {}}
+        for begin, end in spans
+    ]
     only = None if all_have_runs else str(cuts[0])
     timetable = TrafficWindowTimetable({"windows": windows, "time_zone": zone}, only=only)
     restriction: Any = TimeRestriction(start, None, catchup=True)  # type: ignore[arg-type]

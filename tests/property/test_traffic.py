@@ -14,10 +14,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edl_runtime.autoscale.profile import DAY_S, Foresight, Sample, learn
-from edl_runtime.autoscale.sources.spec import CsvFile, Prometheus, RedisStream, Traffic
-from edl_runtime.autoscale.traffic import DAYS, Size, Sizes, TrafficWindows, Window, clock
-from edl_runtime.autoscale.traffic_schema import read_windows, to_windows
+from edl_runtime.autoscale.traffic.forecast import DAY_S, ForecastOptions, Sample, learn_profile
+from edl_runtime.autoscale.traffic.schema import read_windows, to_windows
+from edl_runtime.autoscale.traffic.sources.spec import CsvFile, Prometheus, RedisStream, Traffic
+from edl_runtime.autoscale.traffic.windows import DAYS, Size, Sizes, TrafficWindows, Window, format_clock
 from edl_runtime.errors import SpecError
 
 ZONES = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata"])
@@ -48,7 +48,7 @@ default:
 def partition(cuts: Sequence[int], zone: str, holidays: Sequence[date] = ()) -> TrafficWindows:
     """Return windows that follow one another around the clock, one of them across midnight most often."""
     spans = zip(cuts, [*cuts[1:], cuts[0]], strict=True)
-    windows = [Window(name=f"from {clock(start)}", start=start, end=end, sizes=Sizes()) for start, end in spans]
+    windows = [Window(name=f"from {format_clock(start)}", start=start, end=end, sizes=Sizes()) for start, end in spans]
     return TrafficWindows(windows=tuple(windows), time_zone=zone, holidays=frozenset(holidays))
 
 
@@ -58,7 +58,7 @@ def test_one_window_holds_at_each_moment(cuts: list[int], zone: str, moment: dat
     wall = moment.astimezone(ZoneInfo(zone))
     minute = wall.hour * 60 + wall.minute
     begun = max((cut for cut in cuts if cut <= minute), default=cuts[-1])
-    assert partition(cuts, zone).at(moment).name == f"from {clock(begun)}"
+    assert partition(cuts, zone).at(moment).name == f"from {format_clock(begun)}"
 
 
 @given(CUTS, ZONES, MOMENTS)
@@ -199,8 +199,10 @@ def test_a_traffic_source_stands_beside_the_windows() -> None:
     """Each kind in YAML and in Python; what is not said is as it is by default."""
     query = "sum(rate(http_requests_total[5m]))"
     source = Prometheus(url="https://prometheus.example/a", query=query, step_s=30, token_env="EDL_TRAFFIC_TOKEN")
-    careful = Foresight(headroom=1.3, slot_s=900)
-    assert read_windows(TRAFFIC).traffic == Traffic(resource="gpu", source=source, times=0.002, foresight=careful)
+    careful = ForecastOptions(headroom=1.3, slot_s=900)
+    assert read_windows(TRAFFIC).traffic == Traffic(
+        resource="gpu", source=source, times=0.002, forecast_options=careful
+    )
     stream = read_windows(TRAFFIC.replace(PROMETHEUS, "redis: {stream: web-load}")).traffic
     assert stream is not None
     assert stream.source == RedisStream(stream="web-load")
@@ -305,14 +307,14 @@ def test_any_text_is_windows_or_a_mistake(text: str) -> None:
 
 
 WEEKS = st.lists(st.floats(0, 50), min_size=24, max_size=24)
-HOUR = Foresight(slot_s=3600, lead_s=3600, headroom=1.0, burst_headroom=1.0)
+HOUR = ForecastOptions(slot_s=3600, lead_s=3600, headroom=1.0, burst_headroom=1.0)
 
 
 @given(WEEKS, st.floats(0, 50), st.integers(0, 6))
 def test_a_profile_learns_a_day_and_not_a_burst(day: list[float], burst: float, day_of_burst: int) -> None:
     """After a week the profile is the day's median with its neighbours', whatever one day was like."""
     week = [Sample(at_s=h * 3600.0, needed=burst if h // 24 == day_of_burst else day[h % 24]) for h in range(7 * 24)]
-    profile = learn(week, now_s=7.0 * DAY_S, foresight=HOUR)
+    profile = learn_profile(week, now_s=7.0 * DAY_S, forecast_options=HOUR)
     for hour in range(24):
         near = sorted(day[(hour + by) % 24] for by in (-1, 0, 1))
         expected = profile.expected(7 * DAY_S + hour * 3600.0)
@@ -326,14 +328,14 @@ def test_a_profile_learns_nothing_from_what_is_to_come(day: list[float], later: 
     past = [Sample(at_s=hour * 3600.0, needed=need) for hour, need in enumerate(day)]
     future = [Sample(at_s=DAY_S + 1.0 + hour, needed=need) for hour, need in enumerate(later)]
     broken = [Sample(at_s=3600.0, needed=math.nan), Sample(at_s=3600.0, needed=math.inf), Sample(at_s=0.0, needed=-1.0)]
-    assert learn(past, now_s=DAY_S) == learn([*past, *future, *broken], now_s=DAY_S)
+    assert learn_profile(past, now_s=DAY_S) == learn_profile([*past, *future, *broken], now_s=DAY_S)
 
 
 def test_what_is_too_long_ago_is_forgotten() -> None:
     """A profile follows the web: four weeks later only the new shape is known."""
     hours = range(5 * 7 * 24)
     grown = [Sample(at_s=hour * 3600.0, needed=4.0 if hour < 7 * 24 else 9.0) for hour in hours]
-    assert set(learn(grown, now_s=35.0 * DAY_S).slots.values()) == {9.0}
+    assert set(learn_profile(grown, now_s=35.0 * DAY_S).slots.values()) == {9.0}
 
 
 def test_a_size_is_a_number_or_a_part() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from unit.compat.test_training_job import DEFINITION, TUTORIAL
 
 from edl_runtime.backends.kubernetes.manifests import pod_template
-from edl_runtime.compat import outdated
+from edl_runtime.compat import removed_fields
 from edl_runtime.compat.training_job import METADATA, SPEC, TRAINER, TrainingJob, read_training_job
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod
@@ -22,7 +22,7 @@ from edl_runtime.specs import JobSpec
 
 FIELDS = st.sampled_from(
     [
-        *(*METADATA.now, *SPEC.now, *TRAINER.now, *outdated.SPEC, *outdated.TRAINER),
+        *(*METADATA.now, *SPEC.now, *TRAINER.now, *removed_fields.SPEC, *removed_fields.TRAINER),
         *("limits", "requests", "cpu", "memory", "nvidia.com/gpu", "name", "mountPath", "claimName", "subPath"),
         *("persistentVolumeClaim", "emptyDir", "status", "items", "kind"),
     ]

@@ -14,7 +14,7 @@ import numpy as np
 
 from edl_runtime.protocol.oip import TensorSpec
 from edl_runtime.protocol.tensors import Array
-from edl_runtime.teacher.callable_model import served
+from edl_runtime.teacher import served
 
 X = TensorSpec("x", "FP32", (-1, 4))
 DOUBLES = served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4))])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edl_runtime.store import client as store_client
+from edl_runtime.store import redis_client as store_client
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -12,5 +12,5 @@ def redis_may_be_slow() -> Iterator[None]:
     """Wait for its answers: on a busy machine they may come after the second or two that users wait for them."""
     with pytest.MonkeyPatch.context() as patched:
         for limit in ("CONNECT_TIMEOUT_S", "ANSWER_TIMEOUT_S"):
-            patched.setattr(f"edl_runtime.store.client.{limit}", 60.0)
+            patched.setattr(f"edl_runtime.store.redis_client.{limit}", 60.0)
         yield

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import psutil
 import pytest
+from laptop.launcher import Laptop
 from support.airflow.places import Pods
 from support.airflow.shared import Airflow
 from support.cluster.cluster import PADDLE_IMAGE, why_none
@@ -21,9 +22,8 @@ from support.cluster.pod_faults import kubeconfig_with, server_of
 from support.network.proxy import Proxy, running_proxy
 from support.paths import ROOT
 
-from edl_airflow.laptop.launcher import Laptop
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_server import RedisServer
 
 EXAMPLES = ROOT / "examples"
 OURS = ROOT / "tests" / "system" / "dags"
@@ -58,7 +58,7 @@ with DAG("fails", schedule=None):
 def training(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Popen[bytes], Path]:
     """An example that trains its teacher, meanwhile a database is made."""
     folder = tmp_path_factory.mktemp("trained")
-    where = ["--data_dir", str(folder / "data"), "--model_dir", str(folder / "teacher")]
+    where = ["--data-dir", str(folder / "data"), "--model-dir", str(folder / "teacher")]
     command = [sys.executable, str(EXAMPLES / "mnist_distill" / "train_teacher.py"), *where]
     return subprocess.Popen(command), folder
 

@@ -6,10 +6,9 @@ import asyncio
 import html
 
 import pytest
+from laptop.client import DagRun, TaskInstance
 from support.airflow.shared import Airflow, beside_others
 from support.cluster.pod_faults import evict, pods_of
-
-from edl_airflow.laptop.client import Run, Task
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -80,11 +79,11 @@ def test_evictions_are_counted_in_the_log_and_have_a_limit(airflow: Airflow) -> 
     airflow.nothing_is_left("evicted", place=airflow.pods)
 
 
-def _tasks(airflow: Airflow, run: Run) -> dict[str, Task]:
+def _tasks(airflow: Airflow, run: DagRun) -> dict[str, TaskInstance]:
     return {task.task_id: task for task in airflow.client.tasks(run)}
 
 
-def _page(airflow: Airflow, run: Run, task_id: str, link: str) -> str:
+def _page(airflow: Airflow, run: DagRun, task_id: str, link: str) -> str:
     """Return the page that a link of the task leads to, as a logged-in browser gets it; empty before there is one."""
     url = airflow.client.links(run, task_id)[link]
     return _fetched(airflow, url) if url else ""

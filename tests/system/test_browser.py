@@ -9,11 +9,10 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from conftest import skip_on_a_laptop
+from laptop.client import DagRun
+from laptop.follow import follow_run
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 from support.airflow.shared import Airflow
-
-from edl_airflow.laptop.client import Run
-from edl_airflow.laptop.follow import follow
 
 pytestmark = [pytest.mark.system, pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -70,8 +69,8 @@ def test_the_form_starts_a_run_with_its_values(airflow: Airflow, page: Page) -> 
     page.get_by_role("dialog").get_by_role("button", name="Trigger", exact=True).click()
     page.wait_for_url(lambda url: "/runs/" in url)
 
-    run = Run(DAG_ID, unquote(urlsplit(page.url).path.split("/runs/")[1].partition("/")[0]))
-    follow(client, run, print, check=laptop.check, timeout_s=1500)
+    run = DagRun(DAG_ID, unquote(urlsplit(page.url).path.split("/runs/")[1].partition("/")[0]))
+    follow_run(client, run, print, check=laptop.check, timeout_s=1500)
     page.goto(f"{laptop.url}/dags/{DAG_ID}/runs/{run.run_id}/tasks/distill")
     page.get_by_text("samples/s").first.wait_for()
     page.get_by_text("Success").first.wait_for()

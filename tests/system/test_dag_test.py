@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from laptop.environment import components_environment
 from support.paths import DAGS, SUPPORT
 
-from edl_airflow.laptop.environment import components_environment
-from edl_runtime.backends.local import LocalBackend
-from edl_runtime.store.server import RedisServer
+from edl_runtime.backends.local.backend import LocalBackend
+from edl_runtime.store.redis_server import RedisServer
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -31,7 +31,8 @@ from pathlib import Path
 from airflow.sdk import DAG, task
 from edl_airflow.operators.train import EdlTrainOperator
 from edl_airflow.retry_policy import EdlRetryPolicy
-from edl_runtime.errors import RegistryUnavailableError, SpecError
+from edl_runtime.errors import SpecError
+from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.specs import Bounds, TrainerSpec
 
 TRIES = Path({tries!r})

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from laptop.client import DagRun
 from support.airflow.shared import Airflow, beside_others
-
-from edl_airflow.laptop.client import Run
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -39,7 +38,7 @@ def test_a_short_night_trains_grows_ends_in_time_and_is_evaluated(airflow: Airfl
     airflow.nothing_is_left(night["job"])
 
 
-def grown_night(airflow: Airflow, dag_id: str, said: list[str]) -> tuple[Run, dict[str, Any]]:
+def grown_night(airflow: Airflow, dag_id: str, said: list[str]) -> tuple[DagRun, dict[str, Any]]:
     """Return a night that was long enough to grow in, and its result; a machine that was too slow has a longer one."""
     for ends_by in ("PT2M30S", "PT8M"):
         said.clear()

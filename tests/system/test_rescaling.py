@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 import pytest
+from laptop.client import DagRun
 from support.airflow.shared import Airflow, beside_others
 
-from edl_airflow.laptop.client import Run
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.local.backend import LocalBackend
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -61,7 +61,7 @@ def test_a_job_that_comes_is_given_room_and_gives_it_back_when_a_person_approves
     _until_sizes(airflow, {})
 
 
-def _answered(airflow: Airflow, run: Run) -> dict[str, Any]:
+def _answered(airflow: Airflow, run: DagRun) -> dict[str, Any]:
     """Approve whatever the run asks until it has ended; return the first question."""
     client = airflow.client
     path = f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/rescale/-1/hitlDetails"
@@ -84,7 +84,7 @@ def _answered(airflow: Airflow, run: Run) -> dict[str, Any]:
     return asked[0]
 
 
-def _page(airflow: Airflow, run: Run) -> str:
+def _page(airflow: Airflow, run: DagRun) -> str:
     """Return the page that the task's link leads to."""
     url = airflow.client.links(run, "rescale")["Rescaling"]
     assert url

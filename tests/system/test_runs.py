@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import safetensors.numpy
+from laptop.client import AirflowClient, DagRun
+from laptop.launcher import Laptop
 from support.airflow.shared import Airflow, beside_others
 
-from edl_airflow.laptop.client import AirflowClient, Run
-from edl_airflow.laptop.launcher import Laptop
-from edl_runtime.backends.local import LocalBackend
-from edl_runtime.errors import JobFailedError
+from edl_runtime.backends.errors import JobFailedError
+from edl_runtime.backends.local.backend import LocalBackend
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -104,7 +104,7 @@ def assert_plausible(result: dict[str, Any]) -> None:
         assert way["samples_per_s"] > 0
 
 
-def assert_kept(client: AirflowClient, run: Run, result: dict[str, Any]) -> None:
+def assert_kept(client: AirflowClient, run: DagRun, result: dict[str, Any]) -> None:
     numbers = Path(client.xcom(run, "report"))
     assert json.loads(numbers.read_text()) == result
     table = numbers.with_suffix(".txt").read_text()

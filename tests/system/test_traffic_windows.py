@@ -6,9 +6,8 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from laptop.client import DagRun
 from support.airflow.shared import LOOK_EVERY_S, Airflow, beside_others
-
-from edl_airflow.laptop.client import Run
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -21,17 +20,17 @@ from airflow.sdk import DAG, task
 
 from edl_airflow.sensors.traffic import EdlTrafficSensor
 from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
-from edl_airflow.windows import as_windows, window_now, window_of
+from edl_airflow.traffic_windows import load_windows, to_window_result, window_for_run
 
 FILE = Path("{name}.yaml")
-WINDOWS = as_windows(FILE)
+WINDOWS = load_windows(FILE)
 
 with DAG("{name}", schedule=TrafficWindowTimetable(WINDOWS)):
     EdlTrafficSensor(task_id="wait", windows=FILE, window="rush", deferrable=True)
 
     @task
     def tell(**context):
-        return window_now(window_of(WINDOWS, context))
+        return to_window_result(window_for_run(WINDOWS, context))
 
     tell()
 """
@@ -71,7 +70,7 @@ def test_a_run_begins_and_a_sensor_ends_at_the_edge(airflow: Airflow) -> None:
     airflow.pause(before.dag_id)
 
 
-def _waits_for_an_edge(airflow: Airflow) -> tuple[Run, datetime]:
+def _waits_for_an_edge(airflow: Airflow) -> tuple[DagRun, datetime]:
     """Return a run that waits, and until when: on a machine that was too slow for one edge, of a DAG with a later."""
     for minutes in (1, 3, 6):
         name = f"follows_traffic_{minutes}"
@@ -92,7 +91,7 @@ default: {{}}
     pytest.fail("no edge was late enough")
 
 
-def _moments(airflow: Airflow, run: Run) -> list[datetime | None]:
+def _moments(airflow: Airflow, run: DagRun) -> list[datetime | None]:
     """Return when the run was to begin, start and end of its interval, and when it began."""
     found = airflow.client._ask("GET", f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}")
     fields = ("run_after", "data_interval_start", "data_interval_end", "start_date")

@@ -23,8 +23,8 @@ from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_airflow.sensors.traffic import EdlTrafficSensor
 from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
+from edl_airflow.traffic_windows import load_windows
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
-from edl_airflow.windows import as_windows
 from edl_runtime.distill import AnswerCache, Discovered, DistillReader, Fixed, JobReporter
 from edl_runtime.distill.metrics import ReaderCollector
 from edl_runtime.result import write_result
@@ -49,7 +49,7 @@ EdlTrainOperator.from_manifest(Path("examplejob.yaml"), task_id="m", checkpoint=
 EdlDistillOperator(task_id="d", teacher_pool="digits", student=student, students=Bounds(1, 4), checkpoint=kept, job="d")
 EdlResizeOperator(task_id="more", job="night", instances=4)
 EdlJobSensor(task_id="runs", job="night", phase="running", at_least=2, deferrable=True)
-windows = as_windows({"windows": [], "default": {"cluster": "40%", "jobs": {"night": 2}}})
+windows = load_windows({"windows": [], "default": {"cluster": "40%", "jobs": {"night": 2}}})
 DAG("nights", schedule=TrafficWindowTimetable(Path("traffic_windows.yaml"), only=("night",), run_immediately=False))
 EdlTrafficSensor(task_id="quiet", windows="variable:traffic", window="night", at_least={"gpu": 4}, deferrable=True)
 EdlResizeOperator(task_id="follow", job="night", windows=windows)

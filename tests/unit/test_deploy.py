@@ -15,21 +15,20 @@ from support.autoscale.jobs import capacity, node
 from support.autoscale.jobs import seen as job
 from support.paths import DEPLOY
 
-from edl_airflow.hooks.edl import Surroundings
-from edl_airflow.work import KubernetesPlace
-from edl_runtime.autoscale.plan import JobTarget, Plan
+from edl_airflow.connection import EdlConnection
+from edl_airflow.runtime.spec import KubernetesBackendRef
+from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
 from edl_runtime.distill.metrics import ReaderCollector
 from edl_runtime.distill.stats import ReaderStats
-from edl_runtime.monitor.metrics import MonitorCollector
-from edl_runtime.monitor.view import view
+from edl_runtime.monitor.exporter import MonitorCollector
+from edl_runtime.monitor.snapshot import build_snapshot
 from edl_runtime.pods import Pod
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature
-from edl_runtime.teacher.arena import Arena
-from edl_runtime.teacher.load import Load
-from edl_runtime.teacher.metrics import Metrics
-from edl_runtime.teacher.predictors import Predictors
-from edl_runtime.teacher.server import Front
+from edl_runtime.teacher.http.server import HttpServer
+from edl_runtime.teacher.metrics import DeviceLoad, TeacherMetrics
+from edl_runtime.teacher.predictor.pool import PredictorPool
+from edl_runtime.teacher.shm.arena import Arena
 
 
 @pytest.mark.parametrize("file", sorted(DEPLOY.rglob("*.yaml")), ids=lambda file: str(file.relative_to(DEPLOY)))
@@ -86,9 +85,11 @@ def test_the_connection_that_they_show_is_one() -> None:
     shown = re.search(r"^#   ({.*?}})$", text, re.DOTALL | re.MULTILINE)
     assert shown
     connection = Connection.from_json(shown[1].replace("\n#", "\n"))
-    surroundings = Surroundings.of(connection, connection.extra_dejson)
-    assert surroundings.place == KubernetesPlace(namespace="edl", pod=Pod(image="registry.example/edl-runtime:gpu"))
-    assert surroundings.redis_url == "redis://:PASSWORD@edl-redis.edl:6379/0"
+    edl_connection = EdlConnection.of(connection, connection.extra_dejson)
+    assert edl_connection.place == KubernetesBackendRef(
+        namespace="edl", pod=Pod(image="registry.example/edl-runtime:gpu")
+    )
+    assert edl_connection.redis_url == "redis://:PASSWORD@edl-redis.edl:6379/0"
 
 
 def test_the_airflow_is_the_one_that_is_tested() -> None:
@@ -108,15 +109,15 @@ def samples(collector: Collector) -> dict[str, set[str]]:
 def shown() -> dict[str, set[str]]:
     """All that students, teachers and `edl monitor` show Prometheus."""
     stats = ReaderStats(answered={"a:1": 1})
-    metrics = Metrics()
-    metrics.answered(200)
+    metrics = TeacherMetrics()
+    metrics.count_answer(200)
     signature = ModelSignature(name="model")
-    Front(signature, Predictors([], signature, metrics, Load(1)), Arena.create(1), metrics)
+    HttpServer(signature, PredictorPool([], signature, metrics, DeviceLoad(1)), Arena.create(1), metrics)
     target = JobTarget(name="job", kind="trainer", instances=1, target=2, reason="grows")
-    seen = view(
+    seen = build_snapshot(
         [job("job", 1)],
         capacity(node(total={"cpu": 2.0}, used={"cpu": 1.0})),
-        Plan(at=1.0, window="night", capacity={"cpu": 1.0}, targets=(target,)),
+        RescalingPlan(at=1.0, window="night", capacity={"cpu": 1.0}, targets=(target,)),
         {"pool": PoolDemand(teachers={"t": TeacherReport(busy=1.0, over_s=10.0)}, students={"s": StudentReport()})},
         2.0,
     )

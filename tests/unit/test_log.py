@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from edl_runtime.distill.health import Health
+from edl_runtime.distill.teacher_worker import TeacherHealth
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def not_configured() -> Iterator[None]:
 
 def test_logs_leave_stdout_to_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     """Which structlog would write to by default, between what a script prints."""
-    Health("a:1").misbehaved("garbage")
+    TeacherHealth("a:1").quarantine("garbage")
     told = capsys.readouterr()
     assert "teacher.quarantined" in told.err
     assert told.out == ""
@@ -33,7 +33,7 @@ def test_logs_go_where_the_program_has_them(capsys: pytest.CaptureFixture[str]) 
     """Also when it configures structlog after it has imported the library."""
     lines = structlog.testing.CapturingLoggerFactory()
     structlog.configure(logger_factory=lines, processors=[structlog.processors.JSONRenderer()])
-    Health("a:1").misbehaved("garbage")
+    TeacherHealth("a:1").quarantine("garbage")
     [line] = lines.logger.calls
     assert line.method_name == "warning"
     assert "garbage" in line.args[0]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from edl_runtime.meter import WINDOW_S, BusyTime, Meter
+from edl_runtime.meter import WINDOW_S, BusyMeter, RateMeter
 
 
 def test_a_rate_looks_back_a_window() -> None:
     """A slow beginning is forgotten, and so is a fast one."""
-    meter = Meter(0.0)
+    meter = RateMeter(0.0)
     assert meter.rate(0, 0.0) == 0
     count = 0
     for second in range(1, 31):
@@ -22,14 +22,14 @@ def test_a_rate_looks_back_a_window() -> None:
 
 def test_a_pause_shows() -> None:
     """Nothing delivered for a whole window is a rate of zero."""
-    meter = Meter(0.0)
+    meter = RateMeter(0.0)
     meter.mark(50, 1.0)
     assert meter.rate(50, 1.0 + 2 * WINDOW_S) == 0
 
 
 def test_what_took_longer_than_a_window_counts() -> None:
     """A batch that comes after a minute is not lost because nothing was marked in between."""
-    meter = Meter(0.0)
+    meter = RateMeter(0.0)
     meter.mark(60, 60.0)
     assert meter.rate(60, 60.0) == pytest.approx(1)
     assert meter.rate(60, 65.0) == pytest.approx(0.5)
@@ -37,13 +37,13 @@ def test_what_took_longer_than_a_window_counts() -> None:
 
 def test_a_count_may_begin_above_zero() -> None:
     """What was before the beginning is no growth."""
-    meter = Meter(0.0, 1000)
+    meter = RateMeter(0.0, 1000)
     assert meter.rate(1020, 2.0) == pytest.approx(10)
 
 
 def test_busy_times_add_up_over_all_and_not_over_one_s_tasks() -> None:
     """Two tasks of one count once while they overlap, those of two count twice; what goes on counts already."""
-    busy = BusyTime(0.0)
+    busy = BusyMeter(0.0)
     busy.begin("a", 1.0)
     busy.begin("a", 2.0)
     busy.begin("b", 3.0)

@@ -11,13 +11,15 @@ import pytest
 from support.paths import ROOT
 
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
-from edl_airflow.triggers import news
+from edl_airflow.triggers import jobs
 from edl_runtime import specs
-from edl_runtime.autoscale import policy, speeds
-from edl_runtime.distill import batches, health, hedging, limit
-from edl_runtime.elastic import shard_data, team
-from edl_runtime.elastic.run import Run
-from edl_runtime.protocol import sharing
+from edl_runtime.autoscale.cluster import throughput
+from edl_runtime.autoscale.policy import decide
+from edl_runtime.distill import batching, bottleneck, dispatch_policy, teacher_worker
+from edl_runtime.elastic.api import Run
+from edl_runtime.elastic.comm import process_group
+from edl_runtime.elastic.data import sharded
+from edl_runtime.protocol import client
 from edl_runtime.settings import RuntimeSettings
 
 README = (ROOT / "README.md").read_text()
@@ -76,25 +78,30 @@ def test_every_file_it_links_to_is_there(page: str) -> None:
     ("page", "words", "number", "promised"),
     [
         ("README.md", "takes more than 20 s counts as hung", specs.HUNG_AFTER_S, 20),
-        ("distillation", "requests of 256 KB and more lie in memory", sharing.LEAST_BYTES, 256 << 10),
-        ("distillation", "up to `--max_batch` rows (64)", specs.MAX_BATCH, 64),
-        ("distillation", "0.1 s at first and twice as long each time, 30 s at most", health.LAST_REST_S, 30),
-        ("distillation", "fail for ten seconds", batches.LEAST_FAILING_S, 10),
-        ("distillation", "three times as long as usual", hedging.SLOW, 3),
-        ("distillation", "at most one request in ten", hedging.BUDGET_A_REQUEST, 0.1),
-        ("distillation", "It has to be so for 20 s", limit.SETTLED_S, 20),
-        ("elastic-training", "twice as long, 30 s at most", shard_data.LONGEST_HOLD_S, 30),
+        ("distillation", "requests of 256 KB and more lie in memory", client.MIN_SHARED_BYTES, 256 << 10),
+        ("distillation", "up to `--max-batch` rows (64)", specs.MAX_BATCH, 64),
+        (
+            "distillation",
+            "0.1 s at first and twice as long each time, 30 s at most",
+            teacher_worker.LONGEST_QUARANTINE_S,
+            30,
+        ),
+        ("distillation", "fail for ten seconds", batching.MIN_FAILING_S, 10),
+        ("distillation", "three times as long as usual", dispatch_policy.HEDGE_AFTER_MEDIANS, 3),
+        ("distillation", "at most one request in ten", dispatch_policy.HEDGES_PER_REQUEST, 0.1),
+        ("distillation", "It has to be so for 20 s", bottleneck.SETTLED_S, 20),
+        ("elastic-training", "twice as long, 30 s at most", sharded.MAX_RETRY_HOLD_S, 30),
         ("elastic-training", "After three failures (`failure_limit`)", default(Run.shards, "failure_limit"), 3),
-        ("elastic-training", "a process that has been in 32 groups", team.MOST_LIVE, 32),
+        ("elastic-training", "a process that has been in 32 groups", process_group.MAX_LIVE_GROUPS, 32),
         ("elastic-training", "`EDL_STEP_LIMIT_S` (600)", RuntimeSettings().step_limit_s, 600),
         ("elastic-training", "Three are kept", specs.Checkpoint(url="kept").keep_last, 3),
         ("elastic-training", "Three are kept", RuntimeSettings().checkpoint_keep_last, 3),
-        ("rescaling", "grows at most every five minutes", policy.REST_S, 300),
-        ("rescaling", "makes up for its pause within fifteen", policy.PAYS_BACK_S, 900),
-        ("rescaling", "has waited for four hours", policy.PATIENCE_S, 4 * 3600),
-        ("rescaling", "kept for a week", speeds.KEPT_S, 7 * 86_400),
+        ("rescaling", "grows at most every five minutes", decide.RESIZE_COOLDOWN_S, 300),
+        ("rescaling", "makes up for its pause within fifteen", decide.PAYBACK_WINDOW_S, 900),
+        ("rescaling", "has waited for four hours", decide.STARVATION_S, 4 * 3600),
+        ("rescaling", "kept for a week", throughput.KEPT_S, 7 * 86_400),
         ("rescaling", "holds for an hour", default(EdlAutoscaleOperator.__init__, "approval_timeout_s"), 3600),
-        ("rescaling", "looks at the jobs every two seconds", news.LOOK_EVERY_S, 2),
+        ("rescaling", "looks at the jobs every two seconds", jobs.POLL_INTERVAL_S, 2),
     ],
 )
 def test_numbers_in_documents_are_those_of_the_code(page: str, words: str, number: float, promised: float) -> None:

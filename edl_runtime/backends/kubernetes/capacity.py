@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from edl_runtime.backends.base import Capacity, NodeCapacity
+from edl_runtime.backends.interface import Capacity, NodeCapacity
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.kubernetes.reserving import PODS, reserved, resource_of
-from edl_runtime.backends.kubernetes.status import index_of, is_leaving, pool_pods, pool_size
-from edl_runtime.pods import amount
+from edl_runtime.backends.kubernetes.job_status import pool_pods, pool_size
+from edl_runtime.backends.kubernetes.pod_status import index_of, is_leaving
+from edl_runtime.pods import PODS, amount, reserved_resources, resource_name
 
 Manifest = Mapping[str, Any]
 
@@ -27,7 +27,7 @@ _LIMITED = {
 """What a quota may limit that instances ask for; of memory, what they ask for is also their limit."""
 
 
-def leaving(pods: Iterable[Manifest], owners: Iterable[Manifest]) -> set[str]:
+def leaving_pods(pods: Iterable[Manifest], owners: Iterable[Manifest]) -> set[str]:
     """Return the uids of the pods that are on their way out.
 
     They are deleted already, or are about to be: of our jobs, the `owners`, those beyond what is wanted, and all of one
@@ -56,7 +56,7 @@ def _surplus(owner: Manifest, pods: Sequence[Manifest]) -> Iterable[Manifest]:
     return [pod for pod in pods if index_of(pod) >= owner["spec"]["completions"]]
 
 
-class Taken(msgspec.Struct, frozen=True):
+class PodUsage(msgspec.Struct, frozen=True):
     """What a pod takes of a node: nothing, and no node, if it is not there or about to leave."""
 
     uid: str
@@ -64,15 +64,15 @@ class Taken(msgspec.Struct, frozen=True):
     resources: dict[str, float] = {}
 
 
-def taken(pod: Manifest) -> Taken:
+def pod_usage(pod: Manifest) -> PodUsage:
     """Return what a pod takes of its node. A cluster has so many that nothing else of them is kept."""
     uid, where = pod["metadata"]["uid"], pod["spec"].get("nodeName")
     if not where or _has_ended(pod) or is_leaving(pod):
-        return Taken(uid)
-    return Taken(uid, sys.intern(where), {sys.intern(name): much for name, much in reserved(pod).items()})
+        return PodUsage(uid)
+    return PodUsage(uid, sys.intern(where), {sys.intern(name): much for name, much in reserved_resources(pod).items()})
 
 
-def seen(node: Manifest) -> Manifest:
+def trim_node(node: Manifest) -> Manifest:
     """Return what is needed of a node, which lists all images that it has besides."""
     metadata, spec, status = (node.get(part) or {} for part in ("metadata", "spec", "status"))
     return {
@@ -82,7 +82,7 @@ def seen(node: Manifest) -> Manifest:
     }
 
 
-def of_nodes(nodes: Iterable[Manifest], pods: Iterable[Taken], gone: set[str]) -> tuple[NodeCapacity, ...]:
+def node_capacities(nodes: Iterable[Manifest], pods: Iterable[PodUsage], gone: set[str]) -> tuple[NodeCapacity, ...]:
     """Return what nodes have allocatable, and what of it the pods on them have not asked for.
 
     A node that takes no pods now, as one that is cordoned or not ready, has what those reserve that stay there, and
@@ -117,7 +117,7 @@ def _taints(node: Manifest) -> tuple[dict[str, str], ...]:
 
 def _allocatable(node: Manifest) -> dict[str, float]:
     there = node["status"].get("allocatable") or {}
-    return {resource_of(name): amount(much) for name, much in there.items()}
+    return {resource_name(name): amount(much) for name, much in there.items()}
 
 
 def _without(there: Mapping[str, float], used: Mapping[str, float]) -> dict[str, float]:
@@ -134,7 +134,7 @@ def _takes_pods(node: Manifest) -> bool:
     return is_ready and not (node.get("spec") or {}).get("unschedulable")
 
 
-def of_quotas(
+def quota_capacity(
     quotas: Iterable[Manifest], pods: Iterable[Manifest], gone: set[str]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return what a namespace's quotas allow, and what the tightest of them leave; empty if none limits anything.
@@ -148,7 +148,7 @@ def of_quotas(
     back = Counter[str]()
     for pod in pods:
         if not _has_ended(pod) and (pod["metadata"]["uid"] in gone or not pod["spec"].get("nodeName")):
-            back.update(reserved(pod))
+            back.update(reserved_resources(pod))
     for quota in filter(_is_for_instances, quotas):
         status = quota.get("status") or {}
         used = status.get("used") or {}
@@ -165,7 +165,7 @@ def _limited(name: str) -> str | None:
     """Return the resource that a quota limits under that name; None for one that no instance asks for."""
     extended = name.removeprefix("requests.")
     if extended != name and "/" in extended:
-        return resource_of(extended)
+        return resource_name(extended)
     return _LIMITED.get(name)
 
 
@@ -174,7 +174,7 @@ def _is_for_instances(quota: Manifest) -> bool:
     return not spec.get("scopeSelector") and {"NotTerminating", "NotBestEffort"}.issuperset(spec.get("scopes") or ())
 
 
-def capacity_of(
+def combine(
     nodes: tuple[NodeCapacity, ...] | None, total: Mapping[str, float], left: Mapping[str, float], namespace: str
 ) -> Capacity | None:
     """Return what there is, by the nodes (None if they may not be seen) and by the quotas; None if nobody knows."""

@@ -1,31 +1,90 @@
-"""What instances write: of all pods of a job in one stream, also of those that come later."""
+"""The output of all pods of a job in one stream, also of pods that start later; each line once.
+
+A log whose connection breaks is asked for anew from a whole second on, so some of it comes twice. A line is known by
+its timestamp, and one that is too long comes in parts, which are counted. That takes timestamps for ascending: a
+runtime that stamps stdout and stderr apart may write one that is a little earlier than the one before; no line is
+repeated for that, but one is lost if a log breaks off between the two.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from edl_runtime.backends.base import LogLine
+from edl_runtime.backends.errors import ClusterError, ClusterUnavailableError
+from edl_runtime.backends.interface import LogLine
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.kubernetes.api import AGAIN_AFTER_S, Api, lines_of
-from edl_runtime.backends.kubernetes.stamps import NOTHING, Told, may_begin_moment, moment_of
-from edl_runtime.backends.kubernetes.status import container_of
-from edl_runtime.errors import ClusterError, ClusterUnavailableError
+from edl_runtime.backends.kubernetes.client import RECONNECT_DELAY_S, KubernetesClient, read_lines
+from edl_runtime.backends.kubernetes.job_status import has_ended, pool_pods
+from edl_runtime.backends.kubernetes.pod_status import container_status, index_of, is_pod_of, sorted_by_age
+
+_RFC_3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
+_LETTERS = frozenset("0123456789-:.TZ+")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NS = 10**9
+
+
+class LogOffset(msgspec.Struct, frozen=True, order=True):
+    """How much of a log has been told: all from before a moment, and so many parts of lines that were begun at it.
+
+    `moment`: in nanoseconds since 1970, -1 before any.
+    """
+
+    moment: int = -1
+    parts: int = 0
+
+    def then(self, moment: int) -> LogOffset:
+        """Return how much it is with one more part of a line that was begun at a moment."""
+        return LogOffset(moment, self.parts + 1 if moment == self.moment else 1)
+
+    @property
+    def since(self) -> str:
+        """From which second on the rest of the log has to be read; empty for all of it."""
+        if self.moment < 0:
+            return ""
+        return f"{_EPOCH + timedelta(seconds=self.moment // _NS):%Y-%m-%dT%H:%M:%SZ}"
+
+
+START_OF_LOG = LogOffset()
+
+
+def may_be_timestamp(text: str) -> bool:
+    """Whether nothing is in the text but what moments are written with."""
+    return _LETTERS.issuperset(text)
+
+
+def parse_timestamp(text: str) -> int | None:
+    """Return a moment as RFC 3339 writes it, with any offset, in nanoseconds since 1970; None if it is none."""
+    found = _RFC_3339.fullmatch(text)
+    if not found:
+        return None
+    whole, fraction, zone = found.groups()
+    try:
+        second = datetime.fromisoformat(whole + zone)
+    except ValueError:
+        return None
+    return (second - _EPOCH) // timedelta(seconds=1) * _NS + int((fraction or "").ljust(9, "0"))
+
+
+# What instances write: of all pods of a job in one stream, also of those that come later.
 
 Manifest = dict[str, Any]
 
 LONGEST_LINE = 1 << 16
 """Bytes: a longer line is handed out in parts."""
 
-MOST_WAITING = 1000
+MAX_QUEUED_LINES = 1000
 """Lines: readers wait while so many are not taken yet."""
 
-NOT_YET = 400
+NO_LOG_YET = 400
 """How the log of a container is refused that has not begun, or whose predecessor's is gone."""
 
 NO_LOG = (
@@ -35,14 +94,14 @@ NO_LOG = (
 )
 """How a node's answer begins, which has no moment, when a container's log is just being removed."""
 
-TOLD_WITHIN_S = 3.0
+POD_UPDATE_WITHIN_S = 3.0
 """So soon after a container has ended its pod says so."""
 
-SILENT_S = 60.0
+LOG_SILENCE_S = 60.0
 """A log that says nothing for so long is opened anew from where it stopped: its connection may be gone, untold."""
 
 
-class Source(msgspec.Struct, frozen=True):
+class LogSource(msgspec.Struct, frozen=True):
     """A pod whose log is read, as which instance. `opened` is called when it is, and when there is none to read."""
 
     instance: int
@@ -50,37 +109,95 @@ class Source(msgspec.Struct, frozen=True):
     opened: Callable[[], None]
 
 
-class Part(msgspec.Struct, frozen=True):
+class LogChunk(msgspec.Struct, frozen=True):
     """A line of a log, or a part of one that is too long.
 
     `told`: how much of the log has been told with it. `ends`: whether its line does.
     """
 
     text: str
-    told: Told
+    told: LogOffset
     ends: bool
 
 
-async def read(api: Api, pods: Iterable[tuple[int, Mapping[str, Any]]], last: int | None) -> AsyncIterator[LogLine]:
+def follow_job(
+    api: KubernetesClient,
+    owner: Manifest,
+    *,
+    instance: int | None,
+    last: int | None,
+    opened: asyncio.Event | None = None,
+) -> AsyncGenerator[LogLine, None]:
+    """Return what yields what the job's instances write until it has ended. `opened`: see `logs.follow`."""
+    name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
+
+    async def end_of_job() -> None:
+        async for objects in api.watch(owner["kind"], fields=f"metadata.name={name}"):
+            now = objects.get(name)
+            if not now or now["metadata"]["uid"] != uid or has_ended(now):
+                return
+
+    seen: dict[str, int] = {}
+
+    def numbers(pods: dict[str, Any]) -> dict[str, int]:
+        """Return each pod's instance: a Job's index; of a pool the first number that no other has now."""
+        mine = [pod for pod in pods.values() if is_pod_of(pod, owner)]
+        if owner["kind"] == "Job":
+            return {pod["metadata"]["name"]: index_of(pod) for pod in mine}
+        now = [pod["metadata"]["name"] for pod in pool_pods(mine)]
+        for gone in seen.keys() - set(now):
+            del seen[gone]
+        for pod in now:
+            free = (number for number in range(len(now)) if number not in seen.values())
+            if pod not in seen:
+                seen[pod] = next(free)
+        return dict(seen)
+
+    return follow(
+        api, names.selector(name), numbers=numbers, instance=instance, last=last, end_of_job=end_of_job, opened=opened
+    )
+
+
+def pods_by_instance(owner: Manifest, pods: list[Manifest]) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return a job's pods by the instance that each is or was, an instance's oldest first."""
+    mine = [pod for pod in pods if is_pod_of(pod, owner)]
+    if owner["kind"] == "Job":
+        return sorted(((index_of(pod), pod) for pod in sorted_by_age(mine)), key=lambda each: each[0])
+    return list(enumerate(pool_pods(mine)))
+
+
+def select_lines(kept: list[LogLine], instance: int | None, tail: int | None) -> list[LogLine]:
+    of_each: dict[int, list[LogLine]] = defaultdict(list)
+    for line in kept:
+        if instance in (None, line.instance):
+            of_each[line.instance].append(line)
+    return [
+        line for _, lines in sorted(of_each.items()) for line in (lines if tail is None else lines[-tail:] * bool(tail))
+    ]
+
+
+async def read_logs(
+    api: KubernetesClient, pods: Iterable[tuple[int, Mapping[str, Any]]], last: int | None
+) -> AsyncIterator[LogLine]:
     """Yield what each instance's pod has written up to now, or its `last` lines."""
     for instance, pod in pods:
-        container = container_of(pod)
-        if not has_written(container):
+        container = container_status(pod)
+        if not has_log(container):
             continue
         found: list[str] = []
         for previous in (True, False) if container.get("restartCount") else (False,):
             try:
-                parts = _parts(api, pod["metadata"]["name"], last=last, previous=previous)
+                parts = _read_chunks(api, pod["metadata"]["name"], last=last, previous=previous)
                 found.extend([part.text async for part in parts])
             except ClusterError as error:
-                if error.status not in (404, NOT_YET):
+                if error.status not in (404, NO_LOG_YET):
                     raise
         for text in found if last is None else found[len(found) - min(last, len(found)) :]:
             yield LogLine(instance, text)
 
 
 async def follow(
-    api: Api,
+    api: KubernetesClient,
     labels: str,
     *,
     numbers: Callable[[dict[str, Manifest]], dict[str, int]],
@@ -94,10 +211,10 @@ async def follow(
     `numbers`: the instance that each pod is, by its name. `last`: only so many lines of what there was to begin with.
     `opened` is set when the logs of all pods that there were to begin with are being read: they may be deleted then.
     """
-    lines: asyncio.Queue[LogLine | None] = asyncio.Queue(MOST_WAITING)
-    pods = _Pods()
-    opening = _Opening(opened or asyncio.Event())
-    async with _failing_as_one(), asyncio.TaskGroup() as tasks:
+    lines: asyncio.Queue[LogLine | None] = asyncio.Queue(MAX_QUEUED_LINES)
+    pods = _PodStates()
+    opening = _PendingOpens(opened or asyncio.Event())
+    async with _raise_first(), asyncio.TaskGroup() as tasks:
         reading: dict[str, asyncio.Task[None]] = {}
 
         async def watch() -> None:
@@ -105,11 +222,11 @@ async def follow(
             async for now in api.watch("Pod", labels=labels):
                 for name, number in numbers(now).items():
                     if name not in reading and instance in (None, number):
-                        source = Source(number, name, partial(opening.done, name))
-                        reader = _read_all(api, source, pods, lines, last if first else None)
+                        source = LogSource(number, name, partial(opening.done, name))
+                        reader = _follow_pod(api, source, pods, lines, last if first else None)
                         reading[name] = tasks.create_task(reader)
                 if first:
-                    opening.begin({name for name in reading if has_written(container_of(now[name]))})
+                    opening.begin({name for name in reading if has_log(container_status(now[name]))})
                 first = False
                 await pods.renew(now)
 
@@ -133,7 +250,7 @@ async def follow(
 
 
 @asynccontextmanager
-async def _failing_as_one() -> AsyncIterator[None]:
+async def _raise_first() -> AsyncIterator[None]:
     """Raise the first of the errors that a task group has collected."""
     try:
         yield
@@ -141,7 +258,7 @@ async def _failing_as_one() -> AsyncIterator[None]:
         raise group.exceptions[0] from None
 
 
-class _Opening:
+class _PendingOpens:
     """Which logs are still to be opened; `all_done` is set when none is any more."""
 
     def __init__(self, all_done: asyncio.Event) -> None:
@@ -158,7 +275,7 @@ class _Opening:
             self._all_done.set()
 
 
-class _Pods:
+class _PodStates:
     """The pods of a job as they are now. `over`: no more come."""
 
     def __init__(self) -> None:
@@ -192,28 +309,28 @@ class _Pods:
         """Whether that container of the pod ends, soon: a kubelet that restarts also ends the log of one that runs."""
 
         def decided() -> bool:
-            running = "running" in container_of(self.now.get(name, {})).get("state", {})
+            running = "running" in container_status(self.now.get(name, {})).get("state", {})
             return self.over or not running or self.restarts(name) > restarts
 
         async with self._changed:
             with suppress(TimeoutError):
-                async with asyncio.timeout(TOLD_WITHIN_S):
+                async with asyncio.timeout(POD_UPDATE_WITHIN_S):
                     await self._changed.wait_for(decided)
             return decided()
 
     def restarts(self, name: str) -> int:
-        return int(container_of(self.now.get(name, {})).get("restartCount", 0))
+        return int(container_status(self.now.get(name, {})).get("restartCount", 0))
 
     def _is_over(self, name: str) -> bool:
         return self.now.get(name, {}).get("status", {}).get("phase", "Succeeded") in ("Succeeded", "Failed")
 
     def _has(self, name: str, restarts: int) -> bool:
-        container = container_of(self.now.get(name, {}))
-        return has_written(container) and int(container.get("restartCount", 0)) >= restarts
+        container = container_status(self.now.get(name, {}))
+        return has_log(container) and int(container.get("restartCount", 0)) >= restarts
 
 
-async def _read_all(
-    api: Api, source: Source, pods: _Pods, lines: asyncio.Queue[LogLine | None], last: int | None
+async def _follow_pod(
+    api: KubernetesClient, source: LogSource, pods: _PodStates, lines: asyncio.Queue[LogLine | None], last: int | None
 ) -> None:
     """Put all that a pod writes, of one container after the other."""
     reader = _Reader(api, source, lines, last)
@@ -223,15 +340,15 @@ async def _read_all(
         try:
             await reader.read_on()
         except ClusterUnavailableError:  # the connection, or a node; the job's watches know whether it is the cluster
-            await asyncio.sleep(AGAIN_AFTER_S)
+            await asyncio.sleep(RECONNECT_DELAY_S)
             continue
         except ClusterError as error:
             if error.status == 404:
                 source.opened()
                 break
-            if error.status != NOT_YET:
+            if error.status != NO_LOG_YET:
                 raise
-            await asyncio.sleep(AGAIN_AFTER_S)
+            await asyncio.sleep(RECONNECT_DELAY_S)
             continue
         if await pods.ended(source.pod, restarts):
             await reader.tell_rest()
@@ -242,13 +359,15 @@ async def _read_all(
 class _Reader:
     """Puts what a pod writes, each line once, however often its log breaks off. `last`: see `follow`."""
 
-    def __init__(self, api: Api, source: Source, lines: asyncio.Queue[LogLine | None], last: int | None) -> None:
+    def __init__(
+        self, api: KubernetesClient, source: LogSource, lines: asyncio.Queue[LogLine | None], last: int | None
+    ) -> None:
         self._api = api
         self._source = source
         self._lines = lines
         self._last = last
-        self._told = NOTHING
-        self._rest: Part | None = None
+        self._told = START_OF_LOG
+        self._rest: LogChunk | None = None
 
     async def read_on(self) -> None:
         """Put what comes until the log ends, but for a rest without a line's end, which may not be all of its line."""
@@ -256,7 +375,7 @@ class _Reader:
             await self._read_end(self._last)
             self._last = None
         pod, opened = self._source.pod, self._source.opened
-        async for part in _parts(self._api, pod, after=self._told, follow=True, opened=opened):
+        async for part in _read_chunks(self._api, pod, after=self._told, follow=True, opened=opened):
             if self._rest and part.told > self._rest.told:
                 await self.tell_rest()
             self._rest = None  # else it is what comes again, by now maybe to its line's end
@@ -273,28 +392,28 @@ class _Reader:
 
     async def _read_end(self, last: int) -> None:
         """Put the last lines that there are now. One more is read: only who knows one can tell what comes after it."""
-        found = [part async for part in _parts(self._api, self._source.pod, last=last + 1)]
+        found = [part async for part in _read_chunks(self._api, self._source.pod, last=last + 1)]
         if found and not found[-1].ends:
             del found[-1]
         for part in found[len(found) - min(last, len(found)) :]:
             await self._tell(part)
         self._told = max((part.told for part in found), default=self._told)
 
-    async def _tell(self, part: Part) -> None:
+    async def _tell(self, part: LogChunk) -> None:
         self._told = max(self._told, part.told)
         await self._lines.put(LogLine(self._source.instance, part.text))
 
 
-async def _parts(
-    api: Api,
+async def _read_chunks(
+    api: KubernetesClient,
     pod: str,
     *,
     last: int | None = None,
-    after: Told = NOTHING,
+    after: LogOffset = START_OF_LOG,
     follow: bool = False,
     previous: bool = False,
     opened: Callable[[], None] = lambda: None,
-) -> AsyncIterator[Part]:
+) -> AsyncIterator[LogChunk]:
     """Yield the lines of a pod's log, those only that come `after` what has been told of it."""
     query = {
         "container": names.CONTAINER,
@@ -304,16 +423,16 @@ async def _parts(
         "tailLines": "" if last is None else str(last),
         "sinceTime": after.since,
     }
-    told, begins = NOTHING, True
-    async with api.stream(api.log_path(pod), query, silent_s=SILENT_S) as response:
+    told, begins = START_OF_LOG, True
+    async with api.stream(api.log_path(pod), query, silent_s=LOG_SILENCE_S) as response:
         opened()
-        async for line, ends in lines_of(response, LONGEST_LINE):
+        async for line, ends in read_lines(response, LONGEST_LINE):
             text, moment = line.decode(errors="replace"), None
             if begins:
                 stamp, _, rest = text.partition(" ")
-                if not ends and not rest and may_begin_moment(stamp):
+                if not ends and not rest and may_be_timestamp(stamp):
                     continue  # it broke off before any word
-                moment = moment_of(stamp)
+                moment = parse_timestamp(stamp)
                 if moment is None and text.startswith(NO_LOG):
                     continue
                 text = text if moment is None else rest
@@ -321,10 +440,10 @@ async def _parts(
             told = told.then(told.moment if moment is None else moment)
             begins = ends
             if told > after:
-                yield Part(text.rstrip("\r") if ends else text, told, ends)
+                yield LogChunk(text.rstrip("\r") if ends else text, told, ends)
 
 
-def has_written(container: Mapping[str, Any]) -> bool:
+def has_log(container: Mapping[str, Any]) -> bool:
     """Whether the container has been started, so that it has a log."""
     state = container.get("state", {})
     return "running" in state or "terminated" in state or bool(container.get("lastState"))

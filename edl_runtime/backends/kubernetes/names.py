@@ -48,6 +48,11 @@ PORT = 8000
 """At which an instance that serves HTTP does so."""
 
 
+def labels(job: str, kind: str) -> dict[str, str]:
+    """Return the labels of everything of a job."""
+    return {MANAGED_BY: MANAGER, JOB: job, KIND: kind}
+
+
 def selector(job: str = "") -> str:
     """Return the label selector of everything of a job, or of all jobs."""
     ours = f"{MANAGED_BY}={MANAGER}"

@@ -11,30 +11,30 @@ from pathlib import Path
 import msgspec
 
 from edl_runtime import locks
-from edl_runtime.backends.base import Capacity, JobStatus, LogLine, owner_of, refuse_strangers
-from edl_runtime.backends.local.capacity import capacity_beside, machine_total
-from edl_runtime.backends.local.disks import with_folder
-from edl_runtime.backends.local.folders import JobFolder, WorkFolder
-from edl_runtime.backends.local.launch import launch
-from edl_runtime.backends.local.logs import read_run
-from edl_runtime.backends.local.messages import (
-    REPLY_WITHIN_S,
-    Adopt,
-    Delete,
-    Done,
-    Refused,
+from edl_runtime.backends.errors import JobEndedError, SubmitError, UnknownJobError
+from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, token_owner
+from edl_runtime.backends.local.capacity import free_capacity, machine_total
+from edl_runtime.backends.local.job_folders import JobFolder, WorkFolder, name_full_folder
+from edl_runtime.backends.local.logs import follow_run
+from edl_runtime.backends.local.rpc import (
+    REPLY_TIMEOUT_S,
+    Accepted,
+    AdoptRequest,
+    DeleteRequest,
+    Rejected,
     Reply,
     Request,
-    Resize,
-    Start,
-    ask,
+    ResizeRequest,
+    SupervisorStart,
+    launch_supervisor,
+    send_request,
 )
-from edl_runtime.errors import BackendError, JobEndedError, SpecError, SubmitError, UnknownJobError
+from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.specs import JobSpec, check_name
 
 
 class LocalBackend:
-    """Runs jobs as processes of this machine; see `edl_runtime.backends.base.Backend` for what the verbs promise.
+    """Runs jobs as processes of this machine; see `edl_runtime.backends.interface.Backend` for what the verbs promise.
 
     All who use the same `work_dir` see the same jobs, also from other processes; those outlive whoever started them. It
     is made when first needed, readable by its owner only.
@@ -48,11 +48,11 @@ class LocalBackend:
         await asyncio.to_thread(self._prepare, spec)
         folder = self._work.job(spec.name)
         async with locks.hold(self._work.lock(spec.name)) as held:
-            refuse_strangers(await asyncio.to_thread(folder.read_status), token)
+            check_owner(await asyncio.to_thread(folder.read_status), token)
             if adopted := await _adopt(folder, spec, token):
                 await asyncio.to_thread(self._work.keep_owner, adopted)
                 return adopted
-            await _clear(folder)
+            await _stop_and_remove(folder)
             starting = asyncio.ensure_future(asyncio.to_thread(self._start, spec, token, secrets, held))
             try:
                 return await asyncio.shield(starting)
@@ -75,15 +75,15 @@ class LocalBackend:
             raise SpecError("instances", instances, "a whole number")
         status = await self.get(name)
         try:
-            reply = await _ask(self._job(name), Resize(instances))
+            reply = await _ask_supervisor(self._job(name), ResizeRequest(instances))
         except TimeoutError:
             raise BackendError(
                 f"the supervisor of {name!r} does not answer; end it with `edl stop {name}`, and submit it again"
             ) from None
         match reply:
-            case Done():
+            case Accepted():
                 return reply.status
-            case Refused(allowed=allowed) if allowed:
+            case Rejected(allowed=allowed) if allowed:
                 raise SpecError("instances", instances, allowed)
             case _:
                 ended = f"has {status.phase}" if status.has_ended else "is ending"
@@ -103,7 +103,7 @@ class LocalBackend:
             status = job.read_status()
             return status is None or self._work.run_folder(status) != runs[-1] or not locks.is_held(job.processes_lock)
 
-        async for line in read_run(runs[-1], instance=instance, last=tail, ended=ended):
+        async for line in follow_run(runs[-1], instance=instance, last=tail, ended=ended):
             yield line
 
     async def owner(self, name: str) -> str:
@@ -114,14 +114,14 @@ class LocalBackend:
         if not lock.exists():  # nobody ever tried to start it
             return False
         async with locks.hold(lock):
-            return await _clear(folder, token)
+            return await _stop_and_remove(folder, token)
 
     async def capacity(self) -> Capacity:
         """Return what this machine has, and what of it no instance of a job here reserves.
 
         An instance reserves what its pod would, whether or not its process takes it, and a core where nothing is said.
         """
-        return await asyncio.to_thread(lambda: capacity_beside(self._list(), machine_total()))
+        return await asyncio.to_thread(lambda: free_capacity(self._list(), machine_total()))
 
     def _prepare(self, spec: JobSpec) -> None:
         if spec.cwd and not Path(spec.cwd).is_dir():
@@ -129,13 +129,13 @@ class LocalBackend:
         try:
             self._work.make()
         except OSError as error:
-            raise SubmitError(spec.name, with_folder(str(error), self._work.path)) from error
+            raise SubmitError(spec.name, name_full_folder(str(error), self._work.path)) from error
 
     def _start(self, spec: JobSpec, token: str, secrets: Mapping[str, str], held: int) -> JobStatus:
         try:
             folder = self._work.new_job(spec.name)
-            return launch(
-                Start(
+            return launch_supervisor(
+                SupervisorStart(
                     spec=spec,
                     token=token,
                     secrets=dict(secrets),
@@ -145,14 +145,14 @@ class LocalBackend:
                 )
             )
         except OSError as error:
-            raise SubmitError(spec.name, with_folder(str(error), self._work.path)) from error
+            raise SubmitError(spec.name, name_full_folder(str(error), self._work.path)) from error
         except SubmitError as error:
-            raise SubmitError(spec.name, with_folder(error.reason, self._work.path)) from error
+            raise SubmitError(spec.name, name_full_folder(error.reason, self._work.path)) from error
 
     def _owner(self, name: str) -> str:
         status = self._job(name).read_status()
         if status:
-            return owner_of(status.token)
+            return token_owner(status.token)
         if not (runs := self._work.runs(name)):
             raise UnknownJobError(name, self._work.logged())
         return self._work.owner(runs[-1])
@@ -175,11 +175,11 @@ class LocalBackend:
 async def _adopt(folder: JobFolder, spec: JobSpec, token: str) -> JobStatus | None:
     """Return the job's status if it is one to adopt, with `token` as its owner. Needs the job's lock."""
     try:
-        reply = await _ask(folder, Adopt(spec.digest, token))
+        reply = await _ask_supervisor(folder, AdoptRequest(spec.digest, token))
     except TimeoutError:
         return None
     if reply is not None:
-        return reply.status if isinstance(reply, Done) else None
+        return reply.status if isinstance(reply, Accepted) else None
     status = await asyncio.to_thread(folder.read_status)
     if status is None or status.phase != "succeeded" or status.digest != spec.digest:
         return None
@@ -188,7 +188,7 @@ async def _adopt(folder: JobFolder, spec: JobSpec, token: str) -> JobStatus | No
     return adopted
 
 
-async def _clear(folder: JobFolder, token: str | None = None) -> bool:
+async def _stop_and_remove(folder: JobFolder, token: str | None = None) -> bool:
     """Stop the job down to its last process and remove it; with a `token`, only if it carries that.
 
     Needs the job's lock. A supervisor that does not answer is killed, and its instances with it.
@@ -201,7 +201,7 @@ async def _clear(folder: JobFolder, token: str | None = None) -> bool:
         return False
     with locks.watch(folder.processes_lock) as released:
         try:
-            await _ask(folder, Delete(token))
+            await _ask_supervisor(folder, DeleteRequest(token))
         except TimeoutError:
             folder.kill_supervisor()
         await released()
@@ -209,12 +209,12 @@ async def _clear(folder: JobFolder, token: str | None = None) -> bool:
     return True
 
 
-async def _ask(folder: JobFolder, request: Request) -> Reply | None:
+async def _ask_supervisor(folder: JobFolder, request: Request) -> Reply | None:
     """Return the supervisor's reply, None when there is no supervisor (any more). Raises TimeoutError."""
-    async with asyncio.timeout(REPLY_WITHIN_S):
+    async with asyncio.timeout(REPLY_TIMEOUT_S):
         while locks.is_held(folder.supervisor_lock):
             try:
-                return await ask(folder.address(), request)
+                return await send_request(folder.address(), request)
             except (ConnectionError, FileNotFoundError):  # it is just ending, and frees the lock in a moment
                 await asyncio.sleep(locks.POLL_S)
     return None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
-from edl_runtime.backends.base import Capacity, JobStatus, NodeCapacity, Scaling
+from edl_runtime.backends.interface import Capacity, JobStatus, NodeCapacity, Scaling
+from edl_runtime.settings import count_gpus
 from edl_runtime.specs import JobSpec
 
-HERE = "localhost"
+NODE_NAME = "localhost"
 """The node that all instances are on."""
 
 
@@ -20,11 +20,11 @@ def machine_total() -> dict[str, float]:
     return {
         "cpu": float(os.cpu_count() or 1),
         "memory": float(psutil.virtual_memory().total),
-        "gpu": float(count_gpus(os.environ, Path("/proc/driver/nvidia/gpus"))),
+        "gpu": float(count_gpus(os.environ)),
     }
 
 
-def capacity_beside(jobs: Iterable[JobStatus], total: Mapping[str, float]) -> Capacity:
+def free_capacity(jobs: Iterable[JobStatus], total: Mapping[str, float]) -> Capacity:
     """Return what is free of `total` beside the instances of these jobs, but for those that are leaving."""
     free = dict(total)
     for job in jobs:
@@ -32,7 +32,7 @@ def capacity_beside(jobs: Iterable[JobStatus], total: Mapping[str, float]) -> Ca
         for name, much in (job.scaling.resources if job.scaling else {}).items():
             if name in free:
                 free[name] = max(0.0, free[name] - staying * much)
-    return Capacity(nodes=(NodeCapacity(name=HERE, total=dict(total), free=free),))
+    return Capacity(nodes=(NodeCapacity(name=NODE_NAME, total=dict(total), free=free),))
 
 
 def scaling_of(spec: JobSpec, total: Mapping[str, float]) -> Scaling:
@@ -50,19 +50,3 @@ def scaling_of(spec: JobSpec, total: Mapping[str, float]) -> Scaling:
         weight=spec.weight,
         resumes=spec.kind == "pool" or (spec.elastic and bool(spec.env.get("EDL_CHECKPOINT"))),
     )
-
-
-def count_gpus(environ: Mapping[str, str], driver: Path) -> int:
-    """Return how many GPUs programs see: those of CUDA_VISIBLE_DEVICES, or all that the driver lists.
-
-    As CUDA reads it, that list ends before its first invalid entry: "" and "-1" are none.
-    """
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return len(list(driver.iterdir())) if driver.is_dir() else 0
-    count = 0
-    for device in visible.split(","):
-        if not device.strip() or device.strip().startswith("-"):
-            break
-        count += 1
-    return count

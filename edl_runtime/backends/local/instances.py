@@ -1,18 +1,202 @@
-"""The instances of one run of a job: where they start, what they see and where they leave what they write."""
+"""A supervisor's instances: their slots, how their processes are started, stopped and reaped, and their environment.
+
+Reaping happens in one place, on SIGCHLD, so that no process started in between is taken for an orphan.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
 
-from edl_runtime.backends.local.disks import NO_SPACE, full_folders
-from edl_runtime.backends.local.folders import JobFolder
+import msgspec
+
+from edl_runtime.backends.interface import InstanceStatus
+from edl_runtime.backends.local import instance_wrapper
+from edl_runtime.backends.local.capacity import NODE_NAME
+from edl_runtime.backends.local.job_folders import NO_SPACE, JobFolder, full_folders
 from edl_runtime.backends.local.logs import tail
-from edl_runtime.backends.local.processes import InstanceProcess, Processes
-from edl_runtime.backends.local.slots import Trouble
 from edl_runtime.specs import JobSpec
+
+_HOUR_S = 3600.0
+
+
+class FailureDetail(msgspec.Struct, frozen=True):
+    """Why an instance does not come up, and the end of its log."""
+
+    reason: str
+    last_lines: tuple[str, ...] = ()
+
+
+class InstanceSlot:
+    """The place of one instance: who is in it now, how that fares, and whether it has to go.
+
+    `finished`: nobody comes into it any more. `short_lives`: how many in a row it has had; see `restarts`.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.leave = asyncio.Event()
+        self.finished = False
+        self.short_lives = 0
+        self.failure: FailureDetail | None = None
+        self.status = InstanceStatus(index=index, phase="running", started_at=time.time(), node=NODE_NAME)
+        self._ended_at: deque[float] = deque()
+
+    def update(self, **changes: object) -> None:
+        self.status = msgspec.structs.replace(self.status, **changes)
+
+    def request_leave(self) -> None:
+        """Have its instance leave."""
+        self.leave.set()
+        self.update(leaving=True)
+
+    def count_exit(self, now: float) -> int:
+        """Note that its instance has ended, and return how often that was so within the last hour of a clock."""
+        self._ended_at.append(now)
+        while self._ended_at[0] <= now - _HOUR_S:
+            self._ended_at.popleft()
+        return len(self._ended_at)
+
+    def may_recover(self, max_short_lives: int) -> bool:
+        """Whether a pool can go on with this one: it runs, or has not had too many short lives yet."""
+        running = self.status.phase == "running"
+        return not self.status.given_up and (running or self.short_lives < max_short_lives)
+
+
+# The processes of a supervisor's instances: started, told to go, reaped.
+
+KILL_TIMEOUT_S = 5.0
+"""How long an instance's wrapper may take to kill what it holds before it is killed itself."""
+
+
+def start_wrapped(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    output: BinaryIO | int,
+    errors: BinaryIO | None = None,
+    cwd: Path | None = None,
+    lock: int | None = None,
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start `command` in a wrapper (see `instance`) and a session of its own; return the wrapper and its lifeline.
+
+    Closing the lifeline, as the end of this process does, kills the command and all that it started. The descriptor
+    `lock` stays open in the wrapper, which thus holds that lock. `errors` go to the `output` unless they have a file of
+    their own. Raises OSError; ValueError for a null byte.
+    """
+    kept, lifeline = os.pipe()
+    descriptors = (kept,) if lock is None else (kept, lock)
+    try:
+        wrapper = subprocess.Popen(
+            [sys.executable, "-I", "-S", instance_wrapper.__file__, ",".join(map(str, descriptors)), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if errors is None else errors,
+            cwd=cwd,
+            env=dict(env),
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(lifeline)
+        raise
+    finally:
+        os.close(kept)
+    return wrapper, lifeline
+
+
+class InstanceProcess:
+    """A running instance: its wrapper's process and the lifeline that keeps it alive."""
+
+    def __init__(self, wrapper: subprocess.Popen[bytes], lifeline: int) -> None:
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._wrapper = wrapper
+        self._lifeline = lifeline
+
+    @property
+    def pid(self) -> int:
+        return self._wrapper.pid
+
+    def reap(self) -> bool:
+        """Return whether the process has ended; then `ended` has its exit code, negative for a signal."""
+        exit_code = self._wrapper.poll()
+        if exit_code is None:
+            return False
+        self._close_lifeline()
+        self.ended.set_result(exit_code)
+        return True
+
+    async def run(self, leave: asyncio.Event, grace_s: float) -> int:
+        """Return the exit code once the instance has ended; when `leave` is set, make it end within `grace_s`."""
+        leaving = asyncio.create_task(leave.wait())
+        first: list[asyncio.Future[Any]] = [self.ended, leaving]
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if not self.ended.done():
+            self._wrapper.terminate()
+            await asyncio.wait([self.ended], timeout=grace_s)
+        if not self.ended.done():
+            self._close_lifeline()
+            await asyncio.wait([self.ended], timeout=KILL_TIMEOUT_S)
+        if not self.ended.done():
+            self._wrapper.kill()  # its orphans become the supervisor's and are killed when it is reaped
+        return await self.ended
+
+    def _close_lifeline(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+
+class ProcessTable:
+    """All processes of one supervisor. Enter it in the main thread, with the loop running.
+
+    `lock` is the descriptor of a lock that each instance holds as long as anything of it lives.
+    """
+
+    def __init__(self, lock: int) -> None:
+        self._lock = lock
+        self._running: dict[int, InstanceProcess] = {}
+
+    def __enter__(self) -> Self:
+        instance_wrapper.adopt_orphans()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> InstanceProcess:
+        """Start `command` with its output appended to `log`. Raises OSError; ValueError for a null byte.
+
+        A command that can't be run is not noticed here: the instance says so in its log and exits with 127.
+        """
+        with log.open("ab") as output:
+            process = InstanceProcess(*start_wrapped(command, env=env, cwd=cwd, output=output, lock=self._lock))
+        self._running[process.pid] = process
+        return process
+
+    def _reap(self) -> None:
+        ended = [pid for pid, process in self._running.items() if process.reap()]
+        for pid in ended:
+            del self._running[pid]
+        with suppress(OSError):
+            instance_wrapper.kill_descendants(spare=self._running)
+
+
+# The instances of one run of a job: where they start, what they see and where they leave what they write.
 
 LAST_LINES = 30
 """How many lines of a failed instance's log go into the status."""
@@ -21,7 +205,7 @@ AGENTS_WORD = "edl: "
 """An agent's last line begins so: what follows is why it ended."""
 
 
-class Instances:
+class InstanceLauncher:
     """Starts instances of `spec`.
 
     - `run_folder`: where their logs go, and where they start when the spec names no folder.
@@ -34,7 +218,7 @@ class Instances:
         *,
         folder: JobFolder,
         run_folder: Path,
-        processes: Processes,
+        processes: ProcessTable,
         environ: Mapping[str, str],
         secrets: Mapping[str, str],
     ) -> None:
@@ -66,7 +250,7 @@ class Instances:
         cwd = Path(self._cwd) if self._cwd else work
         return self._processes.start(self._command, env=environ, cwd=cwd, log=self._log(index))
 
-    def trouble(self, index: int, reason: str) -> Trouble:
+    def failure(self, index: int, reason: str) -> FailureDetail:
         """Return what is wrong with the instance, with the end of its log, and which folder is full if that is it.
 
         Of an agent, also why it ended by its own words.
@@ -76,7 +260,7 @@ class Instances:
         why = said.removeprefix(AGENTS_WORD).removeprefix(f"instance {index}: ")
         full = full_folders(self._folders) if any(NO_SPACE in line for line in lines) else []
         where = f"; no space is left in {', '.join(full)}" if full else ""
-        return Trouble(f"instance {index} {reason}{f': {why}' if why else ''}{where}", lines)
+        return FailureDetail(f"instance {index} {reason}{f': {why}' if why else ''}{where}", lines)
 
     def _log(self, index: int) -> Path:
         return self._run_folder / f"{index}.log"

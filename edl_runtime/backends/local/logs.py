@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from edl_runtime.backends.base import LogLine
+from edl_runtime.backends.interface import LogLine
 
 FOLLOW_POLL_S = 0.2
 """How often logs are looked at for more: it costs one `stat` an instance, and works on every file system."""
@@ -29,7 +29,7 @@ def tail(log: Path, lines: int) -> list[str]:
     return (found + reader.rest())[-lines:]
 
 
-async def read_run(
+async def follow_run(
     folder: Path, *, instance: int | None = None, last: int | None = None, ended: Callable[[], bool]
 ) -> AsyncIterator[LogLine]:
     """Yield the lines of all logs in a run's `folder`, or of one `instance`, and those that come until `ended()`.

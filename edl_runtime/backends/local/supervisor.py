@@ -1,8 +1,8 @@
-"""A job's supervisor: `python -m edl_runtime.backends.local.supervisor JOB_FOLDER`, with a `Start` on standard input.
+"""A job's supervisor: `python -m edl_runtime.backends.local.supervisor JOB_FOLDER`.
 
-It leaves its caller's process tree, session and signal settings behind, so that no zombie, terminal or signal mask
-ties the two, and says on standard output that it is up. A start that goes wrong says so on standard error and leaves
-nothing.
+It is given a `SupervisorStart` on standard input. It leaves its caller's process tree, session and signal settings
+behind, so that no zombie, terminal or signal mask ties the two, and says on standard output that it is up. A start that
+goes wrong says so on standard error and leaves nothing.
 """
 
 from __future__ import annotations
@@ -14,24 +14,302 @@ import signal
 import sys
 import tempfile
 import time
-from functools import partial
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from itertools import count, islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
 from edl_runtime import locks
-from edl_runtime.backends.base import JobStatus
+from edl_runtime.backends.interface import SUSPENDED, JobStatus, Phase, check_size
 from edl_runtime.backends.local.capacity import machine_total, scaling_of
-from edl_runtime.backends.local.folders import JobFolder, WorkFolder
-from edl_runtime.backends.local.instances import Instances
-from edl_runtime.backends.local.job import Job
-from edl_runtime.backends.local.messages import REPLY_WITHIN_S, Request, Start
-from edl_runtime.backends.local.processes import Processes
-from edl_runtime.backends.local.restarts import RestartPolicy
-from edl_runtime.backends.local.retention import prune
-from edl_runtime.decoding import Decoder
+from edl_runtime.backends.local.instances import FailureDetail, InstanceLauncher, InstanceSlot, ProcessTable
+from edl_runtime.backends.local.job_folders import JobFolder, WorkFolder, prune_runs
+from edl_runtime.backends.local.rpc import (
+    REPLY_TIMEOUT_S,
+    Accepted,
+    AdoptRequest,
+    DeleteRequest,
+    Rejected,
+    Reply,
+    Request,
+    ResizeRequest,
+    SupervisorStart,
+)
+from edl_runtime.backends.restarts import FailJob, GiveUpInstance, Restart, RestartPolicy, decide_restart
+from edl_runtime.errors import EX_CONFIG, SpecError
+from edl_runtime.exit_status import describe_exit
+from edl_runtime.parsing import JsonDecoder
+from edl_runtime.specs import JobSpec
 
-_requests: Decoder[Request] = Decoder(Request)
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+
+class SupervisedJob:
+    """Runs `spec` until its instances have ended, it has failed or it is told to stop.
+
+    All that changes the job happens between two awaits of the one event loop, so nothing can come between; each
+    change is in the job's status file before anybody is told of it. `status` is as it is to begin with.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        *,
+        status: JobStatus,
+        folder: JobFolder,
+        instances: InstanceLauncher,
+        restarts: RestartPolicy,
+    ) -> None:
+        self._spec = spec
+        self._status = status
+        self._folder = folder
+        self._instances = instances
+        self._restarts = restarts
+        self._slots: dict[int, InstanceSlot] = {}
+        self._indexes = set(range(status.wanted))
+        self._slot_tasks = asyncio.TaskGroup()
+        self._ending = asyncio.Event()
+        self._deleted = False
+
+    async def run(self) -> None:
+        """Keep the job running and return once the last process is gone. Then `close` it."""
+        async with self._slot_tasks:
+            self._start_missing()
+            await self._ending.wait()
+            self._stop_all_except(())
+
+    def close(self) -> None:
+        """Write down what became of the job, or remove it if it was deleted."""
+        if self._deleted:
+            self._folder.remove()
+            _log().info("job.deleted", job=self._spec.name)
+        else:
+            self._save()
+            _log().info("job.ended", job=self._spec.name, phase=self._status.phase, reason=self._status.reason)
+
+    def stop(self, reason: str) -> None:
+        """End the job as failed because of `reason`, which lies outside of it."""
+        self._end("failed", FailureDetail(reason))
+
+    def answer(self, request: Request) -> Reply:
+        """Decide on `request` and carry it out, or in the case of Delete begin to."""
+        match request:
+            case AdoptRequest():
+                return self._adopt(request)
+            case ResizeRequest():
+                return self._resize(request.instances)
+            case DeleteRequest():
+                return self._delete(request)
+            case _:
+                assert_never(request)
+
+    def _adopt(self, request: AdoptRequest) -> Reply:
+        if self._deleted or self._status.phase == "failed":
+            return Rejected("it has ended")
+        if request.digest != self._status.digest:
+            return Rejected("it has another spec")
+        self._change(token=request.token)
+        return Accepted(self._status)
+
+    def _resize(self, instances: int) -> Reply:
+        if self._ending.is_set():
+            return Rejected("it has ended")
+        try:
+            check_size(instances, self._spec.bounds)
+        except SpecError as error:
+            return Rejected("outside its bounds", error.allowed)
+        before, scaling = self._status.wanted, self._status.scaling
+        raised = instances > before
+        if scaling and instances != before:
+            scaling = msgspec.structs.replace(scaling, resized_at=time.time())
+        given_up = [slot.status.index for _, slot in sorted(self._slots.items()) if slot.status.given_up]
+        living = [index for index in sorted(self._indexes) if index not in given_up]
+        self._indexes = indexes_for(instances, living, given_up)
+        self._stop_all_except(self._indexes)
+        self._change(wanted=instances, phase="running" if instances else "pending", scaling=scaling)
+        if raised:
+            self._slots = {index: slot for index, slot in self._slots.items() if not slot.status.given_up}
+        self._start_missing()
+        self._save()
+        _log().info("job.resized", job=self._spec.name, wanted=instances)
+        return Accepted(self._status)
+
+    def _delete(self, request: DeleteRequest) -> Reply:
+        if request.token not in (None, self._status.token):
+            return Rejected("it carries another token")
+        self._deleted = True
+        self._change(scaling=None)
+        self._ending.set()
+        return Accepted(self._status)
+
+    def _start_missing(self) -> None:
+        for index in sorted(self._indexes):
+            if index not in self._slots:
+                slot = self._slots[index] = InstanceSlot(index)
+                self._slot_tasks.create_task(self._run_slot(slot))
+
+    def _stop_all_except(self, staying: Collection[int]) -> None:
+        for index in sorted(self._slots, reverse=True):
+            if index in staying:
+                continue
+            if not self._slots[index].finished:
+                self._slots[index].request_leave()
+            elif not self._ending.is_set():
+                del self._slots[index]
+
+    async def _run_slot(self, slot: InstanceSlot) -> None:
+        """Keep instances in the slot until it has to be left or its work is done."""
+        index = slot.status.index
+        try:
+            await self._run_with_restarts(slot)
+        except (OSError, ValueError) as error:  # a ValueError for a null byte in the command or a variable
+            self._end("failed", FailureDetail(f"instance {index} could not be started: {error}"))
+        slot.finished = True
+        if self._ending.is_set():
+            return
+        if slot.leave.is_set():
+            del self._slots[index]
+            self._start_missing()  # it may be wanted again since
+            self._save()
+        self._end_if_done(slot)
+
+    def _end_if_done(self, ended: InstanceSlot) -> None:
+        """End the job if nobody is left to go on with, since the instance in this slot has ended.
+
+        One that is suspended waits for others.
+        """
+        if self._status.is_suspended:
+            return
+        is_pool = self._spec.kind == "pool"
+        left = [slot for slot in self._slots.values() if not slot.status.given_up]
+        if left and not is_pool and all(slot.status.phase == "succeeded" for slot in left):
+            self._end("succeeded")
+        elif self._slots and len(left) < (1 if is_pool else self._spec.bounds.min):
+            self._end("failed", ended.failure or self._failure())
+
+    async def _run_with_restarts(self, slot: InstanceSlot) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            started = time.monotonic()
+            settling = loop.call_later(self._restarts.healthy_after_s, self._mark_healthy, slot)
+            try:
+                exit_code = await self._run_once(slot)
+            finally:
+                settling.cancel()
+            if slot.leave.is_set():
+                return
+            for_itself = exit_code < 0 or exit_code == EX_CONFIG  # a signal is nothing that the program decides
+            if self._spec.kind == "trainer" and not (self._spec.elastic and for_itself):
+                if exit_code:
+                    self._end("failed", self._instances.failure(slot.status.index, describe_exit(exit_code)))
+                return
+            delay_s = self._decide_restart(slot, exit_code, started, time.monotonic())
+            if delay_s is None:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(slot.leave.wait(), delay_s)
+                return
+            slot.update(phase="running", started_at=time.time(), exit_code=None, restarts=slot.status.restarts + 1)
+
+    def _decide_restart(self, slot: InstanceSlot, exit_code: int, started: float, now: float) -> float | None:
+        """Return how long to wait before the instance is started again, None if it is not."""
+        most, is_pool = self._restarts.max_short_lives, self._spec.kind == "pool"
+        decision = decide_restart(
+            self._restarts,
+            exit_code,
+            now - started,
+            slot.short_lives,
+            others=is_pool and any(other.may_recover(most) for other in self._slots.values() if other is not slot),
+            within_an_hour=0 if is_pool else slot.count_exit(now),
+        )
+        slot.failure = self._instances.failure(slot.status.index, decision.reason) if decision.reason else None
+        match decision:
+            case GiveUpInstance():
+                slot.update(phase="failed", given_up=True)
+                _log().warning("instance.given_up", job=self._spec.name, reason=decision.reason)
+            case FailJob():
+                self._end("failed", slot.failure)
+            case Restart():
+                slot.short_lives = decision.short_lives
+        self._save()
+        return decision.delay_s if isinstance(decision, Restart) else None
+
+    def _mark_healthy(self, slot: InstanceSlot) -> None:
+        """Forget the troubles of an instance that has come up after all."""
+        slot.short_lives = 0
+        if slot.failure:
+            slot.failure = None
+            self._save()
+
+    def _failure(self) -> FailureDetail | None:
+        """Return what is wrong with an instance, the first that has something, or that there are to be none."""
+        if self._status.is_suspended:
+            return FailureDetail(SUSPENDED)
+        return next((slot.failure for _, slot in sorted(self._slots.items()) if slot.failure), None)
+
+    async def _run_once(self, slot: InstanceSlot) -> int:
+        index = slot.status.index
+        process = self._instances.start(index)
+        self._save()
+        _log().info("instance.started", job=self._spec.name, instance=index, pid=process.pid)
+        exit_code = await process.run(slot.leave, self._spec.grace_s)
+        slot.update(phase="failed" if exit_code else "succeeded", exit_code=exit_code)
+        self._save()
+        _log().info("instance.ended", job=self._spec.name, instance=index, exit_code=exit_code)
+        return exit_code
+
+    def _end(self, phase: Phase, failure: FailureDetail | None = None) -> None:
+        if not self._ending.is_set():
+            self._ending.set()
+            self._change(phase=phase, scaling=None, **_failure_fields(failure))
+
+    def _change(self, **changes: object) -> None:
+        self._status = msgspec.structs.replace(self._status, **changes)
+        self._save()
+
+    def _save(self) -> None:
+        instances = tuple(slot.status for _, slot in sorted(self._slots.items()))
+        told = {} if self._ending.is_set() else _failure_fields(self._failure())
+        self._status = msgspec.structs.replace(self._status, instances=instances, **told)
+        try:
+            self._folder.write_status(self._status)
+        except OSError as error:  # a full disk must not end the job
+            _log().warning("status.unwritten", job=self._spec.name, error=str(error))
+
+
+def indexes_for(instances: int, living: Sequence[int], given_up: Sequence[int]) -> set[int]:
+    """Return the indexes of a job that is to have so many instances.
+
+    `living`, `given_up`: those that it has, sorted. A smaller number is one of instances that live as far as there are
+    enough, of the lowest indexes. A larger one keeps all that live and takes the lowest other indexes, those that were
+    given up among them.
+    """
+    kept = living[:instances]
+    missing = instances - len(kept)
+    if instances > len(living) + len(given_up):
+        return {*kept, *islice((index for index in count() if index not in kept), missing)}
+    return {*kept, *given_up[len(given_up) - missing :]}
+
+
+def _failure_fields(failure: FailureDetail | None) -> dict[str, Any]:
+    """Return the fields of a status that tell of the failure, or of its absence."""
+    return msgspec.structs.asdict(failure or FailureDetail(""))
+
+
+@cache
+def _log() -> FilteringBoundLogger:
+    from edl_runtime.log import get_logger  # takes longer than the rest of the start: the caller has its answer first
+
+    log: FilteringBoundLogger = get_logger(__name__)
+    return log
+
+
+_requests: JsonDecoder[Request] = JsonDecoder(Request)
 
 _LONGEST_SOCKET_PATH = 100
 """Bytes, a little below what systems allow (104 to 108)."""
@@ -40,7 +318,7 @@ _LONGEST_SOCKET_PATH = 100
 def main() -> None:
     """Become a supervisor, and end with its job."""
     _detach()
-    asyncio.run(_supervise(msgspec.json.decode(sys.stdin.buffer.read(), type=Start)))
+    asyncio.run(_supervise(msgspec.json.decode(sys.stdin.buffer.read(), type=SupervisorStart)))
 
 
 def _detach() -> None:
@@ -53,14 +331,14 @@ def _detach() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-async def _supervise(start: Start) -> None:
+async def _supervise(start: SupervisorStart) -> None:
     os.set_inheritable(start.held, False)
     status = _first_status(start)
     work = WorkFolder(Path(start.work_folder))
     hidden, folder, run_folder = JobFolder(Path(start.folder)), work.job(start.spec.name), work.run_folder(status)
-    _own(hidden.supervisor_lock)
-    with Processes(_own(hidden.processes_lock)) as processes:
-        instances = Instances(
+    _take_lock(hidden.supervisor_lock)
+    with ProcessTable(_take_lock(hidden.processes_lock)) as processes:
+        instances = InstanceLauncher(
             start.spec,
             folder=folder,
             run_folder=run_folder,
@@ -68,13 +346,13 @@ async def _supervise(start: Start) -> None:
             environ=os.environ,
             secrets=start.secrets,
         )
-        job = Job(start.spec, status=status, folder=folder, instances=instances, restarts=RestartPolicy())
+        job = SupervisedJob(start.spec, status=status, folder=folder, instances=instances, restarts=RestartPolicy())
         async with await asyncio.start_unix_server(partial(_serve, job), _socket(hidden, folder)):
             try:
                 work.new_run(status)
                 hidden.write_status(status)
                 hidden.path.rename(folder.path)
-                _tell(status)
+                _report_started(status)
             except BaseException:
                 shutil.rmtree(run_folder, ignore_errors=True)
                 folder.remove()
@@ -83,13 +361,13 @@ async def _supervise(start: Start) -> None:
             _redirect(run_folder / "supervisor.log")
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGTERM, job.stop, "its supervisor was told to stop")
-            pruning = loop.run_in_executor(None, prune, work, start.spec.name)
+            pruning = loop.run_in_executor(None, prune_runs, work, start.spec.name)
             await job.run()
             await asyncio.wait([pruning])
         job.close()
 
 
-def _first_status(start: Start) -> JobStatus:
+def _first_status(start: SupervisorStart) -> JobStatus:
     return JobStatus(
         name=start.spec.name,
         kind=start.spec.kind,
@@ -104,10 +382,10 @@ def _first_status(start: Start) -> JobStatus:
     )
 
 
-async def _serve(job: Job, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _serve(job: SupervisedJob, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answer one connection's request. Who asks nonsense, or nothing in time, gets no answer."""
     try:
-        async with asyncio.timeout(REPLY_WITHIN_S):
+        async with asyncio.timeout(REPLY_TIMEOUT_S):
             request = _requests.decode(await reader.read())
             writer.write(msgspec.json.encode(job.answer(request)))
             await writer.drain()
@@ -117,7 +395,7 @@ async def _serve(job: Job, reader: asyncio.StreamReader, writer: asyncio.StreamW
         writer.close()
 
 
-def _own(lock: Path) -> int:
+def _take_lock(lock: Path) -> int:
     descriptor = locks.take(lock)
     if descriptor is None:
         raise BlockingIOError(f"{lock} is held by another process")
@@ -134,7 +412,7 @@ def _socket(hidden: JobFolder, target: JobFolder) -> Path:
     return path
 
 
-def _tell(status: JobStatus) -> None:
+def _report_started(status: JobStatus) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(status))
     sys.stdout.buffer.flush()
 

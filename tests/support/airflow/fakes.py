@@ -11,12 +11,15 @@ import msgspec
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
-from edl_airflow.joblog import Position
-from edl_airflow.work import LandedCheckpoint, LocalPlace, Outcome, Training, Work
-from edl_runtime.backends.base import Capacity, InstanceStatus, JobStatus, LogLine, NodeCapacity, refuse_strangers
-from edl_runtime.errors import EX_CONFIG, RegistryUnavailableError, UnknownJobError
+from edl_airflow.results import CheckpointResult
+from edl_airflow.runtime.log import LogPosition
+from edl_airflow.runtime.spec import LocalBackendRef, TaskOutcome, TaskSpec, TrainingStatus
+from edl_runtime.backends.errors import UnknownJobError
+from edl_runtime.backends.interface import Capacity, InstanceStatus, JobStatus, LogLine, NodeCapacity, check_owner
+from edl_runtime.errors import EX_CONFIG
 from edl_runtime.progress import Progress
 from edl_runtime.specs import Bounds, JobSpec
+from edl_runtime.store.errors import RegistryUnavailableError
 
 POOL = JobSpec(name="digits", kind="pool", command=("t",), bounds=Bounds(2, 3), instances=2)
 STUDENT = JobSpec(name="student", kind="trainer", command=("s",), bounds=Bounds(1, 1), instances=1)
@@ -40,7 +43,7 @@ class MadeUpBackend:
 
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
         assert secrets["EDL_REDIS_URL"]
-        refuse_strangers(self.jobs.get(spec.name), token)
+        check_owner(self.jobs.get(spec.name), token)
         self.deeds.append(("submit", spec.name))
         known = self.jobs.get(spec.name)
         phase = known.phase if known and known.digest == spec.digest and known.phase != "failed" else "running"
@@ -94,7 +97,7 @@ class MadeUpBackend:
         return True
 
 
-class MadeUpSite:
+class FakeClient:
     """A backend, and a Redis that knows what the test says; `away` makes it silent, `refused` times by now."""
 
     secrets: Mapping[str, str] = {"EDL_REDIS_URL": "redis://:secret@nowhere:1/0"}
@@ -103,12 +106,12 @@ class MadeUpSite:
         self.backend: Any = MadeUpBackend()
         self.registered: list[str] = []
         self.reports: dict[str, Progress] = {}
-        self.trainings: dict[str, Training] = {}
-        self.landed: list[LandedCheckpoint | None] = []
+        self.trainings: dict[str, TrainingStatus] = {}
+        self.landed: list[CheckpointResult | None] = []
         self.followed = asyncio.Event()  # somebody wants to hear of what lands from now on
         self.asked: list[tuple[str, str]] = []
-        self.begun: dict[str, str] = {}
-        self.positions: dict[str, Position] = {}
+        self.started: dict[str, str] = {}
+        self.positions: dict[str, LogPosition] = {}
         self.away = False
         self.refused = 0
 
@@ -124,7 +127,7 @@ class MadeUpSite:
         self._fail_if_away()
         return self.reports.get(job)
 
-    async def training(self, job: str) -> Training | None:
+    async def training(self, job: str) -> TrainingStatus | None:
         self._fail_if_away()
         return self.trainings.get(job)
 
@@ -132,13 +135,13 @@ class MadeUpSite:
         self._fail_if_away()
         return 3 if job in self.trainings else 0
 
-    async def ask_to_end(self, job: str, reason: str) -> bool:
+    async def request_stop(self, job: str, reason: str) -> bool:
         self._fail_if_away()
         if job in self.trainings:
             self.asked.append((job, reason))
         return job in self.trainings
 
-    async def checkpoint(self, stream: str, job: str, since: float) -> LandedCheckpoint | None:  # noqa: ARG002
+    async def checkpoint(self, stream: str, job: str, since: float) -> CheckpointResult | None:  # noqa: ARG002
         self._fail_if_away()
         found = (one for one in reversed(self.landed) if one and one["job"] == job and one["at"] >= since)
         return next(found, None)
@@ -154,26 +157,26 @@ class MadeUpSite:
         last_id: str,
         *,
         block_ms: int = 1000,
-    ) -> list[tuple[str, LandedCheckpoint | None]]:
+    ) -> list[tuple[str, CheckpointResult | None]]:
         self._fail_if_away()
         if block_ms:
             await asyncio.sleep(0.01)
         first = int(last_id or 0)
         return [(str(number), self.landed[number - 1]) for number in range(first + 1, len(self.landed) + 1)]
 
-    async def begun_by(self, job: str) -> str:
+    async def started_by(self, job: str) -> str:
         self._fail_if_away()
-        return self.begun.get(job, "")
+        return self.started.get(job, "")
 
-    async def keep_begun_by(self, job: str, token: str) -> None:
+    async def save_started_by(self, job: str, token: str) -> None:
         self._fail_if_away()
-        self.begun[job] = token
+        self.started[job] = token
 
-    async def log_position(self, job: str) -> Position | None:
+    async def log_position(self, job: str) -> LogPosition | None:
         self._fail_if_away()
         return self.positions.get(job)
 
-    async def keep_log_position(self, job: str, position: Position) -> None:
+    async def save_log_position(self, job: str, position: LogPosition) -> None:
         self._fail_if_away()
         self.positions[job] = position
 
@@ -204,27 +207,27 @@ def short_of_one(reason: str) -> JobStatus:
     return job_status("digits", **given, last_lines=("another model",))
 
 
-def landed(step: int, **changes: Any) -> LandedCheckpoint:
+def landed(step: int, **changes: Any) -> CheckpointResult:
     """A checkpoint of the job "student", unless changed."""
     given = {"job": "student", "checkpoint": f"/c/{step}", "step": step, "epoch": 1, "metrics": {}, "at": 100.0 + step}
-    return msgspec.convert({**given, **changes}, LandedCheckpoint)
+    return msgspec.convert({**given, **changes}, CheckpointResult)
 
 
-def work_of(**changes: Any) -> Work:
+def spec_of(**changes: Any) -> TaskSpec:
     """A pool of two and a student, unless changed."""
     given: dict[str, Any] = {
         "conn_id": "edl_default",
-        "place": LocalPlace("/w"),
+        "place": LocalBackendRef("/w"),
         "token": "try-1",
         "pool": "digits",
         "pool_job": POOL,
         "at_least": 2,
         "pool_deadline": 1e12,
-        "waits_s": 60,
+        "wait_timeout_s": 60,
         "trainer_job": STUDENT,
         "progress_every_s": 0,
     }
-    return Work(**{**given, **changes})
+    return TaskSpec(**{**given, **changes})
 
 
 class MadeUpTask(SimpleNamespace):
@@ -250,6 +253,6 @@ def deferred_by(operator: Any, context: Any) -> TaskDeferred:
     return caught.value
 
 
-def event_of(deferred: TaskDeferred, outcome: Outcome) -> dict[str, Any]:
+def event_of(deferred: TaskDeferred, outcome: TaskOutcome) -> dict[str, Any]:
     """What the trigger fires: how it ended, and what it was given."""
     return {**msgspec.to_builtins(outcome), **deferred.trigger.serialize()[1]}

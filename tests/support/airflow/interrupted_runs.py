@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
+from laptop.client import AirflowClient, DagRun, TaskInstance
+from laptop.launcher import Laptop
 from support.airflow.places import Place
 from support.airflow.processes import miss
-
-from edl_airflow.laptop.client import AirflowClient, Run, Task
-from edl_airflow.laptop.launcher import Laptop
 
 STEADY_S = 3.0
 """What a try that has ended still has to stop, it stops within that."""
@@ -30,7 +29,7 @@ class Case:
     """One run. Each of its students leaves its id in `folder`, where it finds `go` when it may end."""
 
     def __init__(
-        self, folder: Path, run: Run, *, laptop: Laptop, client: AirflowClient, place: Place, until: Until
+        self, folder: Path, run: DagRun, *, laptop: Laptop, client: AirflowClient, place: Place, until: Until
     ) -> None:
         self.run = run
         self._laptop = laptop
@@ -107,7 +106,7 @@ class Case:
         """Whether the student was given the time to save what it had."""
         return (self._folder / "saved").exists()
 
-    def task(self, task_id: str = "distill") -> Task:
+    def task(self, task_id: str = "distill") -> TaskInstance:
         return next(task for task in self.client.tasks(self.run) if task.task_id == task_id)
 
     def log(self, task_id: str = "distill") -> str:
@@ -115,7 +114,7 @@ class Case:
 
     def reaches(self, state: str, *, try_number: int = 1) -> None:
         """Wait until the task `distill` is in this state, in this try."""
-        wanted = Task("distill", state, try_number)
+        wanted = TaskInstance("distill", state, try_number)
         self.until(lambda: self.task() == wanted, lambda: f"{self.task()} is not yet {wanted}:\n{self.log()}")
 
     def ends(self, state: str) -> None:

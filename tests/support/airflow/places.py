@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
+from laptop.launcher import Laptop
 from support.airflow.processes import is_alive
 from support.cluster.cluster import Cluster, RedisService
 
-from edl_airflow.laptop.launcher import Laptop
-from edl_runtime.backends.base import Backend
+from edl_runtime.backends.interface import Backend
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.local import LocalBackend
+from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.registry.directory import Directory
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 
 class Place(Protocol):

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import psutil
-
-from edl_airflow.laptop.components import Component
-from edl_airflow.laptop.launcher import Laptop
+from laptop.components import Component
+from laptop.launcher import Laptop
 
 ENDS_WITHIN_S = 300.0
 

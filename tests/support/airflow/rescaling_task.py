@@ -17,13 +17,13 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-from edl_runtime.autoscale.jobs import Job, Node, Target
-from edl_runtime.autoscale.policy import decide
-from edl_runtime.backends.local.folders import WorkFolder
+from edl_runtime.autoscale.policy.decide import decide
+from edl_runtime.autoscale.policy.model import Node, Target, Workload
+from edl_runtime.backends.local.job_folders import WorkFolder
 
 
 def halts_one(
-    jobs: Sequence[Job], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
+    jobs: Sequence[Workload], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
 ) -> Mapping[str, Target]:
     """Decide, and let the job that EDL_HALTED names answer nobody from then on."""
     found = decide(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)

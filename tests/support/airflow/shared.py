@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 from conftest import skip_on_a_laptop
+from laptop.client import AirflowClient, DagRun
+from laptop.follow import follow_run
+from laptop.launcher import Laptop
 from support.airflow.interrupted_runs import Case
 from support.airflow.places import Place, Pods, ThisMachine
 from support.network.proxy import Proxy
-
-from edl_airflow.laptop.client import AirflowClient, Run
-from edl_airflow.laptop.follow import follow
-from edl_airflow.laptop.launcher import Laptop
 
 WITHIN_S = 300.0
 """How long anything may take before it counts as hanging: all tests share two cores."""
@@ -71,7 +70,7 @@ class Airflow:
                 self._outcomes[_key(beside, given)] = self._threads.submit(beside, airflow=self, **given)
             elif (name := getattr(item.function, "alone", "")) and given["state"] == "deferred":
                 name = _case_name(name, **given)
-                self._cases[name] = self._threads.submit(self._begun, name)
+                self._cases[name] = self._threads.submit(self._started, name)
 
     def stop(self) -> None:
         """End the tests that still go on."""
@@ -93,20 +92,20 @@ class Airflow:
         full = _case_name(name, state, place)
         return self._cases[full].result() if full in self._cases else self._case(full)
 
-    def begin(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> Run:
+    def begin(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> DagRun:
         """Switch a DAG on and trigger a run."""
         self.laptop.wait_for_dag(self.client, dag_id)
         with self._begins:
             self.client.unpause(dag_id)
             return self.client.trigger(dag_id, conf)
 
-    def run(self, dag_id: str, conf: Mapping[str, Any], say: Callable[[str], None] = print) -> Run:
+    def run(self, dag_id: str, conf: Mapping[str, Any], say: Callable[[str], None] = print) -> DagRun:
         """Trigger a run and follow it until it has succeeded."""
         run = self.begin(dag_id, conf)
-        follow(self.client, run, say, check=self.check, timeout_s=3 * WITHIN_S)
+        follow_run(self.client, run, say, check=self.check, timeout_s=3 * WITHIN_S)
         return run
 
-    def task(self, run: Run, task_id: str) -> dict[str, Any]:
+    def task(self, run: DagRun, task_id: str) -> dict[str, Any]:
         """Return what Airflow's API says of a task."""
         path = f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/{task_id}"
         found: dict[str, Any] = self.client._ask("GET", path)
@@ -135,7 +134,7 @@ class Airflow:
         assert not self._is_over, "the other tests are over"
         self.laptop.check()
 
-    def _begun(self, name: str) -> Case:
+    def _started(self, name: str) -> Case:
         case = self._case(name)
         case.student()
         return case

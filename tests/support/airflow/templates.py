@@ -1,16 +1,16 @@
-"""An operator whose fields hold templates, and the surroundings that its plan is made in."""
+"""An operator whose fields hold templates, and the edl_connection that its plan is made in."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from edl_airflow.hooks.edl import Surroundings
+from edl_airflow.connection import EdlConnection
 from edl_airflow.operators.distill import EdlDistillOperator
-from edl_airflow.work import LocalPlace
+from edl_airflow.runtime.spec import LocalBackendRef
 from edl_runtime.specs import TeacherSpec, TrainerSpec
 
 TEACHER = TeacherSpec(model="/models/{{ params.high }}", outputs=("logits",))
-SURROUNDINGS = Surroundings(redis_url="redis://nowhere:1/0", namespace="team", place=LocalPlace("/w"))
+SURROUNDINGS = EdlConnection(redis_url="redis://nowhere:1/0", namespace="team", place=LocalBackendRef("/w"))
 STUDENT = TrainerSpec(command=("python", "s.py", "{{ run_id }}"), env={"LOW": "{{ params.low }}"})
 
 

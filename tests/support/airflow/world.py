@@ -22,17 +22,16 @@ from airflow.sdk.exceptions import TaskDeferred
 from support.airflow.fakes import deferred_by
 
 from edl_airflow.operators.distill import EdlDistillOperator
-from edl_airflow.work import Outcome
-from edl_runtime.backends.local import LocalBackend
+from edl_airflow.runtime.spec import TaskOutcome
+from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.specs import TeacherSpec, TrainerSpec
-from edl_runtime.store.client import connect
 from edl_runtime.store.keys import Service
+from edl_runtime.store.redis_client import connect
 
 MODEL = """
-from edl_runtime.protocol.oip import TensorSpec
-from edl_runtime.teacher.callable_model import served
+from edl_runtime.teacher import TensorSpec, served
 
 @served(inputs=[TensorSpec("x", "FP32", (-1, 2))], outputs=[TensorSpec("y", "FP32", (-1, 2))])
 def double(inputs):
@@ -58,9 +57,9 @@ write_result(checkpoint=str(folder / "model"), metrics={"accuracy": 0.5})
 
 REPORTS = """
 import asyncio, os, sys, time
-from edl_runtime.progress import Progress, publish
+from edl_runtime.progress import Progress, publish_progress
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 async def main():
     settings = RuntimeSettings.from_env(os.environ)
@@ -70,7 +69,7 @@ async def main():
                 step=step, total_steps=3, updated_at=time.time(), loss=0.25, answered={"a:1": step},
                 teachers=1, waiting=0.38, limit="teachers", quarantined={"b:1": "b:1: timed out"},
             )
-            await publish(client, settings.namespace, settings.job, progress)
+            await publish_progress(client, settings.namespace, settings.job, progress)
 
 asyncio.run(main())
 """
@@ -86,9 +85,9 @@ class World:
         self.work_dir = folder / "edl"
         self.backend = LocalBackend(self.work_dir)
         self._monkeypatch = monkeypatch
-        for module in ("conductor", "waiting"):
-            monkeypatch.setattr(f"edl_airflow.{module}.LOOK_EVERY_S", 0.1)
-        monkeypatch.setattr("edl_airflow.joblog.LAST_WORDS_S", 60.0)
+        for module in ("runtime.runner", "waits.base"):
+            monkeypatch.setattr(f"edl_airflow.{module}.POLL_INTERVAL_S", 0.1)
+        monkeypatch.setattr("edl_airflow.runtime.log.FINAL_LINES_WAIT_S", 60.0)
         for name, text in (("answers", MODEL), ("student", STUDENT), ("reports", REPORTS)):
             (folder / f"{name}.py").write_text(text)
         self.connect_to(redis_url)
@@ -193,7 +192,7 @@ async def fired(trigger: Any) -> dict[str, Any]:
     """Run a trigger to its one event."""
     (event,) = [event async for event in trigger.run()]
     payload: dict[str, Any] = json.loads(json.dumps(event.payload))
-    msgspec.convert(payload, Outcome)
+    msgspec.convert(payload, TaskOutcome)
     return payload
 
 

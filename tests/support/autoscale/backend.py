@@ -9,9 +9,10 @@ from typing import Any
 
 from support.autoscale.jobs import job
 
-from edl_runtime.backends.base import Capacity, JobStatus, NodeCapacity
-from edl_runtime.backends.local import LocalBackend
-from edl_runtime.errors import BackendError, UnknownJobError
+from edl_runtime.backends.errors import UnknownJobError
+from edl_runtime.backends.interface import Capacity, JobStatus, NodeCapacity
+from edl_runtime.backends.local.backend import LocalBackend
+from edl_runtime.errors import BackendError
 
 CPUS = 40
 

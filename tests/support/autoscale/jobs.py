@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from edl_runtime.autoscale.history import JobPoint, Point, State, Use
-from edl_runtime.backends.base import Capacity, InstanceStatus, JobStatus, NodeCapacity, Scaling
+from edl_runtime.autoscale.history import HistoryPoint, JobPoint, JobState, ResourceUse
+from edl_runtime.backends.interface import Capacity, InstanceStatus, JobStatus, NodeCapacity, Scaling
 from edl_runtime.specs import Bounds
 
 SCALING = ("priority", "weight", "resumes", "resized_at", "queue", "node_selector")
@@ -53,9 +53,9 @@ def capacity(*nodes: NodeCapacity) -> Capacity:
     return Capacity(nodes=nodes)
 
 
-def past(at: float, *, window: str = "", cpu: Use | None = None, **jobs: int | State) -> Point:
+def past(at: float, *, window: str = "", cpu: ResourceUse | None = None, **jobs: int | JobState) -> HistoryPoint:
     """Return a point: of each job the number of its instances that ran, or the state that it was in without any."""
-    return Point(
+    return HistoryPoint(
         at=at,
         jobs={
             name: JobPoint(running=seen) if isinstance(seen, int) else JobPoint(state=seen)

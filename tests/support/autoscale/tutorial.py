@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from edl_runtime.autoscale.plan import Rules
+from edl_runtime.autoscale.planner import RescalingRules
 from edl_runtime.autoscale.rescale import rescale
-from edl_runtime.backends.base import Backend
-from edl_runtime.monitor.collector import look
-from edl_runtime.monitor.view import row
+from edl_runtime.backends.interface import Backend
+from edl_runtime.monitor.snapshot import summary_row, take_snapshot
 from edl_runtime.pods import Pod
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.shards.ledger import Ledger
@@ -37,7 +36,7 @@ SHARDS = [str(number) for number in range(100_000)]
 TRAINER = """
 import os, signal, time
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.shards.blocking import BlockingLedger
+from edl_runtime.shards.ledger import BlockingLedger
 leaving = []
 signal.signal(signal.SIGTERM, lambda *_: leaving.append(True))
 settings = RuntimeSettings.from_env(os.environ)
@@ -75,7 +74,7 @@ def spec(name: str, namespace: str, cpus: float) -> JobSpec:
 class Tutorial:
     """Jobs that are submitted one by one, and a rescaling every two seconds until a number of trainers runs."""
 
-    def __init__(self, backend: Backend, client: Redis, namespace: str, redis_url: str, rules: Rules) -> None:
+    def __init__(self, backend: Backend, client: Redis, namespace: str, redis_url: str, rules: RescalingRules) -> None:
         self.backend = backend
         self.client = client
         self.namespace = namespace
@@ -120,7 +119,7 @@ class Tutorial:
         """Wait for a line with these jobs and trainers, a pattern; return the CPUs reserved, a share."""
         deadline = time.monotonic() + WITHIN_S
         while True:
-            line = "\t".join(row(await look(self.backend, self.client, self.namespace)))
+            line = "\t".join(summary_row(await take_snapshot(self.backend, self.client, self.namespace)))
             found = re.match(rf"{submitted}\t{pending}\t{trainers}\t([\d.]+)%", line)
             if found:
                 return float(found[1]) / 100

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from edl_runtime.backends.base import Backend, JobStatus
+from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 
 WAITS = "import time; print('up'); time.sleep(600)"

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 from support.backends import jobs
 
-from edl_runtime.backends.local.folders import WorkFolder
+from edl_runtime.backends.local.job_folders import WorkFolder
 from edl_runtime.specs import JobKind, JobSpec
 
 WITHIN_S = 60.0

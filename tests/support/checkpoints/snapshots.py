@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edl_runtime.checkpoint.manifest import MANIFEST
-from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.checkpoint.file_format import MANIFEST, Snapshot
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.specs import Checkpoint
 

@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from edl_runtime.backends.kubernetes import KubernetesBackend, names
-from edl_runtime.backends.kubernetes.connect import by_kubeconfig
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
+from edl_runtime.backends.kubernetes.kubeconfig import connect_by_kubeconfig
 from edl_runtime.pods import Pod, Volume
 
 IMAGE = "EDL_TEST_IMAGE"
@@ -46,7 +47,7 @@ class Cluster:
         self.kubeconfig = kubeconfig
         self.image = image
         self.namespace = f"edl-test-{secrets.token_hex(3)}"
-        self.connect = by_kubeconfig(kubeconfig)
+        self.connect = connect_by_kubeconfig(kubeconfig)
 
     def backend(self, shared: Path | None = None, **more: Any) -> KubernetesBackend:
         """Return a backend whose pods see the folder `shared` under its own path."""

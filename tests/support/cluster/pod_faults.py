@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import yaml
 from support.cluster.cluster import Cluster
 
-from edl_runtime.backends.base import Backend
+from edl_runtime.backends.interface import Backend
 
 
 @asynccontextmanager

@@ -21,11 +21,11 @@ import redis
 from support.elastic.fake_agent import said_in
 from support.paths import TRAINING_SCRIPTS
 
-from edl_runtime.elastic.events import Event, Kind, read
-from edl_runtime.errors import RegistrySilentError
+from edl_runtime.elastic.rendezvous.events import Event, EventKind, read
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
-from edl_runtime.store.client import connect
+from edl_runtime.store.errors import RegistrySilentError
+from edl_runtime.store.redis_client import connect
 
 SCRIPT = TRAINING_SCRIPTS / "elastic_script.py"
 IMPATIENT = Path(__file__).with_name("impatient_agent.py")
@@ -106,7 +106,7 @@ class Group:
             with contextlib.suppress(RegistrySilentError):  # a busy machine keeps even Redis waiting
                 return asyncio.run(look())
 
-    def await_event(self, kind: Kind, such: Callable[[Event], bool] = lambda _: True) -> Event:
+    def await_event(self, kind: EventKind, such: Callable[[Event], bool] = lambda _: True) -> Event:
         """Return the last event of that kind, once there is one."""
         return self._last_of(lambda events: [each for each in events if each.kind == kind and such(each)])
 
@@ -149,7 +149,7 @@ class Group:
 
     def await_members(self, hold: Callable[[list[dict[str, Any]]], object]) -> None:
         """Wait until the members are such, as their agents have told Redis."""
-        records = keys.of_group(self.settings.namespace, self.settings.job)[1]
+        records = keys.group_keys(self.settings.namespace, self.settings.job)[1]
         with redis.Redis.from_url(self.settings.redis_url) as client:
             self.await_that(lambda: hold([json.loads(each) for each in client.hvals(records)]), "such members")
 

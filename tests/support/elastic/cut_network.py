@@ -12,7 +12,7 @@ import struct
 
 import numpy as np
 
-from edl_runtime.elastic import star
+from edl_runtime.elastic.comm import bootstrap
 
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
@@ -28,15 +28,15 @@ def switch_loopback(*, on: bool) -> None:
 
 def main() -> None:
     """Connect two ranks, cut the network, and wait for the other one."""
-    star.UNREACHABLE_S = 2
+    bootstrap.UNREACHABLE_S = 2
     switch_loopback(on=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         end = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
-    first, second = star.Star({1: other}), star.Star({0: end})
+    first, second = bootstrap.ControlChannel({1: other}), bootstrap.ControlChannel({0: end})
     switch_loopback(on=False)
     try:
-        first.sum(np.zeros(1, np.int64))
+        first.all_reduce(np.zeros(1, np.int64))
     except OSError as error:
         print(json.dumps(type(error).__name__))  # noqa: T201
     del second

@@ -20,9 +20,15 @@ import numpy as np
 from support.elastic import warm_trainers
 from support.paths import TRAINING_SCRIPTS
 
-from edl_runtime.elastic.channel import Channel
-from edl_runtime.elastic.messages import Beat, FromTrainer, Join, Leave, Ready
-from edl_runtime.shards.cursor import Cursor, advance, batch
+from edl_runtime.elastic.comm.agent_protocol import (
+    Heartbeat,
+    JoinGeneration,
+    Leave,
+    MessageChannel,
+    WorkerMessage,
+    WorkerReady,
+)
+from edl_runtime.shards.cursor import DatasetCursor, advance, batch
 
 SCRIPT = TRAINING_SCRIPTS / "elastic_script.py"
 
@@ -62,9 +68,9 @@ class Trainer:
                 )
             )
         self._end = ours
-        self.line: Channel[FromTrainer] = Channel(ours, FromTrainer)
-        self.heard: list[tuple[float, FromTrainer]] = []
-        self._news: queue.Queue[FromTrainer | None] = queue.Queue()
+        self.line: MessageChannel[WorkerMessage] = MessageChannel(ours, WorkerMessage)
+        self.heard: list[tuple[float, WorkerMessage]] = []
+        self._news: queue.Queue[WorkerMessage | None] = queue.Queue()
         self._listener = threading.Thread(target=self._listen, name="edl-test-listener", daemon=True)
         self._listener.start()
 
@@ -92,8 +98,8 @@ class Trainer:
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError):
-            for word in self.line.listen():
-                if not isinstance(word, Beat):
+            for word in self.line.receive():
+                if not isinstance(word, Heartbeat):
                     self.heard.append((time.time(), word))
                 self._news.put(word)
         self._news.put(None)
@@ -104,18 +110,18 @@ def join(trainers: list[Trainer], generation: int, instances: int = 3) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         store = f"127.0.0.1:{free.getsockname()[1]}"
     for rank, trainer in enumerate(trainers):
-        word = Join(
+        word = JoinGeneration(
             generation=generation,
             rank=rank,
             world_size=len(trainers),
             store=store,
             instances=max(instances, len(trainers)),
         )
-        trainer.line.say(word)
+        trainer.line.send(word)
 
 
 def leave(trainer: Trainer, *, checkpoint: bool = False) -> None:
-    trainer.line.say(Leave(reason="a test", checkpoint=checkpoint))
+    trainer.line.send(Leave(reason="a test", checkpoint=checkpoint))
 
 
 def open_gate(out: Path, step: int) -> None:
@@ -130,7 +136,7 @@ def trainers(out: Path, count: int, **options: Any) -> Iterator[list[Trainer]]:
     started = [Trainer(out, **options) for _ in range(count)]
     try:
         for trainer in started:
-            trainer.await_word(Ready)
+            trainer.await_word(WorkerReady)
         yield started
     finally:
         for trainer in started:
@@ -165,7 +171,7 @@ def generations_of(out: Path) -> dict[int, set[int]]:
 
 def batches_of(samples: int, global_batch: int, epochs: int, seed: int = 3) -> dict[int, list[int]]:
     """Return what `stepped` is when each sample counts once an epoch, in the order that the seed gives."""
-    place = Cursor(length=samples, global_batch=global_batch, epochs=epochs, seed=seed)
+    place = DatasetCursor(length=samples, global_batch=global_batch, epochs=epochs, seed=seed)
     steps: dict[int, list[int]] = {}
     while not place.done:
         indices = batch(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from edl_runtime.elastic.generation import Generation
+from edl_runtime.elastic.rendezvous.generation import Generation
 
 
 def generation(number: int, members: Iterable[str], **fields: Any) -> Generation:

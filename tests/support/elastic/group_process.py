@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from edl_runtime.elastic.groups import PIECE, PaddleGroup
-from edl_runtime.elastic.messages import Join
-from edl_runtime.errors import GroupLostError
+from edl_runtime.elastic.comm.agent_protocol import JoinGeneration
+from edl_runtime.elastic.comm.process_group import CHUNK_BYTES, PaddleProcessGroup
+from edl_runtime.elastic.errors import GroupLostError
 
 GENERATIONS = 4
 
@@ -37,18 +37,22 @@ def main(rank: int, size: int, port: int, out: Path) -> dict[str, Any]:
     client = socket.create_connection(elsewhere.getsockname())
     seen: dict[str, Any] = {"descriptors": [], "raised": 0, "listens": False}
     for generation in range(1, GENERATIONS + 1):
-        join = Join(generation=generation, rank=rank, world_size=size, store=f"127.0.0.1:{port}", instances=size)
+        join = JoinGeneration(
+            generation=generation, rank=rank, world_size=size, store=f"127.0.0.1:{port}", instances=size
+        )
         moves: list[None] = []
-        group = PaddleGroup(join, "gloo", moved=lambda moves=moves: moves.append(None))
+        group = PaddleProcessGroup(join, "gloo", on_progress=lambda moves=moves: moves.append(None))
         assert group.meet(str(rank), generation if rank else None).steps == [None] + [generation] * (size - 1)
-        assert group.count(np.arange(3) + rank).tolist() == [sum(at + each for each in range(size)) for at in range(3)]
+        assert group.all_reduce_counts(np.arange(3) + rank).tolist() == [
+            sum(at + each for each in range(size)) for at in range(3)
+        ]
         for dtype in ("float32", "float64", "bfloat16"):
             values = paddle.full([5], rank + 1.0, dtype=dtype)
-            group.sum(values)
+            group.all_reduce(values)
             assert values.astype("float32").tolist() == [sum(range(1, size + 1))] * 5
-        wanted = np.resize(np.arange(251, dtype=np.uint8), 2 * PIECE + 1000)
+        wanted = np.resize(np.arange(251, dtype=np.uint8), 2 * CHUNK_BYTES + 1000)
         given = wanted.copy() if rank == 1 else np.zeros(len(wanted), np.uint8)
-        group.give(given, 1, [taker for taker in range(size) if taker != 1])
+        group.broadcast(given, 1, [receiver for receiver in range(size) if receiver != 1])
         assert (given == wanted).all()
         assert len(moves) == 3
         if rank == 0:  # nobody comes to this one
@@ -57,9 +61,9 @@ def main(rank: int, size: int, port: int, out: Path) -> dict[str, Any]:
             seen["listens"] |= listens(group._store_port)
             try:
                 if generation % 2:
-                    group.count(np.zeros(1, np.int64))
+                    group.all_reduce_counts(np.zeros(1, np.int64))
                 else:
-                    group.sum(paddle.zeros([1]))
+                    group.all_reduce(paddle.zeros([1]))
             except GroupLostError:
                 seen["raised"] += 1
             aborter.join()

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from support.redis_clock import START_S, set_clock
 
-from edl_runtime.elastic.agreement import decide, outcome_of
-from edl_runtime.elastic.generation import Generation, GroupView, TrainerMember
-from edl_runtime.elastic.membership import Membership
-from edl_runtime.elastic.roll import Times
-from edl_runtime.errors import InstanceSupersededError
+from edl_runtime.elastic.errors import InstanceSupersededError
+from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, TrainerMember
+from edl_runtime.elastic.rendezvous.participants import Timeouts
+from edl_runtime.elastic.rendezvous.planner import job_outcome, plan_generation
+from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
 from edl_runtime.specs import Bounds
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 LEASE_S = 3.0
-TIMES = Times(join_limit_s=4.0, retry_s=2.0, setback_s=0.5)
+TIMES = Timeouts(join_limit_s=4.0, retry_s=2.0, setback_s=0.5)
 LOAD_S = 2.0
 """What the process of a script that stays as it is takes to start."""
 HANGS_FOR_S = 1.5
@@ -42,7 +42,7 @@ class Agent:
     def __init__(self, world: World, index: int, boot: int) -> None:
         self.id = f"{index}-{boot}"
         self.index = index
-        self.membership = Membership(world.client, "n", "job", ttl_s=LEASE_S)
+        self.membership = RendezvousStore(world.client, "n", "job", ttl_s=LEASE_S)
         self.view = GroupView(now=0.0)
         self.alive = True
         self.stopped_at: float | None = None
@@ -79,7 +79,7 @@ class Agent:
             lost=self.lost,
             failures=self.failures,
             stepped=self.up,
-            came_on=self.told > self.up and self.ready and self.index in self._world.come_on,
+            advanced=self.told > self.up and self.ready and self.index in self._world.come_on,
         )
 
     def new_trainer(self, load_s: float) -> None:
@@ -100,12 +100,12 @@ class Agent:
             return
         try:
             record = self.record()
-            self.view = view = await self.membership.beat(record)
+            self.view = view = await self.membership.heartbeat(record)
         except InstanceSupersededError:
             self.alive = False
             return
         current = view.generation
-        if record.came_on and current and self.id in current.members:
+        if record.advanced and current and self.id in current.members:
             self._world.came_on_at = view.now
         if current:
             self._follow(current)
@@ -118,8 +118,8 @@ class Agent:
         if self.tells and self.told and self.suspected < self.told and self._world.is_broken(self.told):
             self.suspected = self.told
             await self.membership.suspect(self.told, "the connection was reset")
-        assert outcome_of(view) is None
-        await self.propose(decide(view, self._world.bounds, self.id, self._world.times))
+        assert job_outcome(view) is None
+        await self.propose(plan_generation(view, self._world.bounds, self.id, self._world.times))
 
     async def propose(self, draft: Generation | None) -> bool:
         """Publish a draft, if there is one, and check what was published."""
@@ -150,7 +150,7 @@ class PlainAgent(Agent):
 
     def record(self) -> TrainerMember:
         ready = self.ready or self.view.rank(self.id) is not None
-        return msgspec.structs.replace(super().record(), ready=ready, live=False, stepped=0, came_on=False)
+        return msgspec.structs.replace(super().record(), ready=ready, live=False, stepped=0, advanced=False)
 
     def _train(self) -> None:
         """It tells of nothing that it does."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from edl_runtime.cli import main
-from edl_runtime.elastic import leading
-from edl_runtime.elastic.agreement import decide, waits_for
-from edl_runtime.elastic.roll import Times
+from edl_runtime.elastic.agent import agent
+from edl_runtime.elastic.rendezvous.participants import Timeouts
+from edl_runtime.elastic.rendezvous.planner import plan_generation, wait_reason
 
 LIMIT_S = 4.0
 
 if __name__ == "__main__":
-    times = Times(join_limit_s=LIMIT_S)
-    leading.decide = partial(decide, times=times)
-    leading.waits_for = partial(waits_for, times=times)
+    timeouts = Timeouts(join_limit_s=LIMIT_S)
+    agent.plan_generation = partial(plan_generation, timeouts=timeouts)
+    agent.wait_reason = partial(wait_reason, timeouts=timeouts)
     main()

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from edl_runtime.elastic.link import NoLink
-from edl_runtime.elastic.messages import FromTrainer, Leave
-from edl_runtime.elastic.run import Run
-from edl_runtime.elastic.saving import Saver
+from edl_runtime.elastic.api import Run
+from edl_runtime.elastic.comm.agent_client import StandaloneClient
+from edl_runtime.elastic.comm.agent_protocol import Leave, WorkerMessage
+from edl_runtime.elastic.training.checkpointing import CheckpointManager
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
 
@@ -24,18 +24,18 @@ with warnings.catch_warnings():
 Do = Callable[[], object]
 
 
-class QuietLink(NoLink):
+class QuietLink(StandaloneClient):
     """One that leaves the test's signals alone and remembers what was said."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[FromTrainer] = []
+        self.said: list[WorkerMessage] = []
 
-    def say(self, message: FromTrainer) -> None:
+    def send(self, message: WorkerMessage) -> None:
         self.said.append(message)
-        super().say(message)
+        super().send(message)
 
-    def take_signals(self) -> None:
+    def handle_signals(self) -> None:
         pass
 
     def stop(self) -> None:
@@ -47,7 +47,7 @@ def begin(folder: Path | None = None, *, every_steps: int = 1000, result: Path |
     link = QuietLink()
     spec = None if folder is None else Checkpoint(url=str(folder), every_steps=every_steps)
     settings = RuntimeSettings(result_file="" if result is None else str(result))
-    return Run(link, Saver(spec, link), settings), link
+    return Run(link, CheckpointManager(spec, link), settings), link
 
 
 def model_and_optimizer(*, width: int = 3, order: int = 1, rate: Any = 0.1) -> tuple[Any, Any]:

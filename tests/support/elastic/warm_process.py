@@ -18,8 +18,8 @@ from pathlib import Path
 
 import paddle  # noqa: F401 - what takes long
 
-import edl_runtime.elastic.run
-import edl_runtime.elastic.training  # noqa: F401
+import edl_runtime.elastic.api
+import edl_runtime.elastic.training.loop  # noqa: F401
 
 
 def serve(control: socket.socket) -> dict[str, list[str]] | None:

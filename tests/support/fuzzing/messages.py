@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edl_runtime.protocol.http import render_request, render_response
+from edl_runtime.protocol.http_heads import render_request, render_response
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
-from edl_runtime.protocol.region import REGION, REGISTER_PATH, START
+from edl_runtime.protocol.shared_memory import REGION_NAME, REGISTER_PATH, TENSORS_START
 from edl_runtime.protocol.tensors import Array, datatype_of
 
 TENSORS = (
@@ -94,8 +94,10 @@ def request_tree(chance: random.Random, given: dict[str, Array], *, shared: bool
     for tensor in inputs if shared else ():
         if size := tensor.get("parameters", {}).pop("binary_data_size", 0):
             tensor["parameters"] |= {
-                "shared_memory_region": chance.choice((*[REGION] * 9, "other")),
-                "shared_memory_offset": chance.choice((*[START] * 6, START + 1, SHARED - size, -START, SHARED)),
+                "shared_memory_region": chance.choice((*[REGION_NAME] * 9, "other")),
+                "shared_memory_offset": chance.choice(
+                    (*[TENSORS_START] * 6, TENSORS_START + 1, SHARED - size, -TENSORS_START, SHARED)
+                ),
                 "shared_memory_byte_size": size,
             }
         elif "data" not in tensor:

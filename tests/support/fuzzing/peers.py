@@ -9,13 +9,13 @@ from contextlib import ExitStack
 import numpy as np
 from support.fuzzing.messages import REGISTRATION, SHARED, SIGNATURE
 
-from edl_runtime.protocol.region import Region
+from edl_runtime.protocol.shared_memory import ClientRegion
 from edl_runtime.protocol.tensors import Array
-from edl_runtime.teacher.answering import answer
-from edl_runtime.teacher.arena import Arena
-from edl_runtime.teacher.connection import Connection
-from edl_runtime.teacher.runner import Done
-from edl_runtime.teacher.server import Front
+from edl_runtime.teacher.http.connection import ClientConnection
+from edl_runtime.teacher.http.server import HttpServer
+from edl_runtime.teacher.predictor.execute import answer_request
+from edl_runtime.teacher.predictor.pool import Done
+from edl_runtime.teacher.shm.arena import Arena
 
 
 class Echo:
@@ -40,7 +40,7 @@ class SlowRunner:
         request, into = self._arena.request(slot)[:size], self._arena.answer(slot)
         region = self._arena.regions.get(slot)
         shared = None if region is None else region.view  # as a predictor has it from now on
-        self._waiting.append(lambda: done(answer(self._model, request, json_size, into, shared)))
+        self._waiting.append(lambda: done(answer_request(self._model, request, json_size, into, shared)))
         if not self.slow:
             self.go()
 
@@ -58,7 +58,7 @@ class SlowRunner:
 class Wire(asyncio.Transport):
     """A client's socket as a teacher's connection sees it. A `slow` one takes what is written only when told to."""
 
-    def __init__(self, connection: Connection, *, slow: bool) -> None:
+    def __init__(self, connection: ClientConnection, *, slow: bool) -> None:
         super().__init__()
         self.paused = self.closed = False
         self.sent = bytearray()
@@ -120,9 +120,9 @@ class MemoryTeacher:
         self._loop = _Loop()
         self._arena = Arena.create(1 << 16, slots=2)
         self._runner = SlowRunner(self._arena)
-        self._front = Front(SIGNATURE, self._runner, self._arena)
+        self._front = HttpServer(SIGNATURE, self._runner, self._arena)
         self._shared = ExitStack()
-        self._registration = self._shared.enter_context(Region(SHARED).offered()).ljust(len(REGISTRATION))
+        self._registration = self._shared.enter_context(ClientRegion(SHARED).offered()).ljust(len(REGISTRATION))
 
     def close(self) -> None:
         self._shared.close()
@@ -156,7 +156,7 @@ class MemoryTeacher:
         assert (self._front.slots.in_flight, len(self._front.slots._free)) == (0, 2), "it keeps a slot"
         return bytes(wire.sent)
 
-    def _deliver(self, connection: Connection, wire: Wire, part: bytes) -> None:
+    def _deliver(self, connection: ClientConnection, wire: Wire, part: bytes) -> None:
         while part and not wire.closed:
             if wire.paused:
                 assert self._runner.go() or wire.take(), "reading is paused, and nothing is left that could resume it"

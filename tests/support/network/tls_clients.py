@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from edl_runtime.protocol.client import TeacherConnection
-from edl_runtime.protocol.tls import trust_of
+from edl_runtime.protocol.tls import client_trust
 from edl_runtime.registry.directory import Directory
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 WRONG = "/wrong/ca.crt"
 SETTINGS = RuntimeSettings.from_env(os.environ)
@@ -35,7 +35,7 @@ async def members(url: str, pool: str) -> list[str]:
 def asks(address: str, settings: RuntimeSettings) -> bool:
     """Ask a teacher whether it is ready."""
     token = settings.teacher_token
-    with TeacherConnection(address, token=token, timeout_s=5.0, trust=trust_of(settings)) as teacher:
+    with TeacherConnection(address, token=token, timeout_s=5.0, trust=client_trust(settings)) as teacher:
         return teacher.ready()
 
 

@@ -14,10 +14,10 @@ from support.registry.followers import POOL
 from support.teachers.process import PATIENCE_S
 
 from edl_runtime.discovery import server
-from edl_runtime.discovery.messages import Assignment
+from edl_runtime.discovery.assignments import Assignment
 from edl_runtime.registry.directory import Directory
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 STUDENT = f"/v1/pools/{POOL}/students/s"
 

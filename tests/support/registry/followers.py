@@ -12,17 +12,17 @@ import httpx  # noqa: F401 - it takes a while, in which no loop should wait for 
 import msgspec
 import pytest
 
-from edl_runtime.discovery.messages import Words
+from edl_runtime.discovery.assignments import StudentStatus
 from edl_runtime.distill.discovery import follow_pool
 from edl_runtime.distill.teachers import Discovered
 from edl_runtime.pool_reports import StudentReport
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
-from edl_runtime.registry.pools import view_pool
+from edl_runtime.registry.pools import get_pool
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.client import connect
 from edl_runtime.store.keys import Service
+from edl_runtime.store.redis_client import connect
 
 POOL = "pool"
 PATIENCE_S = 100.0
@@ -47,8 +47,8 @@ class Student:
                 await asyncio.sleep(0.01)
         return self.told[-1][0]
 
-    def say(self) -> Words:
-        return Words(self.quarantined, StudentReport())
+    def say(self) -> StudentStatus:
+        return StudentStatus(self.quarantined, StudentReport())
 
     def use(self, teachers: Collection[str]) -> None:
         self.told.append((time.monotonic(), tuple(teachers)))
@@ -113,7 +113,7 @@ async def until_shown(settings: RuntimeSettings, wanted: str) -> None:
     """Wait until a person sees that of the one teacher's quarantine."""
     async with connect(settings.redis_url) as client, asyncio.timeout(PATIENCE_S):
         while True:
-            [teacher] = (await view_pool(client, settings.namespace, POOL)).teachers
+            [teacher] = (await get_pool(client, settings.namespace, POOL)).teachers
             if str(teacher.quarantine) == wanted:
                 break
             await asyncio.sleep(0.05)

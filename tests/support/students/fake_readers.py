@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.teachers.fakes import SIGNATURE, Behaviour, FakeTeachers, arithmetic
 
-from edl_runtime.distill import AnswerCache, DistillReader, Fixed, hedging
+from edl_runtime.distill import AnswerCache, DistillReader, Fixed, dispatch_policy
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
@@ -66,8 +66,8 @@ def failing(error: Callable[[], BaseException], *, after: int = 0, times: int = 
 
 def never_hedge(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, nothing is asked of a second teacher."""
-    monkeypatch.setattr(hedging, "UNKNOWN_DELAY_S", 600.0)
-    monkeypatch.setattr(hedging, "LEAST_DELAY_S", 600.0)
+    monkeypatch.setattr(dispatch_policy, "FIRST_HEDGE_DELAY_S", 600.0)
+    monkeypatch.setattr(dispatch_policy, "MIN_HEDGE_DELAY_S", 600.0)
 
 
 SAMPLES = 100

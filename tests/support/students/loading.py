@@ -20,8 +20,8 @@ from support.students.readers import reader_of
 from support.students.student import say
 from support.teachers.process import wait_until
 
-from edl_runtime.distill import DistillReader, Fixed, processes
-from edl_runtime.distill.standins import in_process
+from edl_runtime.distill import DistillReader, Fixed, data_loaders
+from edl_runtime.distill.teachers import in_process_address
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 
@@ -60,7 +60,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def reading(source: Any, **options: Any) -> DistillReader:
-    teachers = Fixed((in_process("support.models:arithmetic"),))
+    teachers = Fixed((in_process_address("support.models:arithmetic"),))
     return reader_of(source, teachers, RuntimeSettings(), **{"inputs": ["x", "label"], **options})
 
 
@@ -165,7 +165,7 @@ def late(_: str) -> None:
             kept.append(failed.value)  # and all that it refers to
 
     kept: list[Any] = []
-    processes.let_threads_start_loaders = lambda: None
+    data_loaders.allow_loaders_in_threads = lambda: None
     with ThreadPoolExecutor() as threads:
         threads.submit(read).result()
     no_worker_is_left()

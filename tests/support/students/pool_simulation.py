@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from edl_runtime.balance.assign import assign
-from edl_runtime.meter import WINDOW_S, BusyTime
+from edl_runtime.meter import WINDOW_S, BusyMeter
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 
 LANES = 2
@@ -40,7 +40,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 class _Student:
     def __init__(self, step_s: float, teachers: Sequence[int]) -> None:
         self.step_s = step_s
-        self.lanes = dict.fromkeys(teachers, 0)
+        self.workers = dict.fromkeys(teachers, 0)
         self.asked = 0
         self.taken = 0
         self.answered: set[int] = set()
@@ -49,7 +49,7 @@ class _Student:
 
     @property
     def has_room(self) -> bool:
-        return self.asked - self.taken < LANES * LANES * len(self.lanes) + 2
+        return self.asked - self.taken < LANES * LANES * len(self.workers) + 2
 
 
 class _Run:
@@ -62,8 +62,8 @@ class _Run:
             for number, step_s in enumerate(world.steps_s)
         ]
         self._free_at = [0.0] * teachers
-        self._asked = [BusyTime(0.0) for _ in self._students]
-        self._busy = [BusyTime(0.0) for _ in range(teachers)]
+        self._asked = [BusyMeter(0.0) for _ in self._students]
+        self._busy = [BusyMeter(0.0) for _ in range(teachers)]
         self._events: list[tuple[float, int, int, int]] = []
         """When which student has done a step (teacher -1), or is answered by which teacher what it asked."""
 
@@ -79,7 +79,7 @@ class _Run:
                 waiting=min(1.0, shares.pop(0)),
                 asked=shares.pop(0),
                 samples_per_s=shares.pop(0),
-                teachers=len(student.lanes),
+                teachers=len(student.workers),
                 over_s=WINDOW_S,
             )
             for student in self._students
@@ -103,7 +103,7 @@ class _Run:
             if teacher < 0:
                 student.waits_since = now
             else:
-                student.lanes[teacher] -= 1
+                student.workers[teacher] -= 1
                 self._asked[number].end(teacher, now)
                 self._busy[teacher].end("a request", now)
                 student.answered.add(request)
@@ -118,9 +118,9 @@ class _Run:
 
     def _ask(self, number: int, now: float) -> None:
         student = self._students[number]
-        while student.has_room and min(student.lanes.values()) < LANES:
-            teacher = min(student.lanes, key=lambda each: student.lanes[each])
-            student.lanes[teacher] += 1
+        while student.has_room and min(student.workers.values()) < LANES:
+            teacher = min(student.workers, key=lambda each: student.workers[each])
+            student.workers[teacher] += 1
             self._asked[number].begin(teacher, now)
             self._busy[teacher].begin("a request", now)
             self._free_at[teacher] = max(now, self._free_at[teacher]) + self._lasts(self._world.service_s)

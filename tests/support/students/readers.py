@@ -20,7 +20,7 @@ from support.teachers import odd_teacher
 from support.teachers.process import PATIENCE_S, Teacher, running_teacher
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed
-from edl_runtime.distill.loop import LoopThread
+from edl_runtime.distill.event_loop_thread import EventLoopThread
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 
@@ -68,7 +68,7 @@ def registered(settings: RuntimeSettings, *addresses: str, pool: str = POOL) -> 
             there.set()
             await asyncio.to_thread(leave.wait)
 
-    thread = LoopThread("registered", stay)
+    thread = EventLoopThread("registered", stay)
     thread.start()
     try:
         assert there.wait(PATIENCE_S)

@@ -15,7 +15,7 @@ import pytest
 from support.students.readers import POOL, Batches, reader_of
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed
-from edl_runtime.errors import DistillError
+from edl_runtime.distill.errors import DistillError
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 

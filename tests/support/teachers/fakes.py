@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK, answered_names
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK, response_names
 from edl_runtime.protocol.tensors import Array, Tensor
 
 SIGNATURE = ModelSignature(
@@ -83,4 +83,4 @@ class FakeConnection:
             self._teachers.rows.append(len(x))
             self._teachers.asked_alone[self._address] += alone
         answers = self._teachers.behaviours[self._address](x)
-        return {name: answers[name] for wish in outputs for name in answered_names(wish)}
+        return {name: answers[name] for wish in outputs for name in response_names(wish)}

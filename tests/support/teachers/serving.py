@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 from support.teachers.process import PATIENCE_S
 
 from edl_runtime.protocol.listener import accepting, listen
-from edl_runtime.teacher.arena import Arena
-from edl_runtime.teacher.callable_model import CallableModel
-from edl_runtime.teacher.models import ModelOptions
-from edl_runtime.teacher.runner import Done, InlineRunner
-from edl_runtime.teacher.server import Front
+from edl_runtime.teacher.http.server import HttpServer
+from edl_runtime.teacher.models.callable import CallableModel
+from edl_runtime.teacher.models.model import ModelOptions
+from edl_runtime.teacher.predictor.pool import Done, InlineRunner
+from edl_runtime.teacher.shm.arena import Arena
 
 T = TypeVar("T")
 LIMIT = 1 << 20
@@ -57,7 +57,7 @@ class LaterRunner(InlineRunner):
 class Served:
     """A front that serves in a thread of its own."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, front: Front, port: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, front: HttpServer, port: int) -> None:
         self.loop = loop
         self.front = front
         self.port = port
@@ -118,7 +118,7 @@ def serving(
     tls: ssl.SSLContext | None = None,
     **options: Any,
 ) -> Iterator[Served]:
-    options.setdefault("look_s", 3600.0)  # tests look for the stalled themselves
+    options.setdefault("check_s", 3600.0)  # tests look for the stalled themselves
     model = CallableModel(ModelOptions(model=f"support.models:{name}"))
     port = options.pop("port", 0)
     arena = Arena.create(options.pop("limit", LIMIT), slots=options.pop("slots", 4))
@@ -126,8 +126,8 @@ def serving(
 
     ending = AsyncExitStack()
 
-    async def begin() -> tuple[Front, int, asyncio.Task[None]]:
-        front = Front(model.signature, runner(model, arena), arena, **options)
+    async def begin() -> tuple[HttpServer, int, asyncio.Task[None]]:
+        front = HttpServer(model.signature, runner(model, arena), arena, **options)
         listener = listen("127.0.0.1", port)
         await ending.enter_async_context(accepting(listener, front.connections, front.connect, tls))
         return front, listener.getsockname()[1], loop.create_task(front.watch())

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edl_runtime.protocol.oip import TensorSpec
-from edl_runtime.teacher.callable_model import served
+from edl_runtime.teacher import TensorSpec, served
 
 
 @served(inputs=[TensorSpec("x", "FP32", (-1, 2))], outputs=[TensorSpec("y", "FP32", (-1, 2))])

@@ -20,7 +20,7 @@ TIME = timedelta(seconds=90)
 """By then the student trains; on a machine that is too slow for that, by twice this time."""
 
 CONNECTIONS = {"local": "edl_default", "pods": "edl_near"}
-SAVES = ("--saves_for_s", "8")  # longer than the five seconds that Airflow gives a task
+SAVES = ("--saves-for-s", "8")  # longer than the five seconds that Airflow gives a task
 
 
 def distil(dag_id: str, *words: str, deferrable: bool, conn_id: str, **given: Any) -> None:
@@ -60,7 +60,7 @@ distil("pods_marked_unreachable_while_deferred", deferrable=True, conn_id="edl_f
 
 with DAG("local_failed_steps_while_deferred", schedule=None) as steps:
     pool = steps.dag_id.replace("_", "-")
-    command = ("python", f"{STUDENT}", f"{FOLDER}/{steps.dag_id}", "--exit_status", "3")
+    command = ("python", f"{STUDENT}", f"{FOLDER}/{steps.dag_id}", "--exit-status", "3")
     start = EdlTeacherPoolOperator(task_id="start", teacher_pool=pool, teacher=TEACHER, teachers="1", deferrable=True)
     distill = EdlDistillOperator(
         task_id="distill", teacher_pool=pool, student=TrainerSpec(command=command), deferrable=True

@@ -26,8 +26,8 @@ def main() -> None:
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--exit_status", type=int, default=0, help="what the first one ends with")
-    parser.add_argument("--saves_for_s", type=float, default=0, help="how long it takes to leave `saved` after SIGTERM")
+    parser.add_argument("--exit-status", type=int, default=0, help="what the first one ends with")
+    parser.add_argument("--saves-for-s", type=float, default=0, help="how long it takes to leave `saved` after SIGTERM")
     args = parser.parse_args()
 
     def save(*_: object) -> None:

@@ -8,33 +8,33 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.airflow.fakes import MadeUpSite, MadeUpTask
+from support.airflow.fakes import FakeClient, MadeUpTask
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> MadeUpSite:
+def site(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     """A made-up site that every connection leads to."""
-    site = MadeUpSite()
+    site = FakeClient()
 
     @asynccontextmanager
-    async def open_made_up(_: object) -> AsyncIterator[MadeUpSite]:
+    async def open_made_up(_: object) -> AsyncIterator[FakeClient]:
         yield site
 
     for module in (
         *("operators.autoscale", "operators.base", "operators.resize", "sensors.base", "sensors.traffic"),
-        *("triggers.checkpoint", "triggers.job", "triggers.news", "triggers.wait"),
+        *("triggers.checkpoint", "triggers.task", "triggers.jobs", "triggers.conditions"),
     ):
-        monkeypatch.setattr(f"edl_airflow.{module}.open_site", open_made_up)
-    for module in ("operators.base", "operators.teacher_pool", "triggers.job"):
-        monkeypatch.setattr(f"edl_airflow.{module}.backend_at", lambda _: site.backend)
+        monkeypatch.setattr(f"edl_airflow.{module}.open_client", open_made_up)
+    for module in ("operators.base", "operators.teacher_pool", "triggers.task"):
+        monkeypatch.setattr(f"edl_airflow.{module}.backend_for", lambda _: site.backend)
     for check in (
         *("distill.check_checkpoint_folder", "distill.check_model", "distill.check_script"),
         *("teacher_pool.check_model", "train.check_checkpoint_folder", "train.check_script"),
     ):
         monkeypatch.setattr(f"edl_airflow.operators.{check}", lambda *_: None)
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
-    monkeypatch.setattr("edl_airflow.conductor.LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr("edl_airflow.waiting.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("edl_airflow.runtime.runner.POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr("edl_airflow.waits.base.POLL_INTERVAL_S", 0.01)
     return site
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from support.airflow.fakes import MadeUpSite, rendered
+from support.airflow.fakes import FakeClient, rendered
 
-from edl_airflow.approval import table, targets_in
+from edl_airflow.operators.approval import table, targets_in
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
-from edl_airflow.work import RescalingTarget
-from edl_runtime.autoscale.plan import Plan
-from edl_runtime.autoscale.rescale import Rescaled
+from edl_airflow.results import RescalingTarget
+from edl_runtime.autoscale.planner import RescalingPlan
+from edl_runtime.autoscale.rescale import RescaleOutcome
 
 WINDOWS = {"windows": [{"name": "day", "start": "08:00", "end": "20:00", "sizes": {"cluster": "50%"}}], "default": {}}
 
@@ -32,12 +32,12 @@ def test_values_of_the_form_are_rendered(context: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("dry_run", "link"), [("False", "/edl/rescaling/edl_default"), ("True", ""), (True, "")])
 def test_a_dry_run_has_no_link(
-    context: dict[str, Any], site: MadeUpSite, capsys: pytest.CaptureFixture[str], dry_run: Any, link: str
+    context: dict[str, Any], site: FakeClient, capsys: pytest.CaptureFixture[str], dry_run: Any, link: str
 ) -> None:
     """The page shows the last pass that was made, and this is none; Airflow asks for the link again when it ends."""
 
-    async def rescale(*_: object, **__: object) -> Rescaled:
-        return Rescaled(plan=Plan(at=1.8e9, capacity={}))
+    async def rescale(*_: object, **__: object) -> RescaleOutcome:
+        return RescaleOutcome(plan=RescalingPlan(at=1.8e9, capacity={}))
 
     site.rescale = rescale  # type: ignore[attr-defined]
     operator = _operator(dry_run=dry_run)
@@ -62,7 +62,7 @@ def test_a_reason_does_not_add_rows_or_columns_to_the_table() -> None:
     [
         ({"windows": "variable:nobody-has-set-this"}, "an Airflow Variable that there is"),
         ({"policy": "no.such.module:decide"}, "no.such.module"),
-        ({"policy": "edl_runtime.autoscale.policy:REST_S"}, "a function"),
+        ({"policy": "edl_runtime.autoscale.policy.decide:RESIZE_COOLDOWN_S"}, "a function"),
         ({"max_load": "{{ 'high' }}"}, "max_load"),
         ({"edl_conn_id": "none"}, "none"),
     ],

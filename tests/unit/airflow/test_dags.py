@@ -19,7 +19,7 @@ from support.airflow.fakes import rendered
 from support.paths import DAGS
 
 from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
-from edl_runtime.autoscale.traffic_schema import read_windows
+from edl_runtime.autoscale.traffic.schema import read_windows
 
 
 def _dag(name: str) -> DAG:

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.airflow.fakes import STUDENT, failed_status, job_status, landed, short_of_one, work_of
+from support.airflow.fakes import STUDENT, failed_status, job_status, landed, short_of_one, spec_of
 
-from edl_airflow.decisions import REMOVED, View, decide, doubts, lack
-from edl_airflow.work import Outcome, Training, Work
-from edl_runtime.backends.base import SUSPENDED, InstanceStatus, JobStatus, Scaling
+from edl_airflow.runtime.decisions import REMOVED_REASON, TaskState, decide, missing_teachers, result_warnings
+from edl_airflow.runtime.spec import TaskOutcome, TaskSpec, TrainingStatus
+from edl_runtime.backends.interface import SUSPENDED, InstanceStatus, JobStatus, Scaling
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.progress import Progress
 from edl_runtime.specs import Bounds
@@ -18,15 +18,15 @@ from edl_runtime.specs import Bounds
 with_ = msgspec.structs.replace
 
 
-def pool(*teachers: str, job: JobStatus | None = None, **changes: object) -> View:
+def pool(*teachers: str, job: JobStatus | None = None, **changes: object) -> TaskState:
     """What there is before a student is."""
-    return View(pool=job or job_status("digits", kind="pool", **changes), teachers=teachers)
+    return TaskState(pool=job or job_status("digits", kind="pool", **changes), teachers=teachers)
 
 
-def student(job: JobStatus | None = None, /, **changes: object) -> View:
+def student(job: JobStatus | None = None, /, **changes: object) -> TaskState:
     """What there is once a student was started, and its pool."""
     teachers = job_status("digits", kind="pool")
-    return View(pool=teachers, trainer=job or job_status("student", **changes), started=True)
+    return TaskState(pool=teachers, trainer=job or job_status("student", **changes), started=True)
 
 
 def suspended(name: str, *, resized_at: float = 50.0, wanted: int = 0, **changes: object) -> JobStatus:
@@ -36,39 +36,41 @@ def suspended(name: str, *, resized_at: float = 50.0, wanted: int = 0, **changes
     return job_status(name, wanted=wanted, scaling=scaling, **told, **changes)
 
 
-def resumed(at: float) -> View:
+def resumed(at: float) -> TaskState:
     """A pool that has gone on, with one teacher of two."""
     return pool("a", job=suspended("digits", kind="pool", wanted=2, resized_at=at))
 
 
-WORK = work_of()
-PATIENT = work_of(pool_deadline=60.0)
-NIGHT = work_of(ends_at=1000.0)
-ALONE = work_of(pool="", pool_job=None, ends_at=1000.0, stop_grace_s=60.0)
-MINE = work_of(token="mine/1")
+WORK = spec_of()
+PATIENT = spec_of(pool_deadline=60.0)
+NIGHT = spec_of(ends_at=1000.0)
+ALONE = spec_of(pool="", pool_job=None, ends_at=1000.0, stop_grace_s=60.0)
+MINE = spec_of(token="mine/1")
 RUNNING = student()
 DONE = student(phase="succeeded", result={"checkpoint": "c"})
 RESTS = pool(job=suspended("digits", kind="pool"))
 GIVEN_UP = (InstanceStatus(index=0, phase="failed", started_at=1.0, exit_code=EX_CONFIG, given_up=True),)
 LEAVING = (InstanceStatus(index=0, phase="running", started_at=1.0),)
-STARTS, WAITS, ENDS = "start_trainer", "wait", "end_trainer"
+STARTS, WAITS, ENDS = "start_trainer", "wait", "stop_trainer"
 
 
 @pytest.mark.parametrize(
-    ("work", "view", "now", "decision"),
+    ("spec", "view", "now", "decision"),
     [
         pytest.param(WORK, pool("a"), 0, WAITS, id="one teacher of two"),
         pytest.param(WORK, pool("a", "b"), 0, STARTS, id="two of two"),
-        pytest.param(work_of(trainer_job=None), pool("a", "b"), 0, "ready", id="a pool without a student"),
-        pytest.param(work_of(pool_job=None), View(teachers=("a", "b")), 0, STARTS, id="teachers that run elsewhere"),
-        pytest.param(work_of(pool_job=None), pool("a", "b", token="other"), 0, STARTS, id="another owner's pool"),
+        pytest.param(spec_of(trainer_job=None), pool("a", "b"), 0, "ready", id="a pool without a student"),
+        pytest.param(
+            spec_of(pool_job=None), TaskState(teachers=("a", "b")), 0, STARTS, id="teachers that run elsewhere"
+        ),
+        pytest.param(spec_of(pool_job=None), pool("a", "b", token="other"), 0, STARTS, id="another owner's pool"),
         pytest.param(WORK, pool("a", "b", token="try-2"), 0, "taken_over", id="a later try has the pool"),
         pytest.param(WORK, student(token="try-2"), 0, "taken_over", id="a later try has the student"),
         pytest.param(WORK, student(token="try-2", phase="succeeded"), 0, "taken_over", id="and its result"),
-        pytest.param(work_of(deadline=10), RUNNING, 9, WAITS, id="the task has time left"),
-        pytest.param(work_of(deadline=10), RUNNING, 10, "timed_out", id="the task has none left"),
-        pytest.param(work_of(deadline=10), DONE, 10, "succeeded", id="it ended in the last moment"),
-        pytest.param(work_of(at_least=1), pool(job=short_of_one("gone")), 0, WAITS, id="one alone is enough"),
+        pytest.param(spec_of(deadline=10), RUNNING, 9, WAITS, id="the task has time left"),
+        pytest.param(spec_of(deadline=10), RUNNING, 10, "timed_out", id="the task has none left"),
+        pytest.param(spec_of(deadline=10), DONE, 10, "succeeded", id="it ended in the last moment"),
+        pytest.param(spec_of(at_least=1), pool(job=short_of_one("gone")), 0, WAITS, id="one alone is enough"),
         pytest.param(WORK, pool("a", "else", job=short_of_one("gone")), 0, STARTS, id="another comes from elsewhere"),
         pytest.param(PATIENT, RESTS, 10_000.0, WAITS, id="a suspended pool is waited for"),
         pytest.param(
@@ -87,7 +89,7 @@ STARTS, WAITS, ENDS = "start_trainer", "wait", "end_trainer"
         ),
         pytest.param(NIGHT, student(suspended("student")), 999.0, WAITS, id="a suspended student is followed"),
         pytest.param(NIGHT, student(suspended("student", instances=LEAVING)), 1000.0, ENDS, id="one that leaves"),
-        pytest.param(ALONE, View(), 0, STARTS, id="without a pool it starts at once"),
+        pytest.param(ALONE, TaskState(), 0, STARTS, id="without a pool it starts at once"),
         pytest.param(ALONE, RUNNING, 999.9, WAITS, id="and is followed"),
         pytest.param(ALONE, DONE, 5000, "succeeded", id="to its end"),
         pytest.param(ALONE, RUNNING, 1000, ENDS, id="its time is over"),
@@ -97,18 +99,18 @@ STARTS, WAITS, ENDS = "start_trainer", "wait", "end_trainer"
         pytest.param(MINE, with_(student(token="mine/1"), pool=pool(token="other/1").pool), 0, WAITS, id="not my pool"),
     ],
 )
-def test_what_is_next(work: Work, view: View, now: float, decision: str) -> None:
+def test_what_is_next(spec: TaskSpec, view: TaskState, now: float, decision: str) -> None:
     """A student starts when its teachers are there and is followed to its end, or to that of its time."""
-    found = decide(work, view, now)
-    assert (found.ended if isinstance(found, Outcome) else found) == decision
+    found = decide(spec, view, now)
+    assert (found.ended if isinstance(found, TaskOutcome) else found) == decision
 
 
 @pytest.mark.parametrize(
-    ("work", "view", "now", "ended", "reason"),
+    ("spec", "view", "now", "ended", "reason"),
     [
-        pytest.param(work_of(pool_deadline=10), pool("a"), 10, "no_teacher", "1 of the 2", id="too few teachers"),
+        pytest.param(spec_of(pool_deadline=10), pool("a"), 10, "no_teacher", "1 of the 2", id="too few teachers"),
         pytest.param(
-            work_of(pool_deadline=10),
+            spec_of(pool_deadline=10),
             with_(pool(), teachers=None),
             10,
             "no_teacher",
@@ -116,12 +118,14 @@ def test_what_is_next(work: Work, view: View, now: float, decision: str) -> None
             id="a silent Redis",
         ),
         pytest.param(WORK, pool("a", job=short_of_one("exit 78")), 0, "failed", "exit 78", id="a teacher was given up"),
-        pytest.param(WORK, View(teachers=("a", "b")), 0, "failed", REMOVED, id="the pool has vanished"),
-        pytest.param(WORK, View(started=True), 0, "failed", REMOVED, id="the student has vanished"),
+        pytest.param(WORK, TaskState(teachers=("a", "b")), 0, "failed", REMOVED_REASON, id="the pool has vanished"),
+        pytest.param(WORK, TaskState(started=True), 0, "failed", REMOVED_REASON, id="the student has vanished"),
         pytest.param(
-            MINE, pool("a", "b", token="other/1"), 0, "failed", REMOVED, id="another task has the pool's name"
+            MINE, pool("a", "b", token="other/1"), 0, "failed", REMOVED_REASON, id="another task has the pool's name"
         ),
-        pytest.param(MINE, student(token="other/1"), 0, "failed", REMOVED, id="another task has the student's name"),
+        pytest.param(
+            MINE, student(token="other/1"), 0, "failed", REMOVED_REASON, id="another task has the student's name"
+        ),
         pytest.param(
             NIGHT,
             student(suspended("student")),
@@ -132,23 +136,23 @@ def test_what_is_next(work: Work, view: View, now: float, decision: str) -> None
         ),
         pytest.param(ALONE, with_(RUNNING, asked_at=1010.0), 1070, "stopped", "within 60 s", id="its grace is over"),
         pytest.param(
-            ALONE, View(), 1000, "stopped", "the time to train was over before it could begin", id="begun too late"
+            ALONE, TaskState(), 1000, "stopped", "the time to train was over before it could begin", id="begun too late"
         ),
     ],
 )
-def test_the_log_says_why_a_task_ends(work: Work, view: View, now: float, ended: str, reason: str) -> None:
+def test_the_log_says_why_a_task_ends(spec: TaskSpec, view: TaskState, now: float, ended: str, reason: str) -> None:
     """In words for the task's log."""
-    outcome = decide(work, view, now)
-    assert isinstance(outcome, Outcome)
+    outcome = decide(spec, view, now)
+    assert isinstance(outcome, TaskOutcome)
     assert outcome.ended == ended
     assert reason in outcome.reason
-    if reason == REMOVED:
+    if reason == REMOVED_REASON:
         assert outcome.permanent, "a retry would undo what a person has done"
 
 
 def test_a_suspended_pool_is_named_as_what_lacks() -> None:
     """It has not failed."""
-    assert lack(PATIENT, RESTS) == "the pool is suspended"
+    assert missing_teachers(PATIENT, RESTS) == "the pool is suspended"
 
 
 EVICTED = job_status(
@@ -161,7 +165,7 @@ NO_TEACHER = failed_status("student", 1, "no teacher")
 
 
 @pytest.mark.parametrize(
-    ("view", "last_lines", "permanent", "passing"),
+    ("view", "last_lines", "permanent", "transient"),
     [
         (pool(job=failed_status("digits", EX_CONFIG, "no such model")), ("no such model",), True, False),
         (pool("a", job=short_of_one("instance 1 exited with 78")), ("another model",), True, False),
@@ -184,54 +188,54 @@ NO_TEACHER = failed_status("student", 1, "no teacher")
     ],
 )
 def test_what_has_failed_ends_the_work_at_once(
-    view: View, last_lines: tuple[str, ...], *, permanent: bool, passing: bool
+    view: TaskState, last_lines: tuple[str, ...], *, permanent: bool, transient: bool
 ) -> None:
     """Its last lines say why, and exit status 78 that a retry can't help; what the cluster ends may pass."""
     outcome = decide(WORK, view, 0)
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, TaskOutcome)
     assert (outcome.ended, outcome.last_lines) == ("failed", last_lines)
-    assert (outcome.permanent, outcome.passing) == (permanent, passing)
+    assert (outcome.permanent, outcome.transient) == (permanent, transient)
 
 
 def test_a_student_that_fails_for_want_of_teachers_tells_what_its_pool_says() -> None:
     """It knows only that there are none; a pool that goes on may be better the next time."""
     outcome = decide(WORK, with_(student(NO_TEACHER), pool=short_of_one("exited with 78")), 0)
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, TaskOutcome)
     assert outcome.reason == "instance 0 ended with 1; its pool 'digits': exited with 78"
     assert (outcome.last_lines[0], outcome.last_lines[-1]) == ("no teacher", "another model")
     assert not outcome.permanent
 
 
-SUCCEEDED = Outcome(ended="succeeded", name="student")
-ELASTIC = work_of(trainer_job=with_(STUDENT, elastic=True))
+SUCCEEDED = TaskOutcome(ended="succeeded", name="student")
+ELASTIC = spec_of(trainer_job=with_(STUDENT, elastic=True))
 STEPPED = Progress(step=1, updated_at=101.0)
 LEFT = {"checkpoint": "/c", "metrics": {}}
 
 
 @pytest.mark.parametrize(
-    ("work", "given", "said"),
+    ("spec", "given", "said"),
     [
         (WORK, {"result": LEFT}, []),
         (WORK, {"landed": landed(1)}, []),
         (WORK, {}, ["left nothing"]),
         (WORK, {"ended": "failed"}, []),
-        (work_of(trainer_job=None), {"ended": "ready"}, []),
+        (spec_of(trainer_job=None), {"ended": "ready"}, []),
         (ELASTIC, {"result": LEFT}, []),
-        (ELASTIC, {"result": LEFT, "training": Training(members=(0, 1)), "progress": STEPPED}, []),
+        (ELASTIC, {"result": LEFT, "training": TrainingStatus(members=(0, 1)), "progress": STEPPED}, []),
         (
             ELASTIC,
-            {"result": LEFT, "training": Training(members=(0, 1))},
+            {"result": LEFT, "training": TrainingStatus(members=(0, 1))},
             ["each of the 2 instances has run all of it"],
         ),
-        (ELASTIC, {"result": LEFT, "training": Training(members=(0,))}, []),
-        (ELASTIC, {"training": Training(members=(0, 1))}, ["left nothing", "without a step"]),
+        (ELASTIC, {"result": LEFT, "training": TrainingStatus(members=(0,))}, []),
+        (ELASTIC, {"training": TrainingStatus(members=(0, 1))}, ["left nothing", "without a step"]),
     ],
 )
-def test_a_training_that_succeeds_in_silence_is_doubted(work: Work, given: dict[str, Any], said: list[str]) -> None:
+def test_a_training_that_succeeds_in_silence_is_doubted(spec: TaskSpec, given: dict[str, Any], said: list[str]) -> None:
     """Where a script leaves nothing, or was no elastic one and several instances ran it side by side.
 
     Not where Redis was away, or it has failed anyhow.
     """
-    found = doubts(work, with_(SUCCEEDED, **given))
+    found = result_warnings(spec, with_(SUCCEEDED, **given))
     assert len(found) == len(said)
     assert all(part in line for part, line in zip(said, found, strict=True))

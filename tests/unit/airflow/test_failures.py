@@ -16,35 +16,28 @@ from support.airflow.templates import STUDENT, distill
 
 from edl_airflow.cluster_policy import task_policy
 from edl_airflow.failures import (
-    GoneError,
     JobInterruptedError,
-    NotInTimeError,
-    UsersMistakeError,
-    failing_clearly,
-    failure_of,
+    TargetEndedError,
+    UserError,
+    WaitTimeoutError,
+    error_for,
+    failing_without_retry,
 )
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator
 from edl_airflow.operators.train import EdlTrainOperator
 from edl_airflow.retry_policy import EdlRetryPolicy
+from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.sensors.job import EdlJobSensor
-from edl_airflow.work import Outcome
-from edl_runtime.errors import (
-    CheckpointHeldError,
-    ClusterUnavailableError,
-    DatasetChangedError,
-    DiscoveryUnavailableError,
-    JobFailedError,
-    MalformedRecordError,
-    ModelError,
-    NoTeacherError,
-    OwnedElsewhereError,
-    PoolMismatchError,
-    RegistryUnavailableError,
-    SampleError,
-    SpecError,
-    SubmitError,
-)
+from edl_runtime.backends.errors import ClusterUnavailableError, JobFailedError, OwnedElsewhereError, SubmitError
+from edl_runtime.checkpoint.errors import CheckpointHeldError
+from edl_runtime.discovery.errors import DiscoveryUnavailableError
+from edl_runtime.distill.errors import NoTeacherError, SampleError
+from edl_runtime.errors import SpecError
+from edl_runtime.registry.errors import PoolMismatchError
+from edl_runtime.shards.errors import DatasetChangedError
+from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
+from edl_runtime.teacher.errors import ModelError
 
 POLICY = EdlRetryPolicy()
 AWAY = RegistryUnavailableError("redis:6379", "refused")
@@ -64,12 +57,12 @@ def decided(error: BaseException, policy: EdlRetryPolicy = POLICY, **given: Any)
         DatasetChangedError(5, 6),
         CheckpointHeldError("/kept", job="nightly", namespace="default", task="", since=datetime.now(UTC)),
         AirflowNotFoundException("no such connection"),
-        UsersMistakeError("exit 78"),
+        UserError("exit 78"),
     ],
 )
 def test_the_users_mistakes_fail_at_once(mistake: Exception) -> None:
     """In their own words, in operators of ours and by the policy of others."""
-    with pytest.raises(AirflowFailException) as caught, failing_clearly():
+    with pytest.raises(AirflowFailException) as caught, failing_without_retry():
         raise mistake
     assert str(caught.value) == str(mistake)
     decision = decided(mistake)
@@ -80,7 +73,7 @@ def test_the_users_mistakes_fail_at_once(mistake: Exception) -> None:
 @pytest.mark.parametrize(("kind", "argument"), [("pool", "teacher_pool"), ("trainer", "job")])
 def test_whose_job_it_is_and_how_to_have_ones_own_is_said(kind: Any, argument: str) -> None:
     """In the words of a DAG's author."""
-    with pytest.raises(AirflowFailException) as caught, failing_clearly():
+    with pytest.raises(AirflowFailException) as caught, failing_without_retry():
         raise OwnedElsewhereError("digits", kind, "nightly-distill-0123")
     for part in ("'digits'", "'nightly-distill-0123'", "{{ ti.map_index }}", f"leave {argument} out"):
         assert part in str(caught.value)
@@ -107,7 +100,7 @@ def test_what_passes_is_waited_for(trouble: Exception) -> None:
 def test_what_is_damaged_in_redis_is_tried_again_as_the_task_says() -> None:
     """Nobody has given it, and by then it may have been mended, or have run out."""
     damaged = MalformedRecordError("edl:{default/digits}:group:state", "it lacks 'wall'")
-    with pytest.raises(MalformedRecordError), failing_clearly():
+    with pytest.raises(MalformedRecordError), failing_without_retry():
         raise damaged
     assert decided(damaged).action == RetryAction.DEFAULT
 
@@ -131,7 +124,7 @@ def test_the_wait_is_no_longer_at_first_than_the_tasks_own() -> None:
 def test_all_else_is_left_to_the_task(other: Exception) -> None:
     """As it is."""
     assert decided(other) == RetryDecision.default()
-    with pytest.raises(type(other)) as caught, failing_clearly():
+    with pytest.raises(type(other)) as caught, failing_without_retry():
         raise other
     assert caught.value is other
 
@@ -206,7 +199,7 @@ TRACEBACK = (
 )
 def test_the_best_words_come_first(lines: tuple[str, ...], head: str) -> None:
     """What a traceback ends with, before the lines that lead to it."""
-    said = str(failure_of(Outcome(ended="failed", name="j", reason="exit 1", last_lines=lines), 5))
+    said = str(error_for(TaskOutcome(ended="failed", name="j", reason="exit 1", last_lines=lines), 5))
     assert said.splitlines()[0] == head
     assert [f"  {line}" for line in lines] == said.splitlines()[2:]
 
@@ -220,7 +213,7 @@ def test_our_errors_come_without_frames_of_ours() -> None:
         raise error
 
     for error, has_frames in ((SpecError("a", 1, "2"), False), (AWAY, False), (ZeroDivisionError(), True)):
-        with pytest.raises(Exception) as caught, failing_clearly():  # noqa: PT011
+        with pytest.raises(Exception) as caught, failing_without_retry():  # noqa: PT011
             deep(error)
         frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
         assert ("deep" in frames) == has_frames
@@ -233,18 +226,18 @@ def test_our_errors_come_without_frames_of_ours() -> None:
         ("ready", {}, None, ""),
         ("succeeded", {}, None, ""),
         ("failed", {"reason": "exit 1", "last_lines": ("Traceback", "boom")}, JobFailedError, "boom"),
-        ("failed", {"last_lines": ("boom",), "permanent": True}, UsersMistakeError, "boom"),
-        ("failed", {"last_lines": ("boom",), "passing": True}, JobInterruptedError, "boom"),
+        ("failed", {"last_lines": ("boom",), "permanent": True}, UserError, "boom"),
+        ("failed", {"last_lines": ("boom",), "transient": True}, JobInterruptedError, "boom"),
         ("no_teacher", {}, NoTeacherError, "'j' after 5 s"),
         ("timed_out", {}, AirflowTaskTimeout, "execution_timeout"),
-        ("gone", {"reason": "it was there"}, GoneError, "'j' has ended: it was there"),
-        ("impossible", {"reason": "it has no agents"}, UsersMistakeError, "'j': it has no agents"),
-        ("not_yet", {"reason": "it is still running"}, NotInTimeError, "5 s for 'j': it is still running"),
+        ("gone", {"reason": "it was there"}, TargetEndedError, "'j' has ended: it was there"),
+        ("impossible", {"reason": "it has no agents"}, UserError, "'j': it has no agents"),
+        ("not_yet", {"reason": "it is still running"}, WaitTimeoutError, "5 s for 'j': it is still running"),
         ("taken_over", {}, JobFailedError, "a later try"),
     ],
 )
 def test_each_outcome_has_its_error(ended: Any, changes: Any, error: type[Exception] | None, words: str) -> None:
     """What went well has none."""
-    found = failure_of(Outcome(ended=ended, name="j", **changes), 5)
+    found = error_for(TaskOutcome(ended=ended, name="j", **changes), 5)
     assert type(found) is (error or type(None))
     assert words in str(found or "")

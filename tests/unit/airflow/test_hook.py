@@ -16,25 +16,26 @@ from airflow.sdk.execution_time.comms import ConnectionResult, GetConnection
 from airflow.sdk.execution_time.supervisor import InProcessSupervisorComms
 from redis import Redis
 
-from edl_airflow.hooks.edl import EdlHook, Surroundings
-from edl_airflow.work import KubernetesPlace, LocalPlace
+from edl_airflow.connection import EdlConnection
+from edl_airflow.hooks.edl import EdlHook
+from edl_airflow.runtime.spec import KubernetesBackendRef, LocalBackendRef
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.server import RedisServer
+from edl_runtime.store.redis_server import RedisServer
 
 
-def _surroundings(extra: dict[str, Any] | None = None, **given: Any) -> Surroundings:
+def _surroundings(extra: dict[str, Any] | None = None, **given: Any) -> EdlConnection:
     connection = Connection(conn_id="c", **{"conn_type": "edl", "host": "redis.example", **given})
-    return Surroundings.of(connection, extra or {})
+    return EdlConnection.of(connection, extra or {})
 
 
 def test_a_host_is_enough() -> None:
     """Everything else has a default."""
-    assert _surroundings() == Surroundings(
+    assert _surroundings() == EdlConnection(
         redis_url="redis://redis.example:6379/0",
         namespace="default",
-        place=LocalPlace(str(Path("~/.edl").expanduser())),
+        place=LocalBackendRef(str(Path("~/.edl").expanduser())),
     )
 
 
@@ -46,7 +47,7 @@ def test_every_field_counts() -> None:
     url = urlsplit(given.redis_url)
     assert (url.scheme, url.hostname, url.port, url.username) == ("rediss", "redis.example", 7, "me")
     assert url.password == "p%40%3A%2F%C3%9F"
-    assert (given.namespace, given.place) == ("team", LocalPlace("/w"))
+    assert (given.namespace, given.place) == ("team", LocalBackendRef("/w"))
 
 
 ON_KUBERNETES: list[tuple[dict[str, Any], str]] = [
@@ -104,7 +105,7 @@ def test_instances_see_the_variables_that_are_to_be_passed_on() -> None:
     assert _surroundings().secrets(environ) == {"EDL_REDIS_URL": "redis://redis.example:6379/0"}
 
 
-def _cluster(extra: dict[str, Any] | None = None, **given: Any) -> Surroundings:
+def _cluster(extra: dict[str, Any] | None = None, **given: Any) -> EdlConnection:
     return _surroundings({"backend": "kubernetes", **(extra or {})}, **{"password": "top-secret", **given})
 
 
@@ -114,8 +115,10 @@ def _cluster(extra: dict[str, Any] | None = None, **given: Any) -> Surroundings:
 def test_a_cluster_is_a_namespace_and_what_pods_have_in_common(pod: Any) -> None:
     """By a connection of Airflow's own provider; the pod's fields are JSON, as text or as such."""
     given = _cluster({"kubernetes_conn_id": "gpus", "kubernetes_namespace": "ml", "pod": pod})
-    assert given.place == KubernetesPlace(namespace="ml", conn_id="gpus", pod=Pod(image="edl:1", resources={"gpu": 1}))
-    assert _cluster().place == KubernetesPlace(namespace="default")
+    assert given.place == KubernetesBackendRef(
+        namespace="ml", conn_id="gpus", pod=Pod(image="edl:1", resources={"gpu": 1})
+    )
+    assert _cluster().place == KubernetesBackendRef(namespace="default")
 
 
 def test_pods_reach_redis_by_a_name_of_their_own() -> None:
@@ -145,12 +148,12 @@ def test_names_and_addresses_are_hosts(host: str) -> None:
 
 async def test_it_is_looked_up_from_both_worlds() -> None:
     """A worker blocks for it, a triggerer does not; an unknown one is an error in both."""
-    assert EdlHook().surroundings() == await EdlHook().asurroundings()
-    assert EdlHook().surroundings().namespace == "team"
+    assert EdlHook().edl_connection() == await EdlHook().aedl_connection()
+    assert EdlHook().edl_connection().namespace == "team"
     with pytest.raises(AirflowNotFoundException, match="elsewhere"):
-        EdlHook("elsewhere").surroundings()
+        EdlHook("elsewhere").edl_connection()
     with pytest.raises(AirflowNotFoundException, match="elsewhere"):
-        await EdlHook("elsewhere").asurroundings()
+        await EdlHook("elsewhere").aedl_connection()
 
 
 async def test_a_trigger_of_dag_test_finds_a_connection_of_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +167,7 @@ async def test_a_trigger_of_dag_test_finds_a_connection_of_the_database(monkeypa
 
     comms = InProcessSupervisorComms(supervisor=Supervisor())  # type: ignore[arg-type]
     monkeypatch.setattr("airflow.sdk.execution_time.task_runner.SUPERVISOR_COMMS", comms, raising=False)
-    assert (await EdlHook("of_the_database").asurroundings()).redis_url == "redis://redis.example:6379/0"
+    assert (await EdlHook("of_the_database").aedl_connection()).redis_url == "redis://redis.example:6379/0"
 
 
 @pytest.fixture
@@ -219,7 +222,7 @@ def test_a_redis_that_is_too_old_is_named(
 ) -> None:
     """Streams and scripts need 6.2."""
 
-    async def old(_: Surroundings) -> tuple[tuple[int, ...], str]:
+    async def old(_: EdlConnection) -> tuple[tuple[int, ...], str]:
         return (6, 0, 16), ""
 
     monkeypatch.setattr("edl_airflow.hooks.edl._ask_redis", old)

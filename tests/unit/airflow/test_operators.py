@@ -19,7 +19,7 @@ from airflow.sdk import serde as xcom
 from airflow.sdk.definitions._internal.mixins import ResolveMixin
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
-from support.airflow.fakes import MadeUpSite, deferred_by, event_of, job_status, rendered
+from support.airflow.fakes import FakeClient, deferred_by, event_of, job_status, rendered
 from support.airflow.templates import STUDENT, SURROUNDINGS, TEACHER, distill
 
 from edl_airflow.failures import TaskKilledError
@@ -29,16 +29,19 @@ from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.operators.train import EdlTrainOperator
+from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
 from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_airflow.sensors.traffic import EdlTrafficSensor
-from edl_airflow.work import Outcome
-from edl_runtime.errors import JobFailedError, NoTeacherError, RegistryUnavailableError, SpecError
+from edl_runtime.backends.errors import JobFailedError
+from edl_runtime.distill.errors import NoTeacherError
+from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod
 from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, Spec, TeacherSpec, TrainerSpec
+from edl_runtime.store.errors import RegistryUnavailableError
 
 
 def test_an_unknown_connection_fails_at_once(context: Any) -> None:
@@ -47,7 +50,7 @@ def test_an_unknown_connection_fails_at_once(context: Any) -> None:
         distill(edl_conn_id="elsewhere").execute(context)
 
 
-def test_the_first_half_starts_the_pool_and_defers(context: Any, site: MadeUpSite) -> None:
+def test_the_first_half_starts_the_pool_and_defers(context: Any, site: FakeClient) -> None:
     """Links are there already, and what goes to the triggerer is plain data without the password."""
     operator = rendered(distill(), context)
     deferred = deferred_by(operator, context)
@@ -66,7 +69,7 @@ def test_the_first_half_starts_the_pool_and_defers(context: Any, site: MadeUpSit
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "restarting"])
-def test_a_task_that_was_ended_meanwhile_does_not_defer(context: Any, site: MadeUpSite, state: str) -> None:
+def test_a_task_that_was_ended_meanwhile_does_not_defer(context: Any, site: FakeClient, state: str) -> None:
     """Airflow would refuse it, and no trigger would ever stop what was started."""
     context["ti"].state = state
     with pytest.raises(TaskKilledError):
@@ -75,7 +78,7 @@ def test_a_task_that_was_ended_meanwhile_does_not_defer(context: Any, site: Made
 
 
 def test_a_task_killed_before_it_began_starts_nothing(
-    context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+    context: Any, site: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow lets `execute` go on after `on_kill`."""
     operator = rendered(distill(), context)
@@ -85,7 +88,7 @@ def test_a_task_killed_before_it_began_starts_nothing(
     assert site.backend.deeds == []
 
 
-def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite) -> None:
+def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: FakeClient) -> None:
     """It stops the pool, forgets the student and returns the typed result."""
     deferred = deferred_by(rendered(distill(), context), context)
     student, pool = job_name(context["ti"]), pool_name(context["ti"])
@@ -93,7 +96,7 @@ def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite
     left = {"checkpoint": "/c", "metrics": {"accuracy": 0.9}}
     event = event_of(
         deferred,
-        Outcome(
+        TaskOutcome(
             ended="succeeded", name=student, result=left, progress=Progress(step=1, updated_at=1.0, answered={"a:1": 4})
         ),
     )
@@ -103,7 +106,7 @@ def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: MadeUpSite
 
 
 def test_a_student_that_left_nothing_is_warned_of(
-    context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+    context: Any, site: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the task's log, also after a deferral; the task has succeeded all the same."""
     deferred = deferred_by(rendered(distill(), context), context)
@@ -111,25 +114,25 @@ def test_a_student_that_left_nothing_is_warned_of(
     said: list[str] = []
     operator = distill()
     monkeypatch.setattr(operator.log, "warning", said.append)
-    result = operator.execute_complete(context, event_of(deferred, Outcome(ended="succeeded", name=student)))
+    result = operator.execute_complete(context, event_of(deferred, TaskOutcome(ended="succeeded", name=student)))
     assert (result["checkpoint"], result["metrics"]) == ("", {})
     assert [line.partition(",")[0] for line in said] == [f"'{student}' has succeeded and left nothing"]
     assert site.backend.jobs == {}
 
 
 def test_a_failed_student_leaves_nothing_and_its_last_lines(
-    context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch
+    context: Any, site: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task's error is what the script said, also when the connection has been removed since."""
     deferred = deferred_by(rendered(distill(), context), context)
     monkeypatch.delenv("AIRFLOW_CONN_EDL_DEFAULT")
-    event = event_of(deferred, Outcome(ended="failed", name="job", reason="exit 1", last_lines=("KeyError: 'x'",)))
+    event = event_of(deferred, TaskOutcome(ended="failed", name="job", reason="exit 1", last_lines=("KeyError: 'x'",)))
     with pytest.raises(JobFailedError, match="KeyError: 'x'"):
         distill().execute_complete(context, event)
     assert site.backend.jobs == {}
 
 
-def test_a_job_that_a_person_stops_is_not_started_again(context: Any, site: MadeUpSite) -> None:
+def test_a_job_that_a_person_stops_is_not_started_again(context: Any, site: FakeClient) -> None:
     """`edl stop` ends the task, too, whatever retries it has left, and what else it runs."""
     site.registered = ["127.0.0.1:1", "127.0.0.1:2"]
     site.backend.forget_after(job_name(context["ti"]), looks=5)
@@ -139,7 +142,7 @@ def test_a_job_that_a_person_stops_is_not_started_again(context: Any, site: Made
 
 
 def test_a_job_that_a_person_stops_before_a_triggerer_has_seen_it_is_not_started_again(
-    context: Any, site: MadeUpSite
+    context: Any, site: FakeClient
 ) -> None:
     """The trigger is told by the task that its work was begun; and how it ends fails the task without a retry."""
     deferred = deferred_by(rendered(train(deferrable=True), context), context)
@@ -158,7 +161,7 @@ start = partial(EdlTeacherPoolOperator, task_id="start", teacher_pool="digits", 
 
 
 @pytest.mark.parametrize("deferrable", [False, True])
-def test_a_pool_that_is_ready_is_neither_deferred_nor_killed(context: Any, site: MadeUpSite, deferrable: bool) -> None:  # noqa: FBT001
+def test_a_pool_that_is_ready_is_neither_deferred_nor_killed(context: Any, site: FakeClient, deferrable: bool) -> None:  # noqa: FBT001
     """A trigger that fires at once would race with the scheduler; Airflow ends a finished process that lingers."""
     site.registered = ["127.0.0.1:1", "127.0.0.1:2"]
     operator = rendered(start(deferrable=deferrable), context)
@@ -167,7 +170,7 @@ def test_a_pool_that_is_ready_is_neither_deferred_nor_killed(context: Any, site:
     assert "digits" in site.backend.jobs
 
 
-def test_a_pool_that_is_not_ready_in_time_is_stopped(context: Any, site: MadeUpSite) -> None:
+def test_a_pool_that_is_not_ready_in_time_is_stopped(context: Any, site: FakeClient) -> None:
     """A failed task leaves no pool behind."""
     with pytest.raises(NoTeacherError, match=r"'digits' after 0 s.*edl pools"):
         start(wait_timeout_s=0.05).execute(context)
@@ -176,7 +179,7 @@ def test_a_pool_that_is_not_ready_in_time_is_stopped(context: Any, site: MadeUpS
 
 @pytest.mark.parametrize("trouble", ["bad params", "no redis"])
 def test_a_try_that_can_not_begin_leaves_nothing_of_the_tries_before(
-    context: Any, site: MadeUpSite, trouble: str
+    context: Any, site: FakeClient, trouble: str
 ) -> None:
     """Nobody else would stop it, and what others own goes on."""
     before = try_token(context["ti"]).replace("try-1", "try-0")
@@ -190,7 +193,7 @@ def test_a_try_that_can_not_begin_leaves_nothing_of_the_tries_before(
     assert list(site.backend.jobs) == ["else", "made"]
 
 
-def test_a_kill_between_the_question_and_the_deferral_is_heeded(context: Any, site: MadeUpSite) -> None:
+def test_a_kill_between_the_question_and_the_deferral_is_heeded(context: Any, site: FakeClient) -> None:
     """Airflow says that the task runs, and ends it while it says so."""
     operator = rendered(distill(), context)
     ask = context["ti"].get_task_states
@@ -222,8 +225,8 @@ def test_all_jobs_of_a_task_have_its_priority_and_weight(context: Any) -> None:
     """A task is one matter, whatever it runs; nothing special unless that is said."""
     sharing: dict[str, Any] = {"priority": 4, "weight": 0.5}
     made = [distill(students="1:2", **sharing), start(**sharing), train(**sharing), train()]
-    works = [rendered(operator, context).plan(context, SURROUNDINGS) for operator in made]
-    jobs = [job for work in works for job in (work.pool_job, work.trainer_job) if job]
+    specs = [rendered(operator, context).plan(context, SURROUNDINGS) for operator in made]
+    jobs = [job for spec in specs for job in (spec.pool_job, spec.trainer_job) if job]
     assert [(job.kind, job.priority, job.weight) for job in jobs] == [
         *(("pool", 4, 0.5), ("trainer", 4, 0.5), ("pool", 4, 0.5), ("trainer", 4, 0.5)),
         ("trainer", 0, 1.0),
@@ -257,7 +260,7 @@ def test_templates_inside_specs_are_rendered(context: Any) -> None:
     ],
 )
 def test_what_a_template_makes_is_checked_before_anything_starts(
-    operator: Any, mistake: dict[str, Any], words: str, context: Any, site: MadeUpSite
+    operator: Any, mistake: dict[str, Any], words: str, context: Any, site: FakeClient
 ) -> None:
     """Bad params fail the task at once and leave nothing."""
     with pytest.raises(AirflowFailException, match=words):
@@ -320,7 +323,7 @@ def test_a_dict_with_templates_is_a_spec(context: Any) -> None:
     operator = rendered(distill(teacher=teacher, students={"min": 1, "max": 2}), context)
     command = operator.plan(context, SURROUNDINGS).pool_job.command
     assert command[command.index("--model") + 1] == "/models/3"
-    assert command[command.index("--max_batch") + 1] == "3"
+    assert command[command.index("--max-batch") + 1] == "3"
 
 
 def test_a_path_is_a_place_for_checkpoints(context: Any) -> None:
@@ -349,7 +352,7 @@ def test_a_path_is_a_place_for_checkpoints(context: Any) -> None:
     ],
 )
 def test_what_is_no_spec_fails_where_it_is_known_first(
-    given: dict[str, Any], words: str, context: Any, site: MadeUpSite
+    given: dict[str, Any], words: str, context: Any, site: FakeClient
 ) -> None:
     """The DAG file, where it stands there; the task, at once and without a retry, where an upstream task returns it."""
     with pytest.raises(SpecError, match=re.escape(words)):

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from support.airflow.fakes import job_status
 
-from edl_airflow.links import Address
+from edl_airflow.links import PageUrls
 from edl_airflow.plugin import pages
-from edl_airflow.plugin.log_end import LogEnd
-from edl_runtime.autoscale.plan import JobTarget, Plan
-from edl_runtime.backends.base import InstanceStatus, LogLine
+from edl_airflow.plugin.pages import LogTail
+from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
+from edl_runtime.backends.interface import InstanceStatus, LogLine
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.registry.members import Member
 
@@ -24,7 +24,7 @@ RUNS = InstanceStatus(index=0, phase="running", started_at=1.0, pod="night-0-xyz
 
 def _page(*instances: InstanceStatus, members: tuple[int, ...] = (), **changes: Any) -> str:
     job = job_status("night", wanted=2, reason="no place", instances=instances, **changes)
-    return pages.job_page(Address("edl_default", "night"), job, None, members)
+    return pages.job_page(PageUrls("edl_default", "night"), job, None, members)
 
 
 def test_the_job_page_shows_which_pods_there_are_and_what_they_wait_for() -> None:
@@ -80,10 +80,10 @@ def test_the_job_page_of_processes_has_no_columns_for_pods() -> None:
 def test_the_pool_page_shows_its_pods() -> None:
     """As a job's page does its own."""
     pool = job_status("digits", kind="pool", wanted=2, instances=(RUNS, PENDING))
-    page = pages.pool_page(Address("edl_default", "digits"), pool, [], [], PoolDemand(), trouble="")
+    page = pages.pool_page(PageUrls("edl_default", "digits"), pool, [], [], PoolDemand(), trouble="")
     for part in ("night-0-xyz", "gpu-7", "no place", 'href="/edl/jobs/edl_default/digits/log?instance=1"'):
         assert part in page
-    log = pages.log_page(Address("edl_default", "digits"), pool, None, LogEnd(), 1)
+    log = pages.log_page(PageUrls("edl_default", "digits"), pool, None, LogTail(), 1)
     assert 'href="/edl/pools/edl_default/digits"' in log
 
 
@@ -94,7 +94,7 @@ def test_the_pool_page_shows_who_is_busy_and_who_waits() -> None:
         students={"s0": StudentReport(waiting=0.25, samples_per_s=81.4)},
     )
     teachers = [Member(id="t0", address="h:1"), Member(id="t1", address="h:2")]
-    page = pages.pool_page(Address("c", "p"), None, teachers, [Member(id="s0", address="h:3")], said, trouble="")
+    page = pages.pool_page(PageUrls("c", "p"), None, teachers, [Member(id="s0", address="h:3")], said, trouble="")
     for part in ("<td>75 %</td><td>t0</td>", "<td></td><td>t1</td>", "<td>25 %</td>", "<td>81</td>"):
         assert part in page
 
@@ -104,7 +104,9 @@ def test_the_page_shows_the_plan_and_escapes_it() -> None:
     first = JobTarget(name="first", kind="trainer", instances=4, target=1, reason="shrinks: <script>alert(1)</script>")
     pool = JobTarget(name="teachers", kind="pool", instances=1, target=2, reason="grows from 1 to 2")
     capacity = {"cpu": 1.5, "memory": 3 * 2.0**30}
-    plan = Plan(at=1.8e9, window="day", until=1.8e9 + 60, why="half of it", capacity=capacity, targets=(first, pool))
+    plan = RescalingPlan(
+        at=1.8e9, window="day", until=1.8e9 + 60, why="half of it", capacity=capacity, targets=(first, pool)
+    )
     page = pages.rescaling_page("team", plan, trouble="")
     assert "window day until 2027-01-15 08:01:00 UTC" in page
     assert "<td>cpu</td><td>1.5</td>" in page
@@ -120,7 +122,7 @@ def test_the_page_shows_the_plan_and_escapes_it() -> None:
 
 def test_of_a_long_log_the_end_of_each_instance_is_shown() -> None:
     """As many bytes as there is room for, in the order they were written; whoever writes little keeps it all."""
-    end = LogEnd(most_bytes=100)
+    end = LogTail(most_bytes=100)
     for number in range(30):
         end.add(LogLine(0, f"loud {number:02}"))
         if number == 0:
@@ -134,11 +136,11 @@ def test_of_a_long_log_the_end_of_each_instance_is_shown() -> None:
 
 def test_a_log_that_is_cut_says_so_and_a_large_one_does_not_reload() -> None:
     """A page that costs much is paid for once."""
-    end = LogEnd(most_bytes=10)
+    end = LogTail(most_bytes=10)
     for _ in range(3):
         end.add(LogLine(0, "12345678"))
-    at, job = Address("edl_default", "night"), job_status("night")
+    at, job = PageUrls("edl_default", "night"), job_status("night")
     cut = pages.log_page(at, job, None, end, None, reloads=False)
     assert "2 earlier lines are left out here; `edl logs night` shows" in cut
     assert 'http-equiv="refresh"' not in cut
-    assert 'http-equiv="refresh"' in pages.log_page(at, job, None, LogEnd(), None)
+    assert 'http-equiv="refresh"' in pages.log_page(at, job, None, LogTail(), None)

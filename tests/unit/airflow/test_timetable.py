@@ -13,7 +13,7 @@ from airflow.timetables.base import DataInterval, TimeRestriction, Timetable
 
 from edl_airflow.plugin import EdlPlugin
 from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
-from edl_runtime.autoscale.traffic import TrafficWindows
+from edl_runtime.autoscale.traffic.windows import TrafficWindows
 from edl_runtime.errors import SpecError
 
 NIGHTS: dict[str, Any] = {

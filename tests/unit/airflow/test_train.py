@@ -12,15 +12,17 @@ import msgspec
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException
-from support.airflow.fakes import MadeUpSite, deferred_by, event_of, landed, rendered
+from support.airflow.fakes import FakeClient, deferred_by, event_of, landed, rendered
 from support.airflow.templates import SURROUNDINGS
 from support.paths import EXAMPLES
 
-from edl_airflow.ends import end_of
+from edl_airflow.deadlines import deadline_of
 from edl_airflow.identity import job_name
 from edl_airflow.operators.train import EdlTrainOperator
-from edl_airflow.work import LandedCheckpoint, Outcome, Training, Work
-from edl_runtime.errors import JobFailedError, SpecError
+from edl_airflow.results import CheckpointResult
+from edl_airflow.runtime.spec import TaskOutcome, TaskSpec, TrainingStatus
+from edl_runtime.backends.errors import JobFailedError
+from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
@@ -35,15 +37,15 @@ def _train(**changes: Any) -> EdlTrainOperator:
     return EdlTrainOperator(**{**given, **changes})
 
 
-def _plan(context: Any, **changes: Any) -> Work:
+def _plan(context: Any, **changes: Any) -> TaskSpec:
     return rendered(_train(**changes), context).plan(context, SURROUNDINGS)
 
 
 def test_the_job_is_agents_that_run_the_script(context: Any) -> None:
     """Each knows the bounds, the gear, where checkpoints are and where it is told that one has landed."""
     keeps = Checkpoint(url="s3://runs/{{ params.high }}", every_steps=100)
-    work = _plan(context, trainers="{{ params.low }}:{{ params.high }}", gear="warm", checkpoint=keeps)
-    job = work.trainer_job
+    spec = _plan(context, trainers="{{ params.low }}:{{ params.high }}", gear="warm", checkpoint=keeps)
+    job = spec.trainer_job
     assert job
     assert job.command == (
         *("python", "-P", "-m", "edl_runtime.cli", "agent", "--instances", "1:3", "--gear", "warm", "--"),
@@ -56,7 +58,7 @@ def test_the_job_is_agents_that_run_the_script(context: Any) -> None:
     assert (settings.job, settings.namespace, settings.checkpoint_stream) == (job.name, "team", "nightly/distill")
     assert job.env["LOW"] == "1"
     assert "EDL_REDIS_URL" not in job.env
-    assert (work.stream, work.pool, work.ends_at, work.name) == ("nightly/distill", "", None, job.name)
+    assert (spec.stream, spec.pool, spec.ends_at, spec.name) == ("nightly/distill", "", None, job.name)
 
 
 def test_templates_in_what_a_pod_needs_are_rendered(context: Any) -> None:
@@ -91,20 +93,20 @@ def test_a_scheduled_run_that_comes_too_late_is_skipped(
     run_type: str,
     late: bool,  # noqa: FBT001
     context: Any,
-    site: MadeUpSite,
+    site: FakeClient,
 ) -> None:
     """Its seven o'clock is that of the night that it was for; who starts one by hand means the next one."""
     morning = EVENING + timedelta(hours=9, seconds=5)
     context["dag_run"] = SimpleNamespace(start_date=morning, run_after=EVENING, run_type=run_type)
-    work = _plan(context, ends_by="07:00")
-    assert work.ends_at == (EVENING + timedelta(hours=9 if late else 33)).timestamp()
+    spec = _plan(context, ends_by="07:00")
+    assert spec.ends_at == (EVENING + timedelta(hours=9 if late else 33)).timestamp()
     if late:
         with pytest.raises(AirflowSkipException, match="the time to train was over before the run began"):
             rendered(_train(ends_by="07:00"), context).execute(context)
         assert site.backend.deeds == []
 
 
-def test_the_first_half_starts_the_training_and_defers(context: Any, site: MadeUpSite) -> None:
+def test_the_first_half_starts_the_training_and_defers(context: Any, site: FakeClient) -> None:
     """It needs no pool; the link to the log is there."""
     deferred_by(rendered(_train(job="digits"), context), context)
     assert site.backend.deeds == [("submit", "digits")]
@@ -114,15 +116,15 @@ def test_the_first_half_starts_the_training_and_defers(context: Any, site: MadeU
     }
 
 
-def test_a_training_returns_its_newest_checkpoint(context: Any, site: MadeUpSite) -> None:
+def test_a_training_returns_its_newest_checkpoint(context: Any, site: FakeClient) -> None:
     """The newest checkpoint, what the script said of it, and how the training has ended."""
     deferred = deferred_by(rendered(_train(job="digits"), context), context)
-    ended = Outcome(
+    ended = TaskOutcome(
         ended="succeeded",
         name="digits",
         result={"checkpoint": "/c/42", "metrics": {"score": 2}},
         progress=Progress(step=43, epoch=4, updated_at=1.0),
-        training=Training(members=(0, 2), ended="stopped", reason="its time to train is over"),
+        training=TrainingStatus(members=(0, 2), ended="stopped", reason="its time to train is over"),
         generations=3,
         landed=landed(42, job="digits", metrics={"accuracy": 0.9}),
     )
@@ -142,23 +144,23 @@ def test_a_training_returns_its_newest_checkpoint(context: Any, site: MadeUpSite
 
 @pytest.mark.parametrize("before", [None, landed(40, job="digits", metrics={"accuracy": 0.9})])
 def test_a_script_that_leaves_a_model_of_its_own_returns_its_own_step(
-    context: Any, site: MadeUpSite, before: LandedCheckpoint | None
+    context: Any, site: FakeClient, before: CheckpointResult | None
 ) -> None:
     """Its step is how far the script came, and not that of the last checkpoint before, if there is one."""
     deferred = deferred_by(rendered(_train(job="digits"), context), context)
     left = {"checkpoint": "/own/model", "metrics": {}}
     progress = Progress(step=43, epoch=4, updated_at=1.0)
-    ended = Outcome(ended="succeeded", name="digits", result=left, progress=progress, landed=before)
+    ended = TaskOutcome(ended="succeeded", name="digits", result=left, progress=progress, landed=before)
     result = _train(job="digits").execute_complete(context, event_of(deferred, ended))
     assert (result["checkpoint"], result["step"], result["epoch"], result["stopped"]) == ("/own/model", 43, 4, False)
     assert result["metrics"] == (before["metrics"] if before else {})
     assert site.backend.jobs == {}
 
 
-def test_one_that_does_not_end_is_ended_by_force(context: Any, site: MadeUpSite) -> None:
+def test_one_that_does_not_end_is_ended_by_force(context: Any, site: FakeClient) -> None:
     """The task goes well if there is a checkpoint of this night, and says so; else it fails and may be tried again."""
     deferred = deferred_by(rendered(_train(job="digits"), context), context)
-    stopped = Outcome(ended="stopped", name="digits", reason="it did not end", landed=landed(7, job="digits"))
+    stopped = TaskOutcome(ended="stopped", name="digits", reason="it did not end", landed=landed(7, job="digits"))
     result = _train(job="digits").execute_complete(context, event_of(deferred, stopped))
     assert (result["stopped"], result["reason"], result["step"]) == (True, "it did not end", 7)
     assert site.backend.jobs == {}
@@ -200,14 +202,14 @@ BERLIN = ZoneInfo("Europe/Berlin")  # an hour ahead in winter, two in summer
 )
 def test_when_it_ends(start: str, ends_by: object, end: str) -> None:
     """The next such time in the DAG's zone after the run has started, so long after that, or just then."""
-    assert end_of(ends_by, start=datetime.fromisoformat(start), zone=BERLIN) == datetime.fromisoformat(end)
+    assert deadline_of(ends_by, start=datetime.fromisoformat(start), zone=BERLIN) == datetime.fromisoformat(end)
 
 
 def test_a_time_of_day_counts_from_when_the_run_was_to_start() -> None:
     """So it has passed for one that starts too late; a duration begins with the run."""
     morning = datetime(2026, 2, 1, 7, 0, 5, tzinfo=UTC)
-    assert end_of("07:00", start=morning, due=EVENING) == datetime(2026, 2, 1, 7, 0, tzinfo=UTC)
-    assert end_of("PT9H", start=morning, due=EVENING) == morning + timedelta(hours=9)
+    assert deadline_of("07:00", start=morning, due=EVENING) == datetime(2026, 2, 1, 7, 0, tzinfo=UTC)
+    assert deadline_of("PT9H", start=morning, due=EVENING) == morning + timedelta(hours=9)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,7 @@ def test_a_time_of_day_counts_from_when_the_run_was_to_start() -> None:
 def test_what_means_no_moment_is_refused(ends_by: object) -> None:
     """The error names the field."""
     with pytest.raises(SpecError, match="ends_by"):
-        end_of(ends_by, start=EVENING)
+        deadline_of(ends_by, start=EVENING)
 
 
 EXAMPLE = EXAMPLES / "training_job" / "examplejob.yaml"

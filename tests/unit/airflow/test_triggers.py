@@ -15,15 +15,17 @@ import pytest
 import stamina
 from airflow.jobs import triggerer_job_runner
 from airflow.sdk.exceptions import AirflowNotFoundException
-from support.airflow.fakes import POOL, MadeUpSite, job_status, work_of
+from support.airflow.fakes import POOL, FakeClient, job_status, spec_of
 
-from edl_airflow.hooks.edl import EdlHook, Surroundings
-from edl_airflow.triggers import job
-from edl_airflow.triggers.job import ENDED_BY_A_PERSON, EdlJobTrigger
-from edl_airflow.work import LocalPlace, Outcome
-from edl_runtime.errors import BackendError, ClusterError, ClusterUnavailableError
+from edl_airflow.connection import EdlConnection
+from edl_airflow.hooks.edl import EdlHook
+from edl_airflow.runtime.spec import LocalBackendRef, TaskOutcome
+from edl_airflow.triggers import task
+from edl_airflow.triggers.task import ENDED_BY_A_PERSON, EdlTaskTrigger
+from edl_runtime.backends.errors import ClusterError, ClusterUnavailableError
+from edl_runtime.errors import BackendError
 
-WORK = work_of(pool_job=None, at_least=1)
+WORK = spec_of(pool_job=None, at_least=1)
 
 
 @pytest.fixture
@@ -37,18 +39,18 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     log = logging.Logger("triggers of jobs")  # noqa: LOG001 - none that others configure
     log.addHandler(Told())
-    monkeypatch.setattr(EdlJobTrigger, "log", log)
+    monkeypatch.setattr(EdlTaskTrigger, "log", log)
     return said
 
 
-def _job_trigger(**changes: Any) -> EdlJobTrigger:
-    return EdlJobTrigger(msgspec.to_builtins(msgspec.structs.replace(WORK, **changes)))
+def _job_trigger(**changes: Any) -> EdlTaskTrigger:
+    return EdlTaskTrigger(msgspec.to_builtins(msgspec.structs.replace(WORK, **changes)))
 
 
-async def _only_event(trigger: Any) -> Outcome:
+async def _only_event(trigger: Any) -> TaskOutcome:
     events = [event async for event in trigger.run()]
     assert len(events) == 1
-    return msgspec.convert(json.loads(json.dumps(events[0].payload)), Outcome)
+    return msgspec.convert(json.loads(json.dumps(events[0].payload)), TaskOutcome)
 
 
 @pytest.mark.parametrize(
@@ -62,21 +64,21 @@ async def _only_event(trigger: Any) -> Outcome:
     ids=["the backend", "the cluster is away", "the connection is gone", "the API server stays away"],
 )
 async def test_trouble_is_an_event(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, looks_up: object, trouble: Exception, ended: tuple[Any, ...]
+    site: FakeClient, monkeypatch: pytest.MonkeyPatch, looks_up: object, trouble: Exception, ended: tuple[Any, ...]
 ) -> None:
     """A trigger that raised would leave no chance to stop what was started; the event says whether a retry may help."""
 
     async def fails(*_: object) -> None:
         raise trouble
 
-    monkeypatch.setattr(*((EdlHook, "asurroundings") if looks_up else (site.backend, "get")), fails)
+    monkeypatch.setattr(*((EdlHook, "aedl_connection") if looks_up else (site.backend, "get")), fails)
     with stamina.set_testing(True, attempts=3):
         outcome = await _only_event(_job_trigger())
-    assert (outcome.ended, outcome.permanent, outcome.passing) == ended
+    assert (outcome.ended, outcome.permanent, outcome.transient) == ended
     assert "disk is full" in outcome.reason
 
 
-async def test_on_kill_works_in_a_fresh_process_and_spares_the_next_try(site: MadeUpSite) -> None:
+async def test_on_kill_works_in_a_fresh_process_and_spares_the_next_try(site: FakeClient) -> None:
     """All it needs is in the serialized form, also without a connection; a job with another token goes on."""
     path, kwargs = _job_trigger(conn_id="elsewhere").serialize()
     site.backend.jobs = {"student": job_status("student", "try-2")}
@@ -91,7 +93,7 @@ async def test_on_kill_works_in_a_fresh_process_and_spares_the_next_try(site: Ma
     ("by", "left"), [(ENDED_BY_A_PERSON, {}), ("EOF - shutting down", {"student"}), (None, {"student"})]
 )
 async def test_what_a_person_has_ended_is_stopped_though_nobody_calls_on_kill(
-    site: MadeUpSite, by: str | None, left: set[str]
+    site: FakeClient, by: str | None, left: set[str]
 ) -> None:
     """Airflow forgets to where it cancels a trigger once more meanwhile; one that only shuts down stops nothing.
 
@@ -101,8 +103,8 @@ async def test_what_a_person_has_ended_is_stopped_though_nobody_calls_on_kill(
     site.backend.jobs = {"student": job_status("student", "try-1")}
     followed = asyncio.Event()
 
-    class Trigger(EdlJobTrigger):
-        async def outcome(self) -> Outcome:
+    class Trigger(EdlTaskTrigger):
+        async def outcome(self) -> TaskOutcome:
             followed.set()
             try:
                 return await asyncio.Future()
@@ -115,12 +117,12 @@ async def test_what_a_person_has_ended_is_stopped_though_nobody_calls_on_kill(
     with pytest.raises(asyncio.CancelledError) as cancelled:
         await running
     assert cancelled.value.args == ((by,) if by else ())
-    await asyncio.gather(*job._stopping)
+    await asyncio.gather(*task._stopping)
     assert site.backend.jobs.keys() == set(left)
 
 
 async def test_what_on_kill_has_begun_is_tried_again_until_the_cluster_is_back(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, said: list[str]
+    site: FakeClient, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     """However often the backend's own patience ends before; that is said once."""
     failures = [ClusterUnavailableError("https://a:6443", "refused")] * 3
@@ -133,7 +135,7 @@ async def test_what_on_kill_has_begun_is_tried_again_until_the_cluster_is_back(
         return deleted
 
     monkeypatch.setattr(site.backend, "delete", flaky)
-    monkeypatch.setattr("edl_airflow.triggers.job.STOP_AGAIN_S", 0.01)
+    monkeypatch.setattr("edl_airflow.triggers.task.STOP_AGAIN_S", 0.01)
     site.backend.jobs["student"] = job_status("student")
     await _job_trigger().on_kill()
     assert (site.backend.jobs, failures) == ({}, [])
@@ -143,7 +145,7 @@ async def test_what_on_kill_has_begun_is_tried_again_until_the_cluster_is_back(
 
 
 async def test_what_on_kill_has_begun_goes_on_and_names_jobs_that_can_not_be_stopped_when_airflow_waits_no_longer(
-    site: MadeUpSite, monkeypatch: pytest.MonkeyPatch, said: list[str]
+    site: FakeClient, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     """Nobody is there any more to raise it to; with what is to be done."""
     refused = asyncio.Event()
@@ -165,38 +167,38 @@ async def test_what_on_kill_has_begun_goes_on_and_names_jobs_that_can_not_be_sto
     assert "is forbidden" in line
 
 
-async def test_an_api_server_that_restarts_is_waited_for(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_api_server_that_restarts_is_waited_for(site: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is looked up again: a healthy training is not stopped for that."""
     site.backend.jobs = {"student": job_status("student", phase="succeeded")}
-    look_up, failures = EdlHook.asurroundings, [ConnectionError("refused"), RuntimeError("502")]
+    look_up, failures = EdlHook.aedl_connection, [ConnectionError("refused"), RuntimeError("502")]
 
-    async def flaky(hook: EdlHook) -> Surroundings:
+    async def flaky(hook: EdlHook) -> EdlConnection:
         if failures:
             raise failures.pop()
         return await look_up(hook)
 
-    monkeypatch.setattr(EdlHook, "asurroundings", flaky)
+    monkeypatch.setattr(EdlHook, "aedl_connection", flaky)
     with stamina.set_testing(True, attempts=3):
         assert (await _only_event(_job_trigger())).ended == "succeeded"
     assert failures == []
 
 
-async def test_the_job_is_followed_where_it_was_begun(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_job_is_followed_where_it_was_begun(site: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when its connection leads to another folder by now."""
-    opened: list[Surroundings] = []
+    opened: list[EdlConnection] = []
 
     @asynccontextmanager
-    async def note(surroundings: Surroundings) -> AsyncIterator[MadeUpSite]:
-        opened.append(surroundings)
+    async def note(edl_connection: EdlConnection) -> AsyncIterator[FakeClient]:
+        opened.append(edl_connection)
         yield site
 
-    monkeypatch.setattr("edl_airflow.triggers.job.open_site", note)
+    monkeypatch.setattr("edl_airflow.triggers.task.open_client", note)
     site.backend.jobs = {"student": job_status("student", phase="succeeded")}
-    await _only_event(_job_trigger(place=LocalPlace("/begun/here")))
-    assert [surroundings.place for surroundings in opened] == [LocalPlace("/begun/here")]
+    await _only_event(_job_trigger(place=LocalBackendRef("/begun/here")))
+    assert [edl_connection.place for edl_connection in opened] == [LocalBackendRef("/begun/here")]
 
 
-async def test_the_first_event_comes_late_enough(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_event_comes_late_enough(site: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler may still be busy with the half of the task that has deferred."""
     slept, sleep = list[float](), asyncio.sleep
 

@@ -16,41 +16,42 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 from support.airflow.asset_watcher import AssetStates, watching
 from support.airflow.fakes import (
-    MadeUpSite,
+    FakeClient,
     deferred_by,
     event_of,
     failed_status,
     job_status,
     landed,
     rendered,
-    work_of,
+    spec_of,
 )
 
-from edl_airflow.checkpoint_wait import CheckpointView, CheckpointWait, Threshold
-from edl_airflow.failures import GoneError
-from edl_airflow.job_wait import JobView, JobWait
+from edl_airflow.failures import TargetEndedError
 from edl_airflow.operators.resize import EdlResizeOperator
-from edl_airflow.pool_wait import GONE, PoolView, PoolWait
+from edl_airflow.runtime.spec import TaskOutcome, TrainingStatus
 from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
 from edl_airflow.sensors.job import EdlJobSensor
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
-from edl_airflow.triggers.job import EdlJobTrigger
-from edl_airflow.triggers.wait import EdlWaitTrigger
-from edl_airflow.waiting import judge
-from edl_airflow.work import Outcome, Training
-from edl_runtime.backends.base import InstanceStatus, JobStatus
-from edl_runtime.errors import BackendError, SpecError, UnknownJobError
+from edl_airflow.triggers.conditions import EdlConditionTrigger
+from edl_airflow.triggers.task import EdlTaskTrigger
+from edl_airflow.waits.base import evaluate
+from edl_airflow.waits.checkpoint import CheckpointCondition, CheckpointObservation, Threshold
+from edl_airflow.waits.job import JobCondition, JobObservation
+from edl_airflow.waits.pool import POOL_STOPPED_REASON, PoolCondition, PoolObservation
+from edl_runtime.backends.errors import UnknownJobError
+from edl_runtime.backends.interface import InstanceStatus, JobStatus
+from edl_runtime.errors import BackendError, SpecError
 
-RUNS = JobWait(conn_id="edl_default", job="student", until=10.0, waits_s=5, began_at=50.0)
+RUNS = JobCondition(conn_id="edl_default", job="student", until=10.0, wait_timeout_s=5, began_at=50.0)
 SUCCEEDS = msgspec.structs.replace(RUNS, phase="succeeded")
-POOL = PoolWait(conn_id="edl_default", pool="digits", until=1e12, waits_s=60)
-LANDS = CheckpointWait(conn_id="edl_default", stream="nightly/train", until=10.0, waits_s=5, began_at=50.0)
+POOL = PoolCondition(conn_id="edl_default", pool="digits", until=1e12, wait_timeout_s=60)
+LANDS = CheckpointCondition(conn_id="edl_default", stream="nightly/train", until=10.0, wait_timeout_s=5, began_at=50.0)
 JOB, DONE = job_status("student"), job_status("student", phase="succeeded")
 PLAIN = job_status("student", elastic=False)
-TWO = Training(members=(0, 1))
-STOPPED = Training(members=(0,), ended="stopped", heard_at=60.0)
-FAILED = Training(ended="failed", reason="a script failed", heard_at=60.0)
+TWO = TrainingStatus(members=(0, 1))
+STOPPED = TrainingStatus(members=(0,), ended="stopped", heard_at=60.0)
+FAILED = TrainingStatus(ended="failed", reason="a script failed", heard_at=60.0)
 BEFORE_IT_BEGAN = {"heard_at": 40.0}
 
 
@@ -62,7 +63,7 @@ RESUMED = msgspec.structs.replace(JOB, instances=(InstanceStatus(index=0, phase=
 
 def ended(wait: Any, view: Any, now: float = 5) -> str | None:
     """How a wait has ended, None if it has not."""
-    outcome = judge(wait, view, now)
+    outcome = evaluate(wait, view, now)
     return outcome.ended if outcome else None
 
 
@@ -71,7 +72,7 @@ def ended(wait: Any, view: Any, now: float = 5) -> str | None:
     [
         (RUNS, None, None, None),
         (RUNS, JOB, None, None),
-        (RUNS, JOB, Training(), None),
+        (RUNS, JOB, TrainingStatus(), None),
         (RUNS, JOB, TWO, "ready"),
         (msgspec.structs.replace(RUNS, at_least=3), JOB, TWO, None),
         (msgspec.structs.replace(RUNS, at_least=1, at_most=1), JOB, TWO, None),
@@ -105,10 +106,10 @@ def ended(wait: Any, view: Any, now: float = 5) -> str | None:
     ],
 )
 def test_what_a_wait_for_a_job_is_for(
-    wait: JobWait, job: JobStatus | None, training: Training | None, how: str | None
+    wait: JobCondition, job: JobStatus | None, training: TrainingStatus | None, how: str | None
 ) -> None:
     """So many that train together, or success; what can't come any more ends it."""
-    assert ended(wait, JobView(job=job, training=training)) == how
+    assert ended(wait, JobObservation(job=job, training=training)) == how
 
 
 @pytest.mark.parametrize(
@@ -130,37 +131,41 @@ def test_what_a_wait_for_a_pool_is_for(
     changes: Mapping[str, Any], teachers: tuple[str, ...] | None, students: int, how: str | None
 ) -> None:
     """At least, exactly, with students, or too late; what was seen and is there no more has ended."""
-    view = PoolView(teachers=teachers or (), students=students, trouble="" if teachers is not None else "away")
+    view = PoolObservation(teachers=teachers or (), students=students, trouble="" if teachers is not None else "away")
     assert ended(msgspec.structs.replace(POOL, **changes), view) == how
 
 
 @pytest.mark.parametrize(
     ("wait", "view", "lack"),
     [
-        (RUNS, JobView(), "there is no such job"),
-        (RUNS, JobView(job=JOB), "0 instances train together, wanted are 1 or more"),
-        (msgspec.structs.replace(RUNS, at_most=1), JobView(job=JOB), "0 instances train together, wanted are 1"),
-        (RUNS, JobView(trouble="away"), "Redis does not answer"),
-        (NOBODY, JobView(job=LEAVING), "1 instances have yet to leave"),
+        (RUNS, JobObservation(), "there is no such job"),
+        (RUNS, JobObservation(job=JOB), "0 instances train together, wanted are 1 or more"),
+        (msgspec.structs.replace(RUNS, at_most=1), JobObservation(job=JOB), "0 instances train together, wanted are 1"),
+        (RUNS, JobObservation(trouble="away"), "Redis does not answer"),
+        (NOBODY, JobObservation(job=LEAVING), "1 instances have yet to leave"),
     ],
 )
-def test_what_a_wait_for_a_job_lacks_is_said(wait: JobWait, view: JobView, lack: str) -> None:
+def test_what_a_wait_for_a_job_lacks_is_said(wait: JobCondition, view: JobObservation, lack: str) -> None:
     """When its time is up."""
-    outcome = judge(wait, view, now=10)
+    outcome = evaluate(wait, view, now=10)
     assert outcome
     assert (outcome.ended, outcome.reason) == ("not_yet", lack)
 
 
 def test_a_job_or_pool_is_suspended_when_nobody_is_left() -> None:
     """Though the last that trained are known still, or Redis is away."""
-    for view in (JobView(job=LEFT, training=TWO), JobView(job=LEFT), JobView(job=LEFT, trouble="away")):
-        outcome = judge(NOBODY, view, 5)
+    for view in (
+        JobObservation(job=LEFT, training=TWO),
+        JobObservation(job=LEFT),
+        JobObservation(job=LEFT, trouble="away"),
+    ):
+        outcome = evaluate(NOBODY, view, 5)
         assert outcome
         assert (outcome.ended, outcome.running_job()) == ("ready", {"job": "student", "instances": 0})
     no_teachers = msgspec.structs.replace(POOL, at_least=0, at_most=0, seen=True)
     pool = job_status("digits", kind="pool", phase="pending", wanted=0)
-    assert ended(no_teachers, PoolView(pool=pool, teachers=("a:1",))) is None
-    assert ended(no_teachers, PoolView(pool=pool)) == "ready"
+    assert ended(no_teachers, PoolObservation(pool=pool, teachers=("a:1",))) is None
+    assert ended(no_teachers, PoolObservation(pool=pool)) == "ready"
 
 
 @pytest.mark.parametrize(
@@ -209,24 +214,24 @@ BETTER = Threshold.parse("accuracy>=0.5")
 def test_what_a_wait_for_a_checkpoint_is_for(changes: dict[str, Any], ended: int | None) -> None:
     """All that is asked for has to be true of one; the newest such one counts."""
     found = landed(1, metrics={"accuracy": 0.6}), landed(2, epoch=2, job="other"), landed(3, metrics={"accuracy": 0.4})
-    view = CheckpointView(landed=found, last_id="3", at=105.0, job=JOB)
-    outcome = judge(msgspec.structs.replace(LANDS, **changes), view, now=5)
+    view = CheckpointObservation(landed=found, last_id="3", at=105.0, job=JOB)
+    outcome = evaluate(msgspec.structs.replace(LANDS, **changes), view, now=5)
     assert (outcome.landed["step"] if outcome and outcome.landed else None) == ended
 
 
 def test_a_job_that_has_ended_without_such_a_checkpoint_ends_the_wait() -> None:
     """It is said what it has not reached; while Redis is away nothing is known."""
     wait = msgspec.structs.replace(LANDS, job="student", step=9, threshold=BETTER)
-    outcome = judge(wait, CheckpointView(job=DONE, landed=(landed(3),)), now=5)
+    outcome = evaluate(wait, CheckpointObservation(job=DONE, landed=(landed(3),)), now=5)
     assert outcome
     assert (outcome.ended, outcome.reason) == (
         "gone",
         "the job has ended, and no checkpoint of it has step 9 or later, accuracy >= 0.5",
     )
-    assert ended(wait, CheckpointView()) is None
-    assert ended(wait.after(CheckpointView(job=JOB)), CheckpointView()) == "gone"
-    assert ended(wait, CheckpointView(job=DONE, trouble="away")) is None
-    assert ended(wait, CheckpointView(job=failed_status("student", 1))) == "failed"
+    assert ended(wait, CheckpointObservation()) is None
+    assert ended(wait.after(CheckpointObservation(job=JOB)), CheckpointObservation()) == "gone"
+    assert ended(wait, CheckpointObservation(job=DONE, trouble="away")) is None
+    assert ended(wait, CheckpointObservation(job=failed_status("student", 1))) == "failed"
 
 
 @pytest.mark.parametrize(
@@ -241,21 +246,21 @@ def test_a_job_that_has_ended_without_such_a_checkpoint_ends_the_wait() -> None:
     ],
 )
 async def test_a_job_that_was_removed_is_not_waited_for_to_write_a_checkpoint(
-    site: MadeUpSite, job: JobStatus | None, training: Training, how: str | None
+    site: FakeClient, job: JobStatus | None, training: TrainingStatus, how: str | None
 ) -> None:
     """What its agents have left says how it ended, unless that was before this run began."""
     site.backend.jobs, site.trainings = {"student": job} if job else {}, {"student": training}
     site.landed = [landed(3)]
     wait = msgspec.structs.replace(LANDS, job="student", step=9)
-    view = await wait.look(site)  # type: ignore[arg-type]
+    view = await wait.observe(site)  # type: ignore[arg-type]
     assert ended(wait, view) == how
     assert ended(msgspec.structs.replace(wait, step=3), view) == "ready"
 
 
-async def test_what_can_not_be_read_of_a_stream_is_passed_by(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_can_not_be_read_of_a_stream_is_passed_by(site: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked at once, and hides nothing."""
     site.landed = [landed(1), None]
-    view = await LANDS.look(site)  # type: ignore[arg-type]
+    view = await LANDS.observe(site)  # type: ignore[arg-type]
     assert (view.landed, view.last_id) == ((landed(1),), "2")
     states = AssetStates(monkeypatch)
     async with watching(EdlCheckpointTrigger(stream="nightly/train")) as watched:
@@ -265,33 +270,33 @@ async def test_what_can_not_be_read_of_a_stream_is_passed_by(site: MadeUpSite, m
     assert list(states.kept.values()) == ["2"]
 
 
-async def test_each_look_goes_on_where_the_last_one_was(site: MadeUpSite) -> None:
+async def test_each_look_goes_on_where_the_last_one_was(site: FakeClient) -> None:
     """A stream may be long."""
     site.landed = [landed(1), landed(2)]
-    wait = LANDS.after(await LANDS.look(site))  # type: ignore[arg-type]
+    wait = LANDS.after(await LANDS.observe(site))  # type: ignore[arg-type]
     site.landed.append(landed(3))
-    assert (await wait.look(site)).landed == (landed(3),)  # type: ignore[arg-type]
+    assert (await wait.observe(site)).landed == (landed(3),)  # type: ignore[arg-type]
     site.away = True
-    away = await wait.look(site)  # type: ignore[arg-type]
+    away = await wait.observe(site)  # type: ignore[arg-type]
     assert "nowhere:1" in away.trouble
     assert wait.after(away) == wait
 
 
-def test_the_sensor_of_a_job(context: Any, site: MadeUpSite) -> None:
+def test_the_sensor_of_a_job(context: Any, site: FakeClient) -> None:
     """It looks once and defers; at last it returns how many train."""
     given: dict[str, Any] = {"task_id": "wait", "job": "{{ 'student' }}", "at_least": "{{ params.high }}"}
     sensor = rendered(EdlJobSensor(**given, deferrable=True), context)
     site.backend.jobs, site.trainings = {"student": JOB}, {"student": TWO}
     deferred = deferred_by(sensor, context)
-    assert deferred.trigger.serialize()[1]["wait"]["at_least"] == 3
-    site.trainings["student"] = Training(members=(2, 0, 1))
+    assert deferred.trigger.serialize()[1]["condition"]["at_least"] == 3
+    site.trainings["student"] = TrainingStatus(members=(2, 0, 1))
     assert sensor.execute(context) == {"job": "student", "instances": 3}
-    late = event_of(deferred, Outcome(ended="not_yet", name="student", reason="2 train"))
+    late = event_of(deferred, TaskOutcome(ended="not_yet", name="student", reason="2 train"))
     with pytest.raises(AirflowSensorTimeout, match="2 train"):
         EdlJobSensor(task_id="wait", job="student").execute_complete(context, late)
 
 
-def test_a_job_without_agents_is_not_waited_for(context: Any, site: MadeUpSite) -> None:
+def test_a_job_without_agents_is_not_waited_for(context: Any, site: FakeClient) -> None:
     """A student that is one process will never be seen to train; the error says what would."""
     site.backend.jobs = {"student": PLAIN}
     with pytest.raises(AirflowFailException, match=r"'student': it is no job of elastic trainers.*`students`"):
@@ -301,18 +306,18 @@ def test_a_job_without_agents_is_not_waited_for(context: Any, site: MadeUpSite) 
     assert _grow(instances=1, wait=False).execute(context) == {"job": "student", "instances": 0}
 
 
-def test_the_sensor_of_a_checkpoint(context: Any, site: MadeUpSite) -> None:
+def test_the_sensor_of_a_checkpoint(context: Any, site: FakeClient) -> None:
     """It takes templates and returns what it has found."""
     given: dict[str, Any] = {"task_id": "wait", "stream": "{{ 'nightly' }}/train", "step": "{{ params.high }}"}
     given |= {"metric": "accuracy>={{ 0.5 }}", "max_age": timedelta(days=400_000)}
     sensor = rendered(EdlCheckpointSensor(**given, deferrable=True), context)
     site.landed = [landed(2, metrics={"accuracy": 0.6}), landed(3)]
     deferred = deferred_by(sensor, context)
-    wait = deferred.trigger.serialize()[1]["wait"]
+    wait = deferred.trigger.serialize()[1]["condition"]
     assert (wait["stream"], wait["step"], wait["last_id"]) == ("nightly/train", 3, "2")
     site.landed.append(landed(4, metrics={"accuracy": 0.6}))
     assert sensor.execute(context) == landed(4, metrics={"accuracy": 0.6})
-    event = event_of(deferred, Outcome(ended="ready", name="nightly/train", landed=landed(4)))
+    event = event_of(deferred, TaskOutcome(ended="ready", name="nightly/train", landed=landed(4)))
     fresh = EdlCheckpointSensor(task_id="wait", stream="nightly/train")
     assert fresh.execute_complete(context, json.loads(json.dumps(event))) == landed(4)
 
@@ -321,20 +326,20 @@ def _grow(**changes: Any) -> EdlResizeOperator:
     return EdlResizeOperator(**{"task_id": "grow", "job": "student", "instances": 2, "deferrable": True, **changes})
 
 
-def test_a_job_is_resized_until_so_many_train_together(context: Any, site: MadeUpSite) -> None:
+def test_a_job_is_resized_until_so_many_train_together(context: Any, site: FakeClient) -> None:
     """Neither more nor fewer; the link leads to the job's log."""
-    site.backend.jobs, site.trainings = {"student": JOB}, {"student": Training(members=(0, 1, 2))}
+    site.backend.jobs, site.trainings = {"student": JOB}, {"student": TrainingStatus(members=(0, 1, 2))}
     deferred = deferred_by(_grow(), context)
     assert ("resize to 2", "student") in site.backend.deeds
     assert context["ti"].xcoms == {"_link_ResizedLink": "/edl/jobs/edl_default/student"}
     site.trainings["student"] = TWO
     assert _grow().execute(context) == {"job": "student", "instances": 2}
-    gone = event_of(deferred, Outcome(ended="gone", name="student", reason="it was stopped"))
+    gone = event_of(deferred, TaskOutcome(ended="gone", name="student", reason="it was stopped"))
     with pytest.raises(AirflowSkipException, match="'student' has ended"):
         _grow().execute_complete(context, gone)
 
 
-def test_a_job_that_has_ended_is_not_resized(context: Any, site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_has_ended_is_not_resized(context: Any, site: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task is skipped; but not where the job has failed, or never was."""
 
     async def refuse(name: str, instances: int) -> None:  # noqa: ARG001
@@ -354,7 +359,7 @@ def test_a_job_that_has_ended_is_not_resized(context: Any, site: MadeUpSite, mon
         _grow(job="stodent").execute(context)
 
 
-async def test_a_silent_redis_makes_no_event_and_no_end(site: MadeUpSite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_redis_makes_no_event_and_no_end(site: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher that ended would never come back."""
     monkeypatch.setattr("edl_airflow.triggers.checkpoint.RETRY_EVERY_S", 0.01)
     site.away = True
@@ -368,7 +373,7 @@ async def test_a_silent_redis_makes_no_event_and_no_end(site: MadeUpSite, monkey
         assert [event["checkpoint"] for event in await watched.fired(1)] == ["/c/1"]
 
 
-def test_a_silent_redis_is_waited_for(context: Any, site: MadeUpSite) -> None:
+def test_a_silent_redis_is_waited_for(context: Any, site: FakeClient) -> None:
     """By all in the triggerer; a new size is recorded at once."""
     site.backend.jobs, site.away = {"digits": job_status("digits", kind="pool")}, True
     deferred_by(_grow(teacher_pool="digits", job=None), context)
@@ -379,7 +384,7 @@ def test_a_silent_redis_is_waited_for(context: Any, site: MadeUpSite) -> None:
     assert not EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").poke(context).is_done
 
 
-def test_waits_heed_the_tasks_time(context: Any, site: MadeUpSite) -> None:
+def test_waits_heed_the_tasks_time(context: Any, site: FakeClient) -> None:
     """Airflow forgets `execution_timeout` on deferral, so the wait carries it."""
     site.backend.jobs = {"digits": job_status("digits", kind="pool")}
     sensor = EdlTeacherPoolSensor(
@@ -387,7 +392,7 @@ def test_waits_heed_the_tasks_time(context: Any, site: MadeUpSite) -> None:
     )
     for operator in (sensor, _grow(teacher_pool="digits", job=None, execution_timeout=timedelta(seconds=9))):
         before = time.time()
-        wait = deferred_by(operator, context).trigger.serialize()[1]["wait"]
+        wait = deferred_by(operator, context).trigger.serialize()[1]["condition"]
         assert before <= wait["deadline"] - 9 <= time.time()
 
 
@@ -395,7 +400,7 @@ def test_waits_heed_the_tasks_time(context: Any, site: MadeUpSite) -> None:
 @pytest.mark.parametrize("lenient", [{}, {"soft_fail": True}, {"never_fail": True}])
 def test_what_can_not_come_any_more_fails_the_sensor_or_skips_it(
     context: Any,
-    site: MadeUpSite,
+    site: FakeClient,
     lenient: dict[str, bool],
     deferrable: bool,  # noqa: FBT001
 ) -> None:
@@ -407,31 +412,31 @@ def test_what_can_not_come_any_more_fails_the_sensor_or_skips_it(
         sensor.execute(context)
     site.backend.jobs = {"digits": job_status("digits", kind="pool")}
     if deferrable:
-        ended = Outcome(ended="gone", name="digits", reason="it is no more")
+        ended = TaskOutcome(ended="gone", name="digits", reason="it is no more")
         event = {"event": event_of(deferred_by(sensor, context), ended)}
         go_on = partial(sensor.resume_execution, "execute_complete", event, context)
     else:
         site.backend.forget_after("digits", looks=2)
         go_on = partial(sensor.execute, context)
-    with pytest.raises(AirflowSkipException if lenient else GoneError, match=r"'digits' has ended|_fail"):
+    with pytest.raises(AirflowSkipException if lenient else TargetEndedError, match=r"'digits' has ended|_fail"):
         go_on()
 
 
-def test_the_sensor_of_a_pool(context: Any, site: MadeUpSite) -> None:
+def test_the_sensor_of_a_pool(context: Any, site: FakeClient) -> None:
     """Then it needs no worker until the pool is there, or its time is up."""
     sensor = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", at_least="{{ params.high }}", deferrable=True)
     deferred = deferred_by(rendered(sensor, context), context)
-    assert deferred.trigger.serialize()[1]["wait"]["at_least"] == 3
+    assert deferred.trigger.serialize()[1]["condition"]["at_least"] == 3
     site.registered = ["a", "b", "c"]
     assert sensor.execute(context) == {"pool": "digits", "teachers": ["a", "b", "c"]}
-    late = event_of(deferred, Outcome(ended="no_teacher", name="digits"))
+    late = event_of(deferred, TaskOutcome(ended="no_teacher", name="digits"))
     with pytest.raises(AirflowSensorTimeout, match="digits"):
         EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits").execute_complete(context, late)
 
 
-async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: MadeUpSite) -> None:
+async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: FakeClient) -> None:
     """Long before the time is up; one that was never there is waited for, and so is a Redis that is away."""
-    events: Any = EdlWaitTrigger(msgspec.to_builtins(POOL)).run()
+    events: Any = EdlConditionTrigger(msgspec.to_builtins(POOL)).run()
     waiting = asyncio.ensure_future(anext(events))
     for jobs in ({}, {"digits": job_status("digits", kind="pool")}):
         site.backend.jobs, site.away, seen = jobs, not jobs, site.backend.looks
@@ -439,16 +444,16 @@ async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: MadeU
             await asyncio.sleep(0.01)
         assert not waiting.done()
     site.backend.jobs = {}
-    outcome = msgspec.convert((await waiting).payload, Outcome, strict=False)
-    assert outcome == Outcome(ended="gone", name="digits", reason=GONE)
+    outcome = msgspec.convert((await waiting).payload, TaskOutcome, strict=False)
+    assert outcome == TaskOutcome(ended="gone", name="digits", reason=POOL_STOPPED_REASON)
 
 
 @pytest.mark.parametrize(
     "trigger",
     [
-        *(EdlWaitTrigger(msgspec.to_builtins(wait)) for wait in (POOL, RUNS, LANDS)),
-        EdlWaitTrigger(msgspec.to_builtins(msgspec.structs.replace(LANDS, threshold=BETTER))),
-        EdlJobTrigger(msgspec.to_builtins(work_of(deadline=5.5))),
+        *(EdlConditionTrigger(msgspec.to_builtins(wait)) for wait in (POOL, RUNS, LANDS)),
+        EdlConditionTrigger(msgspec.to_builtins(msgspec.structs.replace(LANDS, threshold=BETTER))),
+        EdlTaskTrigger(msgspec.to_builtins(spec_of(deadline=5.5))),
         EdlCheckpointTrigger(stream="nightly/train"),
     ],
 )
@@ -457,7 +462,7 @@ def test_a_trigger_comes_back_from_its_serialized_form(trigger: Any) -> None:
     path, kwargs = trigger.serialize()
     again = resolve_name(path)(**json.loads(json.dumps(kwargs)))
     assert again.serialize() == (path, kwargs)
-    assert getattr(again, "wait", None) == getattr(trigger, "wait", None)
+    assert getattr(again, "condition", None) == getattr(trigger, "condition", None)
 
 
 def test_a_watcher_needs_a_stream() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as some
 
-from edl_runtime.autoscale.approval import Answer, Approved
-from edl_runtime.autoscale.jobs import Job, Limit, Node, Target
-from edl_runtime.autoscale.policy import decide
+from edl_runtime.autoscale.policy.decide import decide
+from edl_runtime.autoscale.policy.model import Limit, Node, Target, Workload
+from edl_runtime.autoscale.policy.wrappers import RequireApproval, ShrinkApproval
 from edl_runtime.specs import Bounds
 
 NOW = 100_000.0
@@ -18,8 +18,8 @@ NODES = [Node(name="node", free={"cpu": 100.0})]
 
 def job(
     name: str, low: int, high: int, have: int, *, waiting: int = 0, limit: int | None = None, resumes: bool = True
-) -> Job:
-    return Job(
+) -> Workload:
+    return Workload(
         name=name,
         bounds=Bounds(low, high),
         resources={"cpu": 1.0},
@@ -30,22 +30,22 @@ def job(
     )
 
 
-def targets(policy: Approved, jobs: Sequence[Job], cpus: float) -> dict[str, Target]:
+def targets(policy: RequireApproval, jobs: Sequence[Workload], cpus: float) -> dict[str, Target]:
     return policy(jobs, NODES, {"cpu": cpus}, now_s=NOW, pause_s=1.0)
 
 
-def approved(**floors: int) -> Approved:
+def approved(**floors: int) -> RequireApproval:
     """The policy where so many instances of each were approved, and nothing of others."""
-    return Approved({name: Answer(approved=True, target=floor) for name, floor in floors.items()})
+    return RequireApproval({name: ShrinkApproval(approved=True, target=floor) for name, floor in floors.items()})
 
 
-def decided(policy: Approved, jobs: Sequence[Job], cpus: float) -> tuple[dict[str, int], set[str]]:
+def decided(policy: RequireApproval, jobs: Sequence[Workload], cpus: float) -> tuple[dict[str, int], set[str]]:
     """Return how many instances each is to have, and who waits for an approval."""
     found = targets(policy, jobs, cpus)
     return {name: target.instances for name, target in found.items()}, set(policy.waiting)
 
 
-def reasons(policy: Approved, jobs: Sequence[Job], cpus: float) -> dict[str, str]:
+def reasons(policy: RequireApproval, jobs: Sequence[Workload], cpus: float) -> dict[str, str]:
     return {name: target.reason for name, target in targets(policy, jobs, cpus).items()}
 
 
@@ -99,7 +99,7 @@ def test_the_room_of_those_that_were_approved_to_leave_is_taken_at_once() -> Non
 
 def test_who_was_refused_is_said_to_be() -> None:
     """Nobody is asked about it for a while, so nothing waits for somebody's approval there."""
-    refused = Approved({"first": Answer(approved=False, target=2)})
+    refused = RequireApproval({"first": ShrinkApproval(approved=False, target=2)})
     assert reasons(refused, [job("first", 1, 9, 6, limit=2)], 20.0)["first"] == (
         "stays at 6 as somebody has refused that it shrinks from 6 to 2: window 'day' allows 2"
     )
@@ -117,7 +117,7 @@ def test_who_would_shrink_only_beside_those_that_may_not_is_not_said_to_wait() -
 
 def test_the_last_instance_that_runs_stays() -> None:
     """The last indexes leave first: one without a place before it is kept with it, and counts for others."""
-    gap = Job(name="gap", bounds=Bounds(1, 9), resources={"cpu": 1.0}, nodes=("n1", "", "n2", ""), submitted_s=0.0)
+    gap = Workload(name="gap", bounds=Bounds(1, 9), resources={"cpu": 1.0}, nodes=("n1", "", "n2", ""), submitted_s=0.0)
     jobs = [gap, job("other", 1, 9, 1)]
     assert decided(approved(), jobs, 4.0) == ({"gap": 3, "other": 1}, {"gap"})
     assert targets(approved(), jobs, 4.0)["gap"].nodes == ("n1", "", "n2")

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from support.autoscale.jobs import job
 
-from edl_runtime.autoscale.approval import Approved
-from edl_runtime.autoscale.jobs import Target
-from edl_runtime.autoscale.plan import Rules, plan
-from edl_runtime.autoscale.policies import check_policy_name
-from edl_runtime.autoscale.survey import Survey
-from edl_runtime.backends.base import Capacity, NodeCapacity
+from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot
+from edl_runtime.autoscale.planner import RescalingRules, make_plan
+from edl_runtime.autoscale.policy.model import Target
+from edl_runtime.autoscale.policy.wrappers import RequireApproval, check_policy_name
+from edl_runtime.backends.interface import Capacity, NodeCapacity
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
 
@@ -24,7 +23,7 @@ JOBS = tuple(
     job(name, Bounds(least, 9), 1.0, 0, pending=1, created_at=created_at)
     for name, least, created_at in (("third", 2, 3.0), ("first", 2, 1.0), ("second", 1, 2.0))
 )
-SURVEY = Survey(at=10.0, jobs=JOBS, capacity=Capacity(nodes=(NODE,)))
+SURVEY = ClusterSnapshot(at=10.0, jobs=JOBS, capacity=Capacity(nodes=(NODE,)))
 
 
 def test_the_policy_in_the_documents_makes_a_plan() -> None:
@@ -32,7 +31,7 @@ def test_the_policy_in_the_documents_makes_a_plan() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
-    found = plan(SURVEY, Rules(), names["first_come"])
+    found = make_plan(SURVEY, RescalingRules(), names["first_come"])
     assert {one.name: one.target for one in found.targets} == {"first": 2, "second": 1, "third": 0}
 
 
@@ -56,9 +55,9 @@ def test_a_wrong_answer_is_a_mistake_that_is_told(answer: Any, words: str) -> No
     def policy(*_: object, **__: object) -> Any:
         return answer
 
-    for each in (policy, Approved({}, policy)):
+    for each in (policy, RequireApproval({}, policy)):
         with pytest.raises(SpecError, match=re.escape(words)):
-            plan(SURVEY, Rules(), each)
+            make_plan(SURVEY, RescalingRules(), each)
 
 
 @pytest.mark.parametrize("name", ["mine.:first_come", "mine..x:first_come", ".mine:first_come", "mine", "mine:a.b", 1])

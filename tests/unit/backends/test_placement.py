@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edl_runtime.backends.base import NodeCapacity, Scaling
+from edl_runtime.backends.interface import NodeCapacity, Scaling
 from edl_runtime.backends.placement import may_run_on
 from edl_runtime.specs import Bounds
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from edl_runtime.checkpoint.errors import CheckpointHeldError
 from edl_runtime.checkpoint.folder_lock import FILE, FolderLock
-from edl_runtime.errors import CheckpointHeldError
 from edl_runtime.settings import RuntimeSettings
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edl_runtime.checkpoint.storage import MARK, storage_at
+from edl_runtime.checkpoint.storage import IDENTITY_FILE, storage_at
 
 
 @pytest.mark.parametrize("other", ["place/", "./place", "alias", "file://{}/place", "../{0.name}/place"])
@@ -24,14 +24,14 @@ def test_a_folder_stays_the_same_when_it_is_used_and_moved(tmp_path: Path) -> No
     """What is written there changes nothing, nor does another look, nor a `touch`."""
     before = storage_at(str(tmp_path / "place")).identity()
     storage_at(str(tmp_path / "place")).check()
-    os.utime(tmp_path / "place" / MARK, (0, 0))
+    os.utime(tmp_path / "place" / IDENTITY_FILE, (0, 0))
     (tmp_path / "place").rename(tmp_path / "moved")
     assert storage_at(str(tmp_path / "moved")).identity() == before
 
 
 def test_a_folder_that_is_made_anew_is_another(tmp_path: Path) -> None:
     """Even where its mark has the inode and the time of the one before; one with an empty mark gets a line in it."""
-    mark = tmp_path / MARK
+    mark = tmp_path / IDENTITY_FILE
     mark.touch()
     before = storage_at(str(tmp_path)).identity()
     assert storage_at(str(tmp_path)).identity() == before

@@ -21,19 +21,18 @@ import pytest
 from structlog.testing import capture_logs
 from support.checkpoints.snapshots import flip, is_whole, reformat, snapshot_at, steps_of, stored
 
-from edl_runtime.checkpoint import contents, files, storage
-from edl_runtime.checkpoint.files import read_checked, write_checked
-from edl_runtime.checkpoint.manifest import DRAFT, MANIFEST, CheckpointInfo, Manifest
-from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
-from edl_runtime.errors import (
+from edl_runtime.checkpoint import file_format, storage
+from edl_runtime.checkpoint.errors import (
     CheckpointStoreError,
     DamagedCheckpointError,
     MissingExtraError,
     NoWholeCheckpointError,
-    SpecError,
     UnfinishedCheckpointError,
     UnknownFormatError,
 )
+from edl_runtime.checkpoint.file_format import DRAFT, MANIFEST, CheckpointInfo, Manifest, read_checked, write_checked
+from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
+from edl_runtime.errors import SpecError
 from edl_runtime.specs import Checkpoint
 
 LATER = 2 * ABANDONED_AFTER_S
@@ -180,7 +179,7 @@ def test_a_lost_manifest_is_passed_by_aloud(tmp_path: Path) -> None:
     with capture_logs() as logs:
         found = store.load_newest()
     assert found is not None
-    assert (found.snapshot.step, [error.url for error in found.passed_by]) == (1, [str(folder_of(tmp_path, 3))])
+    assert (found.snapshot.step, [error.url for error in found.skipped]) == (1, [str(folder_of(tmp_path, 3))])
     assert [(each["log_level"], each["url"]) for each in logs] == [
         ("warning", str(folder_of(tmp_path, 3))),
         ("info", str(folder_of(tmp_path, 2))),
@@ -214,7 +213,7 @@ def test_json_without_end_is_damage(tmp_path: Path) -> None:
     (info,) = store.list()
     endless = b'{"x":' * 20_000
     with pytest.raises(DamagedCheckpointError, match=r"extra\.json: .*recursion"):
-        contents.snapshot_of(info, {"extra.json": np.frombuffer(endless, np.uint8)})
+        file_format.parse_snapshot(info, {"extra.json": np.frombuffer(endless, np.uint8)})
     (folder_of(tmp_path, 1) / MANIFEST).write_bytes(endless)
     with pytest.raises(DamagedCheckpointError, match=rf"{MANIFEST}: .*recursion"):
         store.info(info.name)
@@ -228,13 +227,13 @@ def test_what_was_passed_by_is_known(tmp_path: Path) -> None:
     flip(middle / "extra.json")
     found = store.load_newest()
     assert found is not None
-    assert [(error.url, error.problem.partition(":")[0]) for error in found.passed_by] == [
+    assert [(error.url, error.problem.partition(":")[0]) for error in found.skipped] == [
         (str(newest), MANIFEST),
         (str(middle), "extra.json"),
     ]
     fresh = stored(tmp_path, 4).load_newest()
     assert fresh is not None
-    assert fresh.passed_by == ()
+    assert fresh.skipped == ()
 
 
 def test_one_of_an_unknown_format_is_not_passed_by(tmp_path: Path) -> None:
@@ -434,7 +433,7 @@ def test_one_that_can_not_be_read_now_is_not_taken_for_damaged(tmp_path: Path, m
         raise PermissionError("not now")
 
     with monkeypatch.context() as patched:
-        patched.setattr(contents, "read_checked", fail)
+        patched.setattr(file_format, "read_checked", fail)
         for use in (store.load_newest, store.prune):
             with pytest.raises(CheckpointStoreError, match="not now"):
                 use()
@@ -465,11 +464,11 @@ def test_one_that_is_removed_while_it_is_loaded_is_loaded(tmp_path: Path, monkey
     store = stored(tmp_path, 1, 2)
 
     def slow(*args: object, **kwargs: object) -> np.ndarray:
-        monkeypatch.setattr(contents, "read_checked", read_checked)
+        monkeypatch.setattr(file_format, "read_checked", read_checked)
         CheckpointStore(Checkpoint(url=str(tmp_path), keep_last=1)).prune()
         return read_checked(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(contents, "read_checked", slow)
+    monkeypatch.setattr(file_format, "read_checked", slow)
     info = store.list()[1]
     assert is_whole(store.load(info))
     assert not Path(info.url).exists()
@@ -486,7 +485,7 @@ def test_a_store_removes_none_that_it_loads(tmp_path: Path, monkeypatch: pytest.
 
     info = store.list()[1]
     store.load_newest()
-    monkeypatch.setattr(contents, "read_checked", slow)
+    monkeypatch.setattr(file_format, "read_checked", slow)
     assert is_whole(store.load(info))
     assert Path(info.url).exists()
 
@@ -569,13 +568,13 @@ def test_trouble_that_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytes
         tries.append(1)
         raise OSError(troubles.pop(0), "no")
 
-    monkeypatch.setattr(contents, "write_checked", fail)
+    monkeypatch.setattr(file_format, "write_checked", fail)
     troubles = [errno.ENOSPC]
     with pytest.raises(CheckpointStoreError, match="no"):
         stored(tmp_path).write(snapshot_at(1))
     assert len(tries) == 1
     troubles = [errno.ETIMEDOUT]
-    monkeypatch.setattr(contents, "write_checked", lambda *args: fail() if troubles else write_checked(*args))
+    monkeypatch.setattr(file_format, "write_checked", lambda *args: fail() if troubles else write_checked(*args))
     assert is_whole(stored(tmp_path).load(stored(tmp_path).write(snapshot_at(1))))
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -585,7 +584,7 @@ def test_a_piece_that_can_not_be_had_is_asked_for_again(tmp_path: Path, monkeypa
     answers: list[None] = []
     stored(tmp_path, 1)
     store = CheckpointStore(Checkpoint(url=str(tmp_path)), answered=lambda: answers.append(None))
-    monkeypatch.setattr(files, "AT_ONCE", 128)
+    monkeypatch.setattr(file_format, "CHUNK_BYTES", 128)
     asked: list[str] = []
     trouble = [("optimizer.safetensors", 2)]
     real_open = store._storage.open
@@ -637,7 +636,7 @@ def test_what_is_known_is_not_read_again_while_it_is_the_newest(
     unfinished = Path(store.list()[-1].url).rename(tmp_path / "step-000000004-gen-000001-0a1b2c3d")
     (unfinished / MANIFEST).rename(tmp_path / "kept.json")
     with monkeypatch.context() as patched:
-        patched.setattr(contents, "read_checked", None)
+        patched.setattr(file_format, "read_checked", None)
         assert store.load_newest(known) is known
     stored(tmp_path, 5)
     found = store.load_newest(known)

@@ -14,12 +14,11 @@ import pytest
 from structlog.testing import capture_logs
 from support.checkpoints.snapshots import is_whole, snapshot_at, steps_of, stored
 
-from edl_runtime.checkpoint import contents
-from edl_runtime.checkpoint.files import write_checked
-from edl_runtime.checkpoint.manifest import CheckpointInfo
-from edl_runtime.checkpoint.snapshot import Snapshot
+from edl_runtime.checkpoint import file_format
+from edl_runtime.checkpoint.errors import CheckpointStoreError
+from edl_runtime.checkpoint.file_format import CheckpointInfo, Snapshot, write_checked
 from edl_runtime.checkpoint.writer import CheckpointWriter
-from edl_runtime.errors import CheckpointStoreError, EdlError
+from edl_runtime.errors import EdlError
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         assert free.wait(30)
         return write_checked(*args)
 
-    monkeypatch.setattr(contents, "write_checked", held_up)
+    monkeypatch.setattr(file_format, "write_checked", held_up)
     yield free
     free.set()
 

@@ -16,14 +16,15 @@ import msgspec
 import pytest
 from support.edl_command import Edl, edl_command
 
-from edl_runtime.backends.base import JobStatus, LogLine, Phase
-from edl_runtime.backends.kubernetes.connect import namespace_of
-from edl_runtime.backends.local import LocalBackend
-from edl_runtime.cli import SUMMARIES, logs, places
-from edl_runtime.errors import EX_CONFIG, UnknownJobError
-from edl_runtime.progress import Progress, publish
+from edl_runtime.backends.errors import UnknownJobError
+from edl_runtime.backends.interface import JobStatus, LogLine, Phase
+from edl_runtime.backends.kubernetes.kubeconfig import kubeconfig_namespace
+from edl_runtime.backends.local.backend import LocalBackend
+from edl_runtime.cli import SUMMARIES, backends, logs
+from edl_runtime.errors import EX_CONFIG
+from edl_runtime.progress import Progress, publish_progress
 from edl_runtime.specs import Bounds, JobKind, JobSpec
-from edl_runtime.store.client import connect
+from edl_runtime.store.redis_client import connect
 
 PRINTS = "import os; print('hello', os.environ['EDL_INSTANCE']); print('bye')"
 
@@ -67,7 +68,8 @@ import sys
 from edl_runtime.cli import main
 try: main()
 finally:
-    heavy = {"redis", "numpy", "paddle", "rich", "structlog", "edl_runtime.backends.local", "edl_runtime.teacher"}
+    heavy = {"redis", "numpy", "paddle", "rich", "structlog"}
+    heavy |= {"edl_runtime.backends.local", "edl_runtime.teacher.service"}
     print("loaded", sorted(heavy & set(sys.modules)))
 """
     run = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
@@ -127,7 +129,7 @@ def test_a_cluster_needs_a_kubeconfig(edl: Edl, tmp_path: Path, monkeypatch: pyt
     assert f"KUBECONFIG: got '{tmp_path / 'none'}', allowed is a kubeconfig" in complaint
     kubeconfig = tmp_path / "config"
     kubeconfig.write_text(KUBECONFIG)
-    assert namespace_of(str(kubeconfig)) == "default"
+    assert kubeconfig_namespace(str(kubeconfig)) == "default"
     for name, value in (("KUBECONFIG", str(kubeconfig)), ("EDL_KUBE_CONTEXT", "b"), ("EDL_KUBE_NAMESPACE", "ml")):
         monkeypatch.setenv(name, value)
     status, _, complaint = edl("jobs")
@@ -177,7 +179,7 @@ def test_progress_comes_from_redis(edl: Edl, redis_url: str, namespace: str, mon
     async def report(updated_at: float) -> None:
         async with connect(redis_url) as client:
             report = Progress(step=7, total_steps=9, updated_at=updated_at, limit="balanced", waiting=0.05, retries=2)
-            await publish(client, namespace, "pool", report)
+            await publish_progress(client, namespace, "pool", report)
 
     asyncio.run(report(time.time()))
     monkeypatch.setenv("EDL_REDIS_URL", redis_url)
@@ -234,7 +236,7 @@ def as_told(phase: Phase, reason: str = "", *, log: bool) -> SimpleNamespace:
     """Return a backend that knows one job, whose log is silent for ever, or not there."""
     status = JobStatus(
         name="job", kind="trainer", phase=phase, token="", digest="", wanted=1, created_at=1.0, reason=reason,
-        mistaken=True,
+        invalid_spec=True,
     )  # fmt: skip
 
     async def logs(*_: object, **__: object) -> AsyncIterator[LogLine]:
@@ -249,13 +251,13 @@ def as_told(phase: Phase, reason: str = "", *, log: bool) -> SimpleNamespace:
 def test_logs_of_instances_that_never_start_say_why_and_end(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever follows the log of a job that can't work is let go."""
     monkeypatch.setattr(logs, "LAST_WORDS_S", 0.1)
-    monkeypatch.setattr(places, "backend", lambda _: as_told("failed", "no such image", log=True))
+    monkeypatch.setattr(backends, "open_backend", lambda _: as_told("failed", "no such image", log=True))
     assert edl("logs", "-f", "job") == (0, "", "edl: no such image\n")
 
 
 def test_a_stop_says_that_the_log_could_not_be_kept(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job is gone all the same."""
-    monkeypatch.setattr(places, "backend", lambda _: as_told("running", log=False))
+    monkeypatch.setattr(backends, "open_backend", lambda _: as_told("running", log=False))
     assert edl("stop", "job") == (0, "job is gone; what it wrote could not be kept\n", "")
 
 

@@ -9,20 +9,30 @@ import pytest
 from click.testing import CliRunner
 
 from edl_runtime.cli.compare import compare
+from edl_runtime.compare.child_processes import LAST_LINES, TAIL_BYTES, last_lines
 from edl_runtime.compare.comparison import Comparison, split_pure
-from edl_runtime.compare.processes import LAST_LINES, TAIL_BYTES, last_lines
-from edl_runtime.compare.table import cells, plain, relative
-from edl_runtime.compare.ways import Measured, Row, RunError, Way, measured_from, parse_ways
-from edl_runtime.errors import ModelError, SpecError
+from edl_runtime.compare.results import (
+    ComparisonRow,
+    MeasuredRun,
+    RunError,
+    Way,
+    json_rows,
+    measured_run,
+    parse_ways,
+    relative_speed,
+    table_cells,
+)
+from edl_runtime.errors import SpecError
+from edl_runtime.teacher.errors import ModelError
 
 
 def test_accuracy_speed_and_batch_are_read() -> None:
     """What else a script found out is its own business."""
     metrics = {"accuracy": 0.9, "samples_per_s": 120, "batch_size": 16, "loss": 0.1}
     result = msgspec.json.encode({"checkpoint": "/c", "metrics": metrics})
-    assert measured_from(result) == Measured(0.9, 120.0, 16)
+    assert measured_run(result) == MeasuredRun(0.9, 120.0, 16)
     del metrics["batch_size"]
-    assert measured_from(msgspec.json.encode({"metrics": metrics})).batch_size is None
+    assert measured_run(msgspec.json.encode({"metrics": metrics})).batch_size is None
 
 
 @pytest.mark.parametrize(
@@ -41,7 +51,7 @@ def test_accuracy_speed_and_batch_are_read() -> None:
 def test_a_result_that_cant_be_compared_says_what_to_write(result: bytes | None, complaint: str) -> None:
     """The reason names what is there, and the call that leaves what is not."""
     with pytest.raises(RunError, match=complaint):
-        measured_from(result)
+        measured_run(result)
 
 
 def test_ways_come_in_the_order_they_are_named() -> None:
@@ -109,18 +119,18 @@ def test_the_last_lines_of_a_log_are_found_at_its_end(tmp_path: Path) -> None:
     assert [len(line) for line in last_lines(log)] == [TAIL_BYTES]
 
 
-def row(way: Way, *runs: Measured, reason: str = "") -> Row:
-    return Row(way=way, teachers="2 on CPU", student="1 CPU core", runs=runs, reason=reason)
+def row(way: Way, *runs: MeasuredRun, reason: str = "") -> ComparisonRow:
+    return ComparisonRow(way=way, teachers="2 on CPU", student="1 CPU core", runs=runs, reason=reason)
 
 
-ALONE = row("none", Measured(0.8, 1000, 32), Measured(0.9, 3000, 32))
-SERVED = row("service", Measured(0.95, 1500, 32))
+ALONE = row("none", MeasuredRun(0.8, 1000, 32), MeasuredRun(0.9, 3000, 32))
+SERVED = row("service", MeasuredRun(0.95, 1500, 32))
 FAILED = row("inprocess", reason="the script exited with 1")
 
 
 def test_speeds_are_shown_beside_those_without_distillation() -> None:
     """Wherever in the order that stands; several runs have a mean and a standard deviation, one has none."""
-    assert cells([SERVED, ALONE]) == [
+    assert table_cells([SERVED, ALONE]) == [
         ["service distillation", "2 on CPU", "1 CPU core", "32", "95.0%", "1,500", "0.75"],
         ["no distillation", "2 on CPU", "1 CPU core", "32", "85.0% ± 7.1%", "2,000 ± 1,414", "1.00"],
     ]
@@ -128,28 +138,28 @@ def test_speeds_are_shown_beside_those_without_distillation() -> None:
 
 def test_a_failed_way_has_no_figures() -> None:
     """And leaves those of the others alone; without the first way there is nothing to be relative to."""
-    [shown, _] = cells([FAILED, ALONE])
+    [shown, _] = table_cells([FAILED, ALONE])
     assert shown[4:] == ["failed", "", ""]
-    assert relative(FAILED, [FAILED, ALONE]) is None
-    assert relative(SERVED, [SERVED, row("none", reason="it broke")]) is None
+    assert relative_speed(FAILED, [FAILED, ALONE]) is None
+    assert relative_speed(SERVED, [SERVED, row("none", reason="it broke")]) is None
 
 
 @pytest.mark.parametrize(
     ("measured", "shown"),
     [
-        (Measured(76.53, 4.3217), ["not said", "76.53", "4.32"]),
-        (Measured(1.0, 99.5, 1), ["1", "100.0%", "99.5"]),
-        (Measured(-3.0, 0.0, 1), ["1", "-3", "0"]),
+        (MeasuredRun(76.53, 4.3217), ["not said", "76.53", "4.32"]),
+        (MeasuredRun(1.0, 99.5, 1), ["1", "100.0%", "99.5"]),
+        (MeasuredRun(-3.0, 0.0, 1), ["1", "-3", "0"]),
     ],
 )
-def test_figures_are_shown_as_they_are(measured: Measured, shown: list[str]) -> None:
+def test_figures_are_shown_as_they_are(measured: MeasuredRun, shown: list[str]) -> None:
     """A share as a percentage, other measures of quality as the number that the script gave."""
-    assert cells([row("service", measured)])[0][3:6] == shown
+    assert table_cells([row("service", measured)])[0][3:6] == shown
 
 
 def test_programs_get_every_run() -> None:
     """With the means that the table shows, and the reason of what failed."""
-    alone, failed = plain([ALONE, FAILED])
+    alone, failed = json_rows([ALONE, FAILED])
     assert alone["runs"][1] == {"accuracy": 0.9, "samples_per_s": 3000, "batch_size": 32}
     assert (alone["samples_per_s"]["mean"], alone["relative"]) == (2000, 1)
     assert (failed["reason"], failed["accuracy"], failed["relative"]) == (FAILED.reason, None, None)

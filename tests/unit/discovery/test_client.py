@@ -12,10 +12,11 @@ import pytest
 from structlog.testing import capture_logs
 from support.registry.followers import failure_of, student, until_logged
 
-from edl_runtime.discovery import client, link
+from edl_runtime.discovery import client
+from edl_runtime.discovery.assignments import Assignment
 from edl_runtime.discovery.client import LINE_LIMIT
-from edl_runtime.discovery.messages import Assignment
-from edl_runtime.errors import DiscoveryRefusedError, DiscoveryUnavailableError, SpecError
+from edl_runtime.discovery.errors import DiscoveryRefusedError, DiscoveryUnavailableError
+from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 
 
@@ -62,7 +63,7 @@ async def test_an_endpoint_that_is_silent_is_left_and_found_again(
     endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is stopped keeps its connections: the student says so, keeps its teachers and asks anew."""
-    monkeypatch.setattr(link, "SILENT_AFTER_S", 0.5)
+    monkeypatch.setattr(client, "SILENT_AFTER_S", 0.5)
     endpoint.told = [("a:1",)]
     with capture_logs() as logs:
         async with student(RuntimeSettings(discovery_url=endpoint.url)) as one:
@@ -121,7 +122,7 @@ async def test_what_is_no_endpoint_is_told_apart(endpoint: FakeEndpoint, status:
 async def test_an_answer_that_tells_no_pools_is_refused(endpoint: FakeEndpoint, body: bytes) -> None:
     """By the error of an endpoint that is none."""
     endpoint.head, endpoint.body = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body
-    async with link.Link(endpoint.url, token="") as made:
+    async with client.DiscoveryClient(endpoint.url, token="") as made:
         with pytest.raises(DiscoveryRefusedError, match="no pools"):
             await made.pools()
 

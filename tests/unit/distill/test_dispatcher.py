@@ -8,12 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from edl_runtime.distill.batches import Batch, Request
-from edl_runtime.distill.dispatcher import Dispatcher
-from edl_runtime.distill.epoch import Lane
-from edl_runtime.distill.patience import Patience
-from edl_runtime.distill.seams import Seams
-from edl_runtime.errors import InferenceError
+from edl_runtime.distill.batching import Batch, Request
+from edl_runtime.distill.dispatch_policy import AnswerTimeout
+from edl_runtime.distill.dispatcher import Dispatcher, PipelineSignals, WorkerSlot
+from edl_runtime.protocol.errors import InferenceError
 
 
 @pytest.fixture
@@ -21,7 +19,10 @@ def dispatcher() -> Iterator[Dispatcher]:
     """One without a pipeline, whose lock is held."""
     lock = threading.RLock()
     with lock:
-        yield Dispatcher(Seams(lock, lambda: None, lambda _: False), Patience("all", wait_limit_s=9, request_limit_s=9))
+        yield Dispatcher(
+            PipelineSignals(lock, lambda: None, lambda _: False),
+            AnswerTimeout("all", wait_limit_s=9, request_limit_s=9),
+        )
 
 
 @pytest.fixture
@@ -30,28 +31,28 @@ def requests(dispatcher: Dispatcher) -> Sequence[Request]:
     made = [Request(Batch((), [], items=[4], requests=[1]), 0, 0, {}, 4) for _ in range(5)]
     for number, request in enumerate(made):
         request.batch.turn = (number,)
-    dispatcher.add(made, time.monotonic())
+    dispatcher.enqueue(made, time.monotonic())
     return made
 
 
-def asked(dispatcher: Dispatcher, address: str) -> Lane:
-    """A lane that has taken a request."""
-    lane = Lane(address)
-    dispatcher.join(lane)
-    assert dispatcher.take(lane) is not None
-    return lane
+def asked(dispatcher: Dispatcher, address: str) -> WorkerSlot:
+    """A worker that has taken a request."""
+    worker = WorkerSlot(address)
+    dispatcher.add_worker(worker)
+    assert dispatcher.take_request(worker) is not None
+    return worker
 
 
 def test_what_comes_back_is_asked_oldest_first_and_before_the_rest(
     dispatcher: Dispatcher, requests: Sequence[Request]
 ) -> None:
     """The script waits for the oldest, whether teachers have failed or are not to be used any more."""
-    lanes = [asked(dispatcher, f"{name}:1") for name in "abcd"]
-    dispatcher.part(lanes[1])
-    dispatcher.dismiss([lanes[0], lanes[3]])
-    dispatcher.part(lanes[2])
-    free = Lane("free:1")
-    assert [dispatcher.take(free) for _ in requests] == requests
+    workers = [asked(dispatcher, f"{name}:1") for name in "abcd"]
+    dispatcher.remove_worker(workers[1])
+    dispatcher.dismiss_workers([workers[0], workers[3]])
+    dispatcher.remove_worker(workers[2])
+    free = WorkerSlot("free:1")
+    assert [dispatcher.take_request(free) for _ in requests] == requests
     assert dispatcher.retries == 4
 
 
@@ -66,21 +67,21 @@ def test_what_came_back_is_asked_before_what_is_younger_and_slow(
     dispatcher.hedge(time.monotonic())
     second.asked_at -= 10
     dispatcher.hedge(time.monotonic())
-    dispatcher.part(first)
-    free = Lane("free:1")
-    assert [dispatcher.take(free) for _ in requests] == requests
+    dispatcher.remove_worker(first)
+    free = WorkerSlot("free:1")
+    assert [dispatcher.take_request(free) for _ in requests] == requests
     assert (dispatcher.retries, dispatcher.hedges) == (1, 2)
 
 
 def test_what_a_predictor_died_under_is_hedged_with_nobody(dispatcher: Dispatcher, requests: Sequence[Request]) -> None:
     """It may end that teacher's, too: one is asked, and if that lives, however slowly, no other."""
     first, other = (asked(dispatcher, f"{name}:1") for name in "ab")
-    dispatcher.note_death(first, InferenceError("a:1", 503, "it died", retryable=True, predictor_died=True))
-    dispatcher.part(first)
+    dispatcher.note_predictor_death(first, InferenceError("a:1", 503, "it died", retryable=True, predictor_died=True))
+    dispatcher.remove_worker(first)
     third = asked(dispatcher, "c:1")
     assert third.asked is requests[0]
     third.asked_at = other.asked_at = time.monotonic() - 10
     for request in requests:
         request.batch.awaited = True
     dispatcher.hedge(time.monotonic())
-    assert dispatcher._slow == [requests[1]]
+    assert dispatcher._to_hedge == [requests[1]]

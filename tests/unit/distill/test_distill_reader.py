@@ -12,8 +12,9 @@ from support.teachers.fakes import FakeTeachers, arithmetic
 from support.teachers.process import wait_until
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed, JobReporter
-from edl_runtime.distill.pool import LANES_A_TEACHER
-from edl_runtime.errors import DistillError, SpecError
+from edl_runtime.distill.errors import DistillError
+from edl_runtime.distill.teacher_worker import WORKERS_PER_TEACHER
+from edl_runtime.errors import SpecError
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 
@@ -38,14 +39,14 @@ def test_a_teacher_gets_work_as_fast_as_it_does_it() -> None:
         return arithmetic(x)
 
     def slow(x: Array) -> dict[str, Array]:
-        wait_until(lambda: teachers.asked["b:2"] > 3 * LANES_A_TEACHER)
+        wait_until(lambda: teachers.asked["b:2"] > 3 * WORKERS_PER_TEACHER)
         asked_of_slow.append(teachers.asked["a:1"])
         return arithmetic(x)
 
     teachers = FakeTeachers({"a:1": slow, "b:2": fast})
     with reader_of(teachers) as reader:
         assert numbers(list(reader)) == list(range(BATCHES))
-    assert asked_of_slow[0] <= LANES_A_TEACHER
+    assert asked_of_slow[0] <= WORKERS_PER_TEACHER
 
 
 def test_of_two_iterations_the_later_goes_on() -> None:

@@ -14,11 +14,12 @@ from support.students.fake_readers import BATCHES, batches, failing, never_hedge
 from support.teachers.fakes import SIGNATURE, FakeTeachers, arithmetic
 from support.teachers.process import wait_until
 
-from edl_runtime.distill import batches as batches_module
-from edl_runtime.distill.batches import MOST_FAILURES
-from edl_runtime.distill.patience import Patience
-from edl_runtime.distill.pool import LANES_A_TEACHER
-from edl_runtime.errors import DeadlyRequestError, InferenceError, NoTeacherError, ProtocolError
+from edl_runtime.distill import batching as batches_module
+from edl_runtime.distill.batching import MAX_FAILURES
+from edl_runtime.distill.dispatch_policy import AnswerTimeout
+from edl_runtime.distill.errors import DeadlyRequestError, NoTeacherError
+from edl_runtime.distill.teacher_worker import WORKERS_PER_TEACHER
+from edl_runtime.protocol.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 
@@ -29,10 +30,10 @@ ALL = list(range(BATCHES))
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teachers that failed are tried again at once, and others are asked nothing that they did not fail."""
     never_hedge(monkeypatch)
-    monkeypatch.setattr("edl_runtime.distill.health.FIRST_REST_S", 0.001)
-    monkeypatch.setattr("edl_runtime.distill.health.LAST_REST_S", 0.01)
-    monkeypatch.setattr("edl_runtime.distill.lane.FIRST_RETRY_S", 0.001)
-    monkeypatch.setattr("edl_runtime.distill.lane.LAST_RETRY_S", 0.01)
+    monkeypatch.setattr("edl_runtime.distill.teacher_worker.FIRST_QUARANTINE_S", 0.001)
+    monkeypatch.setattr("edl_runtime.distill.teacher_worker.LONGEST_QUARANTINE_S", 0.01)
+    monkeypatch.setattr("edl_runtime.distill.teacher_worker.FIRST_RECONNECT_S", 0.001)
+    monkeypatch.setattr("edl_runtime.distill.teacher_worker.LONGEST_RECONNECT_S", 0.01)
 
 
 def broken() -> InferenceError:
@@ -91,20 +92,20 @@ def test_a_teacher_with_another_model_is_not_used() -> None:
     with reader_of(teachers, addresses=("a:1", "b:2")) as reader:
         assert numbers(list(reader)) == ALL
         teachers.behaviours["b:2"] = arithmetic
-        while "another model" not in reader._own_engine.pipeline.dispatchers[0]._patience.trouble:
+        while "another model" not in reader._own_engine.pipeline.dispatchers[0]._timeout.last_error:
             list(reader)
         list(reader)
     assert teachers.asked["b:2"] == 0
 
 
 def end_no_wait_before(monkeypatch: pytest.MonkeyPatch, come_so_far: Callable[..., bool]) -> None:
-    """Have the script wait until its lanes have come so far, however slow the machine is."""
-    pause_s = Patience.pause_s
+    """Have the script wait until its workers have come so far, however slow the machine is."""
+    pause_s = AnswerTimeout.pause_s
 
-    def later(self: Patience, now: float, **given: Any) -> float:
+    def later(self: AnswerTimeout, now: float, **given: Any) -> float:
         return pause_s(self, now, **given) if come_so_far(self, **given) else 0.01
 
-    monkeypatch.setattr(Patience, "pause_s", later)
+    monkeypatch.setattr(AnswerTimeout, "pause_s", later)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_without_a_right_answer_the_wait_ends_with_an_error_that_says_why(
     behaviours: dict[str, Any], whom_and_why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It names the teachers, how long it waited and what is wrong with them. To be connected is not enough."""
-    end_no_wait_before(monkeypatch, lambda patience, **_: bool(patience.trouble))
+    end_no_wait_before(monkeypatch, lambda patience, **_: bool(patience.last_error))
     with (
         reader_of(behaviours, wait_s=0.2) as reader,
         pytest.raises(NoTeacherError, match=whom_and_why) as caught,
@@ -153,7 +154,7 @@ def test_a_request_that_every_teacher_fails_ends_the_epoch(
     addresses: tuple[str, ...], error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However slowly it fails and whatever else is answered meanwhile, the script gets the failure; then all works."""
-    monkeypatch.setattr(batches_module, "LEAST_FAILING_S", 0.1)
+    monkeypatch.setattr(batches_module, "MIN_FAILING_S", 0.1)
 
     def poisoned(x: Array) -> dict[str, Array]:
         if x[0, 0] == 5:
@@ -174,14 +175,14 @@ def test_a_request_that_every_teacher_fails_ends_the_epoch(
 
 def test_a_teacher_that_fails_everything_condemns_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often one teacher fails a request, it is another's to answer, even a slow one's."""
-    monkeypatch.setattr(batches_module, "LEAST_FAILING_S", 0.0)
+    monkeypatch.setattr(batches_module, "MIN_FAILING_S", 0.0)
 
     def lie(_: Array) -> dict[str, Array]:
         wait_until(lambda: teachers.asked["b:2"] > 0)  # what all that are connected fail is given up
         raise ProtocolError("garbage")
 
     def slowly(x: Array) -> dict[str, Array]:
-        wait_until(lambda: teachers.asked["a:1"] > 2 * MOST_FAILURES)
+        wait_until(lambda: teachers.asked["a:1"] > 2 * MAX_FAILURES)
         return arithmetic(x)
 
     teachers = FakeTeachers({"a:1": lie, "b:2": slowly})
@@ -191,11 +192,11 @@ def test_a_teacher_that_fails_everything_condemns_no_request(monkeypatch: pytest
 
 def test_a_teacher_that_is_away_for_a_moment_condemns_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the good one is away, what one that is left alone fails again and again waits: the good one may be back."""
-    monkeypatch.setattr(batches_module, "LEAST_FAILING_S", 0.0)
+    monkeypatch.setattr(batches_module, "MIN_FAILING_S", 0.0)
     teachers = FakeTeachers({"a:1": patiently, "b:2": patiently})
 
     def lie(_: Array) -> dict[str, Array]:
-        if teachers.asked["b:2"] > asked + 2 * MOST_FAILURES:
+        if teachers.asked["b:2"] > asked + 2 * MAX_FAILURES:
             teachers.behaviours["a:1"] = arithmetic
             teachers.not_ready.clear()
         raise ProtocolError("garbage")
@@ -227,7 +228,7 @@ def test_only_the_first_answer_counts() -> None:
         seen: list[Any] = []
         student = threading.Thread(target=lambda: seen.extend(reader))
         student.start()
-        wait_until(lambda: teachers.asked["a:1"] == LANES_A_TEACHER)
+        wait_until(lambda: teachers.asked["a:1"] == WORKERS_PER_TEACHER)
         reader._own_engine._pools[0].use(["b:2"])
         epoch = reader._own_engine.pipeline._reading
         assert epoch is not None
@@ -263,9 +264,9 @@ def test_a_request_under_which_predictors_die_is_asked_once_more() -> None:
 @pytest.mark.parametrize("error", [lambda: ConnectionResetError("gone"), broken])
 def test_the_only_teacher_s_failures_are_waited_out(error: Callable[[], BaseException]) -> None:
     """One that fails whatever it is asked is waited for as one that is away, and goes on when it is good again."""
-    with reader_of({"a:1": failing(error, after=10, times=4 * MOST_FAILURES)}) as reader:
+    with reader_of({"a:1": failing(error, after=10, times=4 * MAX_FAILURES)}) as reader:
         assert numbers(list(reader)) == ALL
-        assert reader.stats().retries >= 4 * MOST_FAILURES
+        assert reader.stats().retries >= 4 * MAX_FAILURES
 
 
 def test_a_teacher_that_is_not_ready_yet_is_used_when_it_is() -> None:

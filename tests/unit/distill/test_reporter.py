@@ -18,9 +18,16 @@ from support.teachers.fakes import arithmetic
 from support.teachers.process import wait_until
 
 from edl_runtime.distill import JobReporter, ReaderStats
-from edl_runtime.distill.limit import GAP_S, SETTLED_S, UNANSWERED_S, Limit, Settling, limit_now
-from edl_runtime.distill.pace import Pace
-from edl_runtime.progress import is_logged
+from edl_runtime.distill.bottleneck import (
+    GAP_S,
+    SETTLED_S,
+    UNANSWERED_S,
+    Bottleneck,
+    BottleneckFilter,
+    ProgressRates,
+    current_bottleneck,
+)
+from edl_runtime.progress import is_progress_line
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 
@@ -30,7 +37,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second is a hundredth of one."""
     monkeypatch.setattr("edl_runtime.distill.reporter.PUBLISH_EVERY_S", 0.01)
     monkeypatch.setattr("edl_runtime.distill.reporter.LOG_EVERY_S", 0.05)
-    monkeypatch.setattr("edl_runtime.distill.limit.SETTLED_S", 0.1)
+    monkeypatch.setattr("edl_runtime.distill.bottleneck.SETTLED_S", 0.1)
 
 
 class _Two:
@@ -70,7 +77,7 @@ def test_the_log_says_once_who_is_the_limit(waiting: float, busy: int, verdict: 
     [said] = of("job.limit", "verdict")
     assert said.startswith(verdict)
     for render in (ConsoleRenderer(), JSONRenderer()):
-        assert all(is_logged(str(render(None, "info", dict(event))), "student") for event in logged)
+        assert all(is_progress_line(str(render(None, "info", dict(event))), "student") for event in logged)
 
 
 def test_a_teachers_words_are_cut_and_on_one_line() -> None:
@@ -102,7 +109,7 @@ def test_a_closed_reader_is_counted_and_not_kept() -> None:
         assert reporter.stats().teachers == 0
 
 
-NUMBERS: list[tuple[Limit, dict[str, Any]]] = [
+NUMBERS: list[tuple[Bottleneck, dict[str, Any]]] = [
     ("teachers", {"waiting": 0.38, "busy": 1.0}),
     ("teachers", {"waiting": 0.38, "waiting_for_source": 0.1, "busy": 1.0}),
     ("teachers", {"waiting": 1.0, "busy": 1.0}),
@@ -123,19 +130,19 @@ NUMBERS: list[tuple[Limit, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("limit", "numbers"), NUMBERS)
-def test_the_numbers_say_who_is_the_limit(limit: Limit, numbers: dict[str, Any]) -> None:
+def test_the_numbers_say_who_is_the_limit(limit: Bottleneck, numbers: dict[str, Any]) -> None:
     """Whoever would have to be faster for the training to be."""
     given = {"trains": True, "waiting_for_source": 0.0, "busy": 0.0, **numbers}
-    assert limit_now(**given) == limit
+    assert current_bottleneck(**given) == limit
 
 
-def _seconds(seen: Limit, count: float, at: Iterator[int], settling: Settling) -> list[Limit]:
-    return [settling.look(seen, float(next(at))) for _ in range(round(count))]
+def _seconds(seen: Bottleneck, count: float, at: Iterator[int], settling: BottleneckFilter) -> list[Bottleneck]:
+    return [settling.update(seen, float(next(at))) for _ in range(round(count))]
 
 
 def test_a_limit_counts_once_it_has_held() -> None:
     """One stall, whose traces stay for a window, is no news, and neither is a long step."""
-    settling, at = Settling(), iter(range(10**6))
+    settling, at = BottleneckFilter(), iter(range(10**6))
     assert _seconds("teachers", SETTLED_S, at, settling) == [""] * round(SETTLED_S)
     assert _seconds("teachers", 1, at, settling) == ["teachers"]
     assert set(_seconds("student", SETTLED_S, at, settling)) == {"teachers"}
@@ -147,14 +154,14 @@ def test_a_limit_counts_once_it_has_held() -> None:
 
 def test_a_limit_that_toggles_is_never_settled() -> None:
     """Numbers around a threshold say nothing, rather than one thing and then the other."""
-    settling, at = Settling(), iter(range(10**6))
+    settling, at = BottleneckFilter(), iter(range(10**6))
     for _ in range(20):
         assert set(_seconds("balanced", 5, at, settling) + _seconds("teachers", 5, at, settling)) == {""}
 
 
 def test_that_no_teacher_answers_is_said_sooner_and_not_kept() -> None:
     """When one does, that is seen at the next look."""
-    settling, at = Settling(), iter(range(10**6))
+    settling, at = BottleneckFilter(), iter(range(10**6))
     assert _seconds("no_answer", UNANSWERED_S + 1, at, settling)[-1] == "no_answer"
     assert _seconds("teachers", 1, at, settling) == [""]
     assert _seconds("no_answer", UNANSWERED_S + 1, at, settling)[-1] == "no_answer"
@@ -163,7 +170,7 @@ def test_that_no_teacher_answers_is_said_sooner_and_not_kept() -> None:
 
 def test_shares_and_rates_are_those_of_the_last_seconds() -> None:
     """A teacher that comes late and does most of the work is seen to, and one that is gone is not."""
-    pace, answered = Pace(100.0), {"early": 0, "both": 0}
+    pace, answered = ProgressRates(100.0), {"early": 0, "both": 0}
     for second in range(1, 31):
         answered["both"] += 1
         if second <= 15:
@@ -173,7 +180,7 @@ def test_shares_and_rates_are_those_of_the_last_seconds() -> None:
         reading = ReaderStats(
             batches=second, teachers=2, busy=1, answered=dict(answered), waited_s=second / 2, waited_for_source_s=0
         )
-        rates = pace.look(steps=2 * second, samples=32 * second, reading=reading, now=100.0 + second)
+        rates = pace.update(steps=2 * second, samples=32 * second, reading=reading, now=100.0 + second)
         if second == 15:
             assert rates.shares == pytest.approx({"early": 0.9, "both": 0.1})
     assert rates.shares == pytest.approx({"late": 0.75, "both": 0.25})
@@ -184,7 +191,7 @@ def test_shares_and_rates_are_those_of_the_last_seconds() -> None:
 
 def test_a_phase_without_a_reader_has_no_limit() -> None:
     """Steps that no teacher has a part in say nothing of teachers."""
-    pace = Pace(0.0)
-    rates = [pace.look(steps=s, samples=s, reading=ReaderStats(), now=float(s)) for s in range(1, 120)]
+    pace = ProgressRates(0.0)
+    rates = [pace.update(steps=s, samples=s, reading=ReaderStats(), now=float(s)) for s in range(1, 120)]
     assert {each.limit for each in rates} == {""}
     assert rates[-1].steps_per_s == pytest.approx(1)

@@ -15,12 +15,13 @@ from support.students.fake_readers import BATCHES, ROWS, batches, numbers, patie
 from support.teachers.fakes import SIGNATURE, Behaviour, FakeTeachers, arithmetic
 from support.teachers.process import wait_until
 
-from edl_runtime.distill import DistillReader, engine, gathering, patience
-from edl_runtime.distill.pipeline import MOST_AHEAD
-from edl_runtime.distill.sizing import MOST_ROWS, USUAL_ROWS, Sizing
-from edl_runtime.distill.stats import Tally
-from edl_runtime.errors import DeadlyRequestError, InferenceError, ProtocolError, SampleError
-from edl_runtime.protocol.oip import JOIN, TensorSpec
+from edl_runtime.distill import DistillReader, batching, dispatch_policy, engine
+from edl_runtime.distill.dispatch_policy import DEFAULT_ROWS, MAX_ROWS, RequestSizing
+from edl_runtime.distill.errors import DeadlyRequestError, SampleError
+from edl_runtime.distill.pipeline import MAX_EPOCHS_AHEAD
+from edl_runtime.distill.stats import DeliveryCounter
+from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.oip import JOIN_EXTENSION, TensorSpec
 from edl_runtime.protocol.tensors import Array
 
 ALL = list(range(BATCHES))
@@ -81,7 +82,7 @@ def test_empty_epochs_are_not_read_without_end() -> None:
     with reader_of({"a:1": arithmetic}, empty, epochs=1000) as reader:
         for epochs in (3, 20):
             assert [list(reader) for _ in range(epochs)] == [[]] * epochs
-            assert reader.stats().epoch < len(calls) <= reader.stats().epoch + MOST_AHEAD + 2
+            assert reader.stats().epoch < len(calls) <= reader.stats().epoch + MAX_EPOCHS_AHEAD + 2
 
 
 def test_what_the_source_raises_comes_in_its_place(open_reader: Open) -> None:
@@ -158,7 +159,7 @@ def test_the_source_is_never_run_twice_at_once() -> None:
 
 def test_a_hanging_source_is_waited_for_and_said(monkeypatch: pytest.MonkeyPatch, open_reader: Open) -> None:
     """How long it takes only the source knows; the log says that the student waits for it, and nothing is lost."""
-    monkeypatch.setattr(patience, "TELL_EVERY_S", 0.02)
+    monkeypatch.setattr(dispatch_policy, "LOG_WAIT_EVERY_S", 0.02)
     logs: list[Any]
 
     def hanging() -> Iterator[Any]:
@@ -175,7 +176,7 @@ def test_a_hanging_source_is_waited_for_and_said(monkeypatch: pytest.MonkeyPatch
 
 def test_waiting_for_a_source_that_is_still_busy_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that blocks when its epoch is left keeps the next one waiting, which the log tells."""
-    monkeypatch.setattr(engine, "TELL_EVERY_S", 0.02)
+    monkeypatch.setattr(engine, "LOG_WAIT_EVERY_S", 0.02)
     logs: list[Any]
 
     def source() -> Iterator[Any]:
@@ -214,7 +215,7 @@ def test_what_unknown_epochs_cost_is_said_once(
     epochs: int | None, share: float, said: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the measured share and what to do; nothing is begun ahead that the script may never ask for."""
-    monkeypatch.setattr(Tally, "waiting_for_epochs", lambda *_: share)
+    monkeypatch.setattr(DeliveryCounter, "waiting_for_epochs", lambda *_: share)
     source = Epochs()
     with reader_of({"a:1": arithmetic}, source, epochs=epochs) as reader, structlog.testing.capture_logs() as logs:
         for _ in range(3):
@@ -263,18 +264,18 @@ def asked_much_at_once(
     monkeypatch: pytest.MonkeyPatch,
     teacher: Behaviour,
     source: Callable[[], Iterator[Any]],
-    extensions: tuple[str, ...] = (JOIN,),
+    extensions: tuple[str, ...] = (JOIN_EXTENSION,),
     double: tuple[int, ...] = (-1, 4),
     **options: Any,
 ) -> tuple[DistillReader, FakeTeachers]:
     """A reader that asks one of our teachers about several items at once, and the teacher."""
-    monkeypatch.setattr(gathering, "GATHERING_S", 60.0)
-    monkeypatch.setattr(Sizing, "note", lambda *_: None)
+    monkeypatch.setattr(batching, "ACCUMULATE_S", 60.0)
+    monkeypatch.setattr(RequestSizing, "note", lambda *_: None)
     ours = msgspec.structs.replace(SIGNATURE, extensions=extensions)
     ours = msgspec.structs.replace(ours, outputs=(TensorSpec("double", "FP32", double), *ours.outputs[1:]))
     teachers = FakeTeachers({"a:1": teacher}, signatures={"a:1": ours})
     reader = reader_of(teachers, source, **{"teacher_batch_size": None, **options})
-    reader._own_engine.pipeline.dispatchers[0]._sizing.rows = MOST_ROWS
+    reader._own_engine.pipeline.dispatchers[0]._sizing.rows = MAX_ROWS
     return reader, teachers
 
 
@@ -291,7 +292,7 @@ def test_items_are_asked_about_together_and_come_in_order(monkeypatch: pytest.Mo
 
 def test_large_items_are_asked_about_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is more than a request may have is not joined only to be cut."""
-    monkeypatch.setattr(engine, "MOST_BYTES", 2 * ROWS * 16 - 1)
+    monkeypatch.setattr(engine, "MAX_REQUEST_BYTES", 2 * ROWS * 16 - 1)
     reader, teachers = asked_much_at_once(monkeypatch, arithmetic, batches)
     with reader:
         list(reader)
@@ -393,13 +394,13 @@ def test_what_is_too_much_for_a_model_is_asked_in_parts(
     """A training that works with the usual rows goes on with them, also where a single batch has more."""
 
     def short_of_memory(x: Array) -> dict[str, Array]:
-        if len(x) > USUAL_ROWS:
+        if len(x) > DEFAULT_ROWS:
             raise failure
         return arithmetic(x)
 
     def source() -> Iterator[Any]:
         yield from batches()
-        yield np.full((2 * USUAL_ROWS, 4), BATCHES, np.float32), np.arange(2 * USUAL_ROWS)
+        yield np.full((2 * DEFAULT_ROWS, 4), BATCHES, np.float32), np.arange(2 * DEFAULT_ROWS)
 
     def samples() -> Iterator[Any]:
         for x, labels in source():
@@ -416,8 +417,8 @@ def test_what_is_too_much_for_a_model_is_asked_in_parts(
             rows = [sample for item in found for sample in item] if kind == "sample_list" else found
             assert [int(x[0]) for x, _, _ in rows] == [int(x[0]) for batch, _ in source() for x in batch]
             assert all((double == x * 2).all() for x, _, double in rows)
-        assert reader._own_engine.pipeline.most_rows == USUAL_ROWS
-        assert reader.stats().samples == BATCHES * ROWS + 2 * USUAL_ROWS
+        assert reader._own_engine.pipeline.most_rows == DEFAULT_ROWS
+        assert reader.stats().samples == BATCHES * ROWS + 2 * DEFAULT_ROWS
         if failure in (REFUSED, FAILED):
             assert sum(teachers.asked.values()) <= BATCHES + 10
             assert not reader._own_engine._pools[0].quarantined()

@@ -14,15 +14,15 @@ from support.students.fake_readers import BATCHES, ROWS, batches, reader_of
 from support.teachers.fakes import arithmetic
 from support.teachers.process import wait_until
 
-from edl_runtime.distill.metrics import HOST, ReaderCollector, endpoint_at
-from edl_runtime.distill.stats import ReaderStats, Tally, together
+from edl_runtime.distill.metrics import HOST, ReaderCollector, metrics_endpoint
+from edl_runtime.distill.stats import DeliveryCounter, ReaderStats, combined_stats
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 
 
 def test_a_wait_that_goes_on_counts() -> None:
     """A script that waits for a minute is seen to wait long before that is over."""
-    tally = Tally(0.0)
+    tally = DeliveryCounter(0.0)
     tally.begin_epoch(100.0)
     tally.begin_wait("source", 100.0)
     tally.await_teachers(102.0)
@@ -41,12 +41,12 @@ def test_readers_of_one_script_add_up() -> None:
         batches=2, samples=20, teachers=1, answered={"a:1": 2}, waiting=0.7, waited_s=3, epoch=4, cached=8
     )
     second = ReaderStats(batches=1, samples=5, teachers=2, answered={"a:1": 1, "b:2": 1}, waiting=0.6, retries=2)
-    both = together([first, second])
+    both = combined_stats([first, second])
     assert (both.batches, both.samples, both.teachers, both.retries, both.epoch) == (3, 25, 3, 2, 0)
     assert both.cached == 8
     assert both.answered == {"a:1": 3, "b:2": 1}
     assert (both.waiting, both.waited_s) == (1, 3)
-    assert together([]) == ReaderStats()
+    assert combined_stats([]) == ReaderStats()
 
 
 @pytest.mark.parametrize("slow", ["source", "teachers"])
@@ -159,10 +159,10 @@ def test_a_reader_whose_port_is_taken_reads_without_being_shown() -> None:
 
 def test_what_readers_have_done_stays_when_they_are_gone(port: int) -> None:
     """A count that fell would be taken for a new process; what is only so now is over."""
-    endpoint = endpoint_at(port)
+    endpoint = metrics_endpoint(port)
     first, second = ReaderStats(samples=10, teachers=1, quarantined={"b:1": "lies"}), ReaderStats(samples=5, teachers=2)
-    with endpoint.shows(lambda: first):
-        with endpoint.shows(lambda: second):
+    with endpoint.showing(lambda: first):
+        with endpoint.showing(lambda: second):
             assert (endpoint.stats().samples, endpoint.stats().teachers) == (15, 3)
         assert (endpoint.stats().samples, endpoint.stats().teachers) == (15, 1)
     assert endpoint.stats() == ReaderStats(samples=15)
@@ -170,13 +170,13 @@ def test_what_readers_have_done_stays_when_they_are_gone(port: int) -> None:
 
 def test_a_process_has_one_endpoint_at_a_port(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     """Its readers share it; another process can't have the same, and a forked child is another."""
-    assert endpoint_at(port) is endpoint_at(port)
+    assert metrics_endpoint(port) is metrics_endpoint(port)
     monkeypatch.setattr("os.getpid", lambda: 1)
     with pytest.raises(OSError, match="in use"):
-        endpoint_at(port)
+        metrics_endpoint(port)
 
 
-def _read(tally: Tally, epochs: int, *, first_s: float, other_s: float, step_s: float = 1.0) -> float:
+def _read(tally: DeliveryCounter, epochs: int, *, first_s: float, other_s: float, step_s: float = 1.0) -> float:
     """Read epochs of five batches: so long the script waits for the first, and for the others. Return the time."""
     now = 0.0
     for _ in range(epochs):
@@ -192,7 +192,7 @@ def _read(tally: Tally, epochs: int, *, first_s: float, other_s: float, step_s: 
 
 def test_what_late_epochs_cost_is_measured() -> None:
     """What their first batches are waited for beyond what others are, but for that of the first, which connects."""
-    tally = Tally(0.0)
+    tally = DeliveryCounter(0.0)
     now = _read(tally, 3, first_s=1.5, other_s=0.5)
     assert tally.waiting_for_epochs(now) == pytest.approx(2 * 1.0 / (now - 1.5))
 
@@ -204,14 +204,14 @@ def test_what_late_epochs_cost_is_measured() -> None:
 )
 def test_late_epochs_may_cost_nothing(epochs: int, waits: tuple[float, float]) -> None:
     """Or it is not known yet."""
-    tally = Tally(0.0)
+    tally = DeliveryCounter(0.0)
     now = _read(tally, epochs, first_s=waits[0], other_s=waits[1])
     assert tally.waiting_for_epochs(now) == 0
 
 
 def test_nothing_is_measured_of_a_moment() -> None:
     """Nor before the first batch."""
-    tally = Tally(0.0)
+    tally = DeliveryCounter(0.0)
     assert tally.waiting_for_epochs(100.0) == 0
     now = _read(tally, 3, first_s=0.15, other_s=0.0, step_s=0.1)
     assert tally.waiting_for_epochs(now) == 0

@@ -15,14 +15,25 @@ import pytest
 from support.teachers.fakes import FakeTeachers, arithmetic
 from support.teachers.process import PATIENCE_S, wait_until
 
-from edl_runtime.distill.inprocess import InProcessTeacher
-from edl_runtime.distill.offline import FORMAT, AnswerFolder, Recorded, Recorder, digests
-from edl_runtime.distill.standins import check_address, connect_with, in_process, recorded, recording
-from edl_runtime.distill.teachers import Discovered, Fixed, teachers_from
-from edl_runtime.errors import InferenceError, ModelError, NotRecordedError, SpecError, UnreadableAnswersError
+from edl_runtime.distill.errors import NotRecordedError, UnreadableAnswersError
+from edl_runtime.distill.offline import FORMAT, RecordedAnswers, RecordingConnection, ReplayConnection, question_digests
+from edl_runtime.distill.teachers import (
+    Discovered,
+    Fixed,
+    InProcessConnection,
+    check_teacher_address,
+    connection_factory,
+    in_process_address,
+    recorded_address,
+    recording_address,
+    teachers_from_settings,
+)
+from edl_runtime.errors import SpecError
 from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.protocol.errors import InferenceError
 from edl_runtime.protocol.oip import Normalise, TopK
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.teacher.errors import ModelError
 
 SETTINGS = RuntimeSettings(teacher_timeout_s=1.0)
 X = np.arange(20, dtype=np.float32).reshape(5, 4)
@@ -50,10 +61,10 @@ def test_a_wrong_wish_is_refused(pool: str, at_most: int | None) -> None:
 
 def test_fixed_teachers_win_over_a_pool() -> None:
     """EDL_TEACHERS, then EDL_POOL; with neither the error says both."""
-    assert teachers_from(RuntimeSettings(teachers="a:1", pool="p")) == Fixed(("a:1",))
-    assert teachers_from(RuntimeSettings(pool="p")) == Discovered("p")
+    assert teachers_from_settings(RuntimeSettings(teachers="a:1", pool="p")) == Fixed(("a:1",))
+    assert teachers_from_settings(RuntimeSettings(pool="p")) == Discovered("p")
     with pytest.raises(SpecError, match="EDL_TEACHERS or EDL_POOL"):
-        teachers_from(RuntimeSettings())
+        teachers_from_settings(RuntimeSettings())
 
 
 @pytest.fixture
@@ -62,38 +73,38 @@ def teachers() -> FakeTeachers:
 
 
 @pytest.fixture
-def recorder(teachers: FakeTeachers, tmp_path: Path) -> Recorder:
+def recorder(teachers: FakeTeachers, tmp_path: Path) -> RecordingConnection:
     """Keeps what the teacher answers."""
-    recorder = Recorder(tmp_path / "answers", teachers.connect("a"))
+    recorder = RecordingConnection(tmp_path / "answers", teachers.connect("a"))
     recorder.open()
     recorder.signature()
     return recorder
 
 
 @pytest.fixture
-def disk(recorder: Recorder, tmp_path: Path) -> Recorded:
+def disk(recorder: RecordingConnection, tmp_path: Path) -> ReplayConnection:
     """What is on disk once the teacher was asked about X."""
     recorder.infer({"x": X}, ["double", "sum"], {})
-    disk = Recorded(tmp_path / "answers")
+    disk = ReplayConnection(tmp_path / "answers")
     disk.open()
     return disk
 
 
 def test_an_address_says_where_answers_come_from() -> None:
     """Whatever is in the names of folders and models."""
-    connect = connect_with(SETTINGS)
+    connect = connection_factory(SETTINGS)
     kinds = {
-        in_process(ODD, outputs="b=c,d", gpu_id=1): InProcessTeacher,
-        recording(Path(ODD), "127.0.0.1:1"): Recorder,
-        recorded(Path(ODD)): Recorded,
+        in_process_address(ODD, outputs="b=c,d", gpu_id=1): InProcessConnection,
+        recording_address(Path(ODD), "127.0.0.1:1"): RecordingConnection,
+        recorded_address(Path(ODD)): ReplayConnection,
         "127.0.0.1:1": TeacherConnection,
     }
     for address, kind in kinds.items():
-        check_address(address, "teachers")
+        check_teacher_address(address, "teachers")
         assert "," not in address
         assert isinstance(connect(address), kind)
-    model = connect(in_process(ODD, outputs="b=c,d", gpu_id=1))
-    assert isinstance(model, InProcessTeacher)
+    model = connect(in_process_address(ODD, outputs="b=c,d", gpu_id=1))
+    assert isinstance(model, InProcessConnection)
     options = model._options
     assert (options.model, options.outputs, options.gpu_id) == (ODD, ("b=c", "d"), 1)
 
@@ -102,10 +113,10 @@ def test_an_address_says_where_answers_come_from() -> None:
 def test_other_addresses_are_refused(address: object) -> None:
     """A word that is no stand-in is taken for a host, and lacks its port."""
     with pytest.raises(SpecError, match="teachers"):
-        check_address(address, "teachers")
+        check_teacher_address(address, "teachers")
 
 
-def test_answers_on_disk_are_those_that_teachers_gave(disk: Recorded) -> None:
+def test_answers_on_disk_are_those_that_teachers_gave(disk: ReplayConnection) -> None:
     """In any order and any batches, as rows or as an array."""
     order = np.array([3, 0, 3])
     answers = disk.infer({"x": X[order]}, ["double", "sum"], {})
@@ -116,7 +127,7 @@ def test_answers_on_disk_are_those_that_teachers_gave(disk: Recorded) -> None:
     assert np.array_equal(rows["double"], 2 * X)
 
 
-def test_inputs_that_no_teacher_saw_are_noticed(disk: Recorded) -> None:
+def test_inputs_that_no_teacher_saw_are_noticed(disk: ReplayConnection) -> None:
     """So that nobody is trained on answers to something else: the error says what is wrong with the source."""
     other = X.copy()
     other[1, 2] += 1
@@ -128,37 +139,39 @@ def test_inputs_that_no_teacher_saw_are_noticed(disk: Recorded) -> None:
             disk.infer(inputs, outputs, {})
 
 
-def test_a_teacher_is_asked_once_about_a_row(recorder: Recorder, teachers: FakeTeachers) -> None:
+def test_a_teacher_is_asked_once_about_a_row(recorder: RecordingConnection, teachers: FakeTeachers) -> None:
     """What is on disk already comes from there."""
     for _ in range(3):
         assert np.array_equal(recorder.infer({"x": X}, ["double"], {})["double"], 2 * X)
     assert teachers.asked["a"] == 1
 
 
-def test_an_answer_of_too_few_rows_is_not_kept(recorder: Recorder, teachers: FakeTeachers, tmp_path: Path) -> None:
+def test_an_answer_of_too_few_rows_is_not_kept(
+    recorder: RecordingConnection, teachers: FakeTeachers, tmp_path: Path
+) -> None:
     """Who asked refuses it, and asks again."""
     teachers.behaviours["a"] = lambda x: arithmetic(x[1:])
     assert len(recorder.infer({"x": X}, ["double"], {})["double"]) == 4
-    assert len(AnswerFolder(tmp_path / "answers")) == 0
+    assert len(RecordedAnswers(tmp_path / "answers")) == 0
     teachers.behaviours["a"] = arithmetic
     assert np.array_equal(recorder.infer({"x": X}, ["double"], {})["double"], 2 * X)
-    assert len(AnswerFolder(tmp_path / "answers")) == 5
+    assert len(RecordedAnswers(tmp_path / "answers")) == 5
 
 
 def test_a_folder_without_answers_is_noticed_at_once(tmp_path: Path) -> None:
     """Before training begins, and no folder is made."""
     folder = tmp_path / "nothing"
     with pytest.raises(NotRecordedError, match="no answers were written"):
-        Recorded(folder).open()
+        ReplayConnection(folder).open()
     assert not folder.exists()
-    AnswerFolder(folder).close()
-    empty = Recorded(folder)
+    RecordedAnswers(folder).close()
+    empty = ReplayConnection(folder)
     empty.open()
     with pytest.raises(NotRecordedError, match="no answers were written"):
         empty.signature()
 
 
-@pytest.mark.parametrize("use", [AnswerFolder, lambda folder: Recorded(folder).open()])
+@pytest.mark.parametrize("use", [RecordedAnswers, lambda folder: ReplayConnection(folder).open()])
 def test_a_folder_of_another_version_is_told_apart(use: Callable[[Path], object], tmp_path: Path) -> None:
     """By both versions, and it is left as it is."""
     with closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database:
@@ -168,7 +181,7 @@ def test_a_folder_of_another_version_is_told_apart(use: Callable[[Path], object]
         assert not database.execute("select * from sqlite_master").fetchall()
 
 
-def test_answers_that_are_damaged_are_said_to_be(disk: Recorded, tmp_path: Path) -> None:
+def test_answers_that_are_damaged_are_said_to_be(disk: ReplayConnection, tmp_path: Path) -> None:
     """The model's description, a row, or the file itself."""
     folder = tmp_path / "answers"
     with closing(sqlite3.connect(folder / "answers.sqlite", isolation_level=None)) as database:
@@ -180,29 +193,29 @@ def test_answers_that_are_damaged_are_said_to_be(disk: Recorded, tmp_path: Path)
         disk.infer({"x": X}, ["double", "sum"], {})
     (folder / "answers.sqlite").write_bytes(b"?" * 4096)
     with pytest.raises(UnreadableAnswersError, match="not a database"):
-        Recorded(folder).open()
+        ReplayConnection(folder).open()
 
 
 def test_rows_are_told_apart_by_all_that_is_asked() -> None:
     """Numbers, dtype, shape, the names of inputs, outputs and what is done to inputs."""
     how = Normalise((0.0,), (1.0,))
     asked = [
-        digests({"x": X[:1]}, ["y"], {}),
-        digests({"x": X[1:2]}, ["y"], {}),
-        digests({"x": X[:1].view(np.int32)}, ["y"], {}),
-        digests({"x": X[:1].reshape(1, 2, 2)}, ["y"], {}),
-        digests({"z": X[:1]}, ["y"], {}),
-        digests({"x": X[:1]}, ["y", "w"], {}),
-        digests({"x": X[:1]}, [TopK("y", 1)], {}),
-        digests({"x": X[:1]}, [TopK("y", 2)], {}),
-        digests({"x": X[:1]}, ["y"], {"x": how}),
+        question_digests({"x": X[:1]}, ["y"], {}),
+        question_digests({"x": X[1:2]}, ["y"], {}),
+        question_digests({"x": X[:1].view(np.int32)}, ["y"], {}),
+        question_digests({"x": X[:1].reshape(1, 2, 2)}, ["y"], {}),
+        question_digests({"z": X[:1]}, ["y"], {}),
+        question_digests({"x": X[:1]}, ["y", "w"], {}),
+        question_digests({"x": X[:1]}, [TopK("y", 1)], {}),
+        question_digests({"x": X[:1]}, [TopK("y", 2)], {}),
+        question_digests({"x": X[:1]}, ["y"], {"x": how}),
     ]
     assert len({one for [one] in asked}) == len(asked)
 
 
 def test_a_model_in_process_answers_as_a_teacher_does() -> None:
     """All of an output, or the largest of it."""
-    teacher = connect_with(SETTINGS)(in_process("support.models:arithmetic"))
+    teacher = connection_factory(SETTINGS)(in_process_address("support.models:arithmetic"))
     teacher.open()
     assert teacher.ready()
     assert "top_k" in teacher.signature().extensions
@@ -217,7 +230,7 @@ def test_a_model_in_process_answers_as_a_teacher_does() -> None:
 
 def test_a_model_in_process_that_fails_is_not_asked_again() -> None:
     """There is no other teacher that would do better."""
-    teacher = connect_with(SETTINGS)(in_process("support.models:fragile"))
+    teacher = connection_factory(SETTINGS)(in_process_address("support.models:fragile"))
     teacher.open()
     with pytest.raises(InferenceError, match="ArithmeticError: one is too many") as caught:
         teacher.infer({"x": np.ones((1, 4), np.float32)}, ["double"], {})
@@ -227,17 +240,17 @@ def test_a_model_in_process_that_fails_is_not_asked_again() -> None:
 def test_a_model_in_process_that_cant_be_loaded_is_an_error_that_names_it() -> None:
     """The same as a teacher's."""
     with pytest.raises(ModelError, match=r"support\.models:nothing"):
-        connect_with(SETTINGS)(in_process("support.models:nothing")).open()
+        connection_factory(SETTINGS)(in_process_address("support.models:nothing")).open()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_model_in_process_answers_in_a_forked_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the parent is in the middle of an answer: the child loads its own."""
     monkeypatch.setenv("HELD_MODEL_FOLDER", str(tmp_path))
-    address = in_process("support.models:held")
+    address = in_process_address("support.models:held")
 
     def answer(value: float) -> None:
-        teacher = connect_with(SETTINGS)(address)
+        teacher = connection_factory(SETTINGS)(address)
         teacher.open()
         teacher.infer({"x": np.full((1, 4), value, np.float32)}, ["double"], {})
 

@@ -14,10 +14,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edl_runtime.errors import InferenceError, ProtocolError, SpecError
-from edl_runtime.protocol import stream as streams
+from edl_runtime.errors import SpecError
+from edl_runtime.protocol import tensor_stream as streams
 from edl_runtime.protocol.client import TeacherConnection
-from edl_runtime.protocol.stream import Stream
+from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.tensor_stream import TensorStream
 from edl_runtime.protocol.tensors import Array
 
 X = np.zeros((2, 3), np.float32)
@@ -210,10 +211,10 @@ def test_an_address_is_host_and_port(address: str) -> None:
 
 
 @contextlib.contextmanager
-def connected(timeout_s: float) -> Iterator[tuple[Stream, socket.socket]]:
+def connected(timeout_s: float) -> Iterator[tuple[TensorStream, socket.socket]]:
     """A stream, and the socket at its other end."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        stream = Stream(socket.create_connection(listening.getsockname()), timeout_s)
+        stream = TensorStream(socket.create_connection(listening.getsockname()), timeout_s)
         with contextlib.closing(stream), listening.accept()[0] as peer:
             yield stream, peer
 

@@ -10,10 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from edl_runtime.errors import ProtocolError, SpecError
+from edl_runtime.errors import SpecError
 from edl_runtime.protocol import oip
-from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK, answered_names
-from edl_runtime.protocol.requests import InferRequest, decode_request, encode_request
+from edl_runtime.protocol.errors import ProtocolError
+from edl_runtime.protocol.infer_messages import InferRequest, decode_request, encode_request
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK, response_names
 
 SIGNATURE = ModelSignature(
     name="teacher",
@@ -26,7 +27,7 @@ PIXELS = np.arange(12, dtype=np.uint8).reshape(2, 3, 2)
 
 def sent(pixels: Any, outputs: list[str | TopK], **normalise: Normalise) -> InferRequest:
     """What a teacher makes of a student's request."""
-    header, buffers, _ = encode_request({"image": pixels, "ids": IDS}, outputs, normalise)
+    header, buffers, *_ = encode_request({"image": pixels, "ids": IDS}, outputs, normalise)
     body = header + b"".join(part.tobytes() for part in buffers)
     return decode_request(memoryview(body), len(header), SIGNATURE)
 
@@ -42,8 +43,8 @@ def test_the_largest_of_an_output_are_two_tensors_of_the_answer() -> None:
     """The output itself may be asked for beside them."""
     request = sent(np.zeros((2, 3, 2), np.float32), [TopK("logits", 4), "logits"])
     assert request.outputs == {"logits.values": True, "logits.indices": True, "logits": True}
-    assert request.wishes == (TopK("logits", 4), "logits")
-    assert answered_names(TopK("logits", 4)) + answered_names("logits") == tuple(request.outputs)
+    assert request.requested == (TopK("logits", 4), "logits")
+    assert response_names(TopK("logits", 4)) + response_names("logits") == tuple(request.outputs)
 
 
 def test_an_image_travels_as_bytes_with_what_normalises_it() -> None:
@@ -105,9 +106,9 @@ def test_an_input_of_another_datatype_can_not_be_normalised() -> None:
 )
 def test_a_top_k_that_can_not_be_is_refused(outputs: list[tuple[str, Any]], message: str) -> None:
     """Too many, none at all, of an output that has one number a sample, or twice."""
-    wishes = [{"name": name, "parameters": {"top_k": k}} for name, k in outputs]
+    requested = [{"name": name, "parameters": {"top_k": k}} for name, k in outputs]
     with pytest.raises(ProtocolError, match=message):
-        decode_request(request_with({"datatype": "FP32"}, *wishes), None, SIGNATURE)
+        decode_request(request_with({"datatype": "FP32"}, *requested), None, SIGNATURE)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_a_wish_of_the_wrong_kind_is_said_by_its_field(make: Callable[[], object
 
 def test_numbers_may_be_numpys_and_one_does_for_all_channels() -> None:
     """What is sent and hashed is Python's own."""
-    assert sent(np.zeros((2, 3, 2), np.float32), [TopK("logits", np.int64(4))]).wishes == (TopK("logits", 4),)
+    assert sent(np.zeros((2, 3, 2), np.float32), [TopK("logits", np.int64(4))]).requested == (TopK("logits", 4),)
     one = Normalise(np.float32(127.5), 127.5, np.int64(1))
     assert (one, one.channels) == (Normalise((127.5,), (127.5,)), 1)
     assert sent(PIXELS, [], image=one).normalise == {"image": one}

@@ -19,17 +19,12 @@ from support.fuzzing import messages
 from support.fuzzing.messages import SHARED, SIGNATURE
 from support.fuzzing.peers import MemorySocket, MemoryTeacher
 
-from edl_runtime.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.client import ANSWER_LIMIT, TeacherConnection
-from edl_runtime.protocol.http import (
-    CONTENT_LENGTH,
-    JSON_SIZE,
-    ResponseHead,
-)
-from edl_runtime.protocol.region import REGION
-from edl_runtime.protocol.requests import decode_request
-from edl_runtime.protocol.responses import encode_response, open_response
-from edl_runtime.protocol.stream import Stream
+from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.http_heads import CONTENT_LENGTH, JSON_SIZE, ResponseHead
+from edl_runtime.protocol.infer_messages import decode_request, decode_response, encode_response
+from edl_runtime.protocol.shared_memory import REGION_NAME
+from edl_runtime.protocol.tensor_stream import TensorStream
 from edl_runtime.protocol.tensors import Array
 
 SEED = int(os.environ.get("EDL_FUZZ_SEED", "2026"))
@@ -104,7 +99,7 @@ def read_request(chance: random.Random) -> None:
             said = tensor.get("parameters", {})
             if said.get("shared_memory_region") is not None:
                 offset, length = said.get("shared_memory_offset", 0), said["shared_memory_byte_size"]
-                assert said["shared_memory_region"] == REGION
+                assert said["shared_memory_region"] == REGION_NAME
                 assert 0 <= offset <= offset + length <= SHARED
             if said.get("normalise") is not None:
                 assert 1 <= said["normalise"].get("axis", 1) < len(tensor["shape"])
@@ -128,7 +123,7 @@ def read_answer(chance: random.Random) -> None:
         sent = messages.damaged_bytes(chance, messages.damaged_json(chance, tree))
     with at_once_and_bounded(len(sent) + size):
         try:
-            opened, unfilled = open_response(sent, size)
+            opened, unfilled = decode_response(sent, size)
         except ProtocolError:
             assert not intact
             return
@@ -178,7 +173,7 @@ def ask_a_teacher(chance: random.Random) -> None:
     if intact:
         for arrays, (head, body) in zip(expected, answers, strict=True):
             end = head.size(JSON_SIZE) or len(body)
-            got, unfilled = open_response(body[:end], len(body) - end)
+            got, unfilled = decode_response(body[:end], len(body) - end)
             for array in unfilled:
                 array.reshape(-1).view(np.uint8)[:] = np.frombuffer(body[end : end + array.nbytes], np.uint8)
                 end += array.nbytes
@@ -204,7 +199,7 @@ def hear_a_teacher(chance: random.Random) -> None:
         parts.append(answer)
     connection = TeacherConnection("127.0.0.1:1")
     peer = MemorySocket(parts, chance.choice(PIECES), slow=chance.random() < 0.3)
-    connection._link._stream = Stream(cast("Any", peer), 1.0)
+    connection._link._stream = TensorStream(cast("Any", peer), 1.0)
     with at_once_and_bounded(sum(map(len, parts)) + announced), closing(connection):
         for arrays in expected:
             try:
@@ -233,7 +228,7 @@ EMPTY = [
 ]
 GOOD: dict[Parser, tuple[Any, ...]] = {
     decode_request: (memoryview(msgspec.json.encode({"inputs": EMPTY})), None, SIGNATURE),
-    open_response: (msgspec.json.encode(messages.answer_tree(EMPTY)), 0),
+    decode_response: (msgspec.json.encode(messages.answer_tree(EMPTY)), 0),
 }
 
 
@@ -281,9 +276,9 @@ def of_another(parse: Parser, *_given: Any) -> Any:
 
 PARSERS = [
     (read_request, f"{__name__}.decode_request"),
-    (read_answer, f"{__name__}.open_response"),
-    (ask_a_teacher, "edl_runtime.teacher.answering.decode_request"),
-    (hear_a_teacher, "edl_runtime.protocol.client.open_response"),
+    (read_answer, f"{__name__}.decode_response"),
+    (ask_a_teacher, "edl_runtime.teacher.predictor.execute.decode_request"),
+    (hear_a_teacher, "edl_runtime.protocol.client.decode_response"),
 ]
 WRONG = [raises_another_error, refuses_all, of_another, takes_long, takes_memory]
 
@@ -303,7 +298,7 @@ def test_a_parser_that_is_wrong_is_noticed(
     monkeypatch: pytest.MonkeyPatch, check: Callable[[random.Random], None], parser: str, wrong: Parser
 ) -> None:
     """Each check can fail, and soon does."""
-    parse = decode_request if parser.endswith("decode_request") else open_response
+    parse = decode_request if parser.endswith("decode_request") else decode_response
     monkeypatch.setattr(parser, lambda *given: wrong(parse, *given))
     monkeypatch.setattr(f"{__name__}.MOST_S", 0.2)
     with pytest.raises((AssertionError, KeyError, ProtocolError)):  # noqa: PT012 - by whichever input

@@ -14,22 +14,22 @@ from structlog.testing import capture_logs
 from support.teachers.process import PATIENCE_S
 
 from edl_runtime.protocol import listener as module
-from edl_runtime.protocol.listener import Connections, accepting, listen, room_for
+from edl_runtime.protocol.listener import ConnectionTable, accepting, connection_limit, listen
 
 
 class Client(asyncio.Protocol):
     """A client that keeps what happens to it."""
 
-    def __init__(self, *, idle: bool = True, stands_still: int = 0) -> None:
+    def __init__(self, *, idle: bool = True, stalled_for: int = 0) -> None:
         self.idle = idle
-        self.stands_still = stands_still
+        self.stalled_for = stalled_for
         self.aborted = False
 
     def abort(self) -> None:
         self.aborted = True
 
 
-Count = Connections[Client]
+Count = ConnectionTable[Client]
 
 
 @pytest.fixture
@@ -43,10 +43,10 @@ def accepted() -> Iterator[socket.socket]:
 
 def arrived(connections: Count, accepted: socket.socket, *, known: bool = False, idle: bool = True) -> Client:
     client = Client(idle=idle)
-    connections.arrive(client, accepted)
-    connections.enter(client)
+    connections.add(client, accepted)
+    connections.handshake_done(client)
     if known:
-        connections.used(client)
+        connections.mark_used(client)
     return client
 
 
@@ -64,7 +64,7 @@ async def test_one_in_its_handshake_goes_by_its_socket() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         connections = Count(1)
-        connections.arrive(Client(), ours)
+        connections.add(Client(), ours)
         assert (len(connections), list(connections)) == (1, [])
         arrived(connections, theirs)
         assert theirs.recv(1) == b""
@@ -73,12 +73,12 @@ async def test_one_in_its_handshake_goes_by_its_socket() -> None:
 
 async def test_strangers_are_fewer_than_all(accepted: socket.socket) -> None:
     """They may take memory for nothing, so there is a limit of their own."""
-    connections = Count(9, most_strangers=2)
+    connections = Count(9, max_new=2)
     first, *others = [arrived(connections, accepted) for _ in range(3)]
     assert first.aborted
     assert not any(other.aborted for other in others)
     for other in others:
-        connections.used(other)
+        connections.mark_used(other)
     arrived(connections, accepted)
     assert not any(other.aborted for other in others)
 
@@ -88,7 +88,7 @@ async def test_then_goes_who_has_been_idle_the_longest(accepted: socket.socket) 
     connections = Count(3)
     busy = arrived(connections, accepted, known=True, idle=False)
     first, second = (arrived(connections, accepted, known=True) for _ in range(2))
-    connections.used(first)
+    connections.mark_used(first)
     arrived(connections, accepted)
     assert [busy.aborted, first.aborted, second.aborted] == [False, False, True]
 
@@ -99,7 +99,7 @@ async def test_before_that_goes_who_has_stood_still_the_longest(accepted: socket
     known = [arrived(connections, accepted, known=True, idle=idle) for idle in (True, False, False)]
     stranger = arrived(connections, accepted)
     for client, looks in zip(known, (0, 3, 5), strict=True):
-        client.stands_still = looks
+        client.stalled_for = looks
     gone = []
     for _ in range(4):
         newest = arrived(connections, accepted, known=True)
@@ -113,15 +113,15 @@ async def test_where_all_are_busy_the_new_one_goes(accepted: socket.socket) -> N
     connections = Count(1)
     busy = arrived(connections, accepted, known=True, idle=False)
     newest = Client()
-    connections.arrive(newest, accepted)
-    connections.enter(newest)
+    connections.add(newest, accepted)
+    connections.handshake_done(newest)
     assert list(connections) == [busy]
     assert not busy.aborted
 
 
 async def test_the_log_says_how_many_had_to_go(monkeypatch: pytest.MonkeyPatch, accepted: socket.socket) -> None:
     """One line for all of a while, however many they are, and another for those after it."""
-    monkeypatch.setattr(module, "TURNED_AWAY_TOLD_S", 0.01)
+    monkeypatch.setattr(module, "EVICTIONS_LOGGED_S", 0.01)
     connections = Count(1)
     arrived(connections, accepted)
     with capture_logs() as logs:
@@ -141,7 +141,7 @@ def test_connections_are_as_many_as_there_may_be_files(monkeypatch: pytest.Monke
     limits = [(64, hard)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.append(wanted))
-    assert room_for(500, each=2, beside=100) == fits
+    assert connection_limit(500, each=2, beside=100) == fits
     assert limits[-1][0] == (1100 if hard in (resource.RLIM_INFINITY, 2000) else hard)
 
 
@@ -168,7 +168,7 @@ async def test_without_descriptors_it_waits_and_says_so_once_a_try(monkeypatch: 
 
     listener = listen("127.0.0.1", 0)
     with capture_logs() as logs:
-        async with accepting(listener, Connections[Told](9), Told), asyncio.timeout(PATIENCE_S):
+        async with accepting(listener, ConnectionTable[Told](9), Told), asyncio.timeout(PATIENCE_S):
             _, writer = await asyncio.open_connection(*listener.getsockname())
             await made
             writer.close()

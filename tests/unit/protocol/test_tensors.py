@@ -9,11 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from edl_runtime.errors import AnswerLimitError, ProtocolError
-from edl_runtime.protocol.body import JSON_LIMIT, Encoded
+from edl_runtime.protocol.errors import AnswerLimitError, ProtocolError
+from edl_runtime.protocol.infer_messages import decode_request, decode_response, encode_request, encode_response
+from edl_runtime.protocol.message_body import JSON_LIMIT, EncodedRequest
 from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec
-from edl_runtime.protocol.requests import decode_request, encode_request
-from edl_runtime.protocol.responses import encode_response, open_response
 from edl_runtime.protocol.tensors import Array, datatype_of, dtype_of
 
 SIGNATURE = ModelSignature(
@@ -26,7 +25,7 @@ IMAGE = np.arange(12, dtype=np.float32).reshape(3, 4)
 IDS = np.array([7, 8, 9])
 
 
-def body_of(encoded: Encoded) -> memoryview:
+def body_of(encoded: EncodedRequest) -> memoryview:
     return memoryview(encoded.header + b"".join(np.asarray(part).tobytes() for part in encoded.buffers))
 
 
@@ -44,7 +43,7 @@ def answer_with(outputs: dict[str, Array], binary: dict[str, bool]) -> dict[str,
     request = decode_request(json_body(), None, SIGNATURE)._replace(outputs=binary)
     json_size, size = encode_response(SIGNATURE, request, outputs, area)
     json_size = size if json_size is None else json_size
-    arrays, unfilled = open_response(area[:json_size], size - json_size)
+    arrays, unfilled = decode_response(area[:json_size], size - json_size)
     for array in unfilled:
         array.reshape(-1).view(np.uint8)[:] = np.frombuffer(area[json_size:size], np.uint8)[: array.nbytes]
         json_size += array.nbytes
@@ -250,11 +249,11 @@ def test_an_output_that_comes_twice_is_refused() -> None:
     """Which of the two is meant, nobody knows."""
     tensor = {"name": "y", "datatype": "FP32", "shape": [1], "data": [1]}
     with pytest.raises(ProtocolError, match="output 'y' comes twice"):
-        open_response(msgspec.json.encode({"outputs": [tensor, tensor]}), 0)
+        decode_response(msgspec.json.encode({"outputs": [tensor, tensor]}), 0)
 
 
 def test_an_answer_of_another_size_than_it_says_is_refused() -> None:
     """A client takes no memory for an answer whose header and length disagree."""
     tensor = {"name": "y", "datatype": "FP32", "shape": [2**40], "parameters": {"binary_data_size": 2**42}}
     with pytest.raises(ProtocolError, match="8 bytes follow the JSON"):
-        open_response(msgspec.json.encode({"outputs": [tensor]}), 8)
+        decode_response(msgspec.json.encode({"outputs": [tensor]}), 8)

@@ -9,7 +9,7 @@ import pytest
 from support.network.certificates import Authority
 
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.tls import open_tls, shown_by, trust_of
+from edl_runtime.protocol.tls import client_trust, open_tls, server_tls_context
 from edl_runtime.settings import RuntimeSettings
 
 
@@ -20,21 +20,21 @@ def authority(tmp_path: Path) -> Authority:
 
 def test_nothing_is_said_nothing_is_done() -> None:
     """Without the files there is no TLS."""
-    assert trust_of(RuntimeSettings()) is None
-    assert shown_by(RuntimeSettings()) is None
+    assert client_trust(RuntimeSettings()) is None
+    assert server_tls_context(RuntimeSettings()) is None
 
 
 @pytest.mark.parametrize("name", ["a..b", ".teachers", "x" * 64, ".".join(["x" * 63] * 5)])
 def test_a_name_that_no_certificate_can_hold_is_refused(authority: Authority, name: str) -> None:
     """When a student is made, and not each time it connects."""
     with pytest.raises(SpecError, match=f"EDL_TEACHER_TLS_NAME.*{name}"):
-        trust_of(RuntimeSettings(teacher_ca=str(authority.ca), teacher_tls_name=name))
+        client_trust(RuntimeSettings(teacher_ca=str(authority.ca), teacher_tls_name=name))
 
 
 @pytest.mark.parametrize("name", ["teachers", "teachers.edl.svc", "x" * 63, "10.0.0.1", "::1", "lehrkräfte.example"])
 def test_any_name_or_address_that_certificates_hold_will_do(authority: Authority, name: str) -> None:
     """It is taken as it stands, and the authority of the file is the only one."""
-    trust = trust_of(RuntimeSettings(teacher_ca=str(authority.ca), teacher_tls_name=name))
+    trust = client_trust(RuntimeSettings(teacher_ca=str(authority.ca), teacher_tls_name=name))
     assert trust is not None
     assert trust.name == name
     assert len(trust.context.get_ca_certs()) == 1
@@ -42,7 +42,7 @@ def test_any_name_or_address_that_certificates_hold_will_do(authority: Authority
 
 def test_one_that_does_not_answer_may_be_busy_or_speak_no_tls(authority: Authority) -> None:
     """Nobody can know which; it is said how long it had."""
-    trust = trust_of(RuntimeSettings(teacher_ca=str(authority.ca)))
+    trust = client_trust(RuntimeSettings(teacher_ca=str(authority.ca)))
     assert trust is not None
     ours, theirs = socket.socketpair()
     ours.settimeout(0.05)
@@ -56,8 +56,8 @@ def test_certificate_and_key_may_stand_in_one_file(authority: Authority, tmp_pat
     shown = authority.sign("one")
     both = tmp_path / "both.pem"
     both.write_bytes(shown.key.read_bytes() + shown.cert.read_bytes())
-    assert shown_by(RuntimeSettings(tls_cert=str(both))) is not None
-    assert shown_by(RuntimeSettings(tls_cert=str(shown.cert), tls_key=str(shown.key))) is not None
+    assert server_tls_context(RuntimeSettings(tls_cert=str(both))) is not None
+    assert server_tls_context(RuntimeSettings(tls_cert=str(shown.cert), tls_key=str(shown.key))) is not None
 
 
 def test_a_file_that_is_no_certificate_is_named(authority: Authority, tmp_path: Path) -> None:
@@ -66,12 +66,12 @@ def test_a_file_that_is_no_certificate_is_named(authority: Authority, tmp_path: 
     nonsense = tmp_path / "nonsense"
     nonsense.write_text("no certificate")
     wrong = [
-        (trust_of, {"teacher_ca": str(tmp_path / "none")}, "EDL_TEACHER_CA.*No such file"),
-        (trust_of, {"teacher_ca": str(nonsense)}, "EDL_TEACHER_CA.*nonsense.*no certificate"),
-        (shown_by, {"tls_cert": str(tmp_path / "none")}, "EDL_TLS_CERT.*No such file"),
-        (shown_by, {"tls_cert": str(nonsense)}, "EDL_TLS_CERT.*nonsense"),
-        (shown_by, {"tls_cert": str(shown.cert)}, "EDL_TLS_CERT.*private key"),
-        (shown_by, {"tls_cert": str(shown.cert), "tls_key": str(other.key)}, "EDL_TLS_CERT.*mismatch"),
+        (client_trust, {"teacher_ca": str(tmp_path / "none")}, "EDL_TEACHER_CA.*No such file"),
+        (client_trust, {"teacher_ca": str(nonsense)}, "EDL_TEACHER_CA.*nonsense.*no certificate"),
+        (server_tls_context, {"tls_cert": str(tmp_path / "none")}, "EDL_TLS_CERT.*No such file"),
+        (server_tls_context, {"tls_cert": str(nonsense)}, "EDL_TLS_CERT.*nonsense"),
+        (server_tls_context, {"tls_cert": str(shown.cert)}, "EDL_TLS_CERT.*private key"),
+        (server_tls_context, {"tls_cert": str(shown.cert), "tls_key": str(other.key)}, "EDL_TLS_CERT.*mismatch"),
     ]
     for make, given, said in wrong:
         with pytest.raises(SpecError, match=f"(?i){said}"):
@@ -88,4 +88,4 @@ def test_a_key_with_a_password_is_refused_and_not_asked_for(authority: Authority
     format_, encryption = of.PrivateFormat.PKCS8, of.BestAvailableEncryption(b"secret")
     locked.write_bytes(key.private_bytes(of.Encoding.PEM, format_, encryption))
     with pytest.raises(SpecError, match=r"EDL_TLS_CERT.*needs no password"):
-        shown_by(RuntimeSettings(tls_cert=str(shown.cert), tls_key=str(locked)))
+        server_tls_context(RuntimeSettings(tls_cert=str(shown.cert), tls_key=str(locked)))

@@ -9,12 +9,11 @@ import msgspec
 import pytest
 
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.oip import JOIN, ModelSignature, TensorSpec
+from edl_runtime.protocol.oip import JOIN_EXTENSION, ModelSignature, TensorSpec
 from edl_runtime.registry.lease import hold_lease, pause_s
-from edl_runtime.registry.members import Member, differences
-from edl_runtime.registry.shares import shares
-from edl_runtime.store.client import connect
+from edl_runtime.registry.members import Member, assign_teachers, differences
 from edl_runtime.store.keys import Service
+from edl_runtime.store.redis_client import connect
 
 DIGITS = ModelSignature(
     name="teacher",
@@ -52,8 +51,8 @@ def test_a_student_wants_at_least_one_teacher() -> None:
         ({"outputs": DIGITS.outputs[:1]}, "output 'features' is missing and the pool's FP32 [-1, 64]"),
         ({"extensions": ("top_k",)}, "extensions is top_k and the pool's empty"),
         (
-            {"extensions": (JOIN,)},
-            "--max_batch is above 1 and the pool's 1; start all its teachers with 1, or all with more",
+            {"extensions": (JOIN_EXTENSION,)},
+            "--max-batch is above 1 and the pool's 1; start all its teachers with 1, or all with more",
         ),
         ({"outputs": DIGITS.outputs[::-1]}, "outputs is features, logits and the pool's logits, features"),
     ],
@@ -65,21 +64,21 @@ def test_each_difference_is_named(change: dict[str, Any], words: str) -> None:
 
 def test_the_later_of_two_entries_counts() -> None:
     """A student knows best what it wants, whatever an older list says."""
-    shared = shares(TEACHERS, [Member(id="s", address="here"), Member(id="s", address="here", want=1)])
+    shared = assign_teachers(TEACHERS, [Member(id="s", address="here"), Member(id="s", address="here", want=1)])
     assert len(shared["s"]) == 1
 
 
 def test_who_can_use_none_of_its_teachers_has_others_too() -> None:
     """As long as one of its own is good, nothing changes; and with no good one in the pool neither."""
     students = [Member(id=name, address="here") for name in "stu"]
-    plain = shares(TEACHERS, students)
+    plain = assign_teachers(TEACHERS, students)
     [mine] = plain["s"]
-    borrowing = shares(TEACHERS, students, {"s": {mine}})
+    borrowing = assign_teachers(TEACHERS, students, {"s": {mine}})
     assert mine in borrowing["s"]
     assert len(borrowing["s"]) == 2
     assert {**borrowing, "s": (mine,)} == plain
-    assert shares(TEACHERS, students, {"s": {"d:1"}}) == plain
-    assert shares(TEACHERS, students, {"s": {"a:1", "b:1", "c:1"}}) == plain
+    assert assign_teachers(TEACHERS, students, {"s": {"d:1"}}) == plain
+    assert assign_teachers(TEACHERS, students, {"s": {"a:1", "b:1", "c:1"}}) == plain
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edl_runtime.errors import ProtocolError
+from edl_runtime.protocol.errors import ProtocolError
 from edl_runtime.protocol.oip import Normalise
-from edl_runtime.teacher.normalise import normalise
-from edl_runtime.teacher.topk import top_k
+from edl_runtime.teacher.predictor.execute import normalise, top_k
 
 
 @pytest.mark.parametrize("axis", [1, 2, 3])

@@ -5,17 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edl_runtime.protocol.infer_messages import InferRequest
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK
-from edl_runtime.protocol.requests import InferRequest
 from edl_runtime.protocol.tensors import Array
-from edl_runtime.teacher.joining import (
-    Waiting,
-    can_join,
-    joined_inputs,
-    needed_outputs,
-    next_group,
-    split_outputs,
-)
+from edl_runtime.teacher.predictor.batcher import QueuedRequest, next_group
+from edl_runtime.teacher.predictor.execute import can_join, joined_inputs, needed_outputs, split_outputs
 
 SIGNATURE = ModelSignature(
     name="m",
@@ -29,9 +23,9 @@ def request(images: Array, ids: Array | None = None, **normalise: Normalise) -> 
     return InferRequest("", {"image": images, "ids": ids}, {"logits": True}, ("logits",), normalise)
 
 
-def waiting(*rows: int, width: int = 2) -> list[Waiting]:
+def waiting(*rows: int, width: int = 2) -> list[QueuedRequest]:
     requests = [request(np.zeros((size, width), np.float32)) for size in rows]
-    return [Waiting.of(slot, one, SIGNATURE) for slot, one in enumerate(requests)]
+    return [QueuedRequest.of(slot, one, SIGNATURE) for slot, one in enumerate(requests)]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +51,7 @@ def test_a_group_has_the_rows_of_its_first_times_a_power_of_two(rows: list[int],
 
 def test_requests_of_another_form_are_passed_over() -> None:
     """They stay where they are, and those behind them may run earlier, with the first."""
-    wide = [Waiting.of(9, request(np.zeros((4, 3), np.float32)), SIGNATURE)]
+    wide = [QueuedRequest.of(9, request(np.zeros((4, 3), np.float32)), SIGNATURE)]
     narrow = waiting(4, 4)
     assert next_group([narrow[0], *wide, narrow[1]], 64) == narrow
     assert next_group([*wide, *narrow], 64) == wide
@@ -65,7 +59,7 @@ def test_requests_of_another_form_are_passed_over() -> None:
 
 def test_inputs_of_different_lengths_run_alone() -> None:
     """Where inputs don't agree in their first axis, nobody knows which one is the batch."""
-    odd = Waiting.of(0, request(np.zeros((4, 2), np.float32), np.zeros(3, np.int64)), SIGNATURE)
+    odd = QueuedRequest.of(0, request(np.zeros((4, 2), np.float32), np.zeros(3, np.int64)), SIGNATURE)
     assert next_group([odd, odd], 64) == [odd]
 
 
@@ -127,4 +121,4 @@ def test_an_output_without_all_rows_is_not_taken_apart(shape: tuple[int, ...]) -
 def test_the_model_gives_what_any_of_them_needs_once() -> None:
     """An output and its largest are made of the same."""
     one, other = (request(np.zeros((1, 2), np.float32)) for _ in range(2))
-    assert needed_outputs([one, other._replace(wishes=(TopK("logits", 2), "best"))]) == ["logits", "best"]
+    assert needed_outputs([one, other._replace(requested=(TopK("logits", 2), "best"))]) == ["logits", "best"]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from edl_runtime.teacher.load import Load
-from edl_runtime.teacher.metrics import Metrics
+from edl_runtime.teacher.metrics import DeviceLoad, TeacherMetrics
 
 
 def test_metrics_are_in_prometheus_text_format() -> None:
     """Each has its meaning and kind; buckets count all runs up to their bound, and gauges are asked when shown."""
-    metrics = Metrics()
+    metrics = TeacherMetrics()
     metrics.gauges["edl_teacher_connections"] = "Clients that are connected.", lambda: 3
     for status in (200, 500, 200):
-        metrics.answered(status)
+        metrics.count_answer(status)
     for rows in (0, 4, 5, 1000):
-        metrics.ran(rows, 0.25)
+        metrics.count_run(rows, 0.25)
     text = metrics.render().decode()
     assert text.endswith("\n")
     lines = text.splitlines()
@@ -49,7 +48,7 @@ class Clock:
 def test_a_teacher_is_busy_while_a_request_runs_or_waits() -> None:
     """Of two devices, one with two requests at a time for five of ten seconds is a quarter, and it fades."""
     clock = Clock()
-    load = Load(2, clock)
+    load = DeviceLoad(2, clock)
     assert (load.report().busy, load.report().over_s) == (0, 0)
     load.begin(0)
     clock.now = 1.0
@@ -70,7 +69,7 @@ def test_a_teacher_is_busy_while_a_request_runs_or_waits() -> None:
 def test_what_was_before_it_joined_is_not_in_it() -> None:
     """A model that took a minute to load has not been idle for that minute."""
     clock = Clock()
-    load = Load(1, clock)
+    load = DeviceLoad(1, clock)
     clock.now = 60.0
     load.report()
     load.begin(0)

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edl_runtime.errors import ModelError
 from edl_runtime.protocol.oip import TensorSpec
-from edl_runtime.teacher.models import ModelOptions, digest_of, load_model
+from edl_runtime.teacher.errors import ModelError
+from edl_runtime.teacher.models.loading import load_model
+from edl_runtime.teacher.models.model import ModelOptions, digest_of
 
 
 @pytest.mark.parametrize(
@@ -94,8 +95,7 @@ def test_two_functions_are_two_versions(tmp_path: Path, monkeypatch: pytest.Monk
     """Also those of one file; and one function is another with another version of what it loads."""
     monkeypatch.chdir(tmp_path)
     Path("two_teachers.py").write_text(
-        "from edl_runtime.protocol.oip import TensorSpec\n"
-        "from edl_runtime.teacher.callable_model import served\n"
+        "from edl_runtime.teacher import TensorSpec, served\n"
         "SPEC = [TensorSpec('x', 'FP32', (-1, 2))]\n"
         "def as_is(inputs): return inputs\n"
         "def plus(inputs): return inputs\n"

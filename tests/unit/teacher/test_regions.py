@@ -12,20 +12,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from edl_runtime.errors import ProtocolError
-from edl_runtime.protocol.region import MOST_BYTES, SEALS, START, Region, Registration
-from edl_runtime.teacher.lending import Borrower, Lender, lending_channel
-from edl_runtime.teacher.regions import MOST_REGIONS, Regions
+from edl_runtime.protocol.errors import ProtocolError
+from edl_runtime.protocol.shared_memory import MAX_REGION_BYTES, SEALS, TENSORS_START, ClientRegion, Registration
+from edl_runtime.teacher.shm.fd_passing import RegionReceiver, RegionSender, region_channel
+from edl_runtime.teacher.shm.regions import MAX_REGIONS, RegionTable
 
-SECRET = "s" * START
+SECRET = "s" * TENSORS_START
 SIZE = 8192
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
 
 
 @pytest.fixture
-def regions() -> Iterator[Regions]:
-    opened = Regions()
+def regions() -> Iterator[RegionTable]:
+    opened = RegionTable()
     yield opened
     for region in list(opened._open):
         opened.close(region)
@@ -54,20 +54,20 @@ def open_descriptors() -> set[str]:
     return {file.name for file in Path("/proc/self/fd").iterdir()}
 
 
-def test_a_students_region_is_mapped_without_being_writable(regions: Regions) -> None:
+def test_a_students_region_is_mapped_without_being_writable(regions: RegionTable) -> None:
     """What the student writes is seen by the teacher, at once, and the teacher can't write there."""
-    mine = Region(1000)
+    mine = ClientRegion(1000)
     with mine.offered() as offer:
         theirs = regions.register(memoryview(offer))
     mine.write([np.arange(10, dtype=np.float32), np.arange(3, dtype=np.int64)])
     assert theirs.view.readonly
-    assert np.frombuffer(theirs.view[START:][:40], np.float32).tolist() == list(range(10))
-    assert np.frombuffer(theirs.view[START + 40 :][:24], np.int64).tolist() == [0, 1, 2]
+    assert np.frombuffer(theirs.view[TENSORS_START:][:40], np.float32).tolist() == list(range(10))
+    assert np.frombuffer(theirs.view[TENSORS_START + 40 :][:24], np.int64).tolist() == [0, 1, 2]
 
 
 def test_a_students_region_can_neither_shrink_nor_get_holes() -> None:
     """Whatever a student does to its own memory later, a teacher that reads it is safe."""
-    region = Region(1000)
+    region = ClientRegion(1000)
     descriptor = region._descriptor
     with region.offered():
         with pytest.raises(PermissionError):
@@ -86,8 +86,8 @@ def test_a_students_region_can_neither_shrink_nor_get_holes() -> None:
         pytest.param(lambda: memory(seals=0), "seals", id="unsealed"),
         pytest.param(lambda: memory(content=SECRET.encode()), "all its pages", id="has-holes"),
         pytest.param(lambda: memory(content=b"t" * SIZE), "secret", id="somebody-else's"),
-        pytest.param(lambda: memory(size=START - 1, content=b""), "bytes", id="too-small"),
-        pytest.param(lambda: memory(size=MOST_BYTES + 1, content=b""), "bytes", id="too-large"),
+        pytest.param(lambda: memory(size=TENSORS_START - 1, content=b""), "bytes", id="too-small"),
+        pytest.param(lambda: memory(size=MAX_REGION_BYTES + 1, content=b""), "bytes", id="too-large"),
         pytest.param(lambda: os.open("/dev/null", os.O_RDONLY), "memfd", id="device"),
         pytest.param(lambda: os.open(__file__, os.O_RDONLY), "memfd", id="file"),
         pytest.param(lambda: os.open("/", os.O_RDONLY), "memfd", id="folder"),
@@ -96,7 +96,7 @@ def test_a_students_region_can_neither_shrink_nor_get_holes() -> None:
         pytest.param(fifo, "memfd", id="fifo"),  # opening it would wait for ever
     ],
 )
-def test_other_descriptors_are_refused(make: Callable[[], int], reason: str, regions: Regions) -> None:
+def test_other_descriptors_are_refused(make: Callable[[], int], reason: str, regions: RegionTable) -> None:
     """Memory that could be taken away, files, devices and pipes are not opened, and nothing stays open."""
     descriptor = make()
     before = open_descriptors()
@@ -123,16 +123,16 @@ def test_other_descriptors_are_refused(make: Callable[[], int], reason: str, reg
         b'{"x":' + b"[" * 100_000,
     ],
 )
-def test_what_is_no_registration_is_refused(body: bytes, regions: Regions) -> None:
+def test_what_is_no_registration_is_refused(body: bytes, regions: RegionTable) -> None:
     """Only numbers name a region; a path can't be given in any way."""
     with pytest.raises(ProtocolError):
         regions.register(memoryview(body))
 
 
-def test_the_number_of_regions_is_bounded(regions: Regions) -> None:
+def test_the_number_of_regions_is_bounded(regions: RegionTable) -> None:
     """One too many is refused; when a client goes there is room again."""
     descriptor = memory()
-    for _ in range(MOST_REGIONS):
+    for _ in range(MAX_REGIONS):
         last = regions.register(registration(descriptor))
     with pytest.raises(ProtocolError, match="no further"):
         regions.register(registration(descriptor))
@@ -141,41 +141,41 @@ def test_the_number_of_regions_is_bounded(regions: Regions) -> None:
     os.close(descriptor)
 
 
-def test_regions_are_lent_once_and_forgotten(regions: Regions) -> None:
+def test_regions_are_lent_once_and_forgotten(regions: RegionTable) -> None:
     """A predictor gets a region before its first use, keeps it, and lets go of it when the client is gone."""
     descriptor = memory()
     forgotten: list[int] = []
-    ours, theirs = lending_channel()
-    lender, borrower = Lender(ours, forgotten.append), Borrower(theirs)
+    ours, theirs = region_channel()
+    lender, receiver = RegionSender(ours, forgotten.append), RegionReceiver(theirs)
     one, other = regions.register(registration(descriptor)), regions.register(registration(descriptor))
     os.close(descriptor)
-    numbers = [lender.lend(region) for region in (one, other, one)]
+    numbers = [lender.send_region(region) for region in (one, other, one)]
     assert numbers == [one.number, other.number, one.number]
     for number in (other.number, one.number):
-        view = borrower.view(number)
+        view = receiver.view(number)
         assert view is not None
-        assert bytes(view[:START]) == SECRET.encode()
-    assert borrower.view(0) is None
-    assert borrower.view(10**6) is None
+        assert bytes(view[:TENSORS_START]) == SECRET.encode()
+    assert receiver.view(0) is None
+    assert receiver.view(10**6) is None
     regions.close(one)
     assert forgotten == [one.number]
-    borrower.forget(one.number)
-    assert borrower.view(one.number) is None
+    receiver.forget(one.number)
+    assert receiver.view(one.number) is None
     theirs.close()
-    assert lender.lend(regions.register(registration(memory()))) == 0  # nobody is there to lend to
+    assert lender.send_region(regions.register(registration(memory()))) == 0  # nobody is there to send_region to
     lender.close()
 
 
-def test_all_regions_can_be_lent_while_the_predictor_is_busy(regions: Regions) -> None:
+def test_all_regions_can_be_lent_while_the_predictor_is_busy(regions: RegionTable) -> None:
     """It takes them in when it gets to it; until then none is refused for want of room."""
-    ours, theirs = lending_channel()
-    lender, borrower = Lender(ours, lambda _: None), Borrower(theirs)
+    ours, theirs = region_channel()
+    lender, receiver = RegionSender(ours, lambda _: None), RegionReceiver(theirs)
     descriptor = memory()
-    numbers = [lender.lend(regions.register(registration(descriptor))) for _ in range(MOST_REGIONS)]
+    numbers = [lender.send_region(regions.register(registration(descriptor))) for _ in range(MAX_REGIONS)]
     os.close(descriptor)
     assert all(numbers)
-    assert all(borrower.view(number) is not None for number in numbers)
+    assert all(receiver.view(number) is not None for number in numbers)
     for number in numbers:
-        borrower.forget(number)
+        receiver.forget(number)
     theirs.close()
     lender.close()

@@ -27,10 +27,10 @@ def logs_as_before() -> Iterator[None]:
         (["--pool", "Bad Name"], "pool: got 'Bad Name'"),
         (["--pool", "pool"], "EDL_REDIS_URL: got ''"),
         (["--weight", "0"], "weight: got 0.0"),
-        (["--hung_after", "nan"], "hung_after: got nan"),
-        (["--hung_after", "0"], "hung_after: got 0.0"),
+        (["--hung-after", "nan"], "hung_after: got nan"),
+        (["--hung-after", "0"], "hung_after: got 0.0"),
         (["--advertise", "host:80"], "advertise: got 'host:80'"),
-        (["--gpu_ids", "all"], "gpu_ids: got 'all'"),
+        (["--gpu-ids", "all"], "gpu_ids: got 'all'"),
     ],
 )
 def test_what_a_restart_can_not_mend_is_said_before_the_model_is_loaded(flags: list[str], message: str) -> None:

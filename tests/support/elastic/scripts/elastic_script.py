@@ -141,19 +141,19 @@ def save_slowly() -> None:
 
 def move_slowly() -> None:
     """Have the state in small pieces, and take a while for each."""
-    from edl_runtime.checkpoint import files
-    from edl_runtime.elastic import groups
-    from edl_runtime.elastic.link import AgentLink
+    from edl_runtime.checkpoint import file_format
+    from edl_runtime.elastic.comm import process_group
+    from edl_runtime.elastic.comm.agent_client import SocketAgentClient
 
-    groups.PIECE = 1 << 13
-    files.AT_ONCE = groups.PIECE // 8
-    moved = AgentLink.moved
+    process_group.CHUNK_BYTES = 1 << 13
+    file_format.CHUNK_BYTES = process_group.CHUNK_BYTES // 8
+    moved = SocketAgentClient.note_progress
 
-    def slow(link: AgentLink) -> None:
+    def slow(link: SocketAgentClient) -> None:
         time.sleep(OPTIONS["piece_s"])
         moved(link)
 
-    AgentLink.moved = slow  # type: ignore[method-assign]
+    SocketAgentClient.note_progress = slow  # type: ignore[method-assign]
 
 
 def slow_down() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import elastic_script
 
-from edl_runtime.elastic.saving import Saver
+from edl_runtime.elastic.training.checkpointing import CheckpointManager
 
 
 def wait_for(gate: Path) -> None:
@@ -25,7 +25,7 @@ def wait_for(gate: Path) -> None:
 
 def hold_up_the_first(out: Path) -> None:
     """Have the first last checkpoint of all wait."""
-    save_now = Saver.save_now
+    save_now = CheckpointManager.save_now
 
     def held_up(*arguments: Any) -> Any:
         with contextlib.suppress(FileExistsError):
@@ -33,7 +33,7 @@ def hold_up_the_first(out: Path) -> None:
             wait_for(out / "gate-write")
         return save_now(*arguments)
 
-    Saver.save_now = held_up  # type: ignore[method-assign]
+    CheckpointManager.save_now = held_up  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes_asyncio.client import ApiClient, Configuration
 
-from edl_runtime.backends.kubernetes import KubernetesBackend, api, logs, names
+from edl_runtime.backends.kubernetes import client, logs, names
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.errors import BackendError
 
 JOB = {
@@ -82,8 +83,8 @@ async def test_a_job_is_deleted_though_its_log_is_lost(
     refuses: dict[str, int], kept: int, cause: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is told. A log that could not be read to its end is not kept as if it were all there was."""
-    monkeypatch.setattr(api, "OUTAGE_S", 0.0)
-    monkeypatch.setattr(logs, "TOLD_WITHIN_S", 0.1)  # this cluster never says that a container has ended
+    monkeypatch.setattr(client, "MAX_OUTAGE_S", 0.0)
+    monkeypatch.setattr(logs, "POD_UPDATE_WITHIN_S", 0.1)  # this cluster never says that a container has ended
     cluster = Cluster(refuses)
     with structlog.testing.capture_logs() as told:
         async with cluster.backend() as backend:

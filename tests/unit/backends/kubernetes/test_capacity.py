@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from edl_runtime.backends.base import Capacity, InstanceStatus, NodeCapacity
-from edl_runtime.backends.kubernetes.capacity import capacity_of, leaving, of_nodes, of_quotas, seen, taken
-from edl_runtime.backends.kubernetes.reserving import requested, reserved
-from edl_runtime.pods import amount
+from edl_runtime.backends.interface import Capacity, InstanceStatus, NodeCapacity
+from edl_runtime.backends.kubernetes.capacity import (
+    combine,
+    leaving_pods,
+    node_capacities,
+    pod_usage,
+    quota_capacity,
+    trim_node,
+)
+from edl_runtime.pods import amount, requested_amount, reserved_resources
 
 GI = 1 << 30
 GPU = "nvidia.com/gpu"
@@ -77,7 +83,7 @@ def test_nodes_have_what_pods_have_not_asked_for() -> None:
         pod(container("2"), uid="deleted", deleted="2026-11-22T09:08:44Z"),
         pod({"resources": {"requests": {"memory": "2Gi", GPU: "1", "rdma/hca": "1"}}}),
     ]
-    assert of_nodes(map(seen, nodes), map(taken, pods), {"leaves"}) == (
+    assert node_capacities(map(trim_node, nodes), map(pod_usage, pods), {"leaves"}) == (
         NodeCapacity(
             name="a",
             total={"cpu": 4, "memory": 8 * GI, "gpu": 2, "pods": 3, "rdma/hca": 4},
@@ -92,9 +98,9 @@ def test_nodes_have_what_pods_have_not_asked_for() -> None:
         ),
         NodeCapacity(name="new", total={}, free={}, labels={}),
     )
-    (a, *_) = of_nodes(nodes, [taken(pod(container("99")))], set())
+    (a, *_) = node_capacities(nodes, [pod_usage(pod(container("99")))], set())
     assert a.free["cpu"] == 0
-    assert of_nodes([], [], set()) == ()
+    assert node_capacities([], [], set()) == ()
 
 
 @pytest.mark.parametrize("how", [{"unschedulable": True}, {"ready": "Unknown"}, {"ready": "False"}])
@@ -107,10 +113,12 @@ def test_a_node_that_takes_no_pods_has_what_is_there(how: dict[str, Any]) -> Non
         pod(container("4"), phase="Succeeded"),
         pod(container("8"), on="b"),
     ]
-    (there,) = of_nodes([seen(node(cpu="64", memory="8Gi", gpus="8", pods="110", **how))], map(taken, pods), {"leaves"})
+    (there,) = node_capacities(
+        [trim_node(node(cpu="64", memory="8Gi", gpus="8", pods="110", **how))], map(pod_usage, pods), {"leaves"}
+    )
     assert there.total == {"cpu": 1.5, "memory": GI, "gpu": 0, "pods": 2}
     assert there.free == dict.fromkeys(there.total, 0)
-    assert of_nodes([node(cpu="64", **how)], [], set())[0].total == {"cpu": 0}
+    assert node_capacities([node(cpu="64", **how)], [], set())[0].total == {"cpu": 0}
 
 
 def test_a_node_says_who_may_be_there() -> None:
@@ -122,7 +130,9 @@ def test_a_node_says_who_may_be_there() -> None:
         {"key": "drained", "value": "now", "effect": "NoExecute", "timeAdded": "2026-11-22T09:08:44Z"},
     ]
     metadata = {"name": "a", "labels": labels}
-    (there,) = of_nodes([seen({**node(cpu="4"), "metadata": metadata, "spec": {"taints": taints}})], [], set())
+    (there,) = node_capacities(
+        [trim_node({**node(cpu="4"), "metadata": metadata, "spec": {"taints": taints}})], [], set()
+    )
     assert there.labels == labels
     assert there.taints == (
         {"key": "node-role.kubernetes.io/control-plane", "value": "", "effect": "NoSchedule"},
@@ -156,9 +166,9 @@ def test_who_is_about_to_leave_counts_as_gone() -> None:
         owner("Deployment", "none", replicas=0),
         deleted,
     ]
-    gone = leaving(pods, owners)
+    gone = leaving_pods(pods, owners)
     assert gone == {"foreign-deleted", "beyond", "suspended", "deleted", "second", "third", "empty", "of-deleted"}
-    assert leaving(pods, []) == {"foreign-deleted", "deleted"}
+    assert leaving_pods(pods, []) == {"foreign-deleted", "deleted"}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +190,7 @@ def test_who_is_about_to_leave_counts_as_gone() -> None:
 )
 def test_a_quota_leaves_what_is_not_used(quotas: list[Any], total: dict[str, float], left: dict[str, float]) -> None:
     """Of what it limits, by either name for what pods ask for, if it is one for pods that run on, as instances do."""
-    assert of_quotas(quotas, [], set()) == (total, left)
+    assert quota_capacity(quotas, [], set()) == (total, left)
 
 
 def test_of_several_quotas_the_tightest_counts() -> None:
@@ -190,7 +200,7 @@ def test_of_several_quotas_the_tightest_counts() -> None:
         quota({"cpu": "2", "limits.memory": "4Gi", f"requests.{GPU}": "8"}, {"cpu": "1", f"requests.{GPU}": "5"}),
         quota({"requests.rdma/hca": "2", "count/pods": "1"}),
     ]
-    assert of_quotas(quotas, [], set()) == (
+    assert quota_capacity(quotas, [], set()) == (
         {"cpu": 2, "memory": 4 * GI, "gpu": 8, "rdma/hca": 2, "pods": 1},
         {"cpu": 1, "memory": 4 * GI, "gpu": 3, "rdma/hca": 2, "pods": 1},
     )
@@ -205,8 +215,8 @@ def test_what_leaves_or_has_no_place_yet_is_given_back_to_a_quota() -> None:
         pod(container("8"), uid="ended", on="", phase="Failed"),
     ]
     used = {"cpu": "2500m", "pods": "3"}
-    assert of_quotas([quota({"cpu": "4", "pods": "3"}, used)], pods, {"leaves"})[1] == {"cpu": 3, "pods": 2}
-    assert of_quotas([quota({"cpu": "1"}, {"cpu": "500m"})], pods, {"leaves"})[1] == {"cpu": 1}
+    assert quota_capacity([quota({"cpu": "4", "pods": "3"}, used)], pods, {"leaves"})[1] == {"cpu": 3, "pods": 2}
+    assert quota_capacity([quota({"cpu": "1"}, {"cpu": "500m"})], pods, {"leaves"})[1] == {"cpu": 1}
 
 
 def placed(node: str, *, leaving: bool = False) -> InstanceStatus:
@@ -215,18 +225,18 @@ def placed(node: str, *, leaving: bool = False) -> InstanceStatus:
 
 def test_where_no_nodes_may_be_seen_the_quota_is_the_only_one() -> None:
     """All that have a place are there then; else a node's name is its own, and nothing is known without either."""
-    by_quota = capacity_of(None, {"cpu": 4}, {"cpu": 1}, "ml")
+    by_quota = combine(None, {"cpu": 4}, {"cpu": 1}, "ml")
     whole = NodeCapacity(name="quota of ml", total={"cpu": 4}, free={"cpu": 1})
     assert by_quota == Capacity(nodes=(whole,), quota_total={"cpu": 4}, quota_left={"cpu": 1}, only_node="quota of ml")
     assert (by_quota.place_of(placed("n1")), by_quota.place_of(placed(""))) == ("quota of ml", "")
 
     nodes = (NodeCapacity(name="n1", total={"cpu": 8}, free={"cpu": 3}),)
-    both = capacity_of(nodes, {"cpu": 4}, {"cpu": 1}, "ml")
+    both = combine(nodes, {"cpu": 4}, {"cpu": 1}, "ml")
     assert both == Capacity(nodes=nodes, quota_total={"cpu": 4}, quota_left={"cpu": 1})
     assert (both.place_of(placed("n1")), both.place_of(placed(""))) == ("n1", "")
     assert [each.place_of(placed("n1", leaving=True)) for each in (by_quota, both)] == ["", ""]
-    assert capacity_of((), {}, {}, "ml") == Capacity(nodes=())
-    assert capacity_of(None, {}, {}, "ml") is None
+    assert combine((), {}, {}, "ml") == Capacity(nodes=())
+    assert combine(None, {}, {}, "ml") is None
 
 
 SIDECAR = {"restartPolicy": "Always"}
@@ -250,18 +260,22 @@ def test_a_pod_reserves_the_most_that_it_needs_at_once(
 ) -> None:
     """Init containers run one after the other, but those that stay count beside all that follow."""
     more = {"initContainers": init, "overhead": {"cpu": overhead} if overhead else None}
-    assert requested(pod(*containers, **more), "cpu") == reserved
+    assert requested_amount(pod(*containers, **more), "cpu") == reserved
 
 
 def test_what_a_pod_leaves_out_is_nothing() -> None:
     """Missing or null."""
     for resources in ({}, None, {"requests": None}, {"limits": {"memory": "1"}}):
-        assert requested({"spec": {"containers": [{"resources": resources}], "initContainers": None}}, "cpu") == 0
+        assert (
+            requested_amount({"spec": {"containers": [{"resources": resources}], "initContainers": None}}, "cpu") == 0
+        )
 
 
 def test_a_pod_takes_what_it_asks_for_and_a_place() -> None:
     """Of each resource by the name that a spec has for it. Where only a limit is said, that is what it asks for."""
     of_both = {"resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "1Gi", GPU: "2"}}}
-    taken = pod(of_both, {"resources": {"requests": {"rdma/hca": "1", "ephemeral-storage": "0"}}}, overhead={"cpu": 1})
-    assert reserved(taken) == {"cpu": 2, "memory": GI, "gpu": 2, "rdma/hca": 1, "pods": 1}
-    assert reserved({"spec": {"containers": [container()]}}) == reserved({}) == {"pods": 1}
+    pod_usage = pod(
+        of_both, {"resources": {"requests": {"rdma/hca": "1", "ephemeral-storage": "0"}}}, overhead={"cpu": 1}
+    )
+    assert reserved_resources(pod_usage) == {"cpu": 2, "memory": GI, "gpu": 2, "rdma/hca": 1, "pods": 1}
+    assert reserved_resources({"spec": {"containers": [container()]}}) == reserved_resources({}) == {"pods": 1}

@@ -12,12 +12,19 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes_asyncio.client import ApiClient, Configuration
 
+from edl_runtime.backends.errors import ClusterError
 from edl_runtime.backends.kubernetes import logs
-from edl_runtime.backends.kubernetes.api import Api, lines_of
-from edl_runtime.backends.kubernetes.logs import LogLine, Part, Source, _Pods, has_written
-from edl_runtime.backends.kubernetes.stamps import Told, moment_of
-from edl_runtime.backends.kubernetes.status import container_of
-from edl_runtime.errors import ClusterError
+from edl_runtime.backends.kubernetes.client import KubernetesClient, read_lines
+from edl_runtime.backends.kubernetes.logs import (
+    LogChunk,
+    LogLine,
+    LogOffset,
+    LogSource,
+    _PodStates,
+    has_log,
+    parse_timestamp,
+)
+from edl_runtime.backends.kubernetes.pod_status import container_status
 
 AT = "2026-11-22T09:08:4"
 
@@ -41,13 +48,13 @@ class Kubelet:
         return response
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Api]:
+    async def opened(self) -> AsyncIterator[KubernetesClient]:
         app = web.Application()
         app.router.add_get("/api/v1/namespaces/ns/pods/{pod}/log", self.log)
         async with TestServer(app) as server:
             configuration = Configuration(host=str(server.make_url("")).rstrip("/"))
             async with ApiClient(configuration) as client:
-                yield Api(client, "ns")
+                yield KubernetesClient(client, "ns")
 
 
 @pytest.fixture
@@ -60,13 +67,13 @@ def started(restarts: int = 0, name: str = "p") -> dict[str, Any]:
     return {"metadata": {"name": name}, "status": {"containerStatuses": [container]}}
 
 
-async def parts(kubelet: Kubelet, **given: Any) -> list[Part]:
+async def parts(kubelet: Kubelet, **given: Any) -> list[LogChunk]:
     async with kubelet.opened() as api:
-        return [part async for part in logs._parts(api, "p", **given)]
+        return [part async for part in logs._read_chunks(api, "p", **given)]
 
 
 def ns(text: str) -> int:
-    found = moment_of(text)
+    found = parse_timestamp(text)
     assert found is not None
     return found
 
@@ -104,8 +111,8 @@ async def test_what_a_node_says_of_a_log_that_is_gone_is_no_line_of_it(kubelet: 
 async def test_reading_goes_on_after_a_moment(kubelet: Kubelet) -> None:
     """The server knows whole seconds only, so what was read of that second is left out."""
     kubelet.blocks["p", False] = [f"{AT}1.100Z one\n{AT}1.200Z two\n{AT}1.300Z three\n".encode()]
-    (rest,) = await parts(kubelet, after=Told(ns(f"{AT}1.200Z"), 1), follow=True)
-    assert (rest.text, rest.told) == ("three", Told(ns(f"{AT}1.300Z"), 1))
+    (rest,) = await parts(kubelet, after=LogOffset(ns(f"{AT}1.200Z"), 1), follow=True)
+    assert (rest.text, rest.told) == ("three", LogOffset(ns(f"{AT}1.300Z"), 1))
     (asked,) = kubelet.asked
     assert asked == {"container": "instance", "timestamps": "true", "follow": "true", "sinceTime": f"{AT}1Z"}
 
@@ -134,7 +141,7 @@ async def test_lines_are_cut_at_their_ends(text: bytes, longest: int, cut: list[
                 for block in blocks:
                     yield block
 
-    found = lines_of(Response, longest)  # type: ignore[arg-type]
+    found = read_lines(Response, longest)  # type: ignore[arg-type]
     assert [line + b"\n" * ends async for line, ends in found] == cut
 
 
@@ -148,14 +155,14 @@ async def test_what_was_written_before_a_restart_comes_first(kubelet: Kubelet) -
     waits = {"metadata": {"name": "w"}, "status": {}}
     pods = [(0, started(restarts=1)), (1, waits), (2, started(restarts=1, name="q"))]
     async with kubelet.opened() as api:
-        assert [line async for line in logs.read(api, pods, None)] == [
+        assert [line async for line in logs.read_logs(api, pods, None)] == [
             LogLine(0, "one"),
             LogLine(0, "two"),
             LogLine(0, "three"),
             LogLine(2, "other"),
         ]
-        assert [line.text async for line in logs.read(api, pods[:1], 2)] == ["two", "three"]
-        assert [line async for line in logs.read(api, pods, 0)] == []
+        assert [line.text async for line in logs.read_logs(api, pods[:1], 2)] == ["two", "three"]
+        assert [line async for line in logs.read_logs(api, pods, 0)] == []
 
 
 @pytest.mark.parametrize(
@@ -170,15 +177,15 @@ async def test_what_was_written_before_a_restart_comes_first(kubelet: Kubelet) -
 )
 def test_a_container_that_was_started_has_a_log(container: dict[str, Any], *, written: bool) -> None:
     """One that waits for its image has none."""
-    assert has_written(container) is written
+    assert has_log(container) is written
 
 
 @pytest.mark.parametrize("status", [{}, {"containerStatuses": None}, {"containerStatuses": [{"name": "audit"}]}])
 def test_the_container_is_that_of_the_instance(status: dict[str, Any]) -> None:
     """Others of the pod are none of the job's, and it may have none yet."""
-    assert container_of({"status": status}) == container_of({}) == {}
+    assert container_status({"status": status}) == container_status({}) == {}
     ours = {"name": "instance"}
-    assert container_of({"status": {"containerStatuses": [{"name": "audit"}, ours]}}) is ours
+    assert container_status({"status": {"containerStatuses": [{"name": "audit"}, ours]}}) is ours
 
 
 class Broken(Kubelet):
@@ -191,7 +198,7 @@ class Broken(Kubelet):
         super().__init__()
         self.entries = entries
         self.breaks = breaks
-        self.pods = _Pods()
+        self.pods = _PodStates()
 
     async def log(self, request: web.Request) -> web.StreamResponse:
         query = dict(request.query)
@@ -229,7 +236,7 @@ async def told(kubelet: Broken, last: int | None = None) -> list[str]:
     lines: asyncio.Queue[LogLine | None] = asyncio.Queue()
     await kubelet.pods.renew(pod("running"))
     async with kubelet.opened() as api:
-        await logs._read_all(api, Source(0, "p", lambda: None), kubelet.pods, lines, last)
+        await logs._follow_pod(api, LogSource(0, "p", lambda: None), kubelet.pods, lines, last)
     lines.put_nowait(None)
     return [line.text for line in iter(lines.get_nowait, None) if line]
 
@@ -259,7 +266,7 @@ async def test_each_line_is_told_once_wherever_a_log_breaks_off(
     size: int, hours: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that is too long, whose second part is told or not; and whatever the node's offset is."""
-    monkeypatch.setattr(logs, "AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(logs, "RECONNECT_DELAY_S", 0.0)
     entries = with_offset(LONG, hours)
     kubelet = Broken(entries, [size, size + 30, size + 30000, size + 45])
     text = b"".join(text for _, text in entries).decode()
@@ -276,7 +283,7 @@ async def test_what_comes_after_the_last_lines_is_not_lost(
     last: int, expected: list[str], monkeypatch: pytest.MonkeyPatch, *, written: bool
 ) -> None:
     """A log that has told nothing new and breaks off goes on behind the last lines that there were."""
-    monkeypatch.setattr(logs, "AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(logs, "RECONNECT_DELAY_S", 0.0)
     at = "2026-11-22T09:08:4"
     before = [(f"{at}1.1Z", b"one\n"), (f"{at}1.2Z", b"two\n")] if written else []
 
@@ -297,9 +304,9 @@ async def test_a_log_that_ends_before_its_container_is_read_on(
 ) -> None:
     """Each line comes once, and nobody is told half a line."""
     again = asyncio.Event()
-    monkeypatch.setattr(logs, "SILENT_S", 0.1 if silent else 60.0)
-    monkeypatch.setattr(logs, "TOLD_WITHIN_S", 0.01)
-    monkeypatch.setattr(logs, "AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(logs, "LOG_SILENCE_S", 0.1 if silent else 60.0)
+    monkeypatch.setattr(logs, "POD_UPDATE_WITHIN_S", 0.01)
+    monkeypatch.setattr(logs, "RECONNECT_DELAY_S", 0.0)
     at = "2026-11-22T09:08:4"
 
     class Restarting(Broken):
@@ -332,7 +339,7 @@ async def test_a_log_that_may_not_be_read_is_an_error() -> None:
     refusing = Refusing([], [])
     async with refusing.opened() as api:
         with refused:
-            await anext(logs.read(api, [(0, started())], None))
+            await anext(logs.read_logs(api, [(0, started())], None))
     with refused:
         await told(refusing)
 
@@ -389,13 +396,13 @@ async def test_the_last_words_are_told(
     breaks: bool,
 ) -> None:
     """A log has broken off, or ended, within a line: it is told whole if more of it comes, else as far as it came."""
-    monkeypatch.setattr(logs, "AGAIN_AFTER_S", 0.0)
-    monkeypatch.setattr(logs, "TOLD_WITHIN_S", 0.01)
+    monkeypatch.setattr(logs, "RECONNECT_DELAY_S", 0.0)
+    monkeypatch.setattr(logs, "POD_UPDATE_WITHIN_S", 0.01)
     kubelet = Leaving(entries, next_, breaks=breaks)
     lines: asyncio.Queue[LogLine | None] = asyncio.Queue()
     await kubelet.pods.renew(pod("running"))
     async with kubelet.opened() as api:
-        reading = asyncio.create_task(logs._read_all(api, Source(0, "p", lambda: None), kubelet.pods, lines, None))
+        reading = asyncio.create_task(logs._follow_pod(api, LogSource(0, "p", lambda: None), kubelet.pods, lines, None))
         assert await lines.get() == LogLine(0, "one")
         kubelet.heard.set()
         await reading
@@ -405,7 +412,7 @@ async def test_the_last_words_are_told(
 @pytest.mark.parametrize("last", [None, 2])
 async def test_a_line_with_an_earlier_stamp_is_told_once(last: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runtimes stamp what comes by stdout and by stderr apart, so what is written first may be stamped last."""
-    monkeypatch.setattr(logs, "AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(logs, "RECONNECT_DELAY_S", 0.0)
     entries = [(f"{AT}1.1Z", b"one\n"), (f"{AT}1.4Z", b"late\n"), (f"{AT}1.3Z", b"early\n")]
     size = sum(len(f"{at} ".encode() + text) for at, text in entries)
     assert (await told(Broken(entries, [size]), last))[-2:] == ["late", "early"]

@@ -35,7 +35,7 @@ def job(pod: Pod | None = None, **given: Any) -> JobSpec:
 
 
 def owner(spec: JobSpec, defaults: Pod | None = None) -> dict[str, Any]:
-    return manifests.owner_of_all(spec, token="me/1", created_at=1.5, defaults=defaults or Pod(image="runtime:1"))
+    return manifests.job_manifest(spec, token="me/1", created_at=1.5, defaults=defaults or Pod(image="runtime:1"))
 
 
 def pod_spec(spec: JobSpec, defaults: Pod | None = None) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_a_pool_is_a_deployment() -> None:
                         {
                             "name": "instance",
                             "image": "teach:2",
-                            "command": ["python", "-P", "-m", "edl_runtime.backends.kubernetes.init"],
+                            "command": ["python", "-P", "-m", "edl_runtime.backends.kubernetes.pod_init"],
                             "args": ["edl", "teacher"],
                             "workingDir": "/edl",
                             "env": [
@@ -194,7 +194,7 @@ def test_only_elastic_trainers_go_on_without_those_that_were_given_up(most: list
     """A job of others that has lost one for good has failed, and its Job ends the rest."""
     made = owner(job(elastic=elastic))
     assert made["spec"]["maxFailedIndexes"] == most[0]
-    found = [manifests.most_given_up(count, Bounds(min=1, max=4), elastic=elastic) for count in (3, 4, 1)]
+    found = [manifests.max_failed_indexes(count, Bounds(min=1, max=4), elastic=elastic) for count in (3, 4, 1)]
     assert found == most
 
 
@@ -513,13 +513,13 @@ def test_a_pool_is_protected_and_its_secrets_are_a_secret() -> None:
     """Nodes are drained one instance at a time; secrets stand nowhere else."""
     spec = job(kind="pool")
     labels = {**OURS, "edl-airflow/kind": "pool"}
-    assert manifests.disruption_budget(spec) == {
+    assert manifests.disruption_budget_manifest(spec) == {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {"name": "job", "labels": labels},
         "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"edl-airflow/job": "job"}}},
     }
-    assert manifests.secret(spec, {"EDL_REDIS_URL": "redis://$x"}) == {
+    assert manifests.secret_manifest(spec, {"EDL_REDIS_URL": "redis://$x"}) == {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": "job-env", "labels": labels},

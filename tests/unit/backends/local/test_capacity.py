@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edl_runtime.backends.base import InstancePhase, InstanceStatus, JobStatus, NodeCapacity, Scaling
-from edl_runtime.backends.local.capacity import HERE, capacity_beside, count_gpus, scaling_of
-from edl_runtime.backends.local.environment import base_environment
+from edl_runtime.backends.interface import InstancePhase, InstanceStatus, JobStatus, NodeCapacity, Scaling
+from edl_runtime.backends.local.capacity import NODE_NAME, count_gpus, free_capacity, scaling_of
+from edl_runtime.backends.local.rpc import inherited_environment
 from edl_runtime.pods import Pod
 from edl_runtime.specs import Bounds, JobSpec
 
@@ -23,7 +23,7 @@ def test_only_what_programs_need_passes_to_instances() -> None:
         "OMP_NUM_THREADS": "1",
     }
     secret = {"AIRFLOW__CORE__FERNET_KEY": "x", "_AIRFLOW_X": "x", "EDL_REDIS_URL": "x", "AWS_SECRET_ACCESS_KEY": "x"}
-    assert base_environment(harmless | secret) == harmless
+    assert inherited_environment(harmless | secret) == harmless
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_without_the_variable_the_driver_is_asked(tmp_path: Path) -> None:
 def running(resources: dict[str, float], wanted: int, phases: tuple[InstancePhase, ...]) -> JobStatus:
     """Return the status of a job whose instances beyond those that are wanted are leaving."""
     instances = tuple(
-        InstanceStatus(index=index, phase=phase, started_at=1.0, node=HERE, leaving=index >= wanted)
+        InstanceStatus(index=index, phase=phase, started_at=1.0, node=NODE_NAME, leaving=index >= wanted)
         for index, phase in enumerate(phases)
     )
     scaling = Scaling(bounds=Bounds(1, 9), resources=resources)
@@ -61,10 +61,10 @@ def test_what_is_free_is_beside_instances_that_stay() -> None:
         running({"cpu": 1.0, "memory": 60.0}, 2, ("running", "failed")),
         running({"gpu": 1.0}, 0, ("running",)),
     ]
-    assert capacity_beside(jobs, total).nodes == (
-        NodeCapacity(name=HERE, total=total, free={"cpu": 6.0, "memory": 40.0, "gpu": 2.0}),
+    assert free_capacity(jobs, total).nodes == (
+        NodeCapacity(name=NODE_NAME, total=total, free={"cpu": 6.0, "memory": 40.0, "gpu": 2.0}),
     )
-    assert capacity_beside([running({"cpu": 9.0}, 1, ("running",))], total).nodes[0].free["cpu"] == 0
+    assert free_capacity([running({"cpu": 9.0}, 1, ("running",))], total).nodes[0].free["cpu"] == 0
 
 
 @pytest.mark.parametrize(

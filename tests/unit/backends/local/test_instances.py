@@ -8,11 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from edl_runtime.backends.local.disks import NO_SPACE
-from edl_runtime.backends.local.folders import JobFolder
-from edl_runtime.backends.local.instances import Instances
-from edl_runtime.backends.local.processes import Processes
-from edl_runtime.backends.local.slots import Trouble
+from edl_runtime.backends.local.instances import FailureDetail, InstanceLauncher, ProcessTable
+from edl_runtime.backends.local.job_folders import NO_SPACE, JobFolder
 from edl_runtime.specs import Bounds, JobSpec
 
 WHY = "ModuleNotFoundError: No module named 'nets'"
@@ -37,7 +34,7 @@ def test_a_failure_for_want_of_space_names_the_folder(
     run = tmp_path / "run"
     run.mkdir()
     (run / "3.log").write_text(f"at step 7\n{line}\n")
-    instances = Instances(
+    instances = InstanceLauncher(
         JobSpec(
             name="student",
             kind="trainer",
@@ -49,11 +46,11 @@ def test_a_failure_for_want_of_space_names_the_folder(
         ),
         folder=JobFolder(tmp_path / "jobs" / "student"),
         run_folder=run,
-        processes=Processes(lock=-1),  # none is started
+        processes=ProcessTable(lock=-1),  # none is started
         environ={},
         secrets={},
     )
-    assert instances.trouble(3, "exited with code 1") == Trouble(
+    assert instances.failure(3, "exited with code 1") == FailureDetail(
         f"instance 3 exited with code 1{where.format(tmp_path)}", ("at step 7", line)
     )
 
@@ -75,8 +72,8 @@ def test_an_agent_s_own_words_are_the_reason(tmp_path: Path, log: str, *, elasti
     """`edl jobs` and the last line of `edl run` have it from there, also where Redis is gone with the job."""
     (tmp_path / "1.log").write_text(f"{log}\n")
     spec = JobSpec(name="job", kind="trainer", command=("a",), bounds=Bounds(1, 2), instances=2, elastic=elastic)
-    instances = Instances(
-        spec, folder=JobFolder(tmp_path), run_folder=tmp_path, processes=Processes(lock=0), environ={}, secrets={}
+    instances = InstanceLauncher(
+        spec, folder=JobFolder(tmp_path), run_folder=tmp_path, processes=ProcessTable(lock=0), environ={}, secrets={}
     )
-    found = instances.trouble(1, "exited with 1")
+    found = instances.failure(1, "exited with 1")
     assert (found.reason, found.last_lines) == (reason, tuple(log.splitlines()))

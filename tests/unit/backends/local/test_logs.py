@@ -35,7 +35,7 @@ def test_a_tail_of_nothing_is_empty(tmp_path: Path) -> None:
 async def test_a_line_without_end_is_read_in_parts(tmp_path: Path) -> None:
     """A program that writes no newlines can't fill the reader's memory."""
     (tmp_path / "0.log").write_bytes(b"x" * 3 * logs.LONGEST_LINE + b"\nnext\r\n")
-    texts = [line.text async for line in logs.read_run(tmp_path, ended=lambda: True)]
+    texts = [line.text async for line in logs.follow_run(tmp_path, ended=lambda: True)]
     assert [len(text) for text in texts[:3]] == [logs.LONGEST_LINE] * 3
     assert "".join(texts[:-1]) == "x" * 3 * logs.LONGEST_LINE
     assert texts[-1] == "next"

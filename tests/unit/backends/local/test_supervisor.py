@@ -8,9 +8,8 @@ from unittest.mock import create_autospec
 import msgspec
 import pytest
 
-from edl_runtime.backends.local.job import Job
-from edl_runtime.backends.local.messages import Delete, Request
-from edl_runtime.backends.local.supervisor import _serve
+from edl_runtime.backends.local.rpc import DeleteRequest, Request
+from edl_runtime.backends.local.supervisor import SupervisedJob, _serve
 
 
 def asking(content: bytes) -> asyncio.StreamReader:
@@ -23,7 +22,7 @@ def asking(content: bytes) -> asyncio.StreamReader:
 @pytest.mark.parametrize("nonsense", [b"", b"{", b"null", b'{"type":"\xff"}', b'{"type":"delete","x":' + b"[" * 5000])
 async def test_who_asks_nonsense_gets_no_answer(nonsense: bytes) -> None:
     """The connection is closed, and nothing is done."""
-    job = create_autospec(Job, instance=True)
+    job = create_autospec(SupervisedJob, instance=True)
     writer = create_autospec(asyncio.StreamWriter, instance=True)
     await _serve(job, asking(nonsense), writer)
     job.answer.assert_not_called()
@@ -33,9 +32,9 @@ async def test_who_asks_nonsense_gets_no_answer(nonsense: bytes) -> None:
 
 async def test_a_failure_of_the_job_closes_the_connection() -> None:
     """Nobody waits for an answer that does not come."""
-    job = create_autospec(Job, instance=True)
+    job = create_autospec(SupervisedJob, instance=True)
     job.answer.side_effect = OSError("disk full")
-    request: Request = Delete(token="t")
+    request: Request = DeleteRequest(token="t")
     writer = create_autospec(asyncio.StreamWriter, instance=True)
     with pytest.raises(OSError, match="disk full"):
         await _serve(job, asking(msgspec.json.encode(request)), writer)

@@ -1,1 +1,0 @@
-"""A whole Airflow on one machine, for the demo and for tests."""

@@ -1,0 +1,181 @@
+"""Decides what a task does next, and how it has ended. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from edl_airflow.runtime.spec import TaskOutcome, TaskSpec, TrainingStatus
+from edl_runtime.backends.interface import JobStatus, token_owner
+
+FINISHED_REASON = "it has trained all that it was to train"
+REMOVED_REASON = "somebody has stopped it while it was running, as with `edl stop`; clear the task to start it again"
+
+
+class TaskState(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is now. `teachers` is None while Redis is away, a job None while the backend knows none.
+
+    `started`: the trainer job has been seen or started, so its absence means that somebody removed it. `asked_at`: when
+    the job was first asked to end, or that was tried at least; None before.
+    """
+
+    pool: JobStatus | None = None
+    trainer: JobStatus | None = None
+    teachers: tuple[str, ...] | None = ()
+    started: bool = False
+    asked_at: float | None = None
+
+
+Decision = TaskOutcome | Literal["wait", "start_trainer", "stop_trainer"]
+
+
+def decide(spec: TaskSpec, view: TaskState, now: float) -> Decision:
+    """Return what to do next, or how the work has ended.
+
+    `stop_trainer` is to ask the job to end with a checkpoint; it comes until the job has, or its grace is over.
+    """
+    for job in (view.pool if spec.pool_job else None, view.trainer):
+        if job and job.token != spec.token and token_owner(job.token) == token_owner(spec.token):
+            return TaskOutcome(ended="taken_over", name=job.name)
+    decision = _follow(spec, view, now) if view.trainer or view.started else _start(spec, view, now)
+    if not isinstance(decision, TaskOutcome) and spec.deadline is not None and now >= spec.deadline:
+        return TaskOutcome(ended="timed_out", name=spec.name)
+    return decision
+
+
+def failed_outcome(job: JobStatus) -> TaskOutcome:
+    """Return how the work ends when this job or pool has failed, or can't have the instances that it needs."""
+    return TaskOutcome(
+        ended="failed",
+        name=job.name,
+        reason=job.reason or "for no reason that the backend knows",
+        last_lines=job.last_lines,
+        permanent=job.failed_permanently,
+        transient=job.is_disrupted,
+    )
+
+
+def result_warnings(spec: TaskSpec, outcome: TaskOutcome) -> list[str]:
+    """Return what is odd about a training that has succeeded, each as a line for the task's log.
+
+    Empty for a pool, and for what can't be known because Redis was away at the end. A script that never calls our
+    library is fine where one instance runs it.
+    """
+    if not spec.trainer_job or outcome.ended != "succeeded":
+        return []
+    found = []
+    if not outcome.result and not outcome.landed:
+        found.append(
+            f"{spec.name!r} has succeeded and left nothing, so that this task returns no checkpoint and no metrics: "
+            "its script leaves them by `edl_runtime.result.write_result`"
+        )
+    count = outcome.training.instances if outcome.training else 0
+    if spec.trainer_job.elastic and count > 1 and not outcome.progress:
+        found.append(
+            f"{spec.name!r} has succeeded without a step of elastic training: unless nothing was left to train, or its "
+            "instances share the work by other means, its script never calls `elastic.init` and `run.step`, and each "
+            f"of the {count} instances has run all of it, side by side"
+        )
+    return found
+
+
+def outcome_from_registry(name: str, training: TrainingStatus | None, since: float) -> TaskOutcome | None:
+    """Return how a job has ended that the backend does not know any more, by what its agents left in Redis.
+
+    None if they left nothing, or before `since` (Unix seconds): that was an earlier job of this name.
+    """
+    if not training or not training.ended or training.heard_at < since:
+        return None
+    if training.ended == "failed":
+        return TaskOutcome(ended="failed", name=name, reason=training.reason)
+    return TaskOutcome(ended="gone", name=name, reason=FINISHED_REASON)
+
+
+def is_unreachable(pool: JobStatus, at_least: int) -> bool:
+    """Whether `at_least` teachers can't come any more, since instances were given up."""
+    return pool.attainable < min(at_least, pool.wanted)
+
+
+def missing_teachers(spec: TaskSpec, view: TaskState) -> str:
+    """Say what the wait for teachers is waiting for."""
+    if view.teachers is None:
+        return "Redis does not answer"
+    if view.pool and view.pool.is_suspended:
+        return "the pool is suspended"
+    return f"{len(view.teachers)} of the {spec.at_least} wanted are registered"
+
+
+def _start(spec: TaskSpec, view: TaskState, now: float) -> Decision:
+    if spec.ends_at is not None and now >= spec.ends_at:
+        if spec.began_at >= spec.ends_at:
+            return TaskOutcome(
+                ended="too_late", name=spec.name, reason="the time to train was over before the run began"
+            )
+        return TaskOutcome(ended="stopped", name=spec.name, reason="the time to train was over before it could begin")
+    return _gather(spec, view, now) if spec.pool else "start_trainer"
+
+
+def _gather(spec: TaskSpec, view: TaskState, now: float) -> Decision:
+    pool, teachers = view.pool, view.teachers or ()
+    if spec.pool_job and not (pool and pool.token == spec.token):
+        return _removed(spec.pool)
+    if pool and pool.phase == "failed":
+        return failed_outcome(pool)
+    if len(teachers) >= spec.at_least:
+        return "start_trainer" if spec.trainer_job else TaskOutcome(ended="ready", name=spec.pool, teachers=teachers)
+    if pool and is_unreachable(pool, spec.at_least):
+        return failed_outcome(pool)
+    if not (pool and pool.is_suspended) and now >= _deadline(spec, pool):
+        return TaskOutcome(ended="no_teacher", name=spec.pool, reason=missing_teachers(spec, view))
+    return "wait"
+
+
+def _deadline(spec: TaskSpec, pool: JobStatus | None) -> float:
+    """Return until when teachers are waited for; those of a pool that was resized since have that long from then on."""
+    resized_at = pool.scaling.resized_at if pool and pool.scaling else None
+    return max(spec.pool_deadline, resized_at + spec.wait_timeout_s) if resized_at else spec.pool_deadline
+
+
+def _follow(spec: TaskSpec, view: TaskState, now: float) -> Decision:
+    job = view.trainer
+    if not job or job.token != spec.token:
+        return _removed(spec.name)
+    if job.phase == "failed":
+        return _with_pool_reason(failed_outcome(job), spec, view.pool)
+    if job.phase == "succeeded":
+        return TaskOutcome(ended="succeeded", name=job.name, result=job.result)
+    if spec.ends_at is None or now < spec.ends_at:
+        return "wait"
+    return _end(spec, job, view.asked_at, now)
+
+
+def _end(spec: TaskSpec, job: JobStatus, asked_at: float | None, now: float) -> Decision:
+    """Return what to do with a job whose time to train is over. One that is suspended has left its checkpoint."""
+    reason = f"it did not end by itself within {spec.stop_grace_s:.0f} s of being asked to"
+    if job.is_suspended and not job.instances:
+        reason = "it was suspended when its time to train was over"
+    elif asked_at is None or now < asked_at + spec.stop_grace_s:
+        return "stop_trainer"
+    return TaskOutcome(ended="stopped", name=job.name, result=job.result, reason=reason)
+
+
+def _with_pool_reason(outcome: TaskOutcome, spec: TaskSpec, pool: JobStatus | None) -> TaskOutcome:
+    """Add what is wrong with the pool: a student that finds no teacher does not know why."""
+    if spec.pool_job and not pool:
+        reason = f"{outcome.reason}; its pool {spec.pool!r}: {REMOVED_REASON}"
+        return msgspec.structs.replace(outcome, reason=reason, permanent=True)
+    if not pool or not pool.reason:
+        return outcome
+    said = (f"the last lines of pool {pool.name!r}:", *pool.last_lines) if pool.last_lines else ()
+    return msgspec.structs.replace(
+        outcome,
+        reason=f"{outcome.reason}; its pool {pool.name!r}: {pool.reason}",
+        last_lines=(*outcome.last_lines, *said),
+        permanent=outcome.permanent or (pool.phase == "failed" and failed_outcome(pool).permanent),
+    )
+
+
+def _removed(name: str) -> TaskOutcome:
+    """Return how the work ends when a person has ended it: a retry would start again what that person has stopped."""
+    return TaskOutcome(ended="failed", name=name, reason=REMOVED_REASON, permanent=True)

@@ -1,0 +1,320 @@
+"""Writes a job's own lines and its progress to the task's log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Protocol, Self
+
+import msgspec
+
+from edl_airflow.runtime.decisions import TaskState, missing_teachers
+from edl_airflow.runtime.spec import TaskSpec, TrainingStatus
+from edl_runtime.backends.interface import Backend, JobStatus, LogLine
+from edl_runtime.errors import BackendError
+from edl_runtime.progress import Progress, is_progress_line, progress_of_run
+from edl_runtime.store.errors import RegistryUnavailableError
+
+MAX_LINES = 40
+"""So many of the lines that came since the last time are shown, the newest."""
+
+MAX_LINE_CHARS = 2000
+"""Letters of a line; the rest of a longer one is left out."""
+
+FINAL_LINES_WAIT_S = 3.0
+"""Seconds that the log of a job that has ended is read for its last lines."""
+
+
+class LogPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """How much has been shown of the run of the job that was created at this time.
+
+    Of each instance: how many lines, and how many of the times that the cluster has ended it (`disruptions`).
+    """
+
+    created_at: float
+    lines: dict[int, int] = {}
+    disruptions: dict[int, int] = {}
+
+
+class LogPositionStore(Protocol):
+    """Where the backend is, and where a position can be kept, so that another process goes on there."""
+
+    @property
+    def backend(self) -> Backend: ...
+
+    async def training(self, job: str) -> TrainingStatus | None:
+        """Raises RegistryUnavailableError."""
+        ...
+
+    async def log_position(self, job: str) -> LogPosition | None:
+        """Raises RegistryUnavailableError."""
+        ...
+
+    async def save_log_position(self, job: str, position: LogPosition) -> None:
+        """Raises RegistryUnavailableError."""
+        ...
+
+
+class JobLogRelay:
+    """Collects a job's lines as they come, and says them in bunches, at most one every `every_s`.
+
+    A line stands behind its instance, and the rank that this has when it is said: "[2 rank 1] epoch 3". What a student
+    logs of its own progress is left out: the task's log has that from Redis. What was shown is kept after each bunch: a
+    triggerer that is killed between the two shows one bunch again, and so does one that finds Redis away.
+    """
+
+    def __init__(self, job: JobStatus, logs: LogPositionStore, log: Callable[[str], None], every_s: float) -> None:
+        self._job = job
+        self._logs = logs
+        self._log_line = log
+        self._every_s = every_s
+        self._next_at = 0.0
+        self._new: deque[LogLine] = deque(maxlen=MAX_LINES)
+        self._arrived = 0
+        self._read: Counter[int] = Counter()
+        self._shown: LogPosition | None = None
+        self._collecting = asyncio.create_task(self._collect())
+
+    async def log_disruptions(self, job: JobStatus) -> None:
+        """Say how often the cluster has ended an instance, each time once. Never raises because Redis is away.
+
+        One that has left by a resize is forgotten: an instance that comes back under its number begins anew.
+        """
+        before = (await self._position()).disruptions
+        for line in new_disruptions(job, before):
+            self._log_line(line)
+        now = {instance.index: instance.disruptions for instance in job.instances if instance.disruptions}
+        if now != before:
+            await self._keep(disruptions=now)
+
+    async def flush_when_due(self) -> None:
+        """Say what is new, if it is time to. Never raises because Redis is away."""
+        if self._arrived and time.monotonic() >= self._next_at:
+            await self._flush()
+
+    async def finish(self, *, is_over: bool) -> None:
+        """Say what has not been said yet; `is_over`: the job has ended, so that its last lines are there."""
+        await asyncio.wait([self._collecting], timeout=FINAL_LINES_WAIT_S if is_over else 0)
+        if self._arrived:
+            await self._flush()
+
+    async def close(self) -> None:
+        """Stop reading."""
+        self._collecting.cancel()
+        await asyncio.gather(self._collecting, return_exceptions=True)
+
+    async def _collect(self) -> None:
+        try:
+            shown = (await self._position()).lines
+            async for line in self._logs.backend.logs(self._job.name, follow=True):
+                self._read[line.instance] += 1
+                is_new = self._read[line.instance] > shown.get(line.instance, 0)
+                if is_new and not is_progress_line(line.text, self._job.name):
+                    self._new.append(line)
+                    self._arrived += 1
+        except BackendError:  # whoever follows the job meets that himself
+            return
+        except Exception as error:  # noqa: BLE001 -- the training goes on, whatever hides what it writes
+            self._log_line(f"The log of {self._job.name!r} can't be shown any more: {error}")
+
+    async def _position(self) -> LogPosition:
+        """Return what has been shown by now, by whomever."""
+        if not self._shown:
+            position = None
+            with suppress(RegistryUnavailableError):
+                position = await self._logs.log_position(self._job.name)
+            known = position if position and position.created_at == self._job.created_at else None
+            self._shown = self._shown or known or LogPosition(created_at=self._job.created_at)
+        return self._shown
+
+    async def _keep(self, **changes: dict[int, int]) -> None:
+        """Keep what has been shown, for whoever goes on."""
+        self._shown = msgspec.structs.replace(await self._position(), **changes)
+        with suppress(RegistryUnavailableError):
+            await self._logs.save_log_position(self._job.name, self._shown)
+
+    async def _ranks(self) -> dict[int, int]:
+        try:
+            training = await self._logs.training(self._job.name)
+        except RegistryUnavailableError:
+            return {}
+        return {instance: rank for rank, instance in enumerate(training.members)} if training else {}
+
+    async def _flush(self) -> None:
+        lines, left_out = list(self._new), self._arrived - len(self._new)
+        shown = dict(self._read)
+        self._new.clear()
+        self._arrived = 0
+        self._next_at = time.monotonic() + self._every_s
+        ranks = await self._ranks()
+        if left_out:
+            self._log_line(f"({left_out:,} lines left out; `edl logs {self._job.name}` has them all)")
+        for line in lines:
+            rank = f" rank {ranks[line.instance]}" if line.instance in ranks else ""
+            self._log_line(f"[{line.instance}{rank}] {_cut(line.text)}")
+        await self._keep(lines=shown)
+
+
+def new_disruptions(job: JobStatus, told: Mapping[int, int]) -> list[str]:
+    """Return a line for each time that the cluster has ended an instance, without those `told`, a number of each."""
+    most = job.most_disruptions
+    lines = []
+    for one in job.instances:
+        for times in range(told.get(one.index, 0) + 1, one.disruptions + 1):
+            of_most = "" if most is None else f" of at most {most}"
+            said = f"instance {one.index} was evicted, preempted or lost with its node: {times}{of_most}"
+            lines.append(one.reason if one.disrupted and times == one.disruptions else said)
+    return [f"{job.name!r}: {line}" for line in lines]
+
+
+def _cut(text: str) -> str:
+    return (
+        text
+        if len(text) <= MAX_LINE_CHARS
+        else f"{text[:MAX_LINE_CHARS]} … ({len(text) - MAX_LINE_CHARS} letters more)"
+    )
+
+
+# Tells a task's log how far its work is.
+
+LogFunction = Callable[[str], None]
+
+MAX_NAMED = 3
+"""So many teachers are named in one line; how many more there are is said."""
+
+
+class ProgressSource(Protocol):
+    """Where a job's reports are."""
+
+    async def progress(self, job: str) -> Progress | None:
+        """Return the job's last report. Raises RegistryUnavailableError."""
+        ...
+
+
+class TaskLogSource(ProgressSource, LogPositionStore, Protocol):
+    """Where both its reports and what it writes are."""
+
+
+class ProgressLogger:
+    """Says how far the work is, and what the job writes: only what is new, and at most every `progress_every_s`.
+
+    Who limits the speed is said when that changes, and each teacher is named once as one in quarantine: how many are
+    there stands in the lines of progress. Used as a context: it reads the job's log meanwhile.
+    """
+
+    def __init__(self, spec: TaskSpec, source: TaskLogSource, log: LogFunction) -> None:
+        self._spec = spec
+        self._source = source
+        self._log_line = log
+        self._log: JobLogRelay | None = None
+        self._said: dict[str, str] = {}
+        self._limit = ""
+        self._quarantined: set[str] = set()
+        self._lost_teachers: set[str] = set()
+        self._next_at = 0.0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._log:
+            await self._log.close()
+
+    async def update(self, view: TaskState) -> None:
+        """Say what is new. Never raises because Redis is away."""
+        if view.pool:
+            self._log_pool(view.pool)
+        if not view.trainer:
+            self._log_if_new(
+                "teachers", f"Waiting for teachers of pool {self._spec.pool!r}: {missing_teachers(self._spec, view)}"
+            )
+            return
+        await self._log_of(view.trainer).log_disruptions(view.trainer)
+        if not view.trainer.has_ended:
+            self._log_reason("trainer", f"{view.trainer.name!r}", view.trainer)
+        await self._log_of(view.trainer).flush_when_due()
+        if time.monotonic() >= self._next_at:
+            self._next_at = time.monotonic() + self._spec.progress_every_s
+            await self._log_progress(view.trainer)
+
+    async def finish(self, view: TaskState, *, is_over: bool) -> None:
+        """Say what the job wrote last, and how far it came, unless it is a later try's by now.
+
+        `is_over`: it writes no more.
+        """
+        if view.trainer and view.trainer.token == self._spec.token:
+            await self._log_of(view.trainer).finish(is_over=is_over)
+            with suppress(RegistryUnavailableError):
+                self._log_report(await latest_progress(view.trainer, self._source))
+
+    def _log_of(self, job: JobStatus) -> JobLogRelay:
+        self._log = self._log or JobLogRelay(job, self._source, self._log_line, self._spec.progress_every_s)
+        return self._log
+
+    def _log_pool(self, pool: JobStatus) -> None:
+        """Say which teachers the cluster has ended, each once, and how many it has by now: others take their places.
+
+        Of many that are new, the last few are named.
+        """
+        ended = {**pool.replaced, **{one.pod: one.reason for one in pool.instances if one.disrupted}}
+        new = [pod for pod in ended if pod not in self._lost_teachers]
+        counted = enumerate(new, start=len(self._lost_teachers) + 1)
+        self._lost_teachers.update(new)
+        for count, pod in list(counted)[-MAX_NAMED:]:
+            self._log_line(f"Pool {pool.name!r}: {ended[pod]}: {count} by now")
+        self._log_reason("pool", f"Pool {pool.name!r}", pool)
+
+    async def _log_progress(self, job: JobStatus) -> None:
+        try:
+            progress = await latest_progress(job, self._source)
+        except RegistryUnavailableError as error:
+            self._log_if_new("progress", f"{error}. The training goes on without progress shown here")
+            return
+        self._log_report(progress)
+
+    def _log_report(self, progress: Progress | None) -> None:
+        if progress:
+            self._log_if_new("progress", progress.line())
+            self._log_troubles(progress)
+
+    def _log_reason(self, matter: str, who: str, job: JobStatus) -> None:
+        """Say what is wrong with a job, once; what is over and comes again is news again."""
+        if not job.reason:
+            self._said.pop(matter, None)
+        elif not _is_disruption(job):
+            self._log_if_new(matter, f"{who}: {job.reason}")
+
+    def _log_troubles(self, progress: Progress) -> None:
+        verdict = progress.verdict()
+        if verdict and progress.limit != self._limit:
+            self._limit = progress.limit
+            self._log_line(f"step {progress.step} · {verdict}")
+        unnamed = {who: why for who, why in progress.quarantined.items() if who not in self._quarantined}
+        if unnamed:
+            self._quarantined |= unnamed.keys()
+            self._log_line(f"step {progress.step} · in quarantine: {_named(unnamed)}")
+
+    def _log_if_new(self, matter: str, line: str) -> None:
+        if self._said.get(matter) != line:
+            self._said[matter] = line
+            self._log_line(line)
+
+
+def _is_disruption(job: JobStatus) -> bool:
+    """Whether its reason is that the cluster has ended an instance, which is said by itself."""
+    return any(one.disrupted and one.reason == job.reason for one in job.instances)
+
+
+def _named(quarantined: Mapping[str, str]) -> str:
+    """Name teachers with the reasons, each of which may begin with the teacher's name, and be long."""
+    said = [f"{who} ({why.removeprefix(f'{who}: ')})" for who, why in sorted(quarantined.items())[:MAX_NAMED]]
+    more = len(quarantined) - len(said)
+    return "; ".join([*said, f"and {more} more"] if more else said)
+
+
+async def latest_progress(job: JobStatus, reports: ProgressSource) -> Progress | None:
+    """Return the last report of this run of the job; an earlier run's may still lie in Redis."""
+    return progress_of_run(await reports.progress(job.name), job.created_at)

@@ -1,0 +1,74 @@
+"""The triggers that wait for a condition."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+
+from edl_airflow.client import open_client
+from edl_airflow.connection import EdlConnection
+from edl_airflow.runtime.spec import TaskOutcome
+from edl_airflow.triggers.base import EdlTrigger
+from edl_airflow.waits.base import evaluate, wait_for
+from edl_airflow.waits.checkpoint import CheckpointCondition
+from edl_airflow.waits.job import JobCondition
+from edl_airflow.waits.pool import PoolCondition
+from edl_airflow.waits.traffic import TrafficCondition
+
+
+class EdlConditionTrigger(EdlTrigger):
+    """Fires one event when a wait has ended: its `TaskOutcome`, and the `condition` again.
+
+    :param condition: a `PoolCondition`, `JobCondition` or `CheckpointCondition`, as plain data
+    """
+
+    def __init__(self, condition: dict[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.condition: PoolCondition | JobCondition | CheckpointCondition = msgspec.convert(
+            condition, PoolCondition | JobCondition | CheckpointCondition
+        )
+        self.conn_id = self.condition.conn_id
+        self.about = self.condition.about
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return "edl_airflow.triggers.conditions.EdlConditionTrigger", {"condition": msgspec.to_builtins(self.condition)}
+
+    async def follow(self, edl_connection: EdlConnection) -> TaskOutcome:
+        """Wait for it."""
+        async with open_client(edl_connection) as client:
+            return await wait_for(self.condition, client, self.log.info)
+
+
+# Waits for a traffic window in the triggerer.
+
+clock = time.time
+"""Unix seconds, by this machine's clock, which may be set back or forth at any time."""
+
+
+class EdlTrafficTrigger(EdlTrigger):
+    """Fires one event when a wait for a traffic window has ended: its `TaskOutcome`, and the `condition` again.
+
+    It sleeps until the window that holds is over, looking at the clock each minute, and asks nobody anything.
+
+    :param condition: a `TrafficCondition`, as plain data
+    """
+
+    def __init__(self, condition: dict[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.condition = msgspec.convert(condition, TrafficCondition)
+        self.about = self.condition.about
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        condition = msgspec.to_builtins(self.condition, order="deterministic")
+        return "edl_airflow.triggers.conditions.EdlTrafficTrigger", {"condition": condition}
+
+    async def outcome(self) -> TaskOutcome:
+        while True:
+            now = clock()
+            view = self.condition.view(now)
+            if outcome := evaluate(self.condition, view, now):
+                return outcome
+            await asyncio.sleep(self.condition.pause_s(view, now))

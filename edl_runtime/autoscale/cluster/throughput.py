@@ -1,0 +1,93 @@
+"""How much faster jobs train with more instances: measured at each pass, for the sizes that they have had.
+
+With n instances a job does `c n / (1 + a (n - 1))` samples a second, so `n / speed` is a straight line in `n - 1`, and
+`a` its slope by its value at 0: the method of least squares finds it from two sizes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from edl_runtime.autoscale.policy.model import Speedup
+from edl_runtime.backends.interface import JobStatus
+from edl_runtime.progress import Progress
+from edl_runtime.store import keys
+from edl_runtime.store.redis_client import decode_record, unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+STEADY_S = 30.0
+"""A job that was resized, or begun, so lately has no speed yet that is worth to be kept."""
+
+FRESH_S = 30.0
+"""A report that is older tells nothing of now."""
+
+KEPT_S = 7 * 24 * 3600
+"""How long speeds are kept after the last one that was measured."""
+
+
+def fit_speedup(speeds: Mapping[int, float]) -> Speedup | None:
+    """Return the speed-up that fits best to the samples a second of some sizes; None for fewer than two sizes."""
+    points = [(instances - 1, instances / speed) for instances, speed in speeds.items() if instances >= 1 and speed > 0]
+    if len(points) < 2:
+        return None
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    alone = mean_y - slope * mean_x
+    return Speedup(a=1.0 if alone <= 0 else min(1.0, max(0.0, slope / alone)))
+
+
+def steady_speed(job: JobStatus, report: Progress | None, now_s: float) -> float | None:
+    """Return how many samples a second elastic trainers do when as many train as are wanted, None if nobody can say."""
+    since_s = max([job.created_at, *(one.started_at for one in job.instances)])
+    if job.scaling and job.scaling.resized_at is not None:
+        since_s = max(since_s, job.scaling.resized_at)
+    running = sum(one.phase == "running" for one in job.instances)
+    if report is None or not running == job.wanted == report.instances:
+        return None
+    if now_s - since_s < STEADY_S or abs(now_s - report.updated_at) > FRESH_S or report.samples_per_s <= 0:
+        return None
+    return report.samples_per_s
+
+
+async def speedups(client: Redis, namespace: str, jobs: Sequence[JobStatus], now_s: float) -> dict[str, Speedup]:
+    """Return the speed-up of each job of elastic trainers of which it is known, and keep how fast they are now.
+
+    What is kept of a size goes half-way to each new measurement. Raises RegistryUnavailableError.
+    """
+    elastic = [job for job in jobs if job.elastic and not job.has_ended]
+    if not elastic:
+        return {}
+    with unavailable_if_lost(client):
+        async with client.pipeline(transaction=False) as asking:
+            for job in elastic:
+                asking.get(keys.progress(namespace, job.name))
+                asking.hgetall(keys.speeds(namespace, job.name))
+            answers: list[Any] = await asking.execute()
+        found: dict[str, Speedup] = {}
+        async with client.pipeline(transaction=False) as telling:
+            for job, report, kept in zip(elastic, answers[::2], answers[1::2], strict=True):
+                known = _known(kept)
+                speed = steady_speed(job, decode_record(report, Progress), now_s)
+                if speed is not None:
+                    known[job.wanted] = (known.get(job.wanted, speed) + speed) / 2
+                    key = keys.speeds(namespace, job.name)
+                    telling.hset(key, str(job.wanted), repr(known[job.wanted]))
+                    telling.expire(key, KEPT_S)
+                if speedup := fit_speedup(known):
+                    found[job.name] = speedup
+            await telling.execute()
+    return found
+
+
+def _known(kept: Mapping[str, str]) -> dict[int, float]:
+    """Return what is kept of a job's speeds, by size, without what is damaged."""
+    known = {}
+    for instances, speed in kept.items():
+        with suppress(ValueError):
+            known[int(instances)] = float(speed)
+    return known

@@ -1,0 +1,375 @@
+"""From what there is to what there should be: the policy under traffic windows, for jobs as a backend knows them. Pure.
+
+What training may use is what the windows leave it, and no more than what others leave of the highest load that the
+cluster is to have. Jobs that can't be resized, as those of one process without trainers that come and go, are given
+what they have before all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from difflib import get_close_matches
+
+import msgspec
+
+from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot
+from edl_runtime.autoscale.policy.decide import STARVATION_S
+from edl_runtime.autoscale.policy.decide import decide as default_policy
+from edl_runtime.autoscale.policy.model import (
+    MAX_QUANTITY,
+    Limit,
+    Node,
+    Target,
+    Workload,
+    milli_available,
+    milli_needed,
+)
+from edl_runtime.autoscale.policy.wrappers import Policy, ProtectUnresumable
+from edl_runtime.autoscale.traffic.capacity import LEAD_S, TrainingCapacity, training_capacity
+from edl_runtime.autoscale.traffic.windows import TrafficWindows, WindowSpan
+from edl_runtime.backends.interface import Capacity, JobStatus, Scaling
+from edl_runtime.backends.placement import may_run_on
+from edl_runtime.errors import SpecError
+from edl_runtime.specs import Bounds, JobKind
+
+PAUSE_S = 1.0
+"""How long a resize stops a job: rounded up from what `benchmarks/resize.py` measures for live and warm ones."""
+
+UNLIMITED = "instance"
+"""What an instance needs one of where nothing that it reserves is limited."""
+
+PLENTY = 1e6
+"""More than there are instances on a node."""
+
+
+class RescalingRules(msgspec.Struct, frozen=True, kw_only=True):
+    """By what a plan is made.
+
+    - `windows`: what training may use at which time; None for all there is, always.
+    - `max_load`: the share of each resource that all instances, and whatever else runs on the nodes, may reserve.
+    - `lead_s`: so long before a window begins that leaves less to training, jobs shrink.
+    - `pause_s`: how long a resize stops a job.
+
+    Raises SpecError.
+    """
+
+    windows: TrafficWindows | None = None
+    max_load: float = 1.0
+    lead_s: float = LEAD_S
+    pause_s: float = PAUSE_S
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_load <= 1:
+            raise SpecError("max_load", self.max_load, "a share above 0, up to 1")
+        for field in ("lead_s", "pause_s"):
+            if not 0 <= getattr(self, field) < STARVATION_S:
+                raise SpecError(field, getattr(self, field), f"seconds, 0 to {STARVATION_S:g}")
+
+
+class JobTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """How many `instances` a job or pool is asked to have now, how many it should have (`target`), and why."""
+
+    name: str
+    kind: JobKind
+    instances: int
+    target: int
+    reason: str
+
+
+class RescalingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What should be.
+
+    - `at`: of when it is, in Unix seconds.
+    - `window`: the traffic window that holds, "default" between windows, empty without any; `until`: its end, in
+      Unix seconds, None for none; `why`: what decides how much training may use, in words.
+    - `capacity`: what all instances that can be resized may use together, by resource.
+    - `targets`: of each job and pool that can be resized, by name.
+    - `notes`: what is odd about the windows.
+    """
+
+    at: float
+    window: str = ""
+    until: float | None = None
+    why: str = ""
+    capacity: dict[str, float]
+    targets: tuple[JobTarget, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> tuple[JobTarget, ...]:
+        """The targets that differ from what is; the jobs that shrink come first, so that others find room."""
+        differing = [one for one in self.targets if one.target != one.instances]
+        return tuple(sorted(differing, key=lambda one: one.target > one.instances))
+
+
+def make_plan(
+    snapshot: ClusterSnapshot, rules: RescalingRules, policy: Policy = default_policy, *, stuck: Mapping[str, str] = {}
+) -> RescalingPlan:
+    """Return how many instances each job and pool should have, and why.
+
+    `stuck`: the names of those that have what they have, as they could not be resized just now, and why that is.
+    """
+    moment = datetime.fromtimestamp(snapshot.at, UTC)
+    going_on = [job for job in snapshot.jobs if not job.has_ended and job.scaling]
+    resizable = {job.name: job for job in going_on if _can_be_resized(job)}
+    asked = [job for job in resizable.values() if job.name not in stuck]
+    fixed = [job for job in going_on if job.name in stuck or job.name not in resizable]
+    room = _capacity_from_windows(snapshot, rules, moment)
+    capacity = _capacity_for_jobs(room, snapshot.capacity, asked, fixed, rules.max_load)
+    spans = list(rules.windows.spans(moment, lead_s=rules.lead_s)) if rules.windows else []
+    places = _NodeView(snapshot.capacity)
+    jobs = [_as_job(job, snapshot, spans, capacity, places) for job in asked]
+    jobs = [_without_stranded(job, _stranded(resizable[job.name], job, places)) for job in jobs]
+    targets = ProtectUnresumable(policy)(jobs, places.nodes(), capacity, now_s=snapshot.at, pause_s=rules.pause_s)
+    targets |= {job.name: _with_stranded(targets[job.name], job) for job in jobs if job.stranded}
+    targets |= {
+        name: Target(instances=resizable[name].wanted, reason=f"stays as it is: {why}") for name, why in stuck.items()
+    }
+    return RescalingPlan(
+        at=snapshot.at,
+        window=spans[0].name if spans else "",
+        until=spans[0].end.timestamp() if spans and spans[0].end else None,
+        why=_why(room, rules.windows),
+        capacity=capacity,
+        targets=tuple(
+            JobTarget(
+                name=name,
+                kind=resizable[name].kind,
+                instances=resizable[name].wanted,
+                target=target.instances,
+                reason=target.reason,
+            )
+            for name, target in sorted(targets.items())
+        ),
+        notes=tuple(_notes(spans, going_on)),
+    )
+
+
+def _capacity_from_windows(
+    snapshot: ClusterSnapshot, rules: RescalingRules, moment: datetime
+) -> TrainingCapacity | None:
+    if rules.windows is None:
+        return None
+    total = snapshot.capacity.total
+    return training_capacity(rules.windows, total, now=moment, forecast=snapshot.forecast, lead_s=rules.lead_s)
+
+
+def _why(room: TrainingCapacity | None, windows: TrafficWindows | None) -> str:
+    """Return what decides how much there is, its times with their zone, if that is not UTC."""
+    if room is None or windows is None:
+        return ""
+    return room.why if windows.time_zone == "UTC" else f"{room.why} ({windows.time_zone})"
+
+
+def _capacity_for_jobs(
+    room: TrainingCapacity | None,
+    there: Capacity,
+    resizable: Sequence[JobStatus],
+    fixed: Sequence[JobStatus],
+    max_load: float,
+) -> dict[str, float]:
+    """Return what all instances of the jobs that can be resized may use together, by resource.
+
+    That is what is for training, without what its jobs that can't be resized have; and no more than is left of the
+    highest load beside whatever else runs on the nodes, and of what all instances may have whatever the nodes have.
+    """
+    used, kept = _reserved(resizable, there), _reserved(fixed, there)
+    free = there.free
+    found = {}
+    for name, amount in there.total.items():
+        ours = used.get(name, 0.0)
+        # of processes, more may run than there is room for
+        others = max(kept.get(name, 0.0), amount - free.get(name, 0.0) - ours)
+        left = [max_load * amount - others]
+        if room:
+            left.append(room.capacity[name] - kept.get(name, 0.0))
+        if name in there.quota_left:
+            left.append(there.quota_left[name] + ours)
+        found[name] = max(0.0, round(min(left), 6))
+    return found
+
+
+def _reserved(jobs: Sequence[JobStatus], capacity: Capacity) -> dict[str, float]:
+    """Return what the instances that have a place on the nodes reserve together."""
+    known = {node.name for node in capacity.nodes}
+    found: dict[str, float] = {}
+    for job in jobs:
+        placed = sum(place in known for place in _nodes_of(job, capacity))
+        for name, need in _scaling(job).resources.items():
+            found[name] = found.get(name, 0.0) + need * placed
+    return found
+
+
+def _can_be_resized(job: JobStatus) -> bool:
+    """Whether it is for us to say how many instances a job has: of one in a queue, that is who admits jobs there."""
+    return job.kind == "pool" or (job.elastic and not _scaling(job).queue)
+
+
+def _scaling(job: JobStatus) -> Scaling:
+    assert job.scaling  # noqa: S101 - only of jobs that go on
+    return job.scaling
+
+
+def _nodes_of(job: JobStatus, capacity: Capacity) -> tuple[str, ...]:
+    """Return the node of each instance that is wanted and was not given up, "" for one without a place."""
+    living = [one for one in job.instances if not (one.given_up or one.leaving)]
+    there = sorted(living, key=lambda one: one.index)[: job.attainable]
+    nodes = [capacity.place_of(one) if one.phase in ("pending", "running") else "" for one in there]
+    return (*nodes, *[""] * (job.attainable - len(nodes)))
+
+
+def _as_job(
+    job: JobStatus,
+    snapshot: ClusterSnapshot,
+    spans: Sequence[WindowSpan],
+    capacity: Mapping[str, float],
+    places: _NodeView,
+) -> Workload:
+    scaling = _scaling(job)
+    nodes = _nodes_of(job, snapshot.capacity)
+    return Workload(
+        name=job.name,
+        bounds=scaling.bounds,
+        resources=places.needs(scaling),
+        nodes=nodes,
+        priority=scaling.priority,
+        weight=scaling.weight,
+        submitted_s=job.created_at,
+        changed_s=_began_s(job) if any(nodes) else scaling.resized_at,
+        resized_s=None if job.kind == "pool" else scaling.resized_at,  # its students go on while it is resized
+        speedup=snapshot.speedups.get(job.name),
+        limit=_limit(job, snapshot, spans, capacity),
+        resumes=scaling.resumes,
+        students=snapshot.students.get(job.name, 0) if job.kind == "pool" else None,
+    )
+
+
+def _stranded(status: JobStatus, job: Workload, places: _NodeView) -> tuple[int, ...]:
+    """Return which instances of a job lost their place and find no other, while later ones have theirs.
+
+    To shrink by them, the later ones would have to leave. So they are left to wait, and what the job has beside them is
+    decided about, as long as that is enough for it. When they find room, the next plan knows. Pods of a pool have no
+    order: those leave first that wait.
+    """
+    last = job.up_to_last_placed
+    lost = tuple(index for index, node in enumerate(job.nodes[:last]) if not node)
+    if not lost or status.kind == "pool" or places.has_room(_scaling(status)):
+        return ()
+    return lost if job.bounds.min <= min(last, job.most) - len(lost) else ()
+
+
+def _without_stranded(job: Workload, stranded: Sequence[int]) -> Workload:
+    """Return a job as if those had never been; it still knows of them."""
+    if not stranded:
+        return job
+    return msgspec.structs.replace(
+        job,
+        nodes=tuple(node for index, node in enumerate(job.nodes) if index not in stranded),
+        bounds=Bounds(job.bounds.min, job.bounds.max - len(stranded)),
+        limit=job.limit and Limit(instances=job.limit.instances - len(stranded), reason=job.limit.reason),
+        stranded=tuple(stranded),
+    )
+
+
+def _with_stranded(target: Target, job: Workload) -> Target:
+    """Return the target of a job with those of the stranded that come before its last instance."""
+    instances = job.including_stranded(target.instances)
+    if instances == target.instances:
+        return target
+    reason = f"{target.reason}, beside {instances - target.instances} that no node has room for"
+    return Target(instances=instances, reason=reason)
+
+
+def _began_s(job: JobStatus) -> float:
+    """Return since when one of its instances is there."""
+    return min((one.started_at for one in job.instances if one.started_at), default=job.created_at)
+
+
+def _limit(
+    job: JobStatus, snapshot: ClusterSnapshot, spans: Sequence[WindowSpan], capacity: Mapping[str, float]
+) -> Limit | None:
+    """Return the least of what windows and its students' need allow a job."""
+    limits = [snapshot.needs[job.name]] if job.kind == "pool" and job.name in snapshot.needs else []
+    for span in spans:
+        most = span.sizes.most("pools" if job.kind == "pool" else "jobs", job.name, _scaling(job).resources, capacity)
+        if most is not None:
+            limits.append(Limit(instances=most, reason=f"{_window(span)} allows {most}"))
+    return min(limits, key=lambda limit: limit.instances, default=None)
+
+
+def _window(span: WindowSpan) -> str:
+    return "the time between windows" if span.name == "default" else f"window {span.name!r}"
+
+
+def _notes(spans: Sequence[WindowSpan], jobs: Sequence[JobStatus]) -> Iterator[str]:
+    for span in spans[:1]:
+        yield from _unknown("job", span, span.sizes.jobs, [job.name for job in jobs if job.kind == "trainer"])
+        yield from _unknown("pool", span, span.sizes.pools, [job.name for job in jobs if job.kind == "pool"])
+
+
+def _unknown(what: str, span: WindowSpan, sizes: Mapping[str, object], known: Sequence[str]) -> Iterator[str]:
+    for name in sizes:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"; is {close[0]!r} meant?" if close else ""
+            yield f"{_window(span)} has a size for {what} {name!r}, and there is no such {what} now{hint}"
+
+
+class _NodeView:
+    """The nodes, as the policy is told of them. It knows of room alone, so where a job may be is room of its own kind.
+
+    A job that may not be on all of them needs one of something that only those have plenty of where it may.
+    """
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._capacity = capacity
+        self._limited = capacity.total.keys() if capacity.only_node else None  # by a quota; None for no such limits
+        self._kinds: dict[frozenset[str], str] = {}  # of the nodes where some job may be
+        self._allowed: dict[bytes, frozenset[str]] = {}  # by what a job asks of nodes: most ask the same
+        self._rooms: dict[tuple[object, ...], bool] = {}  # whether there is any, by where and for what
+
+    def needs(self, scaling: Scaling) -> dict[str, float]:
+        """Return what an instance needs. Where a quota stands for all nodes, it limits what it names alone."""
+        needs = self._limited_of(scaling.resources) or {UNLIMITED: 1.0}
+        allowed = self._allowed_to(scaling)
+        if len(allowed) < len(self._capacity.nodes):
+            needs[self._kinds.setdefault(allowed, f"place {len(self._kinds)}")] = 1.0
+        return needs
+
+    def has_room(self, scaling: Scaling) -> bool:
+        """Whether another instance would fit somewhere as it is."""
+        allowed = self._allowed_to(scaling)
+        needs = self._limited_of(scaling.resources)
+        asked = (allowed, *sorted(needs.items()))
+        if asked not in self._rooms:
+            self._rooms[asked] = any(
+                all(milli_available(node.free.get(name, 0.0)) >= milli_needed(need) for name, need in needs.items())
+                for node in self._capacity.nodes
+                if node.name in allowed
+            )
+        return self._rooms[asked]
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes with what is free there, for the jobs whose needs were asked."""
+        unlimited = {} if self._limited is None else {UNLIMITED: PLENTY}
+        return [
+            Node(
+                name=node.name,
+                free={name: min(max(0.0, much), MAX_QUANTITY) for name, much in node.free.items()}
+                | unlimited
+                | {kind: PLENTY for allowed, kind in self._kinds.items() if node.name in allowed},
+            )
+            for node in self._capacity.nodes
+        ]
+
+    def _limited_of(self, resources: Mapping[str, float]) -> dict[str, float]:
+        """Return what counts of these."""
+        return {name: need for name, need in resources.items() if self._limited is None or name in self._limited}
+
+    def _allowed_to(self, scaling: Scaling) -> frozenset[str]:
+        """Return the names of the nodes where instances of a job may be."""
+        asked = msgspec.json.encode((scaling.node_selector, scaling.tolerations, scaling.node_terms), order="sorted")
+        if asked not in self._allowed:
+            self._allowed[asked] = frozenset(node.name for node in self._capacity.nodes if may_run_on(scaling, node))
+        return self._allowed[asked]

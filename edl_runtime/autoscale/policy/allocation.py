@@ -1,0 +1,389 @@
+"""Allocates instances to jobs on nodes: best fit, with preemption."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from edl_runtime.autoscale.policy.model import QUANTUM, Node, Speedup, Workload, milli_available, milli_needed
+
+ResourceVector = tuple[int, ...]  # of one instance: thousandths of each resource
+
+
+class NodePacker:
+    """What is free on each node. It is given in units of each resource, and counts in thousandths, rounded down.
+
+    That may be less than nothing, and is nothing, or less, still when instances have left.
+
+    The best fit for an instance is the node that has room for it and least room besides, the resources weighed by how
+    much of each the largest node has free. As instances come, the order of the nodes stays what it was.
+    """
+
+    def __init__(self, free: Sequence[Sequence[float]], resources: int) -> None:
+        quantities = np.array(free, dtype=np.float64).reshape(len(free), resources).T
+        self._free: npt.NDArray[np.int64] = np.floor(np.round(quantities / QUANTUM, 6)).astype(np.int64)
+        most = self._free.max(axis=1, initial=1)
+        self._scale = [1.0 / max(int(amount), 1) for amount in most]
+        self._slack: npt.NDArray[np.float64] = np.array(self._scale) @ self._free
+        self._candidates: dict[ResourceVector, list[int]] = {}
+
+    def place(self, size: ResourceVector) -> int | None:
+        """Take room for an instance where it fits best and return the node; None when it fits nowhere."""
+        candidates = self._candidates.get(size)
+        if candidates is None:
+            candidates = self._candidates[size] = self._by_slack(size)
+        while candidates:
+            node = candidates[-1]
+            if self._fits(node, size):
+                self._change(node, size, -1)
+                return node
+            candidates.pop()  # nobody has left since, so nothing fits there any more
+        return None
+
+    def release(self, node: int, size: ResourceVector) -> None:
+        """Give back the room of an instance."""
+        self._change(node, size, 1)
+        self._candidates.clear()
+
+    def total(self) -> list[int]:
+        """Return what is free of each resource on all nodes together."""
+        return [int(amount) for amount in self._free.sum(axis=1, dtype=np.float64)]
+
+    def free(self, node: int) -> list[int]:
+        """Return what is free on this node."""
+        return [int(amount) for amount in self._free[:, node]]
+
+    def count_fitting(self, size: ResourceVector, leaving: Iterable[tuple[int, ResourceVector]]) -> int:
+        """Return how many instances of this size would fit, if those in `leaving` (node, size) left."""
+        room = self._free.copy()
+        for node, others in leaving:
+            room[:, node] += others
+        each = [room[number] // need for number, need in enumerate(size) if need]
+        return int(np.minimum.reduce(each).clip(min=0).sum())
+
+    def _fits(self, node: int, size: ResourceVector) -> bool:
+        return all(free[node] >= need for free, need in zip(self._free, size, strict=True))
+
+    def _by_slack(self, size: ResourceVector) -> list[int]:
+        """Return the nodes where an instance fits, the best at the end."""
+        fits = np.ones(len(self._slack), dtype=np.bool_)
+        for free, need in zip(self._free, size, strict=True):
+            if need:
+                fits &= free >= need
+        nodes = np.flatnonzero(fits)
+        found: list[int] = nodes[np.argsort(-self._slack[nodes], kind="stable")].tolist()
+        return found
+
+    def _change(self, node: int, size: ResourceVector, sign: int) -> None:
+        slack = 0.0
+        for free, need, scale in zip(self._free, size, self._scale, strict=True):
+            if need:
+                free[node] += sign * need
+            slack += free[node] * scale
+        self._slack[node] = slack
+
+
+# One decision in the making: what each job has been granted, and whose instances give way for it.
+
+INCUMBENT_FACTOR = 1.25
+"""An instance that a job has counts so many times what a new one counts: moving one has to be worth its pause."""
+
+_UNMEASURED = Speedup()
+
+
+class DenialReason(Enum):
+    """Why a job was not granted another instance."""
+
+    LIMIT = "it may have fewer than its minimum"
+    CAPACITY = "the capacity is used up"
+    ROOM = "no node has room"
+    PREEMPTED = "others took its place"
+    SAVED = "room is saved for one that has waited for long"
+    RESTS = "it was resized within the last minutes"
+    NO_GAIN = "it would not make up for the pause"
+    NO_SPEEDUP = "more instances would not train faster"
+
+
+class Allocation:
+    """A job and what it is granted: so many instances, in the order of their indexes.
+
+    - `own`: where each of its instances is, None for one without a place. The first `held` of them may stay.
+    - `found`: places for others, by index.
+    - `most`: the most that it is granted.
+    - `refusal`: why it was not granted more.
+    """
+
+    __slots__ = ("_share", "denial", "found", "granted", "held", "job", "most", "own", "size", "speedup")
+
+    def __init__(self, job: Workload, size: ResourceVector, own: Sequence[int | None], share: float) -> None:
+        self.job = job
+        self.size = size
+        self.own = own
+        self.held = len(own)
+        self.found: dict[int, int] = {}
+        self.granted = 0
+        self.most = job.most
+        self.denial: DenialReason | None = None
+        self._share = share
+        self.speedup = job.speedup or _UNMEASURED
+
+    @property
+    def least(self) -> int:
+        """The least that the job runs with."""
+        return self.job.bounds.min
+
+    def worth(self, index: int) -> float:
+        """Return what the instance at this index, 1 or above, adds: weighted log-goodput per share of the cluster.
+
+        It falls from one index to the next as long as it is above 0. What the job has is worth something always.
+        """
+        gain = self.gain(index)
+        return max(gain * INCUMBENT_FACTOR, 0.0) if index < len(self.own) else gain
+
+    def gain(self, index: int) -> float:
+        """Return what it would add were it new."""
+        goodput = self.speedup.goodput
+        return self.job.weight * math.log(goodput(index + 1) / goodput(index)) / self._share
+
+    def places(self) -> tuple[int, ...]:
+        """Return where the granted instances are, or go."""
+        own = self.own
+        found = self.found
+        return tuple(found[index] if index in found else own[index] or 0 for index in range(self.granted))
+
+
+class Allocator:
+    """All jobs' claims on nodes and capacity. What was granted stays granted; the rest gives way where it must.
+
+    `by_rank` are jobs in the order in which they are admitted. In that order `admit` is called, then `grow`.
+    """
+
+    def __init__(self, by_rank: Sequence[Workload], nodes: Sequence[Node], capacity: Mapping[str, float]) -> None:
+        self.resources = sorted({name for job in by_rank for name, need in job.resources.items() if need})
+        self._left = [milli_available(capacity[name]) if name in capacity else None for name in self.resources]
+        self._nodes = {node.name: number for number, node in enumerate(nodes)}
+        sizes = [tuple(milli_needed(job.resources.get(name, 0)) for name in self.resources) for job in by_rank]
+        owed = self._owed(by_rank, sizes, nodes)
+        self._packer = NodePacker(
+            [
+                [node.free[name] if name in node.free else -owed.get((place, name), 0) for name in self.resources]
+                for place, node in enumerate(nodes)
+            ],
+            len(self.resources),
+        )
+        wholes = self._wholes(by_rank, sizes)
+        self.allocations = [
+            Allocation(
+                job,
+                size,
+                [self._nodes.get(node) for node in job.nodes],
+                max(need / whole for need, whole in zip(size, wholes, strict=True)),
+            )
+            for job, size in zip(by_rank, sizes, strict=True)
+        ]
+        self._queue: list[tuple[Allocation, int]] | None = None
+        self._head = 0
+        self._reachable: dict[ResourceVector, int] = {}
+        for allocation in self.allocations:
+            self._release(allocation, allocation.most)
+
+    def admit(self, allocation: Allocation) -> bool:
+        """Grant a job its minimum, or nothing, and then all that it has leaves; return whether it was granted."""
+        stays = min(allocation.least, len(allocation.own))
+        if allocation.most < allocation.least:
+            allocation.denial = DenialReason.LIMIT
+        elif allocation.held < stays:
+            allocation.denial = DenialReason.PREEMPTED
+        elif not _affordable(allocation.size, allocation.least, self._left):
+            allocation.denial = DenialReason.CAPACITY
+        elif not self._grant(allocation, allocation.least):
+            allocation.denial = DenialReason.ROOM
+        else:
+            return True
+        self._release(allocation, 0)
+        return False
+
+    def ideal(self) -> dict[Allocation, int]:
+        """Return how many instances each admitted job would have if nobody had any yet, nodes aside."""
+        left = list(self._left)
+        shares = {allocation: allocation.granted for allocation in self.allocations if allocation.granted}
+        queue = [(-allocation.gain(allocation.granted), number, allocation) for number, allocation in enumerate(shares)]
+        heapq.heapify(queue)
+        while queue:
+            worth, number, allocation = queue[0]
+            if worth >= 0 or shares[allocation] >= allocation.job.most or not _affordable(allocation.size, 1, left):
+                heapq.heappop(queue)
+                continue
+            _spend(allocation.size, 1, left)
+            shares[allocation] += 1
+            heapq.heapreplace(queue, (-allocation.gain(shares[allocation]), number, allocation))
+        return shares
+
+    def grow(self, allocation: Allocation) -> bool:
+        """Grant a job one instance more, or else those that it has beyond leave; return whether it was granted."""
+        if allocation.held <= allocation.granted < len(allocation.own):
+            allocation.denial = DenialReason.PREEMPTED
+        elif not _affordable(allocation.size, 1, self._left):
+            allocation.denial = DenialReason.CAPACITY
+        elif not self._grant(allocation, 1):
+            allocation.denial = DenialReason.ROOM
+        else:
+            return True
+        self._release(allocation, allocation.granted)
+        return False
+
+    def would_fit(self, allocation: Allocation, without: Sequence[Allocation]) -> bool:
+        """Return whether a job's minimum could be granted if what `without` has been granted were given back."""
+        back = [sum(other.size[number] * other.granted for other in without) for number in range(len(allocation.size))]
+        if not all(
+            left is None or need * allocation.least <= left + more
+            for need, left, more in zip(allocation.size, self._left, back, strict=True)
+        ):
+            return False
+        gone = set(map(id, without))
+        leaving = [
+            (place, other.size)
+            for other in self.allocations
+            for place in other.own[0 if id(other) in gone else other.granted : other.held]
+            if place is not None
+        ]
+        leaving += [(place, other.size) for other in without for place in other.found.values()]
+        return self._packer.count_fitting(allocation.size, leaving) >= allocation.least
+
+    def _owed(
+        self, jobs: Sequence[Workload], sizes: Sequence[ResourceVector], nodes: Sequence[Node]
+    ) -> dict[tuple[int, str], float]:
+        """Return what instances count as having of what their node has none of, by node and resource."""
+        owed: dict[tuple[int, str], float] = {}
+        if all(name in node.free for node in nodes for name in self.resources):
+            return owed
+        for job, size in zip(jobs, sizes, strict=True):
+            for place in [self._nodes[node] for node in job.nodes if node in self._nodes]:
+                for name, need in zip(self.resources, size, strict=True):
+                    if need and name not in nodes[place].free:
+                        owed[place, name] = owed.get((place, name), 0) + need * QUANTUM
+        return owed
+
+    def _wholes(self, jobs: Sequence[Workload], sizes: Sequence[ResourceVector]) -> list[int]:
+        """Return of each resource the capacity, or what the nodes have, free or not."""
+        placed = [sum(node in self._nodes for node in job.nodes) for job in jobs]
+        wholes = []
+        for number, (left, free) in enumerate(zip(self._left, self._packer.total(), strict=True)):
+            used = sum(size[number] * count for size, count in zip(sizes, placed, strict=True))
+            wholes.append(max(1, free + used if left is None else left))
+        return wholes
+
+    def _grant(self, allocation: Allocation, more: int) -> bool:
+        first, end = allocation.granted, allocation.granted + more
+        own = allocation.own
+        homeless = [index for index in range(first, end) if index >= len(own) or own[index] is None]
+        allocation.granted = end  # before others give way for the homeless: its own instances do not
+        places = self._place_instances(allocation, len(homeless)) if homeless else []
+        if places is None:
+            allocation.granted = first
+            return False
+        allocation.found.update(zip(homeless, places, strict=True))
+        _spend(allocation.size, more, self._left)
+        return True
+
+    def _release(self, allocation: Allocation, first: int) -> None:
+        for place in allocation.own[first : allocation.held]:
+            if place is not None:
+                self._packer.release(place, allocation.size)
+        allocation.held = min(allocation.held, first)
+
+    def _place_instances(self, allocation: Allocation, wanted: int) -> list[int] | None:
+        """Take places for so many instances, or none. Others give way where nothing is free."""
+        size = allocation.size
+        if wanted > self._reachable.get(size, wanted):
+            return None
+        places: list[int] = []
+        while len(places) < wanted and (place := self._packer.place(size)) is not None:
+            places.append(place)
+        if len(places) < wanted:
+            missing = wanted - len(places)
+            reached = self._preempt(allocation, missing)
+            if reached < missing:
+                for place in places:
+                    self._packer.release(place, size)
+                kept = sum(place is not None for place in allocation.own[: allocation.granted])
+                self._reachable[size] = len(places) + reached + kept  # what is refused now may leave yet
+                return None
+            for _ in range(missing):
+                place = self._packer.place(size)
+                assert place is not None  # noqa: S101 - room was made
+                places.append(place)
+        return places
+
+    def _preempt(self, allocation: Allocation, wanted: int) -> int:
+        """Let as many of the others leave as it takes, the least worth first; return how many instances fit then.
+
+        If these are fewer than are wanted, nobody leaves.
+        """
+        size = allocation.size
+        room: dict[int, list[int]] = {}
+        seats: dict[int, int] = {}
+        waiting: dict[int, list[tuple[Allocation, int]]] = {}
+        leaving: list[tuple[Allocation, int]] = []
+        reached = 0
+        for other, index in self._preemptible():
+            place = other.own[index]
+            if place is None:
+                continue
+            if place not in room:
+                room[place] = self._packer.free(place)
+                waiting[place] = []
+            space = room[place] = [free + need for free, need in zip(room[place], other.size, strict=True)]
+            waiting[place].append((other, index))
+            fits = min(free // need for free, need in zip(space, size, strict=True) if need)
+            if fits > seats.get(place, 0):
+                reached += fits - seats.get(place, 0)
+                seats[place] = fits
+                leaving += waiting[place]
+                waiting[place] = []
+                if reached >= wanted:
+                    break
+        if reached >= wanted:
+            for other, index in leaving:
+                self._release(other, 0 if index < other.least else max(index, other.granted))
+        return reached
+
+    def _preemptible(self) -> Iterator[tuple[Allocation, int]]:
+        """Yield instances that may leave, the least worth first: extra ones, then whole jobs by rank from below."""
+        if self._queue is None:
+            extra = [
+                (allocation.worth(index), -number, index, allocation)
+                for number, allocation in enumerate(self.allocations)
+                for index in range(allocation.least, len(allocation.own))
+            ]
+            extra.sort(key=lambda one: (one[0], one[1], -one[2]))
+            self._queue = [(allocation, index) for _, _, index, allocation in extra] + [
+                (allocation, index)
+                for allocation in reversed(self.allocations)
+                for index in reversed(range(min(allocation.least, len(allocation.own))))
+            ]
+        queue = self._queue
+        while self._head < len(queue) and not _is_preemptible(*queue[self._head]):
+            self._head += 1
+        for number in range(self._head, len(queue)):
+            if _is_preemptible(*queue[number]):
+                yield queue[number]
+
+
+def _affordable(size: ResourceVector, instances: int, left: Sequence[int | None]) -> bool:
+    return all(some is None or need * instances <= some for need, some in zip(size, left, strict=True))
+
+
+def _spend(size: ResourceVector, instances: int, left: list[int | None]) -> None:
+    for number, need in enumerate(size):
+        if (some := left[number]) is not None:
+            left[number] = some - need * instances
+
+
+def _is_preemptible(allocation: Allocation, index: int) -> bool:
+    return allocation.granted <= index < allocation.held

@@ -1,0 +1,193 @@
+"""What the policy is told of jobs and nodes, and what it answers: frozen structs, valid once made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from edl_runtime.errors import SpecError
+from edl_runtime.specs import Bounds
+
+QUANTUM = 0.001
+"""Quantities of resources count in thousandths: as with Kubernetes' "100m" of a CPU."""
+
+MAX_QUANTITY = 1e14
+"""The largest quantity: a hundred terabytes, should memory be given in bytes."""
+
+
+class Speedup(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job's speed depends on its instances.
+
+    - `a`: n instances do `n / (1 + a (n - 1))` times the samples of one: 0 is perfect, and 1 no gain at all.
+    - `phi`: the gradient's noise scale in batches of one instance. With n instances a sample is worth
+      `(phi + 1) / (phi + n)` of what it is worth with one, the statistical efficiency of Pollux (Qiao et al., OSDI
+      2021). Infinite, the default, is no loss.
+
+    The defaults are for a job that was not measured: nearly perfect, so that equal jobs get equal numbers. Raises
+    SpecError unless 0 <= a <= 1 and phi > 0.
+    """
+
+    a: float = 0.03
+    phi: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.a <= 1:
+            raise SpecError("speedup.a", self.a, "0 to 1")
+        if not self.phi > 0:
+            raise SpecError("speedup.phi", self.phi, "above 0")
+
+    def goodput(self, instances: int) -> float:
+        """Return how fast so many instances train, in units of one instance; 0 for none."""
+        if instances < 1:
+            return 0.0
+        efficiency = 1.0 if math.isinf(self.phi) else (self.phi + 1) / (self.phi + instances)
+        return instances / (1 + self.a * (instances - 1)) * efficiency
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """The most `instances` that a job may have for now, and the `reason` in words, as "window 'evening' allows 2".
+
+    Fewer than the job's minimum is none. Raises SpecError below 0.
+    """
+
+    instances: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        if self.instances < 0:
+            raise SpecError("limit.instances", self.instances, "0 or more")
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, or a pool, as it is now.
+
+    - `bounds`: the least and the most instances it may have. It may also have none, and waits then.
+    - `resources`: what one instance needs, by name as in {"gpu": 1, "cpu": 4}; at least one of them above 0. They
+      count in thousandths, the rest rounded up.
+    - `nodes`: on which node each of its instances is, in the order of their indexes, "" for one that has no place yet.
+      When a job shrinks, the last ones leave.
+    - `priority`: the higher is admitted first.
+    - `weight`: above 0; a job of weight 2 gets about twice the instances above its minimum.
+    - `submitted_s`, `changed_s`, `resized_s`: by the same clock as the policy's `now_s`: when it was submitted; since
+      when it has run or waited as it does now, by default since it was last resized, or submitted; when it was last
+      resized, started or suspended, None for never.
+    - `speedup`: as measured, None without measurements.
+    - `limit`: what it may have for now where that is less than its bounds say, None where it is not.
+    - `resumes`: whether it goes on where it was once it was suspended. One that does not is not suspended while it
+      runs, whatever the policy says; see `edl_runtime.autoscale.policy.wrappers.ProtectUnresumable`.
+    - `students`: of a pool, how many use it now: while some do it is not suspended either; None for what is no pool.
+    - `stranded`: the indexes of further instances, which have lost their places, find no others and are left to wait.
+      All else is as if these had never been.
+
+    Raises SpecError.
+    """
+
+    name: str
+    bounds: Bounds
+    resources: Mapping[str, float]
+    nodes: tuple[str, ...] = ()
+    priority: int = 0
+    weight: float = 1.0
+    submitted_s: float = 0.0
+    changed_s: float | None = None
+    resized_s: float | None = None
+    speedup: Speedup | None = None
+    limit: Limit | None = None
+    resumes: bool = True
+    students: int | None = None
+    stranded: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise SpecError("job.name", self.name, "a name")
+        _check_quantities(f"job {self.name!r}: resources", self.resources)
+        if not any(self.resources.values()):
+            raise SpecError(f"job {self.name!r}: resources", dict(self.resources), "at least one quantity above 0")
+        if not 0 < self.weight < math.inf:
+            raise SpecError(f"job {self.name!r}: weight", self.weight, "a number above 0")
+        for field in ("submitted_s", "changed_s", "resized_s"):
+            value = getattr(self, field)
+            if value is not None and not math.isfinite(value):
+                raise SpecError(f"job {self.name!r}: {field}", value, "a number of seconds")
+
+    @property
+    def most(self) -> int:
+        """The most it may have for now."""
+        return min(self.bounds.max, self.limit.instances) if self.limit else self.bounds.max
+
+    @property
+    def instances(self) -> int:
+        """How many it has now, with a place or without."""
+        return len(self.nodes)
+
+    @property
+    def runs(self) -> bool:
+        """Whether one of its instances has a place."""
+        return any(self.nodes)
+
+    @property
+    def up_to_last_placed(self) -> int:
+        """How many it has up to the last one with a place: so many stay if none with a place is to leave."""
+        return max((number for number, node in enumerate(self.nodes, 1) if node), default=0)
+
+    def including_stranded(self, instances: int) -> int:
+        """Return to how many it is resized to have so many beside those that are stranded."""
+        for index in sorted(self.stranded):
+            instances += index < instances
+        return instances
+
+    def excluding_stranded(self, instances: int) -> int:
+        """Return how many of its first instances are not stranded."""
+        return instances - sum(index < instances for index in self.stranded)
+
+    @property
+    def since_s(self) -> float:
+        """Since when it has run or waited as it does now."""
+        for known in (self.changed_s, self.resized_s):
+            if known is not None:
+                return known
+        return self.submitted_s
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A node, and what is `free` on it beside all instances that are there, by resource. Raises SpecError.
+
+    Of what is not in `free` it has none, and has none either when instances leave that count as having it.
+    """
+
+    name: str
+    free: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise SpecError("node.name", self.name, "a name")
+        _check_quantities(f"node {self.name!r}: free", self.free)
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job should have: so many `instances`, and the `reason` in words.
+
+    `nodes` is where they fit, by index. A scheduler may place new ones elsewhere.
+    """
+
+    instances: int
+    reason: str
+    nodes: tuple[str, ...] = ()
+
+
+def milli_needed(quantity: float) -> int:
+    """Return a need in thousandths, rounded up."""
+    return math.ceil(round(quantity / QUANTUM, 6))
+
+
+def milli_available(quantity: float) -> int:
+    """Return what there is in thousandths, rounded down."""
+    return math.floor(round(quantity / QUANTUM, 6))
+
+
+def _check_quantities(field: str, quantities: Mapping[str, float]) -> None:
+    for name, quantity in quantities.items():
+        if not 0 <= quantity <= MAX_QUANTITY:
+            raise SpecError(f"{field}[{name!r}]", quantity, f"a number, 0 to {MAX_QUANTITY:g}")

@@ -1,0 +1,213 @@
+"""The policy interface, and wrappers that hold for any policy: `ProtectUnresumable`, `RequireApproval`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
+from typing import Protocol
+
+import msgspec
+
+from edl_runtime.autoscale.policy.decide import decide as default_policy
+from edl_runtime.autoscale.policy.model import Node, Target, Workload
+from edl_runtime.errors import SpecError
+
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class Policy(Protocol):
+    """What decides; `edl_runtime.autoscale.policy.decide.decide` says what it is given and what it answers."""
+
+    def __call__(
+        self,
+        jobs: Sequence[Workload],
+        nodes: Sequence[Node],
+        capacity: Mapping[str, float],
+        *,
+        now_s: float,
+        pause_s: float,
+    ) -> Mapping[str, Target]: ...
+
+
+def check_policy_name(name: object) -> None:
+    """Raise SpecError for what can be no policy's name; whether there is such a function is not looked at."""
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise SpecError("policy", name, "'package.module:function', as text")
+
+
+def import_policy(name: str) -> Policy:
+    """Import the policy "package.module:function". Raises SpecError for one that is not there, or no function."""
+    check_policy_name(name)
+    try:
+        found: Policy = resolve_name(name)
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise SpecError("policy", name, f"'package.module:function' that can be imported: {error}") from error
+    if not callable(found):
+        raise SpecError("policy", name, "a function, as `edl_runtime.autoscale.policy.decide:decide`")
+    return found
+
+
+def ask_policy(
+    policy: Policy,
+    jobs: Sequence[Workload],
+    nodes: Sequence[Node],
+    capacity: Mapping[str, float],
+    *,
+    now_s: float,
+    pause_s: float,
+) -> dict[str, Target]:
+    """Return the targets of these jobs by a policy, which may be anybody's own.
+
+    Raises SpecError if it has none for a job, or one that is no count, or is neither within its bounds nor what it has.
+    """
+    said: object = policy(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
+    if not isinstance(said, Mapping):
+        raise SpecError("policy", f"{said!r} as its answer", "a Target for each job, by its name")
+    for job in jobs:
+        target = said.get(job.name)
+        if not isinstance(target, Target) or not isinstance(target.instances, int) or target.instances < 0:
+            raise SpecError("policy", f"{target!r} for {job.name!r}", "a Target with a number of instances, 0 or more")
+        if target.instances not in (0, job.instances) and target.instances not in job.bounds:
+            allowed = f"0, or {job.bounds.min} to {job.bounds.max}"
+            raise SpecError("policy", f"{target.instances} instances for {job.name!r}", allowed)
+    return {job.name: said[job.name] for job in jobs}
+
+
+def left_beside(
+    kept: Sequence[tuple[Workload, int]], nodes: Sequence[Node], capacity: Mapping[str, float]
+) -> tuple[list[Node], dict[str, float]]:
+    """Return what jobs that keep so many instances leave to others: the nodes, and the capacity.
+
+    The nodes have what their further instances give back.
+    """
+    free = {node.name: dict(node.free) for node in nodes}
+    for job, count in kept:
+        for place in filter(free.__contains__, job.nodes[count:]):
+            for name in free[place].keys() & job.resources.keys():
+                free[place][name] = round(free[place][name] + job.resources[name], 6)
+    reserved = {name: sum(job.resources.get(name, 0.0) * count for job, count in kept) for name in capacity}
+    left = {name: max(0.0, round(amount - reserved[name], 6)) for name, amount in capacity.items()}
+    return [Node(name=name, free=much) for name, much in free.items()], left
+
+
+class ProtectUnresumable:
+    """A policy as another one, but that none is suspended while it runs that would lose its work, or others' work.
+
+    That is a job without checkpoints (see `Job.resumes`) and a pool that students use, who would wait for it and keep
+    what it lacks. Such a one goes on with its minimum, and what others may have is decided anew, beside that.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def __call__(
+        self,
+        jobs: Sequence[Workload],
+        nodes: Sequence[Node],
+        capacity: Mapping[str, float],
+        *,
+        now_s: float,
+        pause_s: float,
+    ) -> dict[str, Target]:
+        """Decide as the policy does beside jobs that go on."""
+        kept: dict[str, Target] = {}
+        while True:
+            others = [job for job in jobs if job.name not in kept]
+            going_on = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
+            targets = ask_policy(
+                self._policy, others, *left_beside(going_on, nodes, capacity), now_s=now_s, pause_s=pause_s
+            )
+            lost = [job for job in others if job.runs and _lasts(job) and not targets[job.name].instances]
+            if not lost:
+                return {**targets, **kept}
+            kept |= {job.name: _going_on(job, targets[job.name]) for job in lost}
+
+
+def _lasts(job: Workload) -> bool:
+    return not job.resumes or bool(job.students)
+
+
+def _going_on(job: Workload, due: Target) -> Target:
+    """Return the least that a job goes on with; its last instances leave first."""
+    placed = [index for index, node in enumerate(job.nodes, start=1) if node]
+    count = max(job.bounds.min, placed[: job.bounds.min][-1])
+    since = "students use it" if job.students else "it has no checkpoint to be suspended with"
+    why = f"goes on with {count}, since {since}; else it {due.reason}"
+    return Target(instances=count, reason=why, nodes=job.nodes[:count])
+
+
+# Shrinks that wait for a person: jobs keep what they have until then, and others grow beside them.
+
+
+class ShrinkApproval(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether it was `approved` that a job or pool shrinks to so many instances, its `target`."""
+
+    approved: bool
+    target: int
+
+
+class RequireApproval:
+    """A policy as another one, but that only approved jobs may lose instances that run, and none below its approval.
+
+    - `answers`: by the job's name, what a person has said of it.
+    - `waiting`: the names of those that would lose more if all were approved, the last time that it decided.
+
+    The last instances of a job leave first, and so it keeps all up to the last one that runs. Who would have to shrink
+    only because others keep what they have does not, and waits for nothing.
+    """
+
+    def __init__(self, answers: Mapping[str, ShrinkApproval], policy: Policy = default_policy) -> None:
+        self.waiting: frozenset[str] = frozenset()
+        self._answers = dict(answers)
+        self._policy = ProtectUnresumable(policy)  # who can't be suspended does not wait for leave to be
+
+    def __call__(
+        self,
+        jobs: Sequence[Workload],
+        nodes: Sequence[Node],
+        capacity: Mapping[str, float],
+        *,
+        now_s: float,
+        pause_s: float,
+    ) -> dict[str, Target]:
+        """Decide as the policy does beside jobs that keep what they have."""
+        kept: dict[str, Target] = {}
+        due: Mapping[str, Target] = {}
+        while True:
+            others = [job for job in jobs if job.name not in kept]
+            staying = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
+            targets = ask_policy(
+                self._policy, others, *left_beside(staying, nodes, capacity), now_s=now_s, pause_s=pause_s
+            )
+            due = due or targets
+            shrinking = [job for job in others if targets[job.name].instances < self._least(job)]
+            if not shrinking:
+                self.waiting = frozenset(job.name for job in jobs if due[job.name].instances < self._least(job))
+                return {job.name: kept.get(job.name) or targets[job.name] for job in jobs}
+            kept |= {job.name: self._keeping(job, due[job.name]) for job in shrinking}
+
+    def _least(self, job: Workload) -> int:
+        """Return the fewest instances that a job may have without another answer."""
+        answer = self._answers.get(job.name)
+        if not answer or not answer.approved:
+            return job.up_to_last_placed
+        return min(job.up_to_last_placed, job.excluding_stranded(answer.target))  # a person was shown all that it has
+
+    def _keeping(self, job: Workload, due: Target) -> Target:
+        """Return the target of a job that may not shrink further; `due` is what it would be if all were approved.
+
+        What waits for a place may go, but for its minimum.
+        """
+        least = self._least(job)
+        instances = min(job.instances, max(least, job.bounds.min))
+        shrinks = any(job.nodes[instances:])
+        so_far = f"shrinks so far as was approved, to {instances}," if shrinks else f"stays at {instances}"
+        answer = self._answers.get(job.name)
+        if due.instances >= least:
+            why = "beside others that may not shrink"
+        elif answer and not answer.approved:
+            why = f"as somebody has refused that it {due.reason}"
+        else:
+            why = f"until somebody approves that it {due.reason}"
+        return Target(instances=instances, reason=f"{so_far} {why}", nodes=job.nodes[:instances])

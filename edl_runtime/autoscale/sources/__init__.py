@@ -1,1 +1,0 @@
-"""Where it is said what the web needs: Prometheus, a Redis stream, or a CSV file."""

@@ -1,0 +1,131 @@
+"""How much of the cluster is for training: what is known of the web says it, or else the declared windows do.
+
+All that is decided here is pure. `sources.learner` asks a traffic source what is known of the web.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from edl_runtime.autoscale.traffic.forecast import (
+    Forecast,
+    TrafficNeed,
+    UnknownNeed,
+    need_within_lead,
+    zone_of,
+)
+from edl_runtime.autoscale.traffic.windows import TrafficWindows
+
+LEAD_S = 60.0
+"""So long before a window begins that leaves less to training, jobs shrink: a pause, and the start of a pod."""
+
+
+class TrainingCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What training may use of each resource, and `why`, in words.
+
+    - `window`: what holds by the clock, a window's name or "default".
+    - `until`: when windows may leave something else, the lead time counted; None for never.
+    - `need`: what the web is left of the forecast's resource; None when windows alone decide.
+    """
+
+    capacity: Mapping[str, float]
+    why: str
+    window: str
+    until: datetime | None
+    need: TrafficNeed | None = None
+
+
+def training_capacity(
+    windows: TrafficWindows,
+    total: Mapping[str, float],
+    *,
+    now: datetime,
+    forecast: Forecast | None = None,
+    lead_s: float = LEAD_S,
+) -> TrainingCapacity:
+    """Return what training may use of a cluster that has `total`, from now until the lead time is over.
+
+    With a forecast, all of its resource but what the web is to be left; windows say it of the others. They say it of
+    all resources without one, while the source is silent, and at times that the profile does not know.
+    """
+    return capacity_beside_web(
+        declared_capacity(windows, total, now=now, lead_s=lead_s), total, now=now, forecast=forecast
+    )
+
+
+def declared_capacity(
+    windows: TrafficWindows, total: Mapping[str, float], *, now: datetime, lead_s: float = LEAD_S
+) -> TrainingCapacity:
+    """Return what windows leave to training."""
+    zone = zone_of(windows.time_zone)
+    lead = timedelta(seconds=lead_s)
+    span, ahead = windows.at(now), windows.at(now.astimezone(UTC) + lead)
+    ends = [end for end in (span.end, ahead.end - lead if ahead.end else None) if end is not None]
+    why = f"{_named(span.name)} {'hold' if span.name == 'default' else 'holds'}"
+    if ahead.start != span.start and ahead.start is not None:
+        why = f"{why}, and from {format_time(ahead.start.astimezone(zone), now)} on {_named(ahead.name)}"
+    elif span.end is not None:
+        why = f"{why} until {format_time(span.end.astimezone(zone), now)}"
+    return TrainingCapacity(
+        capacity=windows.capacity(now, total, lead_s=lead_s),
+        why=why,
+        window=span.name,
+        until=min(ends, default=None),
+    )
+
+
+def capacity_beside_web(
+    declared: TrainingCapacity, total: Mapping[str, float], *, now: datetime, forecast: Forecast | None
+) -> TrainingCapacity:
+    """Return what is left to training when the web has what it is to be left; what windows leave if nobody knows."""
+    if forecast is None:
+        return declared
+    if forecast.resource not in total:
+        return _held(declared, f"the cluster has no {forecast.resource}")
+    need = need_within_lead(
+        forecast.profile, forecast.recent, now_s=now.timestamp(), forecast_options=forecast.forecast_options
+    )
+    if isinstance(need, UnknownNeed):
+        return _held(declared, _beside_trouble(need.why, forecast))
+    rest = max(0.0, total[forecast.resource] - need.kept)
+    why = _beside_trouble(_said(need, forecast, now), forecast)
+    return msgspec.structs.replace(
+        declared, capacity={**declared.capacity, forecast.resource: rest}, why=why, need=need
+    )
+
+
+def format_time(moment: datetime, now: datetime) -> str:
+    """Return a time of day, as in 18:00, or with its date if it is a day off or more."""
+    return f"{moment:%H:%M}" if abs(moment - now) < timedelta(days=1) else f"{moment:%H:%M on %a %d %b}"
+
+
+def _held(declared: TrainingCapacity, why: str) -> TrainingCapacity:
+    return msgspec.structs.replace(declared, why=f"{why}: {declared.why}")
+
+
+def _beside_trouble(why: str, forecast: Forecast) -> str:
+    return f"{why} ({forecast.trouble})" if forecast.trouble else why
+
+
+def _said(need: TrafficNeed, forecast: Forecast, now: datetime) -> str:
+    moment = datetime.fromtimestamp(need.at_s, zone_of(forecast.profile.time_zone))
+    amount, kept = f"{format_amount(need.needed)} {forecast.resource}", format_amount(need.kept)
+    if not need.expected:
+        return f"the web needs {amount}, as of {format_time(moment, now)}, and is left {kept}"
+    midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
+    slot = timedelta(seconds=forecast.profile.slot_s)
+    begun = moment - (moment.replace(tzinfo=None) - midnight) % slot
+    when = f"by {format_time(begun, now)}" if begun > now else "now"
+    return f"the web is expected to need {amount} {when}, and is left {kept}"
+
+
+def format_amount(amount: float) -> str:
+    """Return an amount as people read it: 14.2, or 65,536."""
+    return f"{amount:,.1f}".removesuffix(".0")
+
+
+def _named(window: str) -> str:
+    return "the default sizes" if window == "default" else f"window {window!r}"

@@ -1,0 +1,198 @@
+"""Forecasts what the web will need from what it needed: a seasonal profile with headroom and lead time.
+
+A day is cut into slots, and days of the week are of two kinds, working days and the weekend. A slot's profile is the
+median over the days of its kind, of the slot itself and its neighbours: one burst changes nothing. What is expected is
+the most that the profile says for any slot until the lead time is over, so jobs shrink before the rush, with headroom
+for what differs from day to day; what the web needs now has headroom of its own, for bursts that no profile knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from statistics import median
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from edl_runtime.errors import SpecError
+
+
+def zone_of(name: str) -> ZoneInfo:
+    """Return a time zone by its name. Raises SpecError."""
+    try:
+        return ZoneInfo(name)
+    except (LookupError, ValueError, OSError):
+        raise SpecError("time_zone", name, "a name of the tz database, as in Europe/Berlin or UTC") from None
+
+
+# What the web will need, learned from what it needed: a seasonal profile with headroom and lead time.
+
+DAY_S = 86_400
+YEAR_S = 366 * DAY_S
+
+CARRY_FORWARD_S = 3600
+"""A slot without samples is as the one before, for so long."""
+
+CLOCK_SKEW_S = 1.0
+"""A sample that is ahead of the clock by no more is of now: two clocks are never the same."""
+
+LEARN_EVERY_S = 3600.0
+"""A profile is learned anew so often."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """How much of a resource the web needed at a time, in seconds since 1970."""
+
+    at_s: float
+    needed: float
+
+    @property
+    def valid(self) -> bool:
+        """Whether it is a number, 0 or more. What isn't counts as not said."""
+        return 0 <= self.needed < math.inf
+
+
+class ForecastOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How carefully a profile is used.
+
+    - `headroom`: what the profile says counts so many times, 1 or more.
+    - `burst_headroom`: what the web needs now counts so many times, 1 or more.
+    - `lead_s`: so long before the web needs more, training has less: at least a pause and the start of a pod.
+    - `silent_after_s`: a source whose last sample is older than that is silent, and declared windows hold.
+    - `memory_s`: older samples are not learned from.
+    - `slot_s`: length of a slot.
+
+    Raises SpecError.
+    """
+
+    headroom: float = 1.15
+    burst_headroom: float = 1.05
+    lead_s: float = 600.0
+    silent_after_s: float = 1800.0
+    memory_s: float = 28.0 * DAY_S
+    slot_s: int = 600
+
+    def __post_init__(self) -> None:
+        for field in ("headroom", "burst_headroom"):
+            if not 1 <= getattr(self, field) < math.inf:
+                raise SpecError(field, getattr(self, field), "1 or more")
+        for field in ("lead_s", "silent_after_s", "memory_s"):
+            if not 0 <= getattr(self, field) <= YEAR_S:
+                raise SpecError(field, getattr(self, field), f"seconds, 0 to {YEAR_S:,}: a year")
+        if not 1 <= self.slot_s <= DAY_S or DAY_S % self.slot_s or self.slot_s != int(self.slot_s):
+            raise SpecError("slot_s", self.slot_s, "seconds that divide a day, as 600")
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What the web needs in each slot of a working day (False) and of a weekend's day (True), where that is known."""
+
+    slots: Mapping[tuple[bool, int], float]
+    time_zone: str = "UTC"
+    slot_s: int = 600
+
+    def expected(self, at_s: float) -> float | None:
+        """Return what the web needs at a time, None if nothing like it was seen."""
+        return self.slots.get(_slot(at_s, self.time_zone, self.slot_s))
+
+
+def learn_profile(
+    samples: Iterable[Sample], *, now_s: float, forecast_options: ForecastOptions | None = None, time_zone: str = "UTC"
+) -> Profile:
+    """Return the profile of what was seen until now; later samples, of a clock that jumped, are left out."""
+    forecast_options = forecast_options or ForecastOptions()
+    seen: dict[tuple[bool, int], list[float]] = {}
+    for sample in samples:
+        if now_s - forecast_options.memory_s <= sample.at_s <= now_s and sample.valid:
+            seen.setdefault(_slot(sample.at_s, time_zone, forecast_options.slot_s), []).append(sample.needed)
+    count = DAY_S // forecast_options.slot_s
+    carried = CARRY_FORWARD_S // forecast_options.slot_s
+    slots: dict[tuple[bool, int], float] = {}
+    for weekend, slot in seen:
+        near = [need for by in (-1, 0, 1) for need in seen.get((weekend, (slot + by) % count), ())]
+        for by in range(carried + 1):
+            following = weekend, (slot + by) % count
+            if by and following in seen:
+                break
+            slots[following] = median(near)
+    return Profile(slots=slots, time_zone=time_zone, slot_s=forecast_options.slot_s)
+
+
+class TrafficNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the web is to be left, `kept`: that is what is `needed` at a time, in seconds since 1970, with headroom.
+
+    `expected` by the profile, or else what the last sample says.
+    """
+
+    kept: float
+    needed: float
+    at_s: float
+    expected: bool
+
+
+class UnknownNeed(msgspec.Struct, frozen=True):
+    """Why nobody can tell what the web will need: declared windows hold."""
+
+    why: str
+
+
+def need_within_lead(
+    profile: Profile, recent: Sequence[Sample], *, now_s: float, forecast_options: ForecastOptions | None = None
+) -> TrafficNeed | UnknownNeed:
+    """Return the most that the web is to be left at any time from now until the lead time is over.
+
+    `recent` are the latest samples, the newest last. Unknown when the source is silent, or when the profile does not
+    know the times ahead.
+    """
+    forecast_options = forecast_options or ForecastOptions()
+    last = latest_sample(recent, now_s)
+    if last is None or now_s - last.at_s > forecast_options.silent_after_s:
+        return UnknownNeed(_silence(recent, last, now_s))
+    steps = math.ceil(forecast_options.lead_s / forecast_options.slot_s)
+    times = [now_s + min(step * forecast_options.slot_s, forecast_options.lead_s) for step in range(steps + 1)]
+    needs = [
+        TrafficNeed(
+            kept=last.needed * forecast_options.burst_headroom, needed=last.needed, at_s=last.at_s, expected=False
+        )
+    ]
+    for at_s in times:
+        expected = profile.expected(at_s)
+        if expected is None:
+            return UnknownNeed("no day like this one has taught what the web needs at this time")
+        needs.append(TrafficNeed(kept=expected * forecast_options.headroom, needed=expected, at_s=at_s, expected=True))
+    return max(needs, key=lambda need: need.kept)
+
+
+def latest_sample(samples: Sequence[Sample], now_s: float) -> Sample | None:
+    """Return the last sample that is a number, and not of the future as those of a clock that jumped."""
+    return next((sample for sample in reversed(samples) if sample.at_s <= now_s + CLOCK_SKEW_S and sample.valid), None)
+
+
+def _silence(recent: Sequence[Sample], last: Sample | None, now_s: float) -> str:
+    if last is not None:
+        return f"no word from the source for {(now_s - last.at_s) / 60:.0f} min"
+    ahead = min((sample.at_s for sample in recent if sample.at_s > now_s + CLOCK_SKEW_S), default=None)
+    if ahead is not None:
+        return f"all that the source says is of the future, from {(ahead - now_s) / 60:.0f} min ahead on"
+    return "no word from the source" + (" but what is no number" if recent else "")
+
+
+def _slot(at_s: float, time_zone: str, slot_s: int) -> tuple[bool, int]:
+    wall = datetime.fromtimestamp(at_s, zone_of(time_zone))
+    return wall.weekday() >= 5, (wall.hour * 3600 + wall.minute * 60 + wall.second) // slot_s
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the web's need of one `resource`.
+
+    - `profile`, `recent`: what was learned of days like this one, and the latest samples, the newest last.
+    - `forecast_options`: how carefully both are used.
+    - `trouble`: why the source could not be asked just now, or not be learned from, in words; empty when it could.
+    """
+
+    resource: str
+    profile: Profile
+    recent: Sequence[Sample]
+    forecast_options: ForecastOptions = ForecastOptions()
+    trouble: str = ""

@@ -1,0 +1,159 @@
+"""What is known of the web: asked of its source at each pass of the rescaling, and learned from it now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edl_runtime.autoscale.errors import SourceError
+from edl_runtime.autoscale.traffic.forecast import (
+    DAY_S,
+    LEARN_EVERY_S,
+    Forecast,
+    Profile,
+    Sample,
+    latest_sample,
+    learn_profile,
+)
+from edl_runtime.autoscale.traffic.sources.prometheus import PrometheusSource
+from edl_runtime.autoscale.traffic.sources.records import CsvSource, StreamSource, TrafficSource, no_samples
+from edl_runtime.autoscale.traffic.sources.spec import CsvFile, Prometheus, Traffic
+from edl_runtime.errors import SpecError
+from edl_runtime.settings import named_secret
+from edl_runtime.store import keys
+from edl_runtime.store.redis_client import decode_record, unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+CHECK_SPAN_S = float(DAY_S)
+"""A source is checked for samples of so long."""
+
+NEVER_S = 0.0
+"""When that was learned which is to be learned at the next pass."""
+
+PROFILE_TTL_S = 2 * DAY_S
+"""What was learned is kept in Redis so long after it was last used."""
+
+
+class LearnedProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept in Redis from pass to pass: what was learned at a time, slot by slot, and the latest sample."""
+
+    learned_s: float
+    working: list[float | None]
+    weekend: list[float | None]
+    latest: Sample | None
+
+    def profile(self, traffic: Traffic, time_zone: str) -> Profile:
+        """Return the profile."""
+        days = ((False, self.working), (True, self.weekend))
+        slots = {(weekend, slot): need for weekend, day in days for slot, need in enumerate(day) if need is not None}
+        return Profile(slots=slots, time_zone=time_zone, slot_s=traffic.forecast_options.slot_s)
+
+
+def open_source(traffic: Traffic, client: Redis | None) -> TrafficSource:
+    """Return what reads the source. `client` is of the Redis in which a stream is, and no other source needs it.
+
+    Raises SpecError for a token whose variable is not set here, and for a stream without a Redis.
+    """
+    spec = traffic.source
+    if isinstance(spec, CsvFile):
+        return CsvSource(spec)
+    if isinstance(spec, Prometheus):
+        token = named_secret(os.environ, spec.token_env)
+        if spec.token_env and not token:
+            allowed = "the name of an environment variable that is set where the source is read"
+            raise SpecError("traffic.prometheus.token_env", spec.token_env, allowed)
+        return PrometheusSource(spec, token)
+    if client is None:
+        raise SpecError("traffic.redis.stream", spec.stream, "a stream in the Redis of EDL_REDIS_URL, which is not set")
+    return StreamSource(spec, client)
+
+
+async def check_source(traffic: Traffic, client: Redis | None = None, *, now_s: float) -> Sample:
+    """Ask a source what the web needed in the last day, and return the latest of that, of the resource.
+
+    For whoever has written the source down, or hands it on: raises SpecError for what has to be written otherwise, as a
+    query that can't be read or a file that is not there, NoSamplesError for a source that has nothing of that day, and
+    SourceUnavailableError, or RegistryUnavailableError for a stream's Redis, for trouble that may pass.
+    """
+    samples = traffic.needs(await open_source(traffic, client).samples(now_s - CHECK_SPAN_S, now_s))
+    last = latest_sample(samples, now_s)
+    if last is None:
+        raise no_samples("the traffic source", now_s - CHECK_SPAN_S, now_s, "all that it says is no number, or below 0")
+    return last
+
+
+async def fetch_forecast(
+    traffic: Traffic, client: Redis | None, namespace: str, now_s: float, *, time_zone: str = "UTC"
+) -> Forecast:
+    """Return what is known of the web now: what its source says, and the profile of days like this one.
+
+    The profile is kept in Redis, and learned anew each `LEARN_EVERY_S`; at each call without a `client`. `time_zone` is
+    that of its days, the windows'.
+
+    Whatever goes wrong with the source is the forecast's `trouble`, in words; then what is known from before counts
+    until that is too old. Raises RegistryUnavailableError.
+    """
+    key = keys.traffic_profile(namespace, _digest(traffic, time_zone))
+    kept = await _cached_profile(client, key, traffic) if client else None
+    due = kept is None or not 0 <= now_s - kept.learned_s < LEARN_EVERY_S
+    samples, trouble = (
+        await _samples_or_trouble(traffic, client, now_s, traffic.forecast_options.memory_s) if due else ([], "")
+    )
+    if samples:
+        kept = await asyncio.to_thread(
+            _learn_profile, samples, traffic, time_zone, now_s
+        )  # a month of minutes takes a while
+    else:
+        samples, silence = await _samples_or_trouble(traffic, client, now_s, traffic.forecast_options.silent_after_s)
+        trouble = silence or trouble
+    if kept is None:
+        kept = _learn_profile([], traffic, time_zone, NEVER_S)
+    last = latest_sample(samples, now_s) or kept.latest
+    if samples and client:
+        kept = msgspec.structs.replace(kept, latest=last)
+        with unavailable_if_lost(client):
+            await client.set(key, msgspec.json.encode(kept), ex=PROFILE_TTL_S)
+    return Forecast(
+        resource=traffic.resource,
+        profile=kept.profile(traffic, time_zone),
+        recent=(last,) if last else samples[-1:],
+        forecast_options=traffic.forecast_options,
+        trouble=trouble,
+    )
+
+
+async def _samples_or_trouble(
+    traffic: Traffic, client: Redis | None, now_s: float, span_s: float
+) -> tuple[list[Sample], str]:
+    """Return what the source has of the last seconds, and what is wrong with it."""
+    try:
+        return traffic.needs(await open_source(traffic, client).samples(now_s - span_s, now_s)), ""
+    except (SourceError, SpecError) as error:
+        return [], str(error)
+
+
+async def _cached_profile(client: Redis, key: str, traffic: Traffic) -> LearnedProfile | None:
+    """Return what is kept, None if there is nothing that can be used."""
+    with unavailable_if_lost(client):
+        text = await client.get(key)
+    kept = decode_record(text, LearnedProfile)
+    slots = DAY_S // traffic.forecast_options.slot_s
+    return kept if kept and len(kept.working) == len(kept.weekend) == slots else None
+
+
+def _learn_profile(samples: list[Sample], traffic: Traffic, time_zone: str, now_s: float) -> LearnedProfile:
+    profile = learn_profile(samples, now_s=now_s, forecast_options=traffic.forecast_options, time_zone=time_zone)
+    slots = range(DAY_S // traffic.forecast_options.slot_s)
+    working, weekend = ([profile.slots.get((kind, slot)) for slot in slots] for kind in (False, True))
+    return LearnedProfile(learned_s=now_s, working=working, weekend=weekend, latest=None)
+
+
+def _digest(traffic: Traffic, time_zone: str) -> str:
+    """Return what differs where another profile would be learned."""
+    return hashlib.sha256(msgspec.json.encode((traffic, time_zone))).hexdigest()[:16]

@@ -1,0 +1,116 @@
+"""Changes how many instances a Job or a Deployment has, and what Kueue lets a Job in its queues have."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from edl_runtime.backends.errors import ClusterError
+from edl_runtime.backends.interface import JobStatus
+from edl_runtime.backends.kubernetes import manifests, names
+from edl_runtime.backends.kubernetes.client import KubernetesClient
+from edl_runtime.backends.kubernetes.job_status import (
+    bounds,
+    completions_for,
+    desired_instances,
+    is_felt_when_suspended,
+    pool_instances,
+    pool_pods,
+)
+from edl_runtime.backends.kubernetes.pod_status import is_gated_by_queue, is_leaving, is_pod_of
+from edl_runtime.errors import BackendError
+
+Manifest = dict[str, Any]
+
+
+async def resize_owner(api: KubernetesClient, owner: Manifest, instances: int, before: JobStatus) -> Manifest:
+    size = {names.WANTED: str(instances)}
+    if instances != desired_instances(owner) and (instances or is_felt_when_suspended(before)):
+        size[names.RESIZED_AT] = repr(time.time())
+    if owner["kind"] == "Job":
+        return await _resize_job(api, owner, instances, size)
+    found, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))
+    pods = pool_pods(found)
+    seen = {one.status.pod: one.status for one in pool_instances(pods, time.time())}
+    costs = {pod: {"annotations": {names.DELETION_COST: str(-status.index)}} for pod, status in seen.items()}
+    if 0 < instances < len(seen):  # the highest index leaves first
+        marked = (api.patch(pod, {"metadata": costs[pod["metadata"]["name"]]}) for pod in pods)
+        await asyncio.gather(*marked)
+    resized = await api.annotate(owner, size, {"replicas": instances})
+    if instances > desired_instances(owner):  # those that had been given up are tried anew
+        given_up = [pod for pod in pods if seen[pod["metadata"]["name"]].given_up]
+        await asyncio.gather(*(api.delete(pod) for pod in given_up))
+    return resized
+
+
+async def _resize_job(api: KubernetesClient, owner: Manifest, instances: int, size: Mapping[str, str]) -> Manifest:
+    """Change the number of a Job's indexes, or suspend it: it can't have none.
+
+    One that has not begun, or that Kueue lets run, begins when these let it. Raises BackendError for what Kueue would
+    undo, or answer by stopping the job.
+    """
+    queue = owner["metadata"]["labels"].get(names.QUEUE)
+    begins_itself = names.STARTED not in owner["metadata"]["annotations"] or queue is not None
+    if queue is not None:
+        await _check_queue(api, owner, queue, instances)
+    if instances == 0:
+        return await api.annotate(owner, size, {"suspend": True})
+    if desired_instances(owner) == 0:
+        await _release_suspended_pods(api, owner)
+    completions = completions_for(owner, instances)
+    elastic = owner["metadata"]["annotations"].get(names.ELASTIC) == "true"
+    spec = {
+        "parallelism": completions,
+        "completions": completions,
+        "maxFailedIndexes": manifests.max_failed_indexes(completions, bounds(owner), elastic=elastic),
+        **({} if begins_itself else {"suspend": False}),
+    }
+    return await api.annotate(owner, size, spec)
+
+
+async def _check_queue(api: KubernetesClient, owner: Manifest, queue: str, instances: int) -> None:
+    """Raise BackendError if Kueue, in whose queue the Job is, would not let it have so many instances.
+
+    Kueue stops a running Job whose size changes, unless it took the Job as elastic when that was made; and of one that
+    grows again before its last growth was admitted, it may admit the wrong pods (kubernetes-sigs/kueue#14580).
+    """
+    name = owner["metadata"]["name"]
+    if instances == 0:
+        raise BackendError(f"{name!r} is in Kueue's queue {queue!r}, which alone says when it is suspended")
+    if owner["spec"].get("suspend") or instances == desired_instances(owner):
+        return
+    if not is_gated_by_queue(owner["spec"]["template"]):
+        raise BackendError(
+            f"{name!r} runs in Kueue's queue {queue!r}, which would stop it if its size changed: resizing takes a job "
+            "that was made under Kueue 0.18, or under 0.13 with the feature gate ElasticJobsViaWorkloadSlices"
+        )
+    if instances < desired_instances(owner):
+        return
+    found, _ = await api.list("Pod", labels=names.selector(name))
+    gated = sum(is_pod_of(pod, owner) and is_gated_by_queue(pod) for pod in found)
+    if gated:
+        raise BackendError(
+            f"{gated} of {name!r} still wait in Kueue's queue {queue!r}; resize it again when they have been admitted"
+        )
+
+
+async def _release_suspended_pods(api: KubernetesClient, owner: Manifest) -> None:
+    """Have the Job not count the pods of before it was suspended, which have left by a signal, among its failures.
+
+    It keeps an index's last pod until the next one is there, and would give up an index that has left a few times.
+    """
+    found, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))
+    left = [pod for pod in found if is_pod_of(pod, owner) and is_leaving(pod)]
+    await asyncio.gather(*(_remove_job_finalizer(api, pod) for pod in left))
+
+
+async def _remove_job_finalizer(api: KubernetesClient, pod: Manifest) -> None:
+    others = [one for one in pod["metadata"].get("finalizers") or [] if one != names.TRACKED]
+    version = pod["metadata"]["resourceVersion"]
+    try:
+        await api.patch(pod, {"metadata": {"finalizers": others, "resourceVersion": version}})
+    except ClusterError as error:
+        if error.status != 404:
+            raise

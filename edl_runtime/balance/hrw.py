@@ -1,0 +1,84 @@
+"""Pairs by falling score: who finds whom, decided by the hashes of their ids alone.
+
+A score is a number of 64 bits: the hashes of both ids, xor'ed and mixed. It is the same on every machine and with
+every version of Python and numpy, for numbers without a sign wrap around everywhere alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Hashes: TypeAlias = NDArray[np.uint64]
+    Places: TypeAlias = NDArray[np.intp]
+
+PAIRS_PER_PLACE = 4
+"""Pairs that are looked at in a round, for each item and bin that is left: few of either are left after it."""
+
+
+class BinCapacity(Protocol):
+    """The room in bins. It only becomes less."""
+
+    def has(self, bin_: int) -> bool:
+        """Return whether the bin has a slot."""
+
+    def take(self, bin_: int) -> bool:
+        """Use up a slot of the bin; return whether it had one."""
+
+
+def hashes(role: str, ids: Sequence[str]) -> Hashes:
+    """Return a hash of each id; the same id in another role has another."""
+    import numpy as np
+
+    person = role.encode()
+    digests = b"".join(blake2b(id_.encode(), digest_size=8, person=person).digest() for id_ in ids)
+    return np.frombuffer(digests, ">u8").astype(np.uint64)
+
+
+def match(
+    items: Hashes, bins: Hashes, item_places: Places, bin_places: Places, slots: BinCapacity
+) -> Iterator[tuple[int, int]]:
+    """Yield (item, bin), by their places in `items` and `bins`, for each item that finds a slot.
+
+    All pairs of the places given are offered, by falling score, and of equal scores in the order of their places.
+    """
+    while item_places.size and bin_places.size:
+        scores = _mixed(items[item_places][:, None] ^ bins[bin_places]).ravel()
+        rows, columns = divmod(_best(scores, PAIRS_PER_PLACE * (item_places.size + bin_places.size)), bin_places.size)
+        placed = set()
+        for item, bin_ in zip(item_places[rows].tolist(), bin_places[columns].tolist(), strict=True):
+            if item not in placed and slots.take(bin_):
+                yield item, bin_
+                placed.add(item)
+                if len(placed) == item_places.size:
+                    return
+        # Pairs of those that are left have lower scores: an earlier one would have been taken.
+        item_places = item_places[[item not in placed for item in item_places.tolist()]]
+        bin_places = bin_places[[slots.has(bin_) for bin_ in bin_places.tolist()]]
+
+
+def _best(scores: Hashes, count: int) -> Places:
+    """Return where the highest `count` scores are, highest first; more where several are the lowest of them."""
+    import numpy as np
+
+    if count >= scores.size:
+        return np.argsort(~scores, kind="stable")
+    lowest = np.partition(scores, scores.size - count)[scores.size - count]
+    best = np.flatnonzero(scores >= lowest)
+    return best[np.argsort(~scores[best], kind="stable")]
+
+
+def _mixed(scores: Hashes) -> Hashes:
+    """Finish each as SplitMix64 does (Steele, Lea and Flood 2014): every bit depends on all; in place."""
+    import numpy as np
+
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        scores ^= scores >> np.uint64(shift)
+        scores *= np.uint64(factor)
+    scores ^= scores >> np.uint64(31)
+    return scores

@@ -1,0 +1,113 @@
+"""The text of manifests → plain data, and nothing but plain data, whatever the text is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edl_runtime.errors import SpecError
+from edl_runtime.parsing import bounded_yaml_loader
+
+_NO_TEXT = "YAML of one or more manifests, as for kubectl"
+
+
+def manifest_text(path: Path) -> str:
+    """Return what the file says. Raises SpecError for one that can't be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError("manifest", str(path), f"a file that can be read ({error.strerror})") from None
+    except ValueError:
+        raise SpecError("manifest", str(path), "a file of text, in UTF-8") from None
+
+
+def read_manifests(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return each manifest in `text`, before it how a message names it: empty for the only one.
+
+    A List, as `kubectl get -o yaml` prints, is what it holds. All values are what JSON has, and texts can be sent and
+    kept. Raises SpecError.
+    """
+    documents = [document for document in _parsed(text) if document is not None]
+    if not documents:
+        raise SpecError("manifest", "nothing", _NO_TEXT)
+    found: list[tuple[str, dict[str, Any]]] = []
+    for number, document in enumerate(documents, 1):
+        where = f"document {number}: " if len(documents) > 1 else ""
+        manifest = _plain(where, document)
+        if not isinstance(manifest, dict):
+            raise SpecError(f"{where}manifest", manifest, "a mapping with apiVersion, kind, metadata and spec")
+        found += _listed(where, manifest) if manifest.get("kind") == "List" else [(where, manifest)]
+    return found
+
+
+def _listed(where: str, manifest: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    items = manifest.get("items")
+    if not isinstance(items, list) or not items:
+        raise SpecError(f"{where}items", items, "a list of one or more manifests")
+    for number, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise SpecError(f"{where}items[{number}]", item, "a manifest")
+        yield f"{where}items[{number}].", item
+
+
+def _parsed(text: str) -> list[Any]:
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise SpecError("manifest", f"no module {error.name}", "the extra edl-airflow[kubernetes]") from None
+
+    class Loader(bounded_yaml_loader()):  # type: ignore[misc]  # made when PyYAML is there
+        """Refuses what is said twice."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's
+            if isinstance(node, yaml.MappingNode):
+                names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+                if twice := next((name for number, name in enumerate(names) if name in names[:number]), None):
+                    raise yaml.constructor.ConstructorError(None, None, f"{twice!r} is said twice", node.start_mark)
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            return mapping
+
+    try:
+        return list(yaml.load_all(text, Loader=Loader))
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise SpecError("manifest", f"{line}{error.problem}", _NO_TEXT) from None
+    except yaml.YAMLError as error:
+        raise SpecError("manifest", " ".join(str(error).split()), _NO_TEXT) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # PyYAML lets these through for values that are not what their tag says, as in "!!bool maybe" or 2026-02-31.
+        raise SpecError(
+            "manifest", f"{type(error).__name__}: {error}", "values that are what they are said to be"
+        ) from None
+
+
+def _plain(path: str, value: Any) -> Any:
+    """Return the value if JSON has it. Raises SpecError."""
+    if isinstance(value, dict):
+        return {_plain_text(path, key): _plain(below(path, key), each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(f"{path}[{number}]", each) for number, each in enumerate(value)]
+    if isinstance(value, str):
+        return _plain_text(path, value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and abs(value) < 2**63:
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    raise SpecError(path, value, "text, a number, true or false, a list or a mapping; quotes make text of anything")
+
+
+def below(path: str, name: object) -> str:
+    """Return how messages name the field `name` of what they name `path`."""
+    return f"{path}{name}" if not path or path.endswith((" ", ".")) else f"{path}.{name}"
+
+
+def _plain_text(path: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise SpecError(path or "manifest", text, "names of fields that are text")
+    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text):
+        raise SpecError(path or "manifest", text, "text without null bytes and halves of characters")
+    return text

@@ -1,0 +1,297 @@
+"""How a worker is launched: its command and whether that is elastic, its environment, its ports, and its job."""
+
+from __future__ import annotations
+
+import ast
+import ipaddress
+import shutil
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+import msgspec
+
+from edl_runtime.elastic.comm.agent_protocol import Gear
+from edl_runtime.elastic.rendezvous.generation import Generation
+from edl_runtime.errors import SpecError
+from edl_runtime.specs import Bounds, JobSpec
+
+PRELOADABLE = ("numpy", "paddle", "torch")
+"""What takes long to import, and does nothing that a script could want to have a say in."""
+
+ELASTIC = "edl_runtime.elastic"
+
+_IMPORTERS = {"builtins", "code", "codeop", "imp", "importlib", "pickle", "pkgutil", "runpy", "unittest", "zipimport"}
+"""Modules by which a script can run others that it does not import."""
+
+_KNOWN_MODULES = (sys.stdlib_module_names - _IMPORTERS) | {*PRELOADABLE, "edl_runtime"}
+"""Modules known not to call `elastic.init` for a script."""
+
+_DYNAMIC_NAMES = {"exec", "eval", "compile", "globals", "locals", "vars", "__import__", "__builtins__"}
+"""By these a script can call what it does not name."""
+
+_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A trainer's command.
+
+    - `command`: as it is run alone; "python" as its first word stands for this interpreter.
+    - `file`: the Python script in it, empty for other programs: those are neither loaded ahead nor looked into.
+    - `options`: of the interpreter. `arguments`: of the script.
+    - `imports`: modules to import ahead.
+    - `elastic`: it joins generations by itself, live ones too; others are started for each generation anew. A script
+      that does so by way of another module is only known when it runs.
+    - `never_calls_init`: it imports this project's elastic and surely never calls `init`; False where that is unknown.
+    """
+
+    command: tuple[str, ...]
+    file: str = ""
+    options: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    elastic: bool = False
+    never_calls_init: bool = False
+
+    def as_elastic(self) -> Entrypoint:
+        """Return this script as one that joins generations by itself."""
+        imports = dict.fromkeys([*self.imports, "paddle", f"{ELASTIC}.api"])
+        return msgspec.structs.replace(self, imports=tuple(imports), elastic=True)
+
+
+def parse_entrypoint(command: Sequence[str]) -> Entrypoint:
+    """Return what `command` is: "python train.py …", "train.py …" or another program. Reads the script.
+
+    A first word that ends in .py is always a script that this interpreter runs, be it executable or not. A module
+    (`python -m`) counts as another program, and so does a script of another interpreter than this one, which may lack
+    what loading ahead takes; but not one that imports this project. Raises SpecError for a program that is not there,
+    and a script that can't be read, or not by this interpreter that is to run it.
+    """
+    words = list(command)
+    if not words:
+        raise SpecError("command", words, "a script or a program with its arguments, as in -- python train.py")
+    if words[0].endswith(".py"):
+        words.insert(0, sys.executable)
+    elif words[0] == "python":
+        words[0] = sys.executable
+    if shutil.which(words[0]) is None:
+        raise SpecError("command", words[0], "a script that ends in .py, or a program on the PATH that can be run")
+    first = _script_index(words) if _is_python(words[0]) else None
+    if first is None:
+        return Entrypoint(command=tuple(words))
+    file = words[first]
+    try:
+        source = Path(file).read_bytes()
+    except OSError as error:
+        raise SpecError("command", file, f"a script that can be read ({error.strerror})") from None
+    try:
+        tree = ast.parse(source, file)
+    except (SyntaxError, ValueError) as error:
+        if not _is_this_interpreter(words[0]):
+            return Entrypoint(command=tuple(words))
+        said = "".join(traceback.format_exception_only(error)).rstrip()
+        raise SpecError("command", file, f"a script that Python can read:\n{said}") from None
+    modules = list(_imported_modules(tree))
+    elastic = any(module == ELASTIC or module.startswith(f"{ELASTIC}.") for module in modules)
+    if not elastic and not _is_this_interpreter(words[0]):
+        return Entrypoint(command=tuple(words))
+    worth = [name for name in PRELOADABLE if name in {module.partition(".")[0] for module in modules}]
+    script = Entrypoint(
+        command=tuple(words),
+        file=file,
+        options=tuple(words[1:first]),
+        arguments=tuple(words[first + 1 :]),
+        imports=tuple(worth),
+        never_calls_init=elastic and _never_calls_init(tree, modules, Path(file).parent),
+    )
+    return script.as_elastic() if elastic else script
+
+
+def _is_python(program: str) -> bool:
+    return program == sys.executable or Path(program).name.startswith("python")
+
+
+def _is_this_interpreter(program: str) -> bool:
+    """Whether it is the interpreter that runs this, in the same environment."""
+    this, found = Path(sys.executable), Path(shutil.which(program) or program).absolute()
+    return found.parent == this.parent and found.resolve() == this.resolve()
+
+
+def _script_index(words: Sequence[str]) -> int | None:
+    """Return where in the words the script is, None for a module, code or standard input."""
+    at = 1
+    while at < len(words) and words[at].startswith("-"):
+        if words[at] in ("-", "-c", "-m"):
+            return None
+        at += 2 if words[at] in _OPTIONS_WITH_VALUE else 1
+    return at if at < len(words) else None
+
+
+def _imported_modules(tree: ast.Module) -> Iterator[str]:
+    """Yield the modules that the source imports anywhere."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def _never_calls_init(tree: ast.Module, modules: Sequence[str], folder: Path) -> bool:
+    """Whether a script in this folder uses nothing of the elastic that it imports, and no module that may do so."""
+    roots = {module.partition(".")[0] for module in modules}
+    if not roots <= _KNOWN_MODULES or any(
+        (folder / root).exists() or (folder / f"{root}.py").exists() for root in roots
+    ):
+        return False
+    bound = set(_DYNAMIC_NAMES)
+    used = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            ours = [name for name in node.names if name.name.partition(".")[0] == "edl_runtime"]
+            bound.update(name.asname or "edl_runtime" for name in ours)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            return False
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "edl_runtime":
+            is_elastic = (node.module or "").startswith(ELASTIC)
+            bound.update(name.asname or name.name for name in node.names if is_elastic or name.name in ("elastic", "*"))
+        elif isinstance(node, ast.Name):
+            used.add(node.id)
+    return "*" not in bound and not bound & used
+
+
+# What a script that knows nothing of this project is told of its generation: the variables of both worlds. Pure.
+
+Communication = Literal["gloo", "nccl"]
+
+
+def generation_environment(generation: Generation, member: str, communication: Communication) -> dict[str, str]:
+    """Return the variables by which `paddle.distributed` and `torch.distributed` join the generation as this member.
+
+    Each instance has one trainer, and with "nccl" one device, the first that it sees.
+    """
+    rank = generation.members.index(member)
+    world_size = str(len(generation.members))
+    host, _, port = generation.store.rpartition(":")
+    device = {"FLAGS_selected_gpus": "0", "PADDLE_LOCAL_DEVICE_IDS": "0"} if communication == "nccl" else {}
+    return {
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": world_size,
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(generation.endpoints),
+        "PADDLE_CURRENT_ENDPOINT": generation.endpoints[rank],
+        "PADDLE_MASTER": generation.store,
+        "PADDLE_DISTRI_BACKEND": communication,
+        "PADDLE_RANK_IN_NODE": "0",
+        **device,
+        "RANK": str(rank),
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": str(rank),
+        "GROUP_WORLD_SIZE": world_size,
+        "MASTER_ADDR": host.strip("[]"),
+        "MASTER_PORT": port,
+        "EDL_GENERATION": str(generation.number),
+    }
+
+
+# Ports that a trainer will listen on, kept free for it until then.
+
+
+def check_host(host: str) -> None:
+    """Raise SpecError if gloo would listen on loopback only, though instances are to be reached at `host`.
+
+    Paddle has gloo listen at the address that the machine's own name stands for, and can't be told another.
+    """
+    name = socket.gethostname()
+    try:
+        own = socket.gethostbyname(name)
+    except OSError:
+        own = "127.0.0.1"  # which is what Paddle takes then
+    if _is_loopback(own) and not _is_loopback(host):
+        allowed = (
+            f"127.0.0.1 while this machine's name, {name!r}, stands for {own}: gloo listens there. "
+            f"Give the name an address that the job's other instances reach, in /etc/hosts or DNS"
+        )
+        raise SpecError("settings.host (EDL_HOST)", host, allowed)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]).is_loopback
+    except OSError:
+        return False
+
+
+class PortReservation:
+    """Two ports of `host` that nobody is given by chance while they are kept, others for each generation.
+
+    `store` is where rank 0 listens for the others, `trainer` for the trainer itself: who is told of them can listen on
+    them all the same. A context manager; entering raises SpecError when `host` is no address of this machine.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.store = 0
+        self.trainer = 0
+        self._host = host
+        self._generation = -1
+        self._kept: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        self.renew(0)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for kept in self._kept:
+            kept.close()
+
+    def renew(self, generation: int) -> None:
+        """Choose others unless that was done for this generation; the last two pairs are kept."""
+        if generation == self._generation:
+            return
+        self._generation = generation
+        pair = [self._bind(), self._bind()]
+        for kept in self._kept[:-2]:
+            kept.close()
+        self._kept = [*self._kept[-2:], *pair]
+        self.store, self.trainer = (kept.getsockname()[1] for kept in pair)
+
+    def _bind(self) -> socket.socket:
+        try:
+            family = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0][0]
+            bound = socket.socket(family, socket.SOCK_STREAM)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as whoever will listen on it does
+            bound.bind((self._host, 0))
+        except OSError as error:
+            allowed = f"an address of this machine that the job's other instances reach ({error.strerror})"
+            raise SpecError("settings.host (EDL_HOST)", self._host, allowed) from None
+        return bound
+
+
+# A job that runs a training script → one of elastic trainers. Pure.
+
+ELASTIC_GRACE_S = 30.0
+"""Between SIGTERM and SIGKILL of an elastic trainer: it finishes its step, and may write a checkpoint."""
+
+
+def elastic_job(
+    spec: JobSpec, bounds: Bounds, *, gear: Gear = "live", start: int | None = None, grace_s: float = ELASTIC_GRACE_S
+) -> JobSpec:
+    """Return the job whose instances are agents, each an `edl agent` that runs `spec`'s command.
+
+    It has `start` of them to begin with, by default the fewest. They start with -P: a module beside the script is the
+    script's, and no file there takes the place of a library of the agent's. Raises SpecError for a `start` outside
+    `bounds`.
+    """
+    agent = ("python", "-P", "-m", "edl_runtime.cli", "agent", "--instances", str(bounds), "--gear", gear, "--")
+    return msgspec.structs.replace(
+        spec,
+        command=(*agent, *spec.command),
+        bounds=bounds,
+        instances=bounds.min if start is None else start,
+        elastic=True,
+        grace_s=grace_s,
+    )

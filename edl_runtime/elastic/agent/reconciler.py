@@ -1,0 +1,286 @@
+"""What the agent does with its worker next: a pure function of the worker's state, the desired state and the group.
+
+A generation is entered *live* by the running worker, *warm* by the standby after it has left, *cold* by a new process.
+A plain script is restarted for each generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from edl_runtime.elastic.comm.agent_protocol import AbortGeneration, AgentMessage, Gear, JoinGeneration, Leave
+from edl_runtime.elastic.rendezvous.generation import Generation, GroupView
+
+UNNEEDED_LEAVE_S = 2.0
+"""How long a trainer may take to leave when nobody trains with it any more."""
+
+PLAIN_LEAVE_S = 5.0
+"""How long a plain script may take to write what it wants to after SIGTERM."""
+
+MAX_LEAVE_S = 60.0
+"""How long a trainer may take to leave at the end of a step that others take part in; from the last part of a
+checkpoint that it has written, if any."""
+
+ALONE_AFTER_S = 2.0
+"""After so long without a generation that does without it, an instance that was told to go goes all the same."""
+
+GRACE_SHARE = 0.8
+"""What of an instance's grace its trainer has; the rest is for its agent."""
+
+STANDBY_AFTER_S = 1.0
+"""How long a trainer is up before a standby for the next is begun: till then it has enough to do."""
+
+WorkerPhase = Literal["absent", "loading", "loaded", "starting", "ready", "member", "leaving", "done"]
+
+
+class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent knows of its own trainer.
+
+    - `phase`: loading what its script imports; loaded; starting, up to where an elastic script can join; ready to do
+      so; a member of a generation, or on its way; told to leave; done with all there is to train.
+    - `since`: when that began; of one that leaves, when it last wrote a part of its checkpoint.
+    - `assigned`: the generation that it was last told to be in, and `peers` its members; 0 for none.
+    - `up`: the last that it was up in; `comm_failed`: the last whose communication has failed it.
+    - `aborted`: the last that it was told to let go of.
+    - `left`: it has said that it leaves, and only its end is still to come.
+    - `standby`: how far its standby is; one that failed is not replaced before it is missed.
+    """
+
+    phase: WorkerPhase = "absent"
+    since: float = 0.0
+    assigned: int = 0
+    peers: tuple[str, ...] = ()
+    up: int = 0
+    comm_failed: int = 0
+    aborted: int = 0
+    left: bool = False
+    standby: Literal["absent", "loading", "loaded", "failed"] = "absent"
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is in a generation that works, as far as it knows."""
+        return self.phase == "member" and self.up > self.comm_failed
+
+
+class DesiredState(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose trainer it is, and what is wished of this instance.
+
+    - `elastic`: its script joins generations by itself. `gear`: the fastest that the job's owner allows.
+    - `instances`: most that the job may have.
+    - `leaving_since`: when it was told to go, None while it is not; it has `grace_s` from then on.
+    - `exclusive`: a trainer needs a device that the one before has to have let go of.
+    - `finished`: its trainer has trained all there is and has ended.
+    """
+
+    member: str
+    elastic: bool
+    gear: Gear = "live"
+    instances: int = 1
+    leaving_since: float | None = None
+    grace_s: float = 10.0
+    exclusive: bool = False
+    finished: bool = False
+
+
+class StartWorker(msgspec.Struct, frozen=True):
+    """Make the standby the trainer; without one, or with `fresh` since a standby did not do, a new process."""
+
+    fresh: bool = False
+
+
+class StartStandby(msgspec.Struct, frozen=True):
+    """Begin a standby."""
+
+
+class RetireWorker(msgspec.Struct, frozen=True):
+    """Let the trainer end by itself, and have room for the next."""
+
+
+class RunScript(msgspec.Struct, frozen=True):
+    """Start the script: for this generation if it is plain."""
+
+    generation: Generation | None = None
+
+
+class SendMessage(msgspec.Struct, frozen=True):
+    """Say this to the trainer."""
+
+    message: AgentMessage
+    generation: Generation | None = None
+
+
+class TerminateWorker(msgspec.Struct, frozen=True):
+    """Ask a plain script to end."""
+
+
+class KillWorker(msgspec.Struct, frozen=True):
+    """End the trainer at once. `planned`: it is nobody's failure."""
+
+    why: str
+    planned: bool = True
+
+
+Action = StartWorker | StartStandby | RetireWorker | RunScript | SendMessage | TerminateWorker | KillWorker
+
+
+def reconcile(worker: WorkerState, desired: DesiredState, view: GroupView, now: float) -> list[Action]:
+    """Return what to do now; nothing of it is to be done again once `worker` says that it has been."""
+    return [
+        *_on_lost_members(worker, view),
+        *_on_worker(worker, desired, view, now),
+        *_on_standby(worker, desired, view, now),
+    ]
+
+
+def _on_lost_members(worker: WorkerState, view: GroupView) -> Iterator[Action]:
+    """Let a trainer go that may wait for somebody who is gone: no communication outlives one of its members."""
+    if worker.phase not in ("member", "leaving"):
+        return
+    suspected = view.suspicion.generation if view.suspicion else 0
+    broken = (
+        worker.assigned
+        if worker.assigned == suspected or any(_is_gone(view, peer, worker.assigned) for peer in worker.peers)
+        else 0
+    )
+    if broken > max(worker.aborted, worker.comm_failed):
+        yield SendMessage(AbortGeneration(generation=broken))
+
+
+def _is_gone(view: GroupView, peer: str, generation: int) -> bool:
+    there = view.find(peer)
+    if there is None:
+        return peer not in view.granted and peer not in view.left and peer not in view.finished
+    return there.member.lost >= generation
+
+
+def _stays(view: GroupView, peer: str, generation: int) -> bool:
+    there = view.find(peer)
+    return (
+        there is not None and not there.member.leaving and not there.member.finished and there.member.lost < generation
+    )
+
+
+def _on_worker(worker: WorkerState, desired: DesiredState, view: GroupView, now: float) -> Iterator[Action]:
+    match worker.phase:
+        case "absent" if not is_ending(desired, view) and not desired.finished:
+            current = view.generation if view.rank(desired.member) is not None else None
+            yield StartWorker(fresh=current is not None and current.gear == "cold" and current.attempt > 0)
+        case "loading" | "loaded" | "starting" | "ready":
+            yield from _on_joining(worker, desired, view)
+        case "member":
+            yield from _on_member(worker, desired, view, now)
+        case "leaving" if worker.left and not desired.exclusive and not is_ending(desired, view):
+            yield RetireWorker()
+        case "leaving":
+            if now >= _leave_deadline(worker, desired, view):
+                yield KillWorker("it did not leave in time")
+        case "done" if view.outcome is not None and view.outcome.kind == "failed":
+            yield KillWorker("the job has failed")
+        case "done" if desired.leaving_since is not None and now >= _leave_deadline(worker, desired, view):
+            yield KillWorker("its script did not end in time")
+
+
+def _on_joining(worker: WorkerState, desired: DesiredState, view: GroupView) -> Iterator[Action]:
+    following = _next_generation(worker, desired, view)
+    if is_ending(desired, view):
+        yield KillWorker("it is not needed any more")
+    elif desired.elastic and worker.phase == "loaded":
+        yield RunScript()
+    elif desired.elastic and worker.phase == "ready" and following is not None:
+        yield SendMessage(_join_message(following, desired), following)
+    elif not desired.elastic and worker.phase == "loaded" and following is not None:
+        yield RunScript(following)
+
+
+def _on_member(worker: WorkerState, desired: DesiredState, view: GroupView, now: float) -> Iterator[Action]:
+    following = _next_generation(worker, desired, view)
+    if not desired.elastic:
+        if is_ending(desired, view) or _is_superseded(worker, view):
+            yield TerminateWorker()
+    elif view.outcome is not None:
+        yield KillWorker("the job has ended")
+    elif view.stop is not None:
+        yield SendMessage(Leave(reason=view.stop, checkpoint=_writes_checkpoint(worker, desired, view, all_go=True)))
+    elif following is None and _is_superseded(worker, view):
+        left = desired.leaving_since is not None
+        yield SendMessage(Leave(reason="told to leave" if left else "the others go on without it", checkpoint=False))
+    elif desired.leaving_since is not None and following is None and _leaves_alone(worker, desired, view, now):
+        yield SendMessage(Leave(reason="told to leave", checkpoint=_writes_checkpoint(worker, desired, view)))
+    elif following is not None and following.gear == "live":
+        yield SendMessage(_join_message(following, desired), following)
+    elif following is not None:
+        yield SendMessage(Leave(reason=following.reason, checkpoint=following.writer == desired.member))
+
+
+def _on_standby(worker: WorkerState, desired: DesiredState, view: GroupView, now: float) -> Iterator[Action]:
+    if is_ending(desired, view) or desired.gear == "cold" or worker.standby != "absent":
+        return
+    if worker.trains and now >= worker.since + STANDBY_AFTER_S:
+        yield StartStandby()
+
+
+def is_ending(desired: DesiredState, view: GroupView) -> bool:
+    """Whether this instance trains no more: the job has ended or is to, or it was told to go."""
+    return view.outcome is not None or view.stop is not None or desired.leaving_since is not None
+
+
+def _next_generation(worker: WorkerState, desired: DesiredState, view: GroupView) -> Generation | None:
+    """Return the generation that the trainer is to be in from now on, None when it is in it or there is none."""
+    rank = view.rank(desired.member)
+    return view.generation if rank is not None and _is_superseded(worker, view) else None
+
+
+def _is_superseded(worker: WorkerState, view: GroupView) -> bool:
+    return view.generation is not None and view.generation.number > worker.assigned
+
+
+def _leaves_alone(worker: WorkerState, desired: DesiredState, view: GroupView, now: float) -> bool:
+    """Whether an instance that is told to go waits in vain for the others to go on without it.
+
+    They do not before the present generation has formed.
+    """
+    members = view.generation.members if view.generation else ()
+    begin = max(worker.since, desired.leaving_since if desired.leaving_since is not None else now)
+    waited = worker.up == worker.assigned and view.state == "active" and now - begin >= ALONE_AFTER_S
+    return waited or not any(_stays(view, member, worker.assigned) for member in members)
+
+
+def _writes_checkpoint(worker: WorkerState, desired: DesiredState, view: GroupView, *, all_go: bool = False) -> bool:
+    """Whether its trainer is the one that writes a checkpoint, of those that leave without a generation to follow.
+
+    The first by rank does; but where one has been agreed on who writes, that one. `all_go`: nobody stays.
+    """
+    if view.generation and _is_superseded(worker, view) and view.generation.writer:
+        return view.generation.writer == desired.member
+    leave = [
+        peer
+        for peer in worker.peers
+        if not _is_gone(view, peer, worker.assigned) and (all_go or not _stays(view, peer, worker.assigned))
+    ]
+    return not leave or leave[0] == desired.member
+
+
+def _leave_deadline(worker: WorkerState, desired: DesiredState, view: GroupView) -> float:
+    if desired.leaving_since is not None:
+        return desired.leaving_since + GRACE_SHARE * desired.grace_s
+    if not desired.elastic:
+        return worker.since + PLAIN_LEAVE_S
+    included = view.rank(desired.member) is not None or view.stop is not None
+    works = (
+        worker.up == worker.assigned and not worker.aborted >= worker.assigned > worker.comm_failed
+    )  # else it may be stuck
+    return worker.since + (MAX_LEAVE_S if included and works else UNNEEDED_LEAVE_S)
+
+
+def _join_message(generation: Generation, desired: DesiredState) -> JoinGeneration:
+    return JoinGeneration(
+        generation=generation.number,
+        rank=generation.members.index(desired.member),
+        world_size=len(generation.members),
+        store=generation.store,
+        instances=desired.instances,
+        token=generation.token,
+    )

@@ -1,0 +1,219 @@
+"""What the agent reports to Redis about its worker: events, checkpoints, notes, and the job's progress."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edl_runtime import progress
+from edl_runtime.checkpoint import checkpoint_events
+from edl_runtime.elastic.comm.agent_protocol import CheckpointDelayed, CheckpointSaved, Note, StepDone
+from edl_runtime.elastic.rendezvous.events import Event
+from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
+from edl_runtime.log import get_logger
+from edl_runtime.progress import Progress
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.errors import RegistryUnavailableError
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+PROGRESS_EVERY_S = 1.0
+
+RETRY_AFTER_S = 1.0
+
+MAX_QUEUED = 1000
+"""So much is kept to be told while Redis is away; then the oldest is forgotten."""
+
+log = get_logger(__name__)
+
+
+class StatusReporter:
+    """Tells Redis, in order and as soon as it can be told; whoever reports never waits. `run` it in a task."""
+
+    def __init__(self, client: Redis, settings: RuntimeSettings, store: RendezvousStore) -> None:
+        self._client = client
+        self._settings = settings
+        self._store = store
+        self._waiting: deque[Event | checkpoint_events.SavedCheckpoint | CheckpointDelayed] = deque(maxlen=MAX_QUEUED)
+        self._failed = False  # to hear whether the first that waits has been told
+        self._progress: progress.Progress | None = None
+        self._news = asyncio.Event()
+        self._telling = asyncio.Lock()
+
+    def report(self, update: CheckpointSaved | CheckpointDelayed | Note) -> None:
+        """Pass on what the trainer said."""
+        self._waiting.extend(self._parts(update))
+        self._news.set()
+
+    def set_progress(self, report: progress.Progress | None) -> None:
+        """Have this be the job's progress."""
+        self._progress = report
+        self._news.set()
+
+    async def run(self) -> None:
+        """Tell until cancelled."""
+        shown_at = 0.0
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                await self._send_queued()
+                if self._progress and time.monotonic() >= shown_at + PROGRESS_EVERY_S:
+                    shown_at = time.monotonic()
+                    await self._send_progress()
+            except RegistryUnavailableError:  # the agent's loop says so
+                await asyncio.sleep(RETRY_AFTER_S)
+                self._news.set()
+
+    async def finish(self) -> None:
+        """Tell what is left, if Redis can be told."""
+        try:
+            await self._send_queued()
+            await self._send_progress()
+        except RegistryUnavailableError as error:
+            log.warning("reports.lost", cause=str(error))
+
+    async def newest_checkpoint(self) -> str:
+        """Return in words which checkpoint of the job landed last, of whichever run or instance."""
+        try:
+            await self._send_queued()
+            return await self._newest()
+        except RegistryUnavailableError:
+            return "which one landed last is not known, for Redis is away"
+
+    async def _newest(self) -> str:
+        job = self._settings.job
+        newest = await checkpoint_events.newest(self._client, self._settings.namespace, self._stream, job=job)
+        return f"the last that landed is of step {newest.step}, {newest.url}" if newest else "none has landed before"
+
+    @property
+    def _stream(self) -> str:
+        return self._settings.checkpoint_stream or self._settings.job
+
+    async def _send_queued(self) -> None:
+        async with self._telling:
+            while self._waiting:
+                try:
+                    await self._send(self._waiting[0], again=self._failed)
+                except RegistryUnavailableError:
+                    self._failed = True
+                    raise
+                self._failed = False
+                self._waiting.popleft()
+
+    async def _send(self, what: Event | checkpoint_events.SavedCheckpoint | CheckpointDelayed, *, again: bool) -> None:
+        """Tell it once, also where nobody answered when it was told before."""
+        if isinstance(what, CheckpointDelayed):
+            keeps = f"this instance keeps the weights of step {what.step} and tries again for {what.for_s:.0f} s"
+            text = f"the last checkpoint can't be written: {what.reason}; {keeps}; {await self._newest()}"
+            what = Event(kind="note", instance=self._settings.instance, reason=text)
+        if isinstance(what, Event):
+            await self._store.announce(what)
+            return
+        if again and await checkpoint_events.newest(self._client, self._settings.namespace, self._stream) == what:
+            return
+        await checkpoint_events.publish(self._client, self._settings.namespace, self._stream, what)
+
+    def _parts(
+        self, update: CheckpointSaved | CheckpointDelayed | Note
+    ) -> list[Event | checkpoint_events.SavedCheckpoint | CheckpointDelayed]:
+        instance = self._settings.instance
+        if isinstance(update, CheckpointDelayed):
+            return [update]
+        if isinstance(update, Note):
+            return [Event(kind="note", instance=instance, reason=update.text)]
+        event = Event(
+            kind="saved",
+            instance=instance,
+            generation=update.generation,
+            step=update.step,
+            epoch=update.epoch,
+            url=update.url,
+            total_s=update.took_s,
+            metrics=update.metrics,
+        )
+        checkpoint = checkpoint_events.SavedCheckpoint(
+            job=self._settings.job,
+            step=update.step,
+            epoch=update.epoch,
+            generation=update.generation,
+            url=update.url,
+            at=update.created_at,
+            metrics=update.metrics,
+        )
+        return [event, checkpoint]
+
+    async def _send_progress(self) -> None:
+        report, self._progress = self._progress, None
+        if report:
+            report = msgspec.structs.replace(report, run=self._settings.run)
+            await progress.publish_progress(self._client, self._settings.namespace, self._settings.job, report)
+
+
+# How far and how fast an instance's trainers go, from what they say of their steps. Pure.
+
+RATE_WINDOW_S = 10.0
+"""Samples a second are those of the last ten."""
+
+
+class StepMeter:
+    """The steps of an instance's trainers, one after the other.
+
+    - `step`, `generation`: of the last that was finished, 0 before the first.
+    - `pause_s`: between the last step before that generation and the first in it, None without one before; that was in
+      generation `paused_in`.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.generation = 0
+        self.pause_s: float | None = None
+        self.paused_in = 0
+        self._last: StepDone | None = None
+        self._took_s: deque[float] = deque(maxlen=20)
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def add(self, done: StepDone) -> None:
+        """Note that a step is done."""
+        last = self._last
+        if last and done.generation > last.generation:
+            self.pause_s, self.paused_in = done.clock_s - last.clock_s, last.generation
+        elif last and done.step > last.step:
+            self._took_s.append((done.clock_s - last.clock_s) / (done.step - last.step))
+        if last and done.samples < last.samples:  # back to a checkpoint
+            self._samples.clear()
+        self._samples.append((done.clock_s, done.samples))
+        while self._samples[0][0] < done.clock_s - RATE_WINDOW_S:
+            self._samples.popleft()
+        self.step, self.generation, self._last = done.step, done.generation, done
+
+    @property
+    def median_s(self) -> float:
+        """What a step takes, 0 while that is not known."""
+        return statistics.median(self._took_s) if self._took_s else 0.0
+
+    def progress(self, *, instances: int, generation: int, note: str = "") -> Progress | None:
+        """Return the report of the whole job, None before the first step."""
+        last = self._last
+        if last is None:
+            return None
+        (begin, before), (end, after) = self._samples[0], self._samples[-1]
+        left = last.total_steps - last.step if last.total_steps is not None else None
+        return Progress(
+            step=last.step,
+            updated_at=last.at,
+            total_steps=last.total_steps,
+            epoch=last.epoch,
+            loss=last.loss,
+            samples_per_s=(after - before) / (end - begin) if end > begin else 0.0,
+            time_left_s=left * self.median_s if left is not None and self._took_s else None,
+            instances=instances,
+            generation=generation,
+            note=note,
+        )

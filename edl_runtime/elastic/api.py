@@ -1,0 +1,426 @@
+"""What a training script calls: `init` and `Run`."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Sequence
+from typing import Any, TypeVar, overload
+
+from edl_runtime.checkpoint.folder_lease import hold_until_exit
+from edl_runtime.checkpoint.storage import storage_at
+from edl_runtime.elastic.comm.agent_client import AgentClient, connect_to_agent
+from edl_runtime.elastic.comm.agent_protocol import InitCalled
+from edl_runtime.elastic.comm.process_group import MAX_LIVE_GROUPS, GroupSession, choose_backend
+from edl_runtime.elastic.data.indexed import BatchOptions, Collate, IndexedData, default_collate
+from edl_runtime.elastic.data.sharded import ReadShard, ShardedData
+from edl_runtime.elastic.training.checkpointing import CheckpointManager
+from edl_runtime.elastic.training.learning_rate import Scaling
+from edl_runtime.elastic.training.loop import LrSchedule, TrainingLoop, TrainingOptions
+from edl_runtime.elastic.training.state_parts import RegisteredState, check_registered_name
+from edl_runtime.errors import SpecError
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.shards.cursor import DatasetCursor
+from edl_runtime.shards.ledger import BlockingLedger
+from edl_runtime.shards.ledger_state import ShardPlan
+from edl_runtime.specs import Checkpoint
+
+Model = TypeVar("Model")
+Optimizer = TypeVar("Optimizer")
+Kept = TypeVar("Kept")
+
+
+def init(
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None, *, settings: RuntimeSettings | None = None
+) -> Run:
+    """Return this script's run, alone or as one of several instances that an agent looks after.
+
+    - `checkpoint`: where its checkpoints are kept; by default what EDL_CHECKPOINT and the like say, if anything.
+    - `settings`: by default from the environment.
+
+    Cheap: who trains together is found out by `Run.wrap`. Raises SpecError, CheckpointStoreError when checkpoints
+    can't be written there, and CheckpointHeldError when another job that runs keeps its own there.
+    """
+    settings = settings or RuntimeSettings.from_env(os.environ)
+    spec = settings.checkpoint_spec() if checkpoint is None else _checkpoint(checkpoint)
+    agent = connect_to_agent(os.environ)
+    url = storage_at(spec.url).url if spec else ""
+    agent.send(InitCalled(checkpoint=url))
+    checkpoints = CheckpointManager(spec, agent)
+    if agent.standalone and url:
+        hold_until_exit(settings, url)
+    return Run(agent, checkpoints, settings)
+
+
+class Run:
+    """A training whose instances come and go. Made by `init`.
+
+    run = elastic.init()
+    model, optimizer = run.wrap(model, optimizer)
+    for batch in run.data(dataset, global_batch=256, epochs=3):
+        loss = model(batch).loss
+        loss.backward()
+        run.step(loss=loss)
+
+    The script ends by SystemExit, where it asks for its next batch, when its instance has to leave. Under an agent
+    SIGTERM and SIGINT are the agent's business; alone, SIGTERM means: finish the step, write a checkpoint, exit with 0.
+    """
+
+    def __init__(self, agent: AgentClient, checkpoints: CheckpointManager, settings: RuntimeSettings) -> None:
+        # without checkpoints the state is nowhere else
+        self._session = GroupSession(agent, most_live=MAX_LIVE_GROUPS if checkpoints.keeps else math.inf)
+        self._agent = agent
+        self._checkpoints = checkpoints
+        self._settings = settings
+        self._wrapped: TrainingLoop | None = None
+        self._registered: dict[str, RegisteredState] = {}
+
+    @property
+    def rank(self) -> int:
+        """This instance's place among all, from 0. May be another after each step."""
+        return self._session.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many instances train now. May be another after each step."""
+        return self._session.group.world_size
+
+    @property
+    def generation(self) -> int:
+        """The number of the present membership, which grows with each change; 0 before `wrap`."""
+        return self._session.generation
+
+    @property
+    def step_number(self) -> int:
+        """Steps that the model has seen, also in earlier runs and other instances."""
+        return self._training("run.step_number").train_state.steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch is of, from 0, so how many are over; of `run.shards` this rank's own."""
+        data_source = self._training("run.epoch").train_state.data_source
+        if data_source is None:
+            raise SpecError("run.epoch", "a use before run.data", "run.data or run.shards first")
+        return data_source.epoch
+
+    @property
+    def mean_loss(self) -> float:
+        """The last step's loss over all samples of all ranks, the same on each; NaN if it was not given."""
+        return self._training("run.mean_loss").train_state.mean_loss
+
+    @property
+    def learning_rate(self) -> float:
+        """What the next step takes, scaled; that of the first optimizer if there are several."""
+        return self._training("run.learning_rate").learning_rate()
+
+    def register(self, name: str, target: Kept) -> Kept:
+        """Keep what the script has beside its model, in checkpoints and for newcomers; return `target`.
+
+        Call it before `wrap`, which brings it to the state that all have. Give it
+
+        - a dict of plain values, as `{"best": 0.0, "misses": 0}`, which the script changes in place: None, booleans,
+          numbers, text, numpy arrays, Paddle's tensors but parameters, and lists, tuples and dicts of these; or
+        - an object whose `state_dict` returns such a dict and whose `set_state_dict`, or `load_state_dict`, takes it.
+
+        It is to be the same on all ranks. Change it after `run.step`, before the next batch: what is changed after a
+        step that was lost is undone, for its batch comes again. What is changed between a batch and `run.step` is
+        changed twice then. `name`: of a-z, 0-9, '_' and '-'.
+
+        Raises SpecError for a name that is taken, and for what can't be kept. `wrap` raises OtherModelError where a
+        checkpoint has other names than the script registers.
+        """
+        if self._wrapped is not None:
+            raise SpecError("run.register", f"{name!r} after run.wrap", "a call before run.wrap, which restores it")
+        if name in self._registered:
+            raise SpecError("run.register(name)", name, "a name that is not registered yet")
+        check_registered_name(name)
+        self._registered[name] = RegisteredState(name, target)
+        return target
+
+    @overload
+    def wrap(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        *,
+        scaler: Any = None,
+        scaling: Scaling = "fixed",
+        warm_up_steps: int = 0,
+        schedule: LrSchedule = "step",
+    ) -> tuple[Model, Optimizer]: ...
+
+    @overload
+    def wrap(
+        self,
+        model: tuple[Any, Any],
+        optimizer: tuple[Any, Any],
+        third: tuple[Any, Any],
+        /,
+        *more: tuple[Any, Any],
+        scaler: Any = None,
+        scaling: Scaling = "fixed",
+        warm_up_steps: int = 0,
+        schedule: LrSchedule = "step",
+    ) -> tuple[tuple[Any, Any], ...]: ...
+
+    def wrap(
+        self,
+        model: Any,
+        optimizer: Any,
+        *more: tuple[Any, Any],
+        scaler: Any = None,
+        scaling: Scaling = "fixed",
+        warm_up_steps: int = 0,
+        schedule: LrSchedule = "step",
+    ) -> tuple[Any, ...]:
+        """Wait for who trains together, bring all to the state that all have, and return the same objects.
+
+        That state is the other trainers', if there are any, else the newest checkpoint's, else as the script made it.
+        What is registered is part of it, and so is the learning rate; one that the script sets after this, or in its
+        loop, counts from then on. All ranks take that of the first that has a batch. What a script does to the rate
+        between a batch and its `run.step` is undone if the step is lost, for the batch comes again.
+
+        From here to the end `run.step` alone changes what is trained, else it raises StepError: parameters stay as they
+        are in between, frozen or not, and the steps of optimizers are refused, of those that are not wrapped, too. Clip
+        gradients by the optimizer's `grad_clip`, which is of the whole batch's; by hand it is of what this rank has of
+        it.
+
+        Several models are wrapped as pairs, each with its optimizer: `run.wrap((generator, one), (critic, other))`.
+        Each `run.step` is a step of every optimizer whose parameters have gradients then; one without stays as it is.
+
+        - `model`, `optimizer`: a paddle.nn.Layer and its optimizer, each complete, without paddle.DataParallel.
+        - `scaler`: a paddle.amp.GradScaler, if losses are scaled by one. `run.step` unscales the gradients of all
+          ranks, leaves out a step that overflows, and updates it.
+        - `scaling`: how the learning rate follows the number of instances. It is fixed by default, as is the global
+          batch. The change is gradual over `warm_up_steps` when it grows.
+        - `schedule`: when `run.step` moves an optimizer's LRScheduler on: at each step, at each epoch's end or, for
+          None, never: then the script may, in its loop, where a rank may have no batch.
+
+        Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when those there are damaged,
+        UnknownFormatError for one that another version wrote, SpecError for what can't be trained so.
+        """
+        import paddle
+
+        if self._wrapped is not None:
+            raise SpecError("run.wrap", "a second call", "one a run, of all models: run.wrap((a, one), (b, two))")
+        if warm_up_steps < 0:
+            raise SpecError("warm_up_steps", warm_up_steps, "0 or more")
+        if schedule not in {"step", "epoch", None}:
+            raise SpecError("schedule", schedule, "'step', 'epoch' or None")
+        if scaler is not None and not isinstance(scaler, paddle.amp.GradScaler):
+            raise SpecError("scaler", type(scaler).__name__, "a paddle.amp.GradScaler")
+        wrapped = (model, optimizer, *more)
+        pairs = wrapped if more or isinstance(model, tuple) else [wrapped]
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            given = [type(each).__name__ for each in wrapped]
+            raise SpecError("run.wrap", given, "a model and its optimizer, or several such pairs: (model, optimizer)")
+        paddle.disable_signal_handler()  # it would answer SIGTERM by an error of its own
+        self._agent.handle_signals()
+        self._session.use_backend(choose_backend(_gpus()))
+        options = TrainingOptions(scaling=scaling, warm_up_steps=warm_up_steps, schedule=schedule)
+        training = TrainingLoop(
+            pairs,
+            registered=self._registered,
+            scaler=scaler,
+            session=self._session,
+            checkpoints=self._checkpoints,
+            settings=self._settings,
+            options=options,
+        )
+        self._wrapped = training
+        training.begin()
+        return wrapped
+
+    def data(
+        self,
+        dataset: Sequence[Any],
+        *,
+        global_batch: int | None = None,
+        instance_batch: int | None = None,
+        epochs: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        micro_batch: int | None = None,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
+    ) -> IndexedData:
+        """Return this rank's batches of all epochs that are left, as an iterable; call `run.step` once for each.
+
+        - `dataset`: anything with a length and items by index, the same on each instance. What can only be read from
+          one end to the other is for `shards`.
+        - `global_batch`: samples of a step, of all ranks together. The order of samples and the loss are then the same
+          with any number of instances. Or `instance_batch`: samples of a step on each rank; see `wrap(scaling=…)`.
+        - `micro_batch`: most samples of a batch that the script gets; gradients of the rest are added to it.
+        - `num_workers`, `collate_fn`: as paddle.io.DataLoader has them.
+
+        Raises SpecError, also for a batch that can't be split among as many instances as the job may have, and
+        DatasetChangedError if the training began with another number of samples.
+        """
+        training = self._training("run.data")
+        if training.train_state.data_source is not None:
+            raise SpecError("run.data", "a second call", "one loop over the data a run")
+        length = _checked_length(dataset)
+        size = _checked_batch(global_batch, instance_batch, self._session.instances)
+        batching = BatchOptions(
+            global_batch=None if global_batch is None else size,
+            instance_batch=None if instance_batch is None else size,
+            micro_batch=None if micro_batch is None else _whole("micro_batch", micro_batch, 1),
+            num_workers=_whole("num_workers", num_workers, 0),
+            collate_fn=collate_fn,
+        )
+        start = DatasetCursor(
+            length=length,
+            global_batch=size,
+            epochs=_whole("epochs", epochs, 1),
+            seed=_whole("seed", seed, 0),
+            shuffle=shuffle,
+        )
+        data = IndexedData(training, dataset, batching, start)
+        training.train_state.data_source = data
+        return data
+
+    def shards(
+        self,
+        read: ReadShard,
+        names: Sequence[str] | None = None,
+        *,
+        batch_size: int,
+        epochs: int = 1,
+        seed: int = 0,
+        shuffle: bool = False,
+        failure_limit: int = 3,
+        collate_fn: Collate | None = None,
+    ) -> ShardedData:
+        """Return this rank's batches of the shards that it leases, as an iterable; call `run.step` once for each.
+
+        For files too large or too many to index, streams, and instances of unlike speed. Each record counts exactly
+        once an epoch; which records a step has depends on who was how fast.
+
+        - `read`: returns the records of a shard, always the same in the same order.
+        - `names`: the shards, the same list on each instance; None for a stream, to which others add shards.
+        - `batch_size`: most records of a batch. No batch has records of two shards.
+        - `shuffle`: in an order of each epoch's own. `failure_limit`: a shard that can't be read so often is set aside.
+
+        Raises SpecError, also without Redis and a job's name, and ShardsChangedError for other shards than those that
+        the training began with.
+        """
+        training = self._training("run.shards")
+        if training.train_state.data_source is not None:
+            raise SpecError("run.shards", "a second call", "one loop over the data a run")
+        batch_size = _whole("batch_size", batch_size, 1)
+        settings = self._settings
+        if not settings.redis_url or not settings.job:
+            allowed = "EDL_REDIS_URL and EDL_JOB: shards are leased there"
+            raise SpecError("run.shards", "no Redis or no job's name", allowed)
+        if training.options.schedule == "epoch":
+            raise SpecError("schedule", "epoch", "'step' or None with shards: ranks are not in one epoch all the time")
+        ledger = BlockingLedger(
+            settings.redis_url,
+            settings.namespace,
+            settings.job,
+            worker=self._session.name,
+            shards=names,
+            plan=ShardPlan(epochs=epochs, seed=seed, shuffle=shuffle, failure_limit=failure_limit),
+        )
+        data = ShardedData(training, ledger, read, batch_size=batch_size, collate_fn=collate_fn or default_collate)
+        training.train_state.data_source = data
+        return data
+
+    def step(self, loss: Any = None) -> bool:
+        """Train on the batch: add up gradients over ranks, and let the optimizers step. Return whether that was done.
+
+        After `loss.backward()`, where `loss` is the mean over the batch's samples. No gradients are left. With micro
+        batches only the last of a step does all this. False says that the step was lost with another rank: its batch
+        comes again, and what the script registers and changes before that is undone.
+
+        What is due then is done when the script asks for its next batch: a checkpoint, being in the next generation, or
+        the end of the script by SystemExit when it has to leave. Raises StepError, also for what was changed beside it
+        since the last one, and EarlyEndError.
+        """
+        return self._training("run.step").step(loss)
+
+    def mean(self, value: Any) -> float:
+        """Return the mean of a number over all ranks, the same on each, so that they decide alike.
+
+        All ranks call it at the same place in the loop over the data; one whose script has no batch there is left out
+        of it. After an epoch's batches, in the loop over `data.epochs()`, all are in it. Raises StepError where some do
+        not call it, and before the first batch or after the end.
+        """
+        return self._training("run.mean").mean(value)
+
+    def finish(self) -> None:
+        """End the training after this step, though there is more data, and write its last checkpoint.
+
+        There is no other batch then. For a script that stops early: all ranks do it after the same step, by what all
+        know, as `run.mean_loss`, `run.mean` or what is registered, and before they evaluate; one that had no batch in
+        that step ends with the others. After a step that was lost it does nothing. A script that only leaves its loop
+        ends so at its own end. If an instance comes or goes before that, as during a long evaluation, it is not there
+        to train with the others and is replaced: what came after the last checkpoint is lost, and trained again. Ends
+        the script by SystemExit when it has to leave instead. Raises EarlyEndError, CheckpointError.
+        """
+        self._training("run.finish").finish_early()
+
+    def metrics(self, **values: float) -> dict[str, float]:
+        """Note numbers that go into the next checkpoints, and into the result of the job; return all that are noted.
+
+        Those of the checkpoint, or of the other trainers, that the training goes on from are among them. NaN and
+        infinity, for which JSON has no words, take away what was noted under that name before. "loss" is the last
+        step's own where that was given to `step`, whatever is noted. Raises SpecError when it gets too much for a
+        result, and for what is no number.
+        """
+        training = self._training("run.metrics")
+        training.note_metrics(values)
+        return training.train_state.reported_metrics()
+
+    def _training(self, what: str) -> TrainingLoop:
+        if self._wrapped is None:
+            raise SpecError(what, "a use before run.wrap", "run.wrap(model, optimizer) first")
+        return self._wrapped
+
+
+def _checkpoint(given: Checkpoint | str | os.PathLike[str]) -> Checkpoint:
+    if isinstance(given, str | os.PathLike):
+        return Checkpoint(url=os.fspath(given))
+    if not isinstance(given, Checkpoint):
+        raise SpecError("elastic.init(checkpoint)", given, "a path, a URL as s3://bucket/job, or a Checkpoint")
+    return given
+
+
+def _gpus() -> int:
+    from paddle.device import cuda, is_compiled_with_cuda
+
+    return int(cuda.device_count()) if is_compiled_with_cuda() else 0
+
+
+def _checked_batch(global_batch: int | None, instance_batch: int | None, instances: int) -> int:
+    if (global_batch is None) == (instance_batch is None):
+        raise SpecError("run.data", (global_batch, instance_batch), "either global_batch or instance_batch")
+    if instance_batch is not None:
+        return _whole("instance_batch", instance_batch, 1)
+    return _whole("global_batch", global_batch, instances, ", for so many instances may share it")
+
+
+def _checked_length(dataset: Any) -> int:
+    """Return how many samples there are. Raises SpecError where they can't be had by index."""
+    from paddle.io import IterableDataset
+
+    allowed = "samples with a length and by index, as of a list or a paddle.io.Dataset; for others there is run.shards"
+    if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__"):
+        raise SpecError("dataset", type(dataset).__name__, allowed)
+    try:
+        length = len(dataset)
+    except (TypeError, NotImplementedError):
+        raise SpecError("dataset", type(dataset).__name__, allowed) from None
+    return _whole("len(dataset)", length, 1)
+
+
+def _whole(field: str, given: Any, least: int, why: str = "") -> int:
+    """Return a whole number, which may be numpy's, as checkpoints can hold it. Raises SpecError."""
+    try:
+        number = operator.index(given)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(given, bool):
+        raise SpecError(field, given, f"a whole number, {least} or more{why}")
+    return number

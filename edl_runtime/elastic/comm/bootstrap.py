@@ -1,0 +1,327 @@
+"""How the ranks of a new generation connect: each tells rank 0 who it is; the connections stay as control channel."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import select
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edl_runtime.elastic.comm.agent_protocol import MAX_MESSAGE_BYTES, MessageDecoder, encode_message
+from edl_runtime.elastic.errors import GroupLostError
+from edl_runtime.protocol.address import endpoint_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from edl_runtime.elastic.comm.agent_protocol import JoinGeneration
+
+RETRY_EVERY_S = 0.005
+"""How often those who are earlier than rank 0 look whether it is there."""
+
+HELLO_LIMIT_S = 1.0
+"""How long whoever comes may take to say who it is."""
+
+CONNECT_LIMIT_S = 1.0
+"""How long one try to reach rank 0 takes: `abort` is heard between two."""
+
+POLL_EVERY_S = 0.05
+"""How often it is looked for those who took too long."""
+
+EXTRA_PENDING = 64
+"""How many may say nothing beside twice as many as there are ranks."""
+
+MAX_HELLO_BYTES = 1 << 10
+
+MessageT = TypeVar("MessageT", bound=msgspec.Struct)
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank says. `token`: of its generation, which strangers do not know. `name`: of its process.
+
+    `step`: of the state that it has, None before it has trained.
+    """
+
+    generation: int
+    rank: int
+    name: str
+    step: int | None
+    token: str
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What all ranks hear. `names`, `steps`: by rank. `store_port`: where rank 0's store of this generation listens."""
+
+    generation: int
+    names: list[str]
+    steps: list[int | None]
+    store_port: int
+
+
+class Bootstrap:
+    """One meeting, of this rank with all others, and what connects them until it is closed.
+
+    `abort` may be called by any thread: whatever waits for others raises.
+    """
+
+    def __init__(self, join: JoinGeneration) -> None:
+        self._join = join
+        self._ends: list[socket.socket] = []
+        self._aborted = False
+
+    def abort(self) -> None:
+        self._aborted = True
+        for end in tuple(self._ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of the others. They notice, if they sum still."""
+        ends, self._ends = self._ends, []
+        for end in ends:
+            end.close()
+
+    def run(self, name: str, step: int | None, open_store: Callable[[], int]) -> tuple[Welcome, ControlChannel]:
+        """Return what all ranks have said, when all have, and what connects them from then on.
+
+        Rank 0 calls `open_store`, which returns the store's port. Waits for as long as it takes: agents know who comes
+        on, and `abort` when one does not. Raises GroupLostError then, and when a rank goes.
+        """
+        join = self._join
+        own = Hello(generation=join.generation, rank=join.rank, name=name, step=step, token=join.token)
+        try:
+            welcome, ends = self._run_root(own, open_store) if join.rank == 0 else self._join_root(own)
+        except (OSError, EOFError, msgspec.DecodeError) as error:
+            self.close()
+            raise GroupLostError(join.generation, f"the ranks could not meet: {error}") from error
+        return welcome, ControlChannel(ends)
+
+    def _run_root(self, own: Hello, open_store: Callable[[], int]) -> tuple[Welcome, dict[int, socket.socket]]:
+        host, port = endpoint_of(self._join.store, "store")
+        there = {0: own}
+        peers: dict[int, socket.socket] = {}
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = self._register(socket.create_server((host, port), family=family, backlog=64))
+        with listener, _PendingPeers(listener, 2 * self._join.world_size + EXTRA_PENDING) as pending:
+            while len(there) < self._join.world_size:
+                for peer, hello in pending.completed():
+                    if self._is_expected(hello) and hello.rank not in there:  # of two of the same rank the first counts
+                        there[hello.rank], peers[hello.rank] = hello, self._register(peer)
+                    else:
+                        peer.close()
+        welcome = Welcome(
+            generation=own.generation,
+            names=[there[rank].name for rank in sorted(there)],
+            steps=[there[rank].step for rank in sorted(there)],
+            store_port=open_store(),
+        )
+        for peer in peers.values():
+            peer.settimeout(None)
+            peer.sendall(encode_message(welcome))
+        return welcome, peers
+
+    def _is_expected(self, hello: Hello) -> bool:
+        """Whether a rank of this generation says that."""
+        knows = hmac.compare_digest(hello.token.encode(), self._join.token.encode())
+        return knows and hello.generation == self._join.generation and 0 < hello.rank < self._join.world_size
+
+    def _join_root(self, own: Hello) -> tuple[Welcome, dict[int, socket.socket]]:
+        """Ask until rank 0 is there: who listens may still be a meeting of an older generation."""
+        address = endpoint_of(self._join.store, "store")
+        while True:
+            self.close()
+            try:
+                end = self._register(socket.create_connection(address, CONNECT_LIMIT_S))
+                end.sendall(encode_message(own))
+                welcome = _receive_message(end, Welcome)
+                if welcome.generation == own.generation:
+                    return welcome, {0: end}
+            except (OSError, EOFError):
+                if self._aborted:
+                    raise
+            time.sleep(RETRY_EVERY_S)
+
+    def _register(self, end: socket.socket) -> socket.socket:
+        self._ends.append(end)
+        if self._aborted:
+            end.close()
+            raise EOFError("a rank was lost")
+        return end
+
+
+class _PendingPeers:
+    """Those who have connected to rank 0 and have yet to say who they are: all are heard at once.
+
+    There are `most` of them; beyond, the oldest is disconnected, which comes again if it is a rank.
+    """
+
+    def __init__(self, listener: socket.socket, most: int) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._most = most
+        self._there: dict[socket.socket, _PendingPeer] = {}  # by arrival
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in tuple(self._there):
+            self._forget(end)
+            end.close()
+        self._selector.close()
+
+    def completed(self) -> Iterator[tuple[socket.socket, Hello]]:
+        """Wait for a moment, and hand over those that have said meanwhile who they are, and what they say.
+
+        Raises OSError when the listener has been shut.
+        """
+        for key, _ in self._selector.select(POLL_EVERY_S):
+            end = key.fileobj
+            if end is self._listener:
+                self._accept()
+            elif isinstance(end, socket.socket) and end in self._there and (hello := self._receive(end)) is not None:
+                self._forget(end)
+                yield end, hello
+        now = time.monotonic()
+        for end in [end for end, pending in self._there.items() if pending.until < now]:
+            self._disconnect(end)
+
+    def _accept(self) -> None:
+        try:
+            end, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # it has gone already
+            return
+        end.setblocking(False)
+        self._there[end] = _PendingPeer(MessageDecoder(Hello), time.monotonic() + HELLO_LIMIT_S)
+        self._selector.register(end, selectors.EVENT_READ)
+        if len(self._there) > self._most:
+            self._disconnect(next(iter(self._there)))
+
+    def _receive(self, end: socket.socket) -> Hello | None:
+        """Return what it has said once that is whole; disconnect whoever says anything else, or goes."""
+        pending = self._there[end]
+        try:
+            data = end.recv(MAX_HELLO_BYTES - pending.size)
+            pending.size += len(data)
+            hello = next(pending.unpacker.feed(data), None)
+        except BlockingIOError:
+            return None
+        except (OSError, msgspec.DecodeError):
+            data, hello = b"", None
+        if hello is None and (not data or pending.size == MAX_HELLO_BYTES):
+            self._disconnect(end)
+        return hello
+
+    def _forget(self, end: socket.socket) -> None:
+        self._selector.unregister(end)
+        del self._there[end]
+
+    def _disconnect(self, end: socket.socket) -> None:
+        self._forget(end)
+        end.close()
+
+
+class _PendingPeer:
+    """What one of them has said so far, how many bytes that is, and until when it has to have said all."""
+
+    def __init__(self, unpacker: MessageDecoder[Hello], until: float) -> None:
+        self.unpacker = unpacker
+        self.until = until
+        self.size = 0
+
+
+def _receive_message(end: socket.socket, kind: type[MessageT]) -> MessageT:
+    """Return the one thing that rank 0 says, in `LONGEST` bytes at most, if ever."""
+    unpacker: MessageDecoder[MessageT] = MessageDecoder(kind)
+    room = MAX_MESSAGE_BYTES
+    end.settimeout(None)
+    while room > 0:
+        data = end.recv(min(room, 1 << 16))
+        if not data:
+            raise EOFError("the other rank is gone")
+        room -= len(data)
+        for hello in unpacker.feed(data):
+            return hello
+    raise msgspec.DecodeError(f"more than {MAX_MESSAGE_BYTES} bytes")
+
+
+# What ranks say over the sockets by which they have met: counts that rank 0 adds up, and state for who lacks it.
+
+UNREACHABLE_S = 10
+"""How long the system of another rank may be out of reach: it answers also for a process that is stopped."""
+
+
+class ControlChannel:
+    """Rank 0's sockets to all others, or another rank's to rank 0. Whoever sums waits for all, for as long as it takes.
+
+    Gloo's collectives give up after 30 s, which it can't be told: with a sum before it all ranks begin one at once.
+    """
+
+    def __init__(self, ends: Mapping[int, socket.socket]) -> None:
+        """Sum over connected sockets, each by the rank at its other end; who has opened them closes them."""
+        self._ends = dict(ends)
+        for end in self._ends.values():
+            end.settimeout(None)
+            with contextlib.suppress(OSError):  # not TCP
+                _configure_socket(end)
+
+    def all_reduce(self, own: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sums over all ranks. Raises OSError, EOFError when a connection ends or is shut down."""
+        if 0 in self._ends:
+            self._ends[0].sendall(own.tobytes())
+            return np.frombuffer(self._receive(own.nbytes)[0], np.int64).copy()
+        parts = [np.frombuffer(part, np.int64) for part in self._receive(own.nbytes).values()]
+        total: NDArray[np.int64] = np.add.reduce([own, *parts], dtype=np.int64)
+        for end in self._ends.values():
+            end.sendall(total.tobytes())
+        return total
+
+    def send(self, values: NDArray[np.uint8], rank: int) -> None:
+        """Send bytes to a rank, which has to `receive` as many. Raises OSError."""
+        self._ends[rank].sendall(values.data)
+
+    def receive(self, values: NDArray[np.uint8], rank: int) -> None:
+        """Replace the bytes by what a rank sends. Raises OSError, EOFError."""
+        room = values.data
+        while room:
+            count = self._ends[rank].recv_into(room)
+            if not count:
+                raise EOFError(f"the connection to rank {rank} has ended")
+            room = room[count:]
+
+    def _receive(self, size: int) -> dict[int, bytes]:
+        """Return so many bytes of each; who goes meanwhile is noticed at once, whoever else is late."""
+        received = dict.fromkeys(self._ends, b"")
+        ranks = {end.fileno(): rank for rank, end in self._ends.items()}
+        readable = select.poll()
+        for descriptor in ranks:
+            readable.register(descriptor, select.POLLIN)
+        while any(len(part) < size for part in received.values()):
+            for descriptor, _ in readable.poll():
+                rank = ranks[descriptor]
+                data = self._ends[rank].recv(size - len(received[rank]))
+                if not data:
+                    raise EOFError(f"the connection to rank {rank} has ended")
+                received[rank] += data
+        return received
+
+
+def _configure_socket(end: socket.socket) -> None:
+    """Have small messages sent at once, and a network that is cut noticed by who waits for the other end."""
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, UNREACHABLE_S // 2)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, UNREACHABLE_S // 2)

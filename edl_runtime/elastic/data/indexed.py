@@ -1,0 +1,273 @@
+"""The batches of one rank from a dataset that every rank can index: each sample counts exactly once an epoch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edl_runtime.elastic.comm.agent_client import die_with_parent
+from edl_runtime.elastic.comm.agent_protocol import Note
+from edl_runtime.elastic.errors import StepError
+from edl_runtime.elastic.training.loop import MicroBatch, TrainingLoop
+from edl_runtime.errors import SpecError
+from edl_runtime.shards import cursor as cursors
+from edl_runtime.shards.cursor import DatasetCursor
+
+SAME_ON_ALL_RANKS = ("epochs", "global_batch", "instance_batch", "seed", "shuffle")
+"""What all ranks have to give to `run.data` alike, besides a dataset of as many samples."""
+
+MAX_SEEDS = 1 << 62
+
+
+class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How samples become batches; see `Run.data`."""
+
+    global_batch: int | None
+    instance_batch: int | None
+    micro_batch: int | None
+    num_workers: int
+    collate_fn: Collate | None
+
+
+class IndexedData:
+    """What `Run.data` returns: an iterable of this rank's batches until all epochs are over, from where they are.
+
+    Where a step has fewer samples than ranks, a rank without one takes part in it without yielding a batch.
+    """
+
+    def __init__(self, training: TrainingLoop, dataset: Any, batching: BatchOptions, start: DatasetCursor) -> None:
+        self._training = training
+        self._dataset = dataset
+        self._batching = batching
+        self._cursor = start
+        self._ahead = start
+        order = start.seed % MAX_SEEDS, int(start.shuffle)
+        self._numbers = [start.length, start.epochs, batching.global_batch or 0, batching.instance_batch or 0, *order]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches(self._loaded)
+
+    def epochs(self, reader: Iterable[Any] | None = None) -> Iterator[tuple[int, Iterator[Any]]]:
+        """Yield the number of each epoch that is left, from 0, and its batches; those of `through(reader)` if given.
+
+        After an epoch's batches all ranks come to its end, also those that had none in its last step: there a script
+        may evaluate, take a `run.mean`, and decide. Checkpoints of that step have what it registers and changes there.
+        """
+        begin = self._loaded if reader is None else self._read_by(reader)
+        self._tell_if_trained()
+        while not self._at_end:
+            epoch = self._cursor.epoch
+            yield epoch, self._batches(begin, epoch)
+            self._training.check_stepped()
+        self._training.finish()
+
+    def through(self, reader: Iterable[Any]) -> Iterator[Any]:
+        """Yield what `reader` makes of the batches of `local`, until all epochs are over.
+
+        For a DistillReader, which reads ahead: what counts is what was stepped. It is iterated anew for each epoch and
+        each generation. Raises SpecError for a reader that knows how many epochs there are: it would begin the next one
+        before this one ends, with the batches of a group that may be another by then.
+        """
+        return self._batches(self._read_by(reader))
+
+    def local(self) -> Iterator[Any]:
+        """Yield the rest of an epoch's batches of this rank, as tuples of arrays: the source of a DistillReader.
+
+        `collate_fn` makes something else of the samples. May be read ahead by any thread; only with `through`.
+        """
+        ahead = self._ahead
+        for indices in self._indices(ahead):
+            samples = [self._dataset[int(index)] for index in indices]
+            yield (self._batching.collate_fn or _stacked)(samples)
+
+    @property
+    def epoch(self) -> int:
+        return self._cursor.epoch
+
+    @property
+    def total_steps(self) -> int | None:
+        return cursors.total_steps(self._cursor) if self._batching.instance_batch is None else None
+
+    def place(self, *, durable: bool) -> dict[str, Any]:
+        del durable  # it is the same for whoever asks
+        place: dict[str, Any] = msgspec.to_builtins(self._cursor)
+        return place
+
+    def seek(self, place: dict[str, Any], world_size: int) -> None:
+        """Raise DatasetChangedError for another dataset, SpecError for another order of it."""
+        there = msgspec.convert(place, DatasetCursor)
+        mine = self._cursor
+        cursors.check_length(there, mine.length)
+        for field in ("seed", "shuffle"):
+            before, now = getattr(there, field), getattr(mine, field)
+            if before != now:
+                raise SpecError(f"run.data({field}=…)", now, f"{before}, with which this training began")
+        self._cursor = msgspec.structs.replace(mine, epoch=there.epoch, position=there.position)
+        if self._batching.instance_batch is not None:
+            size = self._batching.instance_batch * world_size
+            self._cursor = msgspec.structs.replace(self._cursor, global_batch=size)
+
+    def vector(self, rank: int, world_size: int) -> list[int]:
+        del world_size
+        return [int(rank == 0) * number for number in self._numbers]
+
+    def check(self, samples: int, vector: Sequence[int]) -> None:
+        """Raise DatasetChangedError, SpecError when rank 0 has other data, or another order of it."""
+        del samples
+        if [*vector] == self._numbers:
+            return
+        length, *others = vector
+        cursors.check_length(msgspec.structs.replace(self._cursor, length=length), self._cursor.length)
+        for field, there, mine in zip(SAME_ON_ALL_RANKS, others, self._numbers[1:], strict=True):
+            if there != mine:
+                raise SpecError(f"run.data({field}=…)", mine, f"{there}, as rank 0 has it")
+
+    def advance(self, samples: int, vector: Sequence[int]) -> None:
+        del vector
+        self._cursor = cursors.advance(self._cursor, samples)
+
+    def _loaded(self) -> Iterator[Any]:
+        return self._load(self._indices(self._cursor))
+
+    def _read_by(self, reader: Iterable[Any]) -> Callable[[], Iterator[Any]]:
+        epochs: int | None = getattr(reader, "epochs", None)
+        if epochs is not None:
+            raise SpecError("DistillReader(epochs=…)", epochs, "None with data.through, which knows them itself")
+        return lambda: iter(reader)
+
+    def _batches(self, begin: Callable[[], Iterator[Any]], epoch: int | None = None) -> Iterator[Any]:
+        """Yield those that are left, of this epoch or, with the end of the training, of all."""
+        self._tell_if_trained()
+        while self._is_left(epoch):
+            self._training.between_steps()
+            if self._is_left(epoch):
+                yield from self._generation(begin)
+        if epoch is None:
+            self._training.finish()
+
+    def _tell_if_trained(self) -> None:
+        """Say why there are no batches, where the checkpoint that this training goes on from has them all."""
+        training = self._training
+        if self._cursor.done and not training.over and training.session.group.rank == 0:
+            text = (
+                f"all {self._cursor.epochs} epochs are trained already; with more epochs the training goes on, with "
+                "another place for checkpoints it begins anew"
+            )
+            training.agent.send(Note(text=text))
+
+    def _is_left(self, epoch: int | None) -> bool:
+        return not self._at_end and epoch in (None, self._cursor.epoch)
+
+    def _generation(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Yield an epoch's batches while the group stays as it is."""
+        training, epoch = self._training, self._cursor.epoch
+        generation = training.session.generation
+        self._ahead = self._cursor
+        batches = begin()
+        try:
+            while self._is_left(epoch) and training.session.generation == generation:
+                pieces = self._pieces(self._cursor)
+                if not pieces:
+                    training.finish_step()
+                for number, piece in enumerate(pieces):
+                    batch = _next(batches)
+                    training.draw(MicroBatch(len(piece), first=number == 0, last=number == len(pieces) - 1))
+                    yield batch
+                    training.check_stepped()
+                    if training.over or training.session.generation != generation:
+                        break
+                if self._is_left(epoch):
+                    training.between_steps()
+            if training.session.generation == generation and not training.over:
+                next(batches, None)  # so that who makes them sees the epoch's end
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
+
+    @property
+    def _at_end(self) -> bool:
+        return self._cursor.done or self._training.over
+
+    def _pieces(self, cursor: DatasetCursor) -> list[np.ndarray]:
+        """Return the indices of this rank's micro batches of the next step."""
+        group = self._training.session.group
+        own = cursors.part(cursors.batch(cursor), group.rank, group.world_size)
+        return cursors.micro_batches(own, self._batching.micro_batch) if len(own) else []
+
+    def _indices(self, cursor: DatasetCursor) -> Iterator[np.ndarray]:
+        """Yield those of all steps that the epoch has left."""
+        epoch = cursor.epoch
+        while not cursor.done and cursor.epoch == epoch:
+            yield from self._pieces(cursor)
+            cursor = cursors.advance(cursor, len(cursors.batch(cursor)))
+
+    def _load(self, batches: Iterator[np.ndarray]) -> Iterator[Any]:
+        from paddle.io import DataLoader
+
+        collate: Any = self._batching.collate_fn or default_collate
+        if not self._batching.num_workers:
+            for indices in batches:
+                yield as_tensors(collate([self._dataset[int(index)] for index in indices]))
+            return
+        lists = [indices.tolist() for indices in batches]
+        sampler: Any = lists  # any iterable of lists does
+        parent = os.getpid()
+        loader: Any = iter(
+            DataLoader(
+                self._dataset,
+                batch_sampler=sampler,
+                num_workers=self._batching.num_workers,
+                collate_fn=collate,
+                worker_init_fn=lambda _: die_with_parent(parent),  # Paddle's own watch on it does not work
+            )
+        )
+        try:
+            yield from loader
+        finally:
+            loader._try_shutdown_all(1)  # noqa: SLF001 -- else a thread of its own keeps it, and its workers, for ever
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    try:
+        return next(batches)
+    except StopIteration:
+        raise StepError(
+            "the reader in run.data ended before the epoch", "give back a batch for each of data.local"
+        ) from None
+
+
+def _stacked(samples: list[Any]) -> tuple[np.ndarray, ...]:
+    if not isinstance(samples[0], tuple | list):
+        return (np.stack(samples),)
+    return tuple(np.stack([np.asarray(slot) for slot in slots]) for slots in zip(*samples, strict=True))
+
+
+# Samples to batches, as paddle.io.DataLoader makes them.
+
+Collate = Callable[[list[Any]], Any]
+
+
+def as_tensors(batch: Any) -> Any:
+    """Return a batch with tensors for its arrays, as paddle.io.DataLoader does."""
+    match batch:
+        case np.ndarray():
+            import paddle
+
+            return paddle.to_tensor(batch)
+        case list() | tuple():
+            return [as_tensors(slot) for slot in batch]
+        case dict():
+            return {name: as_tensors(slot) for name, slot in batch.items()}
+    return batch
+
+
+def default_collate(samples: list[Any]) -> Any:
+    """Return the samples' slots, each stacked."""
+    from paddle.io.dataloader.collate import default_collate_fn
+
+    return default_collate_fn(samples)  # type: ignore[no-untyped-call]

@@ -1,0 +1,280 @@
+"""The rendezvous of a job in Redis: an agent registers, sees all members and changes the group.
+
+Each method is one Lua script, so each change is made as a whole or not at all; a change that a script refuses, another
+agent has made before. Nothing is decided here: see `planner`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from edl_runtime.elastic.errors import InstanceSupersededError, JobTakenError
+from edl_runtime.elastic.rendezvous.events import Event
+from edl_runtime.elastic.rendezvous.generation import (
+    Generation,
+    GroupView,
+    JobOutcome,
+    MemberLease,
+    Suspicion,
+    TrainerMember,
+)
+from edl_runtime.log import get_logger
+from edl_runtime.parsing import JsonDecoder
+from edl_runtime.store import keys
+from edl_runtime.store.errors import MalformedRecordError
+from edl_runtime.store.redis_client import malformed_if_unreadable, run_script, unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+HEARTBEAT_EVERY_S = 0.25
+"""How often an agent is to beat, besides at once whenever its member changes or `changed` says that there is news."""
+RETRY_EVERY_S = 0.25
+"""How often it is to try while Redis is away. All are back within this, before anything is decided."""
+QUIET_S = 1.0
+"""For so long nothing is decided in a Redis that was empty: the highest generation may yet be brought back."""
+POLL_EVERY_S = 0.1
+"""How often it is looked whether another submission's instances are dead."""
+BLOCK_S = 0.7
+"""Longest single wait inside Redis; below the client's time limit for an answer."""
+
+log = get_logger(__name__)
+
+# Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
+_member_decoder = JsonDecoder(TrainerMember)
+_generation_decoder = JsonDecoder(Generation)
+_outcome_decoder = JsonDecoder(JobOutcome)
+
+
+class RendezvousStore:
+    """One agent's part in the group of `job`. It keeps its fence, and what it has seen last.
+
+    `run`: a word that all instances of one submission of the job share, and no other: with it a job that is
+    submitted anew is not taken for one that has ended. Where it is "" for all, as with jobs started by hand, the first
+    to register where nobody is alive starts an ended job anew.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        namespace: str,
+        job: str,
+        *,
+        run: str = "",
+        ttl_s: float = 3.0,
+        quiet_s: float = QUIET_S,
+    ) -> None:
+        self._client = client
+        self._job = job
+        self._group = keys.group_keys(namespace, job)
+        self._events = keys.group_events(namespace, job)
+        self._run_word = run
+        self._ttl_ms = _ms(ttl_s)
+        self._quiet_ms = _ms(quiet_s)
+        self._id = ""
+        self._fence = 0
+        self._seen = GroupView(now=0.0)
+        self._newest_event = "0-0"
+        self._unreadable: Mapping[str, MalformedRecordError] = {}
+
+    async def heartbeat(self, member: TrainerMember) -> GroupView:
+        """Register, or renew the lease and replace the record, and return the whole group as it is then.
+
+        A Redis that is empty, or older than the last view, gets back what that has of the generation, and its members
+        leases, so that nobody is taken for dead. The clock never goes back behind a view.
+
+        A member whose record can't be read has a lease like those who have yet to come back, and does with its next
+        beat, which replaces the record. The log says so once.
+
+        Registering waits for another submission's leases to run out, if need be: its instances may be dead.
+
+        Raises InstanceSupersededError when a later agent has this instance's number, JobTakenError when another
+        submission of the job is alive, MalformedRecordError when what Redis has of the group itself can't be read,
+        RegistryUnavailableError.
+        """
+        self._id = member.id
+        answer = await self._heartbeat(member)
+        patient_until = time.monotonic() + 1.5 * self._ttl_ms / 1000
+        while answer[0] == "taken" and not self._fence and time.monotonic() < patient_until:
+            await asyncio.sleep(POLL_EVERY_S)  # its instances may all be dead
+            answer = await self._heartbeat(member)
+        if answer[0] == "superseded":
+            raise InstanceSupersededError(self._job, member.index)
+        if answer[0] == "taken":
+            raise JobTakenError(self._job)
+        _, self._fence, now_ms, self._newest_event, *parts = answer
+        state, leases, *of_members = (dict(zip(part[::2], part[1::2], strict=True)) for part in parts)
+        present, unreadable = _present(self._group, leases, *of_members)
+        for each in unreadable.keys() - self._unreadable.keys():
+            log.warning("member.unreadable", member=each, key=unreadable[each].key, cause=unreadable[each].problem)
+        self._unreadable = unreadable
+        with malformed_if_unreadable(self._group[3]):
+            self._seen = _view(now_ms, state, leases, present)
+        return self._seen
+
+    async def propose(self, draft: Generation) -> Generation | None:
+        """Publish `draft` as the next generation and return it with its number; None when it can't be any more.
+
+        It can't when there has been another since the last `heartbeat`, when this agent or a member of the draft has
+        no lease or is not ready, and when the job has ended. Raises RegistryUnavailableError.
+        """
+        _, rest = msgspec.json.encode(draft).decode().split(",", 1)  # the number comes first
+        members = " ".join(draft.members)
+        published = await self._run("propose", draft.after, rest, members, draft.gear, draft.reason)
+        return _generation_decoder.decode(published) if published else None
+
+    async def suspect(self, generation: int, reason: str) -> bool:
+        """Say that a member of `generation` may be dead; each has to beat anew to count as alive.
+
+        False when that is not the generation that counts, or somebody said so before. Raises RegistryUnavailableError.
+        """
+        return bool(await self._run("suspect", generation, reason))
+
+    async def leave(self) -> None:
+        """End this agent's lease. Its trainer has to have ended. Raises RegistryUnavailableError."""
+        await self._run("leave")
+
+    async def end(self, outcome: JobOutcome) -> None:
+        """Say how the job has ended; the first to say so counts. Raises RegistryUnavailableError."""
+        await self._run("end", msgspec.json.encode(outcome).decode(), outcome.kind, outcome.reason)
+
+    async def count_failure(self, generation: int, step: int, *, progress: bool) -> int:
+        """Return how often trainers of the job have fallen without progress in between, with that of this agent now.
+
+        `generation`: the one that it was told to be in, 0 for none. `step`: where the job stands; one above that of all
+        falls before is progress, and so is `progress` itself. Raises RegistryUnavailableError.
+        """
+        return int(await self._run("fall", generation, step, int(progress)))
+
+    async def announce(self, event: Event) -> bool:
+        """Add to the job's events, and return True; "waiting" and "saved" only when it was not the last such said.
+
+        Raises RegistryUnavailableError.
+        """
+        text = msgspec.json.encode(msgspec.structs.replace(event, id="", at=0.0)).decode()
+        return bool(await self._run("announce", text, event.kind, event.reason))
+
+    async def changed(self, timeout_s: float = HEARTBEAT_EVERY_S) -> bool:
+        """Wait until there are events that the last `heartbeat` did not know of, and return whether there are.
+
+        Returns after `timeout_s` at the latest, or a little later. Raises RegistryUnavailableError.
+        """
+        block_ms = max(1, math.floor(min(timeout_s, BLOCK_S) * 1000))
+        with unavailable_if_lost(self._client):
+            return bool(await self._client.xread({self._events: self._newest_event}, count=1, block=block_ms))
+
+    async def _heartbeat(self, member: TrainerMember) -> Any:
+        seen, generation = self._seen, self._seen.generation
+        known = {
+            "clock": round(seen.now * 1000),
+            "highest": seen.number,
+            "number": generation.number if generation else 0,
+            "generation": msgspec.json.encode(generation).decode() if generation else "",
+            "members": " ".join(generation.members) if generation else "",
+            "finished": " ".join(sorted(seen.finished)),
+            "left": " ".join(sorted(seen.left)),
+            **({"stop": seen.stop} if seen.stop else {}),
+            **({"outcome": msgspec.json.encode(seen.outcome).decode()} if seen.outcome else {}),
+        }
+        given = {
+            "quiet_ms": self._quiet_ms,
+            "member": msgspec.json.encode(member).decode(),
+            "index": member.index,
+            "status": member.status,
+            "lost": member.lost,
+            "up": member.up,
+            "stepped": member.stepped,
+            "seen": member.seen,
+            "paused_in": member.paused_in,
+            "advanced": member.advanced,
+            "run": self._run_word,
+            "known": known,
+            **({} if member.pause_s is None else {"pause_ms": _ms(member.pause_s)}),
+        }
+        return await self._run("heartbeat", msgspec.json.encode(given).decode())
+
+    async def _run(self, script: str, *args: str | int) -> Any:
+        head: list[str | int] = [self._id, self._fence, self._ttl_ms]
+        return await run_script(self._client, f"group_{script}", self._group, [*head, *args])
+
+
+async def request_stop(client: Redis, namespace: str, job: str, reason: str) -> bool:
+    """Ask a job's trainers to end with a checkpoint; the first reason counts.
+
+    False when nobody is registered who could. To be asked again until they have ended: instances that are dead are only
+    known to be after a while of asking. Raises RegistryUnavailableError.
+    """
+    return bool(await run_script(client, "group_stop", keys.group_keys(namespace, job), [reason or "asked to stop"]))
+
+
+def _view(
+    now_ms: int,
+    state: Mapping[str, str],
+    leases: Mapping[str, str],
+    present: Mapping[str, MemberLease],
+) -> GroupView:
+    generation = _generation_decoder.decode(state["generation"]) if "generation" in state else None
+    return GroupView(
+        now=_s(now_ms),
+        members=tuple(sorted(present.values(), key=lambda each: each.member.fence)),
+        granted={each: _s(deadline) for each, deadline in leases.items() if each not in present},
+        number=int(state["number"]),
+        generation=generation,
+        state="active" if state.get("formed") == "active" else "forming",
+        since=_s(state.get("since", 0)),
+        resumed="resumed" in state,
+        stretch=1 + int(state["overtime"]) / int(state["ttl"]),
+        finished=frozenset(state.get("finished", "").split()),
+        left=frozenset(state.get("left", "").split()),
+        suspicion=_suspicion(generation, state),
+        stop=state.get("stop"),
+        outcome=_outcome_decoder.decode(state["outcome"]) if "outcome" in state else None,
+        quiet_until=_s(state["quiet_until"]),
+    )
+
+
+def _present(
+    group: Sequence[str], leases: Mapping[str, str], records: Mapping[str, str], beats: Mapping[str, str]
+) -> tuple[dict[str, MemberLease], dict[str, MalformedRecordError]]:
+    """Return the members by id, and why those can't be read that are not among them. `group`: the keys."""
+    present, unreadable = {}, {}
+    for each, record in records.items():
+        try:
+            with malformed_if_unreadable(group[0]):
+                deadline = _s(leases[each])
+            with malformed_if_unreadable(group[1]):
+                member = _member_decoder.decode(record)
+            with malformed_if_unreadable(group[2]):
+                fence, heartbeat_at, since, *_ = beats[each].split()
+                member = msgspec.structs.replace(member, fence=int(fence))
+                present[each] = MemberLease(
+                    member=member, deadline=deadline, heartbeat_at=_s(heartbeat_at), since=_s(since)
+                )
+        except MalformedRecordError as error:
+            unreadable[each] = error
+    return present, unreadable
+
+
+def _suspicion(generation: Generation | None, state: Mapping[str, str]) -> Suspicion | None:
+    if generation is None or "suspected_at" not in state:
+        return None
+    return Suspicion(
+        generation=generation.number,
+        by=state["suspected_by"],
+        reason=state["suspected_for"],
+        since=_s(state["suspected_at"]),
+    )
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _s(ms: str | float) -> float:
+    return float(ms) / 1000

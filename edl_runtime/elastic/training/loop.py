@@ -1,0 +1,509 @@
+"""The training loop behind `Run`: what a step is, how ranks agree on it, and how it goes on in a new generation."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, NoReturn, get_args
+
+import msgspec
+import numpy as np
+
+from edl_runtime.checkpoint.file_format import Snapshot
+from edl_runtime.elastic.comm.agent_protocol import (
+    GenerationEntered,
+    JoinGeneration,
+    Leave,
+    Note,
+    StepDone,
+    WorkerReady,
+)
+from edl_runtime.elastic.comm.process_group import GroupSession, ProcessGroup
+from edl_runtime.elastic.errors import EarlyEndError, GroupLostError, StepError
+from edl_runtime.elastic.training.checkpointing import CheckpointManager, TrainingEnd, at_script_end
+from edl_runtime.elastic.training.gradients import DeviceGradients, Gradients, HostGradients, any_sparse
+from edl_runtime.elastic.training.learning_rate import Scaling, decode_slots, encode_slots, scaling_factor
+from edl_runtime.elastic.training.optimizer_guard import OptimizerGuard
+from edl_runtime.elastic.training.state_parts import PartState, RegisteredState, StateParts, copy_state
+from edl_runtime.elastic.training.train_state import (
+    Origin,
+    TrainState,
+    arrays_of,
+    broadcast_state,
+    mark_from_checkpoint,
+    state_receivers,
+    state_source,
+    states_of,
+    values_of,
+)
+from edl_runtime.errors import SpecError
+from edl_runtime.log import get_logger
+from edl_runtime.settings import RuntimeSettings
+
+REPORT_EVERY_S = 0.3
+"""How often the agent hears of steps, but for a generation's first and the very last."""
+
+log = get_logger(__name__)
+
+LrSchedule = Literal["step", "epoch"] | None
+
+RankTurn = Literal["goes on", "idles", "follows", "ends", "averages"]
+"""What a rank has come to: a step, with a batch or without; a step where its script had no turn in the step before,
+after which those of the others may have ended the training or changed what they have registered; the end; a mean."""
+
+TURNS: tuple[RankTurn, ...] = get_args(RankTurn)
+
+
+class MicroBatch(NamedTuple):
+    """A batch that the script has: so many samples; whether it is the first and the last of this rank's step."""
+
+    samples: int
+    first: bool
+    last: bool
+
+
+class StepConsensus(NamedTuple):
+    """What all ranks are to do together.
+
+    - `samples`: of all ranks' step. `stop`: this generation ends with it.
+    - `vector`: the feed's, summed.
+    - `rates`: those of the script's optimizers on the first rank that has a batch, NaN without any.
+    - `turns`: what each rank has come to. `values`: those of the ranks that have come to a mean.
+    """
+
+    samples: int
+    stop: bool
+    vector: list[int]
+    rates: list[float]
+    turns: list[RankTurn]
+    values: list[float]
+
+
+class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a script wants to be trained; see `Run.wrap`."""
+
+    scaling: Scaling
+    warm_up_steps: int
+    schedule: LrSchedule
+
+
+class TrainingLoop:
+    """The inside of a `Run`, from `wrap` on. Used by the script's main thread only."""
+
+    def __init__(
+        self,
+        pairs: Sequence[tuple[Any, Any]],
+        *,
+        registered: Mapping[str, RegisteredState],
+        scaler: Any = None,
+        session: GroupSession,
+        checkpoints: CheckpointManager,
+        settings: RuntimeSettings,
+        options: TrainingOptions,
+    ) -> None:
+        """Make a usable object of it by `begin`. Raises SpecError."""
+        scaling_factor(options.scaling, 1)
+        self.agent = session.agent
+        self.session = session
+        self._registered = registered
+        others = {**registered, **({} if scaler is None else {"scaler": RegisteredState("scaler", scaler)})}
+        self.train_state = TrainState(session, StateParts(pairs, others), run=settings.run)
+        parameters = self.train_state.state.parameters
+        on_cpu = all(parameter.place.is_cpu_place() for parameter in parameters)
+        self._gradients: Gradients = (HostGradients if on_cpu else DeviceGradients)(parameters)
+        self._checkpoints = checkpoints
+        self._end = TrainingEnd(self.train_state, session, checkpoints, settings)
+        moves = options.schedule is not None
+        self._optimizer_guard = OptimizerGuard(
+            pairs, scaler=scaler, moves_schedulers=moves, over=lambda: self._end.over
+        )
+        self.options = options
+        self._drawn: MicroBatch | None = None
+        self._drawn_in = 0  # a generation
+        self._begun = False  # the loop over the data
+        self._had_no_turn = False  # of its script's, in the step before
+        self._undone: dict[str, PartState] | None = None  # what is registered, as before a step that was lost
+        self._checkpoint_due = self._regroup_due = False  # once the script has done what it does after this step
+        self._unpacked_loss: float | None = None  # where gradients stay where they are: one rank, one micro batch
+        self._own_samples = 0
+        self._reported: tuple[int, float] = (0, -math.inf)  # generation and time
+
+    def begin(self) -> None:
+        """Get ready, and into the first generation."""
+        self.agent.send(WorkerReady(live=self.session.live, seen=self._checkpoints.seen()))
+        self._enter_next_generation()
+        self._optimizer_guard.begin()
+
+    def learning_rate(self) -> float:
+        """Return what the next step of the first optimizer takes."""
+        return self.train_state.state.rates[0].value * self.train_state.scale.at(self.train_state.steps)
+
+    def draw(self, micro: MicroBatch) -> None:
+        """Note that the script gets this batch."""
+        if micro.first:
+            self.train_state.state.draw()
+        self._drawn, self._drawn_in = micro, self.session.generation
+
+    def between_steps(self) -> None:
+        """Do what is due between two steps: the script has done all that it does after one. Feeds call it before each.
+
+        What it has done after a step that was lost is undone. A checkpoint and newcomers have the rest.
+        """
+        if not self._begun:
+            self._begun = True
+            at_script_end(self.agent, self.finish)
+        self._undo()
+        if self._checkpoint_due:
+            self._checkpoint_due = False
+            self._checkpoints.save(partial(self.train_state.snapshot, durable=True))
+        if self._regroup_due:
+            self._regroup_due = False
+            self._enter_next_generation()
+
+    @property
+    def over(self) -> bool:
+        """Whether there are no more batches: this rank's training has ended, or that which it has joined."""
+        return self._end.over or self.train_state.ended
+
+    def check_stepped(self) -> None:
+        """Raise StepError if the last batch was not followed by a step, or by the end."""
+        if self._drawn is not None and not self.over:
+            raise StepError("the script asked for another batch before it called run.step")
+
+    def step(self, loss: Any) -> bool:
+        """Add a batch's gradients, and finish the step if it is this rank's last.
+
+        Return False when the batch comes again, since the step was lost.
+        """
+        micro, parameters = self._drawn, self.train_state.state.parameters
+        if micro is None:
+            raise StepError("run.step was called without a batch of run.data before it")
+        if all(parameter.grad is None for parameter in parameters):
+            raise StepError("run.step was called, and no parameter has a gradient, or not any more")
+        self._drawn = None
+        if self._drawn_in != self.session.generation:  # which a mean has lost
+            for parameter in parameters:
+                parameter.clear_gradient(False)
+            return False
+        value = math.nan if loss is None else _number("loss", loss)
+        if micro.first and micro.last and self.session.group.world_size == 1 and not any_sparse(parameters):
+            self._unpacked_loss = value
+        else:
+            self._gradients.add(micro.samples, value)
+        self._own_samples += micro.samples
+        return self.finish_step() if micro.last else True
+
+    def mean(self, value: Any) -> float:
+        """Return the mean of what all ranks have come to this place with. See `Run.mean`."""
+        own = _number("run.mean", value)
+        if not self._begun or self.over:
+            raise StepError(
+                "run.mean was called outside of the loop over the data", "call it in the loop, before the training ends"
+            )
+        while True:
+            self.agent.waits_for(self.train_state.steps + 1)
+            try:
+                values = self._agree("averages", value=own).values
+            except GroupLostError as error:
+                self._recover(error, step=self._drawn is not None or self._own_samples > 0)
+                continue
+            finally:
+                self.agent.waits_for(None)
+            return math.fsum(values) / len(values)
+
+    @property
+    def samples(self) -> int:
+        """Samples of all ranks and steps so far."""
+        return self.train_state.samples
+
+    def finish_step(self) -> bool:
+        """Do the step that all ranks do, of what this one has added to it, if anything. Return False if it was lost.
+
+        Without a sample on any rank nothing is applied. Raises StepError.
+        """
+        self._optimizer_guard.check()
+        own, self._own_samples = self._own_samples, 0
+        self.agent.waits_for(self.train_state.steps + 1)
+        try:
+            agreed = self._agree(self._turn(own), own)
+            if agreed.samples and not self.train_state.ended:
+                self._align(agreed.turns)
+                self._reduce_gradients(agreed.samples)
+        except GroupLostError as error:
+            self._recover(error, step=True)
+            return False
+        finally:
+            self.agent.waits_for(None)
+        if self.train_state.ended:
+            self._gradients.discard()
+            self.finish(agreed=True)
+            return True
+        if agreed.samples:
+            self._apply(agreed)
+            self._had_no_turn = not own
+        elif self.train_state.data_source is not None:
+            self.train_state.data_source.advance(0, agreed.vector)
+        self._regroup_due |= agreed.stop
+        return True
+
+    def finish_early(self) -> None:
+        """End here, by the script's wish. After a step that was lost it decides once that is done."""
+        if self._undone is None:
+            self.finish()
+
+    def finish(self, *, agreed: bool = False) -> None:
+        """End here, as all ranks do; nothing happens after the end. Raises EarlyEndError where others train on.
+
+        Nobody is through before rank 0 has written the last checkpoint: if it is lost, another rank does that. It is
+        through then itself, whoever else is lost. `agreed`: all have just said that they end.
+        """
+        self._drawn = None
+        if not agreed and not self._end.over:
+            self.between_steps()
+        while not self._end.over:
+            try:
+                if not agreed:
+                    self._wait_to_end()
+                if self.session.group.rank == 0:
+                    self._end.save()
+                self._wait_to_end()
+            except GroupLostError as error:
+                agreed = False
+                if not self._end.saved:
+                    self.session.abandon(error, self.train_state.steps)
+                    self._enter_next_generation()
+                    continue
+            self._end.end("done")
+
+    def _wait_to_end(self) -> None:
+        self.agent.waits_for(self.train_state.steps + 1)
+        try:
+            self._agree("ends")
+        finally:
+            self.agent.waits_for(None)
+
+    def note_metrics(self, values: Mapping[str, Any]) -> None:
+        """Keep them for checkpoints; after the end they still go into the result. Raises as `Standing.note`."""
+        self.train_state.note({name: _number(f"run.metrics({name}=…)", value) for name, value in values.items()})
+        if self._end.over and self.session.group.rank == 0:
+            self._end.write_result()
+
+    def _agree(self, turn: RankTurn, own: int = 0, value: float | None = None) -> StepConsensus:
+        """Return what all ranks are to do. Raises EarlyEndError if only some of those that could end have.
+
+        If all of them have, the training has `ended` then. A rank whose script had no turn takes part in the means of
+        the others, without a value; raises StepError if one whose script had its turn has not come to them.
+        """
+        while True:
+            agreed = self._exchange(turn, own, value)
+            if "averages" not in agreed.turns:
+                break
+            if "goes on" in agreed.turns:
+                self._end.over = True
+                there = [rank for rank, said in enumerate(agreed.turns) if said == "averages"]
+                raise StepError(
+                    f"run.mean was called after step {self.train_state.steps} on ranks {there} only, of "
+                    f"{len(agreed.turns)}",
+                    "call it on all ranks at the same place, not as in `if run.rank == 0`",
+                )
+            if turn == "averages":
+                return agreed
+        if self.train_state.data_source is not None:
+            self.train_state.data_source.check(agreed.samples, agreed.vector)
+        if "ends" in agreed.turns:
+            if not {"goes on", "idles"}.isdisjoint(agreed.turns):
+                gone = [rank for rank, said in enumerate(agreed.turns) if said == "ends"]
+                self._end.over = True
+                raise EarlyEndError(self.train_state.steps, gone, len(agreed.turns))
+            self.train_state.ended = True
+        return agreed
+
+    def _exchange(self, turn: RankTurn, own: int, value: float | None) -> StepConsensus:
+        """Return what all ranks have come to."""
+        group, data_source = self.session.group, self.train_state.data_source
+        rank, size = group.rank, group.world_size
+        numbers = [*([each.value if own else None for each in self.train_state.state.rates]), value]
+        parts = [
+            [int(self.agent.directive(self.session.generation) is not None), own],
+            [TURNS.index(turn) if each == rank else 0 for each in range(size)],
+            [] if data_source is None else data_source.vector(rank, size),
+            *(encode_slots(number, rank, size) for number in numbers),
+        ]
+        counts = group.all_reduce_counts(np.array([each for part in parts for each in part], np.int64))
+        ends = np.cumsum([len(part) for part in parts])
+        (stop, samples), turns, vector, *slots = (part.tolist() for part in np.split(counts, ends[:-1]))
+        *rates, values = map(decode_slots, slots)
+        firsts = [each[0] if each else math.nan for each in rates]
+        return StepConsensus(samples, bool(stop), vector, firsts, [TURNS[number] for number in turns], values)
+
+    def _turn(self, own: int) -> RankTurn:
+        if self.train_state.ended:
+            return "ends"
+        if self._had_no_turn:
+            return "follows"
+        return "goes on" if own else "idles"
+
+    def _align(self, turns: Sequence[RankTurn]) -> None:
+        """Bring what is registered to one state, where the scripts of some ranks had no turn in the step before."""
+        followers = {rank for rank, turn in enumerate(turns) if turn == "follows"}
+        others = [turns.index(turn) for turn in ("goes on", "idles") if turn in turns]
+        if not self._registered or not followers or not others:
+            return
+        group, (source, *_) = self.session.group, others
+        receivers = sorted(followers | {0} - {source})  # rank 0 passes it on
+        if group.rank not in (source, *receivers):
+            return
+        train_state = self.train_state
+        states = self._registered_states() if group.rank == source else {}
+        own = Snapshot(
+            generation=self.session.generation,
+            step=train_state.steps,
+            arrays=arrays_of(states),
+            extra=values_of(states),
+        )
+        found = broadcast_state(group, source, receivers, own if group.rank == source else None)
+        if group.rank != source:
+            self._load_registered(states_of(found.arrays, found.extra))
+
+    def _registered_states(self) -> dict[str, PartState]:
+        return {name: part.state() for name, part in self._registered.items()}
+
+    def _load_registered(self, states: Mapping[str, PartState]) -> None:
+        for name, part in self._registered.items():
+            part.load(states[name])
+
+    def _recover(self, error: GroupLostError, *, step: bool) -> None:
+        """Be in the next generation. `step`: a step is lost, so that its batch comes again."""
+        self.agent.waits_for(None)
+        self.session.abandon(error, self.train_state.steps)
+        if not step:
+            self._enter_next_generation()
+            return
+        self._gradients.discard()
+        self._own_samples = 0
+        self._had_no_turn = True  # others may have applied it, and ended after it
+        with self.train_state.state.lost():
+            self._enter_next_generation()
+        self._undone = {name: copy_state(state) for name, state in self._registered_states().items()}
+
+    def _undo(self) -> None:
+        """Have what is registered as it was before what the script did for a step that has not been."""
+        undone, self._undone = self._undone, None
+        if undone is not None:
+            self._load_registered(undone)
+
+    def _reduce_gradients(self, total: int) -> None:
+        loss, self._unpacked_loss = self._unpacked_loss, None
+        self.train_state.mean_loss = self._gradients.reduce(self.session.group, total) if loss is None else loss
+
+    def _apply(self, agreed: StepConsensus) -> None:
+        train_state = self.train_state
+        data_source = train_state.data_source
+        assert data_source is not None  # noqa: S101 -- it has drawn the batch
+        with train_state.state.agreed(agreed.rates, train_state.scale.at(train_state.steps)):
+            self._optimizer_guard.step()
+        epoch = data_source.epoch
+        data_source.advance(agreed.samples, agreed.vector)
+        moves = self.options.schedule == "step" or (self.options.schedule == "epoch" and data_source.epoch > epoch)
+        if moves:
+            self._optimizer_guard.move_schedulers()
+        train_state.steps += 1
+        train_state.samples += agreed.samples
+        self._report_step(data_source.epoch, data_source.total_steps)
+        self._checkpoint_due = self._checkpoints.due(train_state.steps) and self.session.group.rank == 0
+
+    def _report_step(self, epoch: int, total_steps: int | None) -> None:
+        train_state, generation, now = self.train_state, self.session.generation, time.monotonic()
+        is_last = train_state.steps == total_steps
+        if self._reported[0] == generation and now - self._reported[1] < REPORT_EVERY_S and not is_last:
+            return
+        self._reported = generation, now
+        self.agent.send(
+            StepDone(
+                generation=generation,
+                step=train_state.steps,
+                at=time.time(),
+                clock_s=now,
+                epoch=epoch,
+                samples=train_state.samples,
+                total_steps=total_steps,
+                loss=train_state.mean_loss if math.isfinite(train_state.mean_loss) else None,
+            )
+        )
+
+    def _enter_next_generation(self) -> None:
+        step = self.train_state.steps if self.train_state.begun else None
+        leave = self.session.next_generation(step, self._get_ready, self._enter)
+        if leave is not None:
+            self._leave(leave)
+
+    def _get_ready(self, join: JoinGeneration) -> None:
+        """Have the checkpoint in memory, if there is one to begin with. As Team has it."""
+        if join.rank == 0 and not self.train_state.begun:
+            self._checkpoints.newest()
+
+    def _enter(self, group: ProcessGroup, join: JoinGeneration, steps: list[int | None]) -> None:
+        """Bring all ranks to the state of the one that is ahead, or to the newest checkpoint's. As Team has it."""
+        train_state = self.train_state
+        origin: Origin = "peer"
+        source = state_source(steps)
+        receivers = [] if source is None else state_receivers(steps, source)
+        if source is not None and group.rank in (source, *receivers):
+            own = self._own_snapshot() if group.rank == source else None
+            snapshot = broadcast_state(group, source, receivers, own)
+            is_own = own is not None and own.extra["origin"] != "checkpoint"
+            origin = train_state.adopt(snapshot, rank=group.rank, generation=join.generation, is_own=is_own)
+        if train_state.data_source is not None:
+            train_state.data_source.seek(train_state.data_source.place(durable=False), join.world_size)
+        self._had_no_turn |= not train_state.begun and origin == "peer"
+        train_state.begun = True
+        self._optimizer_guard.note()
+        self._follow_size(join)
+        self._checkpoints.begin(train_state.steps, train_state.unsaved_s)
+        if group.rank == 0:
+            self._checkpoints.prepare(lambda: arrays_of(train_state.state.states()))
+        self.agent.send(
+            GenerationEntered(generation=join.generation, step=train_state.steps, source=origin, live=self.session.live)
+        )
+
+    def _own_snapshot(self) -> Snapshot:
+        """Return what the others are to have: this state, or where a training begins that nobody has the state of."""
+        if self.train_state.begun:
+            return self.train_state.snapshot(unsaved_s=self._checkpoints.unsaved_s())
+        found = self._checkpoints.newest()
+        if found is None:
+            return self.train_state.snapshot("start")
+        log.info("checkpoint.loaded", url=found.info.url, step=found.snapshot.step)
+        self._checkpoints.report_skipped(found)
+        return mark_from_checkpoint(found.snapshot)
+
+    def _follow_size(self, join: JoinGeneration) -> None:
+        train_state, before = self.train_state, self.train_state.scale
+        target = scaling_factor(self.options.scaling, join.world_size)
+        train_state.scale = before.towards(target, train_state.steps, self.options.warm_up_steps)
+        if train_state.scale != before and join.rank == 0:
+            gradually = f" in {train_state.scale.steps} steps" if train_state.scale.steps else ""
+            text = (
+                f"generation {join.generation}, {join.world_size} instances: from step {train_state.steps} on "
+                f"the learning rate goes from {before.at(train_state.steps):.4g} to {target:.4g} "
+                f"times the script's{gradually}"
+            )
+            self.agent.send(Note(text=text))
+
+    def _leave(self, leave: Leave) -> NoReturn:
+        log.info("trainer.leaves", reason=leave.reason, step=self.train_state.steps)
+        if leave.checkpoint and self.train_state.begun:
+            self._end.save(leaves=True)
+        self._end.end("left")
+        raise SystemExit(0)
+
+
+def _number(field: str, value: Any) -> float:
+    """Return it as a number; a tensor or an array of one value is one. Raises SpecError."""
+    item: Callable[[], float] | None = getattr(value, "item", None)
+    try:
+        return float(value if item is None else item())
+    except (TypeError, ValueError, OverflowError):
+        raise SpecError(field, value, "a number as float has it, or a tensor of one value") from None

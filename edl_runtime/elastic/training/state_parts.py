@@ -1,0 +1,449 @@
+"""The parts of a training's state as arrays and JSON: models, optimizers, and what a script registers. Never pickle.
+
+Checkpoints hold them and joining ranks receive them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from edl_runtime.checkpoint.file_format import Arrays, check_types
+from edl_runtime.elastic.errors import OtherModelError
+from edl_runtime.elastic.training.learning_rate import LearningRate, RateState
+from edl_runtime.errors import SpecError
+
+
+class PartState(NamedTuple):
+    """What a part holds: arrays by name, and all else as JSON, None for nothing."""
+
+    arrays: Mapping[str, np.ndarray]
+    values: Any = None
+
+
+class StatePart(Protocol):
+    """Something that travels: kept in checkpoints, and given to newcomers."""
+
+    def state(self) -> PartState:
+        """Return its state; on the CPU the arrays are views of what the next step changes."""
+        ...
+
+    def differences(self, there: PartState) -> Iterator[str]:
+        """Yield why a state is not one of this part's, for people; nothing if it is."""
+        ...
+
+    def load(self, there: PartState) -> None:
+        """Take over a state that has no differences."""
+        ...
+
+
+class StateParts:
+    """All that travels, by name.
+
+    Of several pairs of a model and its optimizer the first are named "model" and "optimizer", the second "model-2" and
+    "optimizer-2". A model that several optimizers train is one part. `others`: what else travels, by name.
+
+    Raises SpecError for a model or an optimizer that can't be trained elastically.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[Any, Any]], others: Mapping[str, StatePart] | None = None) -> None:
+        self.parts: dict[str, StatePart] = {}
+        self.parameters: list[Any] = []
+        self.rates: list[LearningRate] = []
+        models: set[int] = set()
+        trained: set[str] = set()
+        for number, (model, optimizer) in enumerate(pairs, 1):
+            suffix = f"-{number}" if number > 1 else ""
+            _check_pair(model, optimizer)
+            part = OptimizerPart(model, optimizer)
+            parameters = parameters_of(optimizer)
+            if shared := sorted(trained & {each.name for each in parameters}):
+                raise SpecError("optimizer", f"parameters {', '.join(shared)}", "each parameter in one optimizer only")
+            trained |= {each.name for each in parameters}
+            if id(model) not in models:
+                self.parts[f"model{suffix}"] = ModelPart(model)
+            models.add(id(model))
+            self.parts[f"optimizer{suffix}"] = part
+            self.parameters += [each for each in parameters if not each.stop_gradient]
+            self.rates.append(part.rate)
+        self.parts |= others or {}
+
+    def states(self) -> dict[str, PartState]:
+        """Return all by the name of the part; on the CPU arrays are views of what the next step changes."""
+        return {name: part.state() for name, part in self.parts.items()}
+
+    def load(self, states: Mapping[str, PartState], origin: str) -> None:
+        """Take over such states. Raises OtherModelError that names `origin` and what differs, and changes nothing."""
+        differences = [
+            f"{name} {text}"
+            for name, part in self.parts.items()
+            for text in part.differences(states.get(name, PartState({})))
+        ]
+        differences += [f"{name}: there, not here" for name in sorted(states.keys() - self.parts.keys())]
+        if differences:
+            raise OtherModelError(origin, differences)
+        for name, part in self.parts.items():
+            part.load(states.get(name, PartState({})))
+
+    def draw(self) -> None:
+        """Note that the script gets the first batch of a step."""
+        for rate in self.rates:
+            rate.draw()
+
+    @contextlib.contextmanager
+    def lost(self) -> Iterator[None]:
+        """Have all learning rates as before the lost step for what is done meanwhile; see `Rate.lost`."""
+        with contextlib.ExitStack() as rates:
+            for rate in self.rates:
+                rates.enter_context(rate.lost())
+            yield
+
+    @contextlib.contextmanager
+    def agreed(self, rates: Sequence[float], factor: float) -> Iterator[None]:
+        """Let each optimizer take a step by its rate of all ranks; see `Rate.agreed`."""
+        with contextlib.ExitStack() as stack:
+            for rate, number in zip(self.rates, rates, strict=True):
+                stack.enter_context(rate.agreed(number, factor))
+            yield
+
+
+class ModelPart:
+    """What a Paddle model holds. Names are those of its structure: the order in which layers are made matters not."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def state(self) -> PartState:
+        return _arrays_of(self._tensors())
+
+    def differences(self, there: PartState) -> Iterator[str]:
+        return _differences(self._tensors(), there.arrays)
+
+    def load(self, there: PartState) -> None:
+        _copy(there.arrays, self._tensors())
+
+    def _tensors(self) -> dict[str, Any]:
+        return dict(self._model.state_dict())
+
+
+class OptimizerPart:
+    """What a Paddle optimizer holds, by the names of its model's parameters, and its learning rate.
+
+    All is there from the start, with the values that Paddle gives it at its first step.
+    """
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self.rate = LearningRate(optimizer)
+        self._optimizer = optimizer
+        names = {parameter.name: name for name, parameter in model.named_parameters()}
+        self._names = {parameter.name: names.get(parameter.name, "") for parameter in parameters_of(optimizer)}
+        if strangers := [name for name, known in self._names.items() if not known]:
+            raise SpecError("optimizer", f"parameters {', '.join(strangers)}", "parameters of the model only")
+        _make_accumulators(optimizer)
+
+    def state(self) -> PartState:
+        held = self.rate.held()
+        return PartState(_arrays_of(self._tensors()).arrays, {"rate": held.number, "scheduler": held.scheduler})
+
+    def differences(self, there: PartState) -> Iterator[str]:
+        return _differences(self._tensors(), there.arrays)
+
+    def load(self, there: PartState) -> None:
+        _copy(there.arrays, self._tensors())
+        if there.values is not None:
+            self.rate.put_back(RateState(there.values["rate"], there.values["scheduler"]))
+
+    def _tensors(self) -> dict[str, Any]:
+        optimizer = self._optimizer
+        held: dict[str, Any] = {}
+        for kind, tensors in optimizer._accumulators.items():  # noqa: SLF001
+            held |= {f"{self._names[name]}/{kind}": tensor for name, tensor in tensors.items() if name in self._names}
+            # with master weights, they are what Paddle keeps the moments of
+            masters = {master.name: self._names[name] for name, master in self._masters().items()}
+            held |= {f"{masters[name]}/{kind}": tensor for name, tensor in tensors.items() if name in masters}
+        held |= {f"{self._names[name]}/master": master for name, master in self._masters().items()}
+        return held
+
+    def _masters(self) -> Mapping[str, Any]:
+        masters: Mapping[str, Any] = self._optimizer._master_weights  # noqa: SLF001
+        return masters
+
+
+def load_model(model: Any, arrays: Arrays, origin: str, part: str = "model") -> None:
+    """Give a Paddle model what a checkpoint has of it, for use without a training.
+
+    `part`: "model-2" for the second that `run.wrap` had. Raises as `TrainingState.load`.
+    """
+    there, mine = PartState(arrays.get(part, {})), ModelPart(model)
+    if differences := [f"{part} {text}" for text in mine.differences(there)]:
+        raise OtherModelError(origin, differences)
+    mine.load(there)
+
+
+def host_view(tensor: Any) -> np.ndarray:
+    """Return a tensor as an array: its own memory if that is on the CPU, else a copy. bfloat16 comes as uint16."""
+    import paddle
+
+    if not tensor.place.is_cpu_place():
+        copied: np.ndarray = tensor.numpy()
+        return copied
+    plain = tensor.detach()
+    if plain.dtype == paddle.bfloat16:
+        plain = plain.view(paddle.uint16)
+    return np.from_dlpack(plain)
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """Return all that an optimizer was given, of all groups."""
+    listed: list[Any] = optimizer._parameter_list  # noqa: SLF001
+    return [each for group in listed for each in (group["params"] if isinstance(group, dict) else [group])]
+
+
+def lbfgs_kinds() -> tuple[type, ...]:
+    """Return Paddle's classes LBFGS, which have steps of their own; the deprecated one is wrapped, and may go."""
+    import paddle
+
+    places = (paddle.optimizer, paddle.incubate.optimizer)
+    return tuple(inspect.unwrap(place.LBFGS) for place in places if hasattr(place, "LBFGS"))
+
+
+def _check_pair(model: Any, optimizer: Any) -> None:
+    import paddle
+
+    if not isinstance(model, paddle.nn.Layer) or isinstance(model, paddle.DataParallel):
+        raise SpecError("model", type(model).__name__, "a paddle.nn.Layer that no paddle.DataParallel is around")
+    if not isinstance(optimizer, paddle.optimizer.Optimizer):
+        raise SpecError("optimizer", type(optimizer).__name__, "an optimizer of paddle.optimizer")
+    if isinstance(optimizer, lbfgs_kinds()):
+        raise SpecError("optimizer", "LBFGS", "an optimizer whose step needs nothing but gradients")
+    if getattr(optimizer, "_lazy_mode", False):
+        allowed = "lazy_mode=False: sparse gradients are added up over ranks as whole ones"
+        raise SpecError("optimizer", "lazy_mode=True", allowed)
+    if isinstance(LearningRate(optimizer).scheduler, paddle.optimizer.lr.ReduceOnPlateau):
+        raise SpecError("optimizer", "ReduceOnPlateau", "a learning rate that follows from the number of steps")
+
+
+def _make_accumulators(optimizer: Any) -> None:
+    """Let the optimizer make now what it else makes at its first step."""
+    from paddle.base.framework import default_main_program
+
+    block = default_main_program().global_block()  # type: ignore[no-untyped-call]
+    groups = optimizer._param_groups  # noqa: SLF001
+    if groups and isinstance(groups[0], dict):
+        for group in groups:
+            trained = [each for each in group["params"] if not each.stop_gradient]
+            optimizer._create_accumulators(block, {**group, "params": trained})  # noqa: SLF001
+    else:
+        trained = [each for each in parameters_of(optimizer) if not each.stop_gradient]
+        optimizer._create_accumulators(block, trained)  # noqa: SLF001
+
+
+def _arrays_of(tensors: Mapping[str, Any]) -> PartState:
+    return PartState({name: host_view(tensor) for name, tensor in tensors.items()})
+
+
+def _copy(arrays: Mapping[str, np.ndarray], tensors: Mapping[str, Any]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.place.is_cpu_place():
+            np.copyto(host_view(tensor), arrays[name])
+        else:
+            tensor.set_value(arrays[name])
+
+
+def _differences(tensors: Mapping[str, Any], given: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Say what is not in both, or of another shape or type."""
+    for name in sorted(tensors.keys() - given.keys()):
+        yield f"{name!r}: {tuple(tensors[name].shape)} here, not there"
+    for name in sorted(given.keys() - tensors.keys()):
+        yield f"{name!r}: {given[name].shape} there, not here"
+    for name in sorted(given.keys() & tensors.keys()):
+        here, there = host_view(tensors[name]), given[name]
+        if (here.shape, here.dtype) != (there.shape, there.dtype):
+            yield f"{name!r}: {here.dtype} {here.shape} here, {there.dtype} {there.shape} there"
+
+
+# What a script keeps beside its model, as counters or averaged weights: to arrays and JSON, and back. Never pickle.
+
+_REGISTERED_NAME = re.compile(r"[a-z0-9_-]+")
+_RESERVED_NAME = re.compile(r"(model|optimizer)(-\d+)?|scaler")
+_METADATA = "__metadata__"  # which a checkpoint's files keep for themselves
+_DICTS = (dict, OrderedDict)
+_VALUES = (
+    "None, bool, int, float, str, numpy's arrays and numbers, Paddle's tensors, and list, tuple, dict and OrderedDict "
+    "of these; not of a type that is derived from one of them: it would come back as another"
+)
+
+
+def check_registered_name(name: object) -> None:
+    """Raise SpecError for what can't name registered state: it is the name of a checkpoint's file."""
+    if not isinstance(name, str) or not _REGISTERED_NAME.fullmatch(name) or _RESERVED_NAME.fullmatch(name):
+        allowed = "a-z, 0-9, '_' and '-', and not a name that run.wrap gives: model, optimizer, scaler"
+        raise SpecError("run.register(name)", name, allowed)
+
+
+class RegisteredState:
+    """A part of a training's state that is the script's own.
+
+    `target`: a dict or OrderedDict of plain values, changed in place; or an object with `state_dict`, which
+    returns such a dict, and `set_state_dict` (Paddle's word) or `load_state_dict` (PyTorch's). Raises SpecError for
+    anything else.
+    """
+
+    def __init__(self, name: str, target: Any) -> None:
+        self._field = f"run.register({name!r})"
+        self._is_own_dict = type(target) in _DICTS
+        self._save, self._load = self._methods(target)
+        self.state()
+
+    def state(self) -> PartState:
+        """Return its values. The arrays may be views of memory that the script changes. Raises SpecError."""
+        arrays: dict[str, np.ndarray] = {}
+        try:
+            values = self._encode(self._save(), "", arrays)
+        except RecursionError:
+            given = "values in values, without end or nearly so"
+            raise SpecError(self._field, given, "what does not contain itself") from None
+        return PartState(arrays, values)
+
+    def differences(self, there: PartState) -> Iterator[str]:
+        """Yield what is wrong with a state that is to be loaded: that there is none."""
+        if there.values is None:
+            yield "(run.register): here, not there"
+
+    def load(self, there: PartState) -> None:
+        """Take over copies of such a state's values."""
+        self._load(_decode(there.values, there.arrays))
+
+    def _methods(self, target: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+        if self._is_own_dict:
+
+            def replace(values: dict[Any, Any]) -> None:
+                target.clear()
+                target.update(values)
+
+            return lambda: target, replace
+        load = getattr(target, "set_state_dict", None) or getattr(target, "load_state_dict", None)
+        if load is None or not hasattr(target, "state_dict"):
+            allowed = (
+                'a dict that the script changes in place, as {"best": 0.0}, not of a type derived from dict, or an '
+                "object with state_dict and set_state_dict or load_state_dict"
+            )
+            raise SpecError(self._field, type(target).__name__, allowed)
+        return target.state_dict, load
+
+    def _encode(self, value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
+        """Return it as JSON, in which arrays are names of those that are added to `arrays`."""
+        kind = type(value)
+        if value is None or kind in (bool, int, float):
+            return {"$float": repr(value)} if kind is float and not math.isfinite(value) else value
+        if kind is str:
+            return self._text(value, path)
+        if kind in _DICTS:
+            pairs = [
+                (self._encode(key, path, arrays), self._encode(each, f"{path}/{key}".lstrip("/"), arrays))
+                for key, each in value.items()
+            ]
+            if kind is OrderedDict:
+                return {"$ordered": pairs}
+            is_json = all(isinstance(key, str) and not key.startswith("$") for key in value)
+            return dict(pairs) if is_json else {"$dict": pairs}
+        if kind in (list, tuple):
+            items = [self._encode(each, f"{path}/{at}".lstrip("/"), arrays) for at, each in enumerate(value)]
+            return items if kind is list else {"$tuple": items}
+        return self._array(value, path, arrays)
+
+    def _text(self, text: str, path: str) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            allowed = "text that UTF-8 can hold; for a path, register os.fsencode(path).hex()"
+            raise SpecError(self._field, f"{text!r} at {path!r}", allowed) from None
+        return text
+
+    def _array(self, value: Any, path: str, arrays: dict[str, np.ndarray]) -> dict[str, str | bool]:
+        is_parameter = _is_parameter(value)
+        if is_parameter and self._is_own_dict:  # an object's own method puts values into its parameters
+            allowed = (
+                "a model that is given to run.wrap, or is registered itself: a parameter would come back as a tensor"
+            )
+            raise SpecError(self._field, f"paddle.nn.Parameter at {path!r}", allowed)
+        as_what, array = _array_of(value)
+        if array is None:
+            kind = type(value)
+            allowed = _VALUES
+            if callable(getattr(value, "detach", None)):
+                allowed = f"what .detach().cpu().numpy() makes of a tensor that is not Paddle's; or {_VALUES}"
+            module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+            raise SpecError(self._field, f"{module}{kind.__qualname__} at {path!r}", allowed)
+        try:
+            check_types([(path, array)])
+        except SpecError as error:
+            raise SpecError(self._field, f"array of {error.given} at {path!r}", error.allowed) from None
+        name = path
+        while name in arrays or name == _METADATA:
+            name += "'"
+        arrays[name] = array
+        is_trained = not (is_parameter or getattr(value, "stop_gradient", True))
+        return {"$array": name, "as": as_what, **({"trained": True} if is_trained else {})}
+
+
+def _is_parameter(value: Any) -> bool:
+    from paddle.base.framework import EagerParamBase
+
+    return isinstance(value, EagerParamBase)
+
+
+def _array_of(value: Any) -> tuple[str, np.ndarray | None]:
+    """Return what it is and its values, None for what is no array."""
+    import paddle
+
+    if isinstance(value, paddle.Tensor):
+        return str(value.dtype), host_view(value)
+    if isinstance(value, np.generic):
+        return "scalar", np.asarray(value)
+    return "numpy", value if type(value) is np.ndarray else None
+
+
+def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:  # noqa: PLR0911 -- one a kind
+    """Return what `_encode` was given, with arrays of its own."""
+    match value:
+        case list():
+            return [_decode(each, arrays) for each in value]
+        case {"$float": text}:
+            return float(text)
+        case {"$tuple": items}:
+            return tuple(_decode(each, arrays) for each in items)
+        case {"$ordered": pairs}:
+            return OrderedDict((_decode(key, arrays), _decode(each, arrays)) for key, each in pairs)
+        case {"$dict": pairs}:
+            return {_decode(key, arrays): _decode(each, arrays) for key, each in pairs}
+        case {"$array": name, "as": kind}:
+            return _restore_array(np.array(arrays[name]), kind, is_trained="trained" in value)
+    return {key: _decode(each, arrays) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _restore_array(array: np.ndarray, kind: str, *, is_trained: bool) -> Any:
+    import paddle
+
+    if kind == "numpy":
+        return array
+    if kind == "scalar":
+        return array[()]
+    tensor = paddle.to_tensor(array)
+    if kind == str(paddle.bfloat16):
+        tensor = tensor.view(paddle.bfloat16)
+    tensor.stop_gradient = not is_trained
+    return tensor
+
+
+def copy_state(state: PartState) -> PartState:
+    """Return a state that later changes leave as it is."""
+    return PartState({name: np.array(array) for name, array in state.arrays.items()}, copy.deepcopy(state.values))

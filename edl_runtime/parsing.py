@@ -1,0 +1,96 @@
+"""JSON and YAML that somebody else has written: another process, another version, or a stranger.
+
+Neither raises anything but its own error, and YAML is bounded: a few lines of aliases may stand for billions of values.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import msgspec
+
+if TYPE_CHECKING:
+    from yaml import SafeLoader
+
+Content = TypeVar("Content")
+
+Text = str | bytes | bytearray | memoryview
+
+
+class JsonDecoder(Generic[Content]):
+    """Decodes JSON of one kind, as a `msgspec.json.Decoder` does, and raises nothing but `msgspec.DecodeError`.
+
+    msgspec's own raises UnicodeDecodeError for text that is not UTF-8, and RecursionError for what is nested too deep,
+    even in a field that is not read.
+    """
+
+    @overload
+    def __init__(self: JsonDecoder[Content], kind: type[Content]) -> None: ...
+    @overload
+    def __init__(self: JsonDecoder[Any], kind: Any) -> None: ...
+    def __init__(self, kind: Any) -> None:
+        self._decoder: msgspec.json.Decoder[Content] = msgspec.json.Decoder(kind)
+
+    def decode(self, content: Text) -> Content:
+        """Return the content. Raises msgspec.DecodeError, whatever is given."""
+        try:
+            return self._decoder.decode(content)
+        except msgspec.DecodeError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise msgspec.DecodeError(f"JSON is malformed: {error}") from None
+
+
+# YAML of which little can't make much: a few lines of aliases may stand for billions of values, or for endless ones.
+
+MAX_YAML_VALUES = 10_000
+"""Values in a text, each alias counted as all that it stands for. PyYAML takes about a second to read so many."""
+
+MAX_YAML_DEPTH = 50
+"""Levels of values within values, each alias counted as all that it stands for."""
+
+
+def bounded_yaml_loader(most_values: int = MAX_YAML_VALUES) -> type[SafeLoader]:
+    """Return a loader for `yaml.load` and `yaml.compose` that raises yaml.composer.ComposerError for too much.
+
+    That is more than `most_values` values, or than `MAX_YAML_DEPTH` levels, and a value that is its own part.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Measures values while it reads, before any merge (`<<`) copies them."""
+
+        def __init__(self, stream: Any) -> None:
+            super().__init__(stream)
+            self._values = 0
+            self._depth = -1  # of the value that is read: a document's is 0
+            self._deepest = 0
+            self._anchored: dict[str, tuple[int, int]] = {}  # values and levels of what each stands for
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            anchor: str = getattr(event, "anchor", None) or ""
+            before, outer = self._values, self._deepest
+            self._depth += 1
+            values, levels = 1, 0
+            if isinstance(event, yaml.AliasEvent):
+                values, levels = self._anchored.get(anchor, (1, 0))
+            else:
+                self._anchored[anchor] = 1, MAX_YAML_DEPTH + 1  # until it is read: what is its own part has no end
+            self._values += values
+            self._deepest = self._depth + levels
+            if self._values > most_values:
+                raise _too_much(f"more than {most_values} values", event)
+            if self._deepest > MAX_YAML_DEPTH:
+                raise _too_much(f"more than {MAX_YAML_DEPTH} levels of values", event)
+            node = super().compose_node(parent, index)
+            if not isinstance(event, yaml.AliasEvent):
+                self._anchored[anchor] = self._values - before, self._deepest - self._depth
+            self._deepest = max(outer, self._deepest)
+            self._depth -= 1
+            return node
+
+    def _too_much(problem: str, event: Any) -> Exception:
+        return yaml.composer.ComposerError(None, None, f"{problem}, aliases written out", event.start_mark)
+
+    return Loader

@@ -1,0 +1,48 @@
+"""Errors of what teachers and students send each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl_runtime.errors import EdlError
+
+
+class TeacherError(EdlError):
+    """Raised when a teacher can't serve."""
+
+
+class ProtocolError(EdlError):
+    """Raised when bytes from the network are not what the protocol allows."""
+
+
+@dataclass(eq=False, repr=False)
+class AnswerLimitError(ProtocolError):
+    """Raised when a model's answer has more bytes than can be sent."""
+
+    size: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"the answer has {self.size} bytes or more, allowed are {self.limit}; "
+            "ask for fewer rows or outputs, and for binary ones"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class InferenceError(TeacherError):
+    """Raised when a teacher answers a request with an error.
+
+    `retryable` is true when another teacher may well answer it (the teacher drains, is overloaded or broke) and
+    false when every teacher would refuse it (the request itself is wrong). `predictor_died` is true when the teacher's
+    predictor died while it worked on the request, which may be the cause.
+    """
+
+    address: str
+    status: int
+    reason: str
+    retryable: bool
+    predictor_died: bool = False
+
+    def __str__(self) -> str:
+        return f"teacher {self.address} answered {self.status}: {self.reason}"

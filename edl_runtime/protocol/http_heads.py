@@ -1,0 +1,128 @@
+"""The heads of HTTP/1.1 requests and responses. Bodies are moved by those who know where they go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+
+from edl_runtime.protocol.errors import ProtocolError
+
+HEAD_LIMIT = 16 * 1024
+"""Most bytes of a head, its empty line included."""
+
+END_OF_HEAD = b"\r\n\r\n"
+CONTENT_LENGTH = b"content-length"
+JSON_SIZE = b"inference-header-content-length"
+
+RUN_ALONE = b"edl-run-alone"
+"""In a request: a predictor died under it, so it is not to be run together with others'."""
+
+PREDICTOR_DIED = b"edl-predictor-died"
+"""In a refusal: a predictor died, or hung and was killed, while it read or ran this request. It may be the cause."""
+
+_UNIQUE = frozenset({CONTENT_LENGTH, JSON_SIZE, b"authorization"})
+_ORIGIN = re.compile(rb"^https?://[^/?#]*", re.IGNORECASE)
+_REASONS = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for status in HTTPStatus}
+
+
+class Head:
+    """What both kinds of head share: header names are lower case, of bytes."""
+
+    __slots__ = ("headers", "keep_alive")
+
+    def __init__(self) -> None:
+        self.headers: dict[bytes, bytes] = {}
+        self.keep_alive = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in self.headers and name in _UNIQUE:
+            raise ProtocolError(f"header {name.decode('latin-1')!r} comes twice")
+        self.headers[name] = value
+
+    def size(self, name: bytes) -> int | None:
+        """Return the number of bytes that header `name` tells, None without it. Raises ProtocolError."""
+        text = self.headers.get(name)
+        if text is None:
+            return None
+        if not text.isdigit() or len(text) > 18:
+            raise ProtocolError(f"header {name.decode()!r}: got {text[:40]!r}, allowed is a number of bytes")
+        return int(text)
+
+    def _feed(self, parser: Any, head: bytes) -> None:
+        if not head.endswith(END_OF_HEAD):
+            raise ProtocolError("the head does not end")
+        try:
+            parser.feed_data(head)
+        except httptools.HttpParserUpgrade:
+            self._decline_upgrade(parser)
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, ProtocolError):
+                raise error.__context__ from None
+            raise ProtocolError(f"not HTTP/1.1: {error}") from None
+        version = parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise ProtocolError(f"got HTTP/{version}, spoken is HTTP/1.1")
+        # The parser's own answer is wrong once a message without a body is complete.
+        wanted = self.headers.get(b"connection", b"").lower()
+        self.keep_alive = b"close" not in wanted if version == "1.1" else b"keep-alive" in wanted
+
+    def _decline_upgrade(self, parser: Any) -> None:  # noqa: ARG002 - a request's method is asked for
+        """Go on with HTTP/1.1, or raise ProtocolError where that can't be."""
+        raise ProtocolError("another protocol is spoken from here on, not HTTP/1.1")
+
+
+class RequestHead(Head):
+    """The head of a request. `path` has neither query nor, if the request's target is a whole URL, scheme and host.
+
+    A wish for another protocol, as Java's client and `curl --http2` have it, is ignored: HTTP leaves that to servers.
+    """
+
+    __slots__ = ("method", "path")
+
+    def __init__(self, head: bytes) -> None:
+        """Read `head`, its empty line included. Raises ProtocolError."""
+        super().__init__()
+        self.path = ""
+        parser = httptools.HttpRequestParser(self)
+        self._feed(parser, head)
+        self.method: str = parser.get_method().decode("ascii")
+
+    def on_url(self, url: bytes) -> None:
+        self.path = _ORIGIN.sub(b"", url).partition(b"?")[0].decode("latin-1") or "/"
+
+    def _decline_upgrade(self, parser: Any) -> None:
+        if parser.get_method() == b"CONNECT":
+            super()._decline_upgrade(parser)
+
+
+class ResponseHead(Head):
+    """The head of a response."""
+
+    __slots__ = ("status",)
+
+    def __init__(self, head: bytes) -> None:
+        """Read `head`, its empty line included. Raises ProtocolError."""
+        super().__init__()
+        parser = httptools.HttpResponseParser(self)
+        self._feed(parser, head)
+        self.status: int = parser.get_status_code()
+
+
+def render_request(method: str, path: str, headers: Mapping[str, str | int]) -> bytes:
+    """Return the head of a request."""
+    return _render(f"{method} {path} HTTP/1.1\r\n", headers)
+
+
+def render_response(status: int, headers: Mapping[str, str | int]) -> bytes:
+    """Return the head of a response."""
+    return _render(_REASONS[status], headers)
+
+
+def _render(first_line: str, headers: Mapping[str, str | int]) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"{first_line}{lines}\r\n".encode("latin-1")

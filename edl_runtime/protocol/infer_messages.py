@@ -1,0 +1,317 @@
+"""Inference requests and responses: encoded and decoded."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from edl_runtime.parsing import JsonDecoder
+from edl_runtime.protocol.errors import AnswerLimitError, ProtocolError
+from edl_runtime.protocol.message_body import (
+    JSON_LIMIT,
+    Buffer,
+    EncodedRequest,
+    Parameters,
+    TensorHead,
+    array_from_json,
+    check_payload,
+    decode_header,
+    padded_header,
+    reshaped,
+)
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK, response_names, shape_fits
+from edl_runtime.protocol.tensors import Array, Tensor, datatype_of, dtype_of, joined_names
+
+REQUEST_JSON_LIMIT = 8 * 1024 * 1024
+"""Most bytes of JSON in a request, which a teacher reads in about a second; larger tensors have to come as binary."""
+
+
+class _RequestedOutput(msgspec.Struct, omit_defaults=True):
+    name: str
+    parameters: Parameters = Parameters()
+
+
+class _Request(msgspec.Struct, omit_defaults=True):
+    inputs: list[TensorHead]
+    outputs: list[_RequestedOutput] = []
+    id: str = ""
+    parameters: Parameters = Parameters()
+
+
+_request_decoder = JsonDecoder(_Request)
+_json_encoder = msgspec.json.Encoder()
+_AS_BINARY = Parameters(binary_data=True)
+_ALL_AS_BINARY = Parameters(binary_data_output=True)
+
+
+class InferRequest(NamedTuple):
+    """A checked request.
+
+    - `outputs`: the tensors of the answer in order, each with whether it goes back as binary.
+    - `requested`: what they are made of: outputs of the model, or the largest of one.
+    - `normalise`: the inputs that have come as UINT8, and how they become the model's FP32.
+    """
+
+    id: str
+    inputs: dict[str, Array]
+    outputs: dict[str, bool]
+    requested: tuple[str | TopK, ...]
+    normalise: dict[str, Normalise]
+
+
+def encode_request(
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str | TopK],
+    normalise: Mapping[str, Normalise] = MappingProxyType({}),
+) -> EncodedRequest:
+    """Return the body that asks for `outputs` (empty: all of the model's), everything binary.
+
+    `normalise` says of uint8 inputs, by name, how the teacher makes the model's FP32 of them.
+
+    The buffers are the given arrays themselves wherever they are contiguous, so don't change them before they are
+    sent. Raises ProtocolError for a dtype without a name in the protocol, or one that can't be normalised, and for
+    rows that differ.
+    """
+    tensors: list[_TensorLayout] = []
+    buffers: list[Array] = []
+    for name, tensor in inputs.items():
+        rows, dtype, shape = _rows(name, tensor)
+        how = normalise.get(name)
+        if how is not None and dtype != np.uint8:
+            raise ProtocolError(f"input {name!r} is {dtype}; what the teacher is to normalise travels as uint8")
+        tensors.append(_TensorLayout(name, dtype, shape, how))
+        buffers += rows
+    header, size = _request_header(tuple(tensors), tuple(outputs))
+    return EncodedRequest(header, buffers, size, _expected(tuple(outputs)))
+
+
+@functools.lru_cache(maxsize=256)
+def _expected(outputs: tuple[str | TopK, ...]) -> tuple[str, ...]:
+    return tuple(name for output in outputs for name in response_names(output))
+
+
+class _TensorLayout(NamedTuple):
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    normalise: Normalise | None
+
+    def head(self) -> TensorHead:
+        size = self.dtype.itemsize * math.prod(self.shape)
+        parameters = Parameters(binary_data_size=size, normalise=self.normalise)
+        return TensorHead(self.name, datatype_of(self.dtype), self.shape, parameters)
+
+
+@functools.lru_cache(maxsize=256)  # a student asks the same for every batch
+def _request_header(tensors: tuple[_TensorLayout, ...], outputs: tuple[str | TopK, ...]) -> tuple[bytes, int]:
+    """Return the JSON before these tensors, and the size of the whole body."""
+    heads = [tensor.head() for tensor in tensors]
+    requested = [_requested_output(output) for output in outputs]
+    header = padded_header(
+        _json_encoder.encode(_Request(heads, requested, parameters=Parameters() if requested else _ALL_AS_BINARY))
+    )
+    return header, len(header) + sum(head.parameters.binary_data_size or 0 for head in heads)
+
+
+def _requested_output(output: str | TopK) -> _RequestedOutput:
+    if isinstance(output, str):
+        return _RequestedOutput(output, _AS_BINARY)
+    return _RequestedOutput(output.name, Parameters(binary_data=True, top_k=output.k))
+
+
+def _rows(name: str, tensor: Tensor) -> tuple[list[Array], np.dtype[Any], tuple[int, ...]]:
+    if isinstance(tensor, np.ndarray):
+        return [np.ascontiguousarray(tensor)], tensor.dtype, tensor.shape
+    if not tensor:
+        raise ProtocolError(f"input {name!r}: got no rows, allowed is one or more")
+    first = tensor[0]
+    dtype, row_shape = first.dtype, first.shape
+    for number, row in enumerate(tensor):
+        if row.shape != row_shape or row.dtype != dtype:
+            given, allowed = f"{row.dtype}{list(row.shape)}", f"{dtype}{list(row_shape)} as in row 0"
+            raise ProtocolError(f"input {name!r}: row {number} is {given}, allowed is {allowed}")
+    rows = [row if row.flags.c_contiguous else np.ascontiguousarray(row) for row in tensor]
+    return rows, dtype, (len(tensor), *row_shape)
+
+
+def decode_request(
+    body: memoryview, header_size: int | None, signature: ModelSignature, region: memoryview | None = None
+) -> InferRequest:
+    """Return what a client asks of the model; arrays of binary tensors are read-only views into `body`.
+
+    `header_size` is the length of the JSON before the binary tensors, None if there are none. `region` is the memory
+    that the client shares, if it does; what lies there may change at any time. Raises ProtocolError.
+    """
+    if header_size is not None and not 0 <= header_size <= len(body):
+        raise ProtocolError(f"Inference-Header-Content-Length: got {header_size}, the body has {len(body)} bytes")
+    end = len(body) if header_size is None else header_size
+    request = decode_header(_request_decoder, body[:end])
+    check_payload(request.inputs, len(body) - end, "input", None if region is None else len(region))
+    known = {spec.name: spec for spec in signature.inputs}
+    inputs: dict[str, Array] = {}
+    normalise: dict[str, Normalise] = {}
+    for head in request.inputs:
+        spec = known.get(head.name)
+        if spec is None:
+            raise ProtocolError(f"input {head.name!r} is unknown; the model takes {joined_names(known)}")
+        if head.name in inputs:
+            raise ProtocolError(f"input {head.name!r} comes twice")
+        _check_head(head, spec)
+        if head.parameters.normalise is not None:
+            normalise[head.name] = head.parameters.normalise
+        size = head.parameters.binary_data_size
+        if region is not None and head.parameters.shared_memory_region is not None:
+            inputs[head.name] = _shared_view(head, region)
+        elif size is None:
+            inputs[head.name] = array_from_json(head, "input")
+        else:
+            inputs[head.name] = _view(head, body[end : end + size])
+            end += size
+    if missing := [name for name in known if name not in inputs]:
+        raise ProtocolError(f"input {joined_names(missing)} is missing; the model takes {joined_names(known)}")
+    return InferRequest(request.id, inputs, *_wanted(request, signature), normalise)
+
+
+def _wanted(request: _Request, signature: ModelSignature) -> tuple[dict[str, bool], tuple[str | TopK, ...]]:
+    """Return the tensors of the answer, each with whether it goes back as binary, and what they are made of."""
+    known = {spec.name: spec for spec in signature.outputs}
+    all_binary = request.parameters.binary_data_output
+    if not request.outputs:
+        return dict.fromkeys(known, all_binary), tuple(known)
+    wanted: dict[str, bool] = {}
+    requested: list[str | TopK] = []
+    for asked in request.outputs:
+        spec = known.get(asked.name)
+        if spec is None:
+            raise ProtocolError(f"output {asked.name!r} is unknown; the model has {joined_names(known)}")
+        wish = asked.name if asked.parameters.top_k is None else _top_k(spec, asked.parameters.top_k)
+        binary = asked.parameters.binary_data
+        for name in response_names(wish):
+            if name in wanted:
+                raise ProtocolError(f"output {name!r} is asked for twice")
+            wanted[name] = all_binary if binary is None else binary
+        requested.append(wish)
+    return wanted, tuple(requested)
+
+
+def _top_k(spec: TensorSpec, k: int) -> TopK:
+    if len(spec.shape) < 2:
+        raise ProtocolError(f"output {spec.name!r}: top_k needs an axis behind the batch, its shape is {spec.shape}")
+    if 0 <= spec.shape[-1] < k:
+        raise ProtocolError(f"output {spec.name!r}: top_k is {k}, allowed is at most {spec.shape[-1]}, its last axis")
+    return TopK(spec.name, k)
+
+
+def _check_head(head: TensorHead, spec: TensorSpec) -> None:
+    how = head.parameters.normalise
+    datatype = spec.datatype if how is None else "UINT8"
+    if head.datatype != datatype or (how is not None and spec.datatype != "FP32"):
+        takes = spec.datatype + (" or UINT8 to normalise" if spec.datatype == "FP32" else "")
+        normalised = " to normalise" if how is not None else ""
+        raise ProtocolError(f"input {head.name!r}: datatype is {head.datatype!r}{normalised}, the model takes {takes}")
+    if not shape_fits(head.shape, spec.shape):
+        given, allowed = list(head.shape), list(spec.shape)
+        raise ProtocolError(f"input {head.name!r}: shape is {given}, the model takes {allowed} (-1 is any size)")
+    if how is not None:
+        _check_axis(head, how)
+
+
+def _check_axis(head: TensorHead, how: Normalise) -> None:
+    if how.axis >= len(head.shape):
+        raise ProtocolError(f"input {head.name!r}: normalise.axis is {how.axis}, allowed is below {len(head.shape)}")
+    if how.channels not in (1, head.shape[how.axis]):
+        channels = f"there are {head.shape[how.axis]} channels on axis {how.axis}"
+        raise ProtocolError(f"input {head.name!r}: normalise has numbers for {how.channels} channels, {channels}")
+
+
+def _shared_view(head: TensorHead, region: memoryview) -> Array:
+    """Return an input in shared memory; a copy of one that a model may take for indices, and check only once."""
+    given = head.parameters
+    start = given.shared_memory_offset
+    array = _view(head, region[start : start + (given.shared_memory_byte_size or 0)])
+    return array if array.dtype.kind == "f" or given.normalise is not None else array.copy()
+
+
+def _view(head: TensorHead, data: memoryview) -> Array:
+    array = np.frombuffer(data, dtype_of(head.datatype))
+    array.flags.writeable = False
+    return reshaped("input", head, array if array.flags.aligned else array.copy())
+
+
+# Responses
+
+_LEAST_NUMBER = 2  # bytes of a number in JSON, its comma included
+
+
+class _Response(msgspec.Struct, omit_defaults=True):
+    outputs: list[TensorHead]
+    model_name: str = ""
+    model_version: str = ""
+    id: str = ""
+
+
+_response_decoder = JsonDecoder(_Response)
+
+
+def decode_response(header: Buffer, payload: int) -> tuple[dict[str, Array], list[Array]]:
+    """Return the answered arrays by name, and those of them that the next `payload` bytes fill, in order.
+
+    Arrays are fresh, writable and contiguous. Raises ProtocolError unless header and payload fit to the byte, before
+    any array is made.
+    """
+    heads = decode_header(_response_decoder, header).outputs
+    check_payload(heads, payload, "output")
+    arrays: dict[str, Array] = {}
+    unfilled: list[Array] = []
+    for head in heads:
+        if head.parameters.binary_data_size is None:
+            array = array_from_json(head, "output")
+        else:
+            array = reshaped("output", head, np.empty(math.prod(head.shape), dtype_of(head.datatype)))
+            unfilled.append(array)
+        if arrays.setdefault(head.name, array) is not array:
+            raise ProtocolError(f"output {head.name!r} comes twice")
+    return arrays, unfilled
+
+
+def encode_response(
+    signature: ModelSignature, request: InferRequest, outputs: Mapping[str, Array], into: memoryview
+) -> tuple[int | None, int]:
+    """Write the answer into `into`; return the JSON header's size (None if all is JSON) and the body's.
+
+    Raises AnswerLimitError if it does not fit, ProtocolError for a dtype without a name in the protocol.
+    """
+    numbers = sum(outputs[name].size for name, binary in request.outputs.items() if not binary)
+    _check_size(_LEAST_NUMBER * numbers, min(JSON_LIMIT, len(into)))  # before objects are made of them
+    heads, buffers = [], []
+    for name, binary in request.outputs.items():
+        array = outputs[name]
+        head = TensorHead(name, datatype_of(array.dtype), array.shape)
+        if binary:
+            head.parameters = Parameters(binary_data_size=array.nbytes)
+            buffers.append(np.ascontiguousarray(array))
+        else:
+            head.data = array.ravel().tolist()
+        heads.append(head)
+    version = signature.versions[0] if signature.versions else ""
+    header = padded_header(_json_encoder.encode(_Response(heads, signature.name, version, request.id)))
+    size = len(header) + sum(array.nbytes for array in buffers)
+    _check_size(len(header), JSON_LIMIT)
+    _check_size(size, len(into))
+    into[: len(header)] = header
+    end = len(header)
+    for array in buffers:
+        into[end : end + array.nbytes] = array.reshape(-1).view(np.uint8).data
+        end += array.nbytes
+    return (len(header) if buffers else None), size
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise AnswerLimitError(size, limit)

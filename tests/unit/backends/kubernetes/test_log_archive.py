@@ -1,0 +1,88 @@
+"""What is kept of a job's log fits into a ConfigMap."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections import Counter
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from edl_runtime.backends.interface import LogLine
+from edl_runtime.backends.kubernetes import log_archive
+
+
+def unpacked(lines: list[LogLine]) -> list[LogLine]:
+    packed = log_archive._pack(lines)
+    assert len(packed) <= log_archive.MAX_BYTES
+    return msgspec.json.decode(gzip.decompress(packed), type=list[LogLine])
+
+
+def noise(instance: int, number: int, size: int) -> list[LogLine]:
+    """Lines that can't be made smaller than half of them."""
+    random_bytes = random.Random(instance)
+    return [LogLine(instance, f"{line} {random_bytes.randbytes(size).hex()}") for line in range(number)]
+
+
+@pytest.mark.parametrize("texts", [[], ["one"], ["", "é\0\ud7ff", '"\\', "x" * 70_000]])
+def test_lines_are_kept_as_they_are(texts: list[str]) -> None:
+    """Whatever is in them."""
+    lines = [LogLine(3, text) for text in texts]
+    assert unpacked(lines) == lines
+
+
+def test_of_too_much_the_end_of_each_instance_is_kept() -> None:
+    """None is lost for the sake of another; who wrote little keeps it all."""
+    lines = [*noise(0, 2000, 400), LogLine(1, "short"), *noise(2, 2000, 400)]
+    kept = unpacked(lines)
+    count = Counter(line.instance for line in kept)
+    assert count[0] == count[2] > 300
+    assert count[1] == 1
+    for instance in (0, 1, 2):
+        of_one = [line for line in lines if line.instance == instance]
+        assert [line for line in kept if line.instance == instance] == of_one[-count[instance] :]
+
+
+def test_of_each_instance_only_the_last_lines_are_kept() -> None:
+    """However small they are."""
+    kept = unpacked([LogLine(0, str(number)) for number in range(log_archive.MAX_LINES + 5)])
+    assert (len(kept), kept[0].text) == (log_archive.MAX_LINES, "5")
+
+
+def test_a_line_that_is_too_long_on_its_own_is_dropped() -> None:
+    """Better than a job that can't be deleted."""
+    assert unpacked(noise(0, 1, log_archive.MAX_BYTES * 2)) == []
+
+
+class ConfigMaps:
+    """Those of a namespace, as `Api` has them."""
+
+    def __init__(self, *others: str) -> None:
+        self.there: dict[str, Any] = {name: {"metadata": {"name": name, "labels": {}}} for name in others}
+
+    async def get(self, _: str, name: str) -> Any:
+        return self.there.get(name)
+
+    async def create(self, made: Any) -> None:
+        self.there[made["metadata"]["name"]] = made
+
+    async def list(self, _: str, *, labels: str) -> tuple[list[Any], str]:
+        return [one for one in self.there.values() if labels in one["metadata"]["labels"]], "1"
+
+    async def delete(self, one: Any) -> None:
+        del self.there[one["metadata"]["name"]]
+
+
+async def test_the_last_twenty_jobs_that_were_deleted_keep_their_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of ever new names don't fill the cluster; what is somebody else's is neither counted nor overwritten."""
+    monkeypatch.setattr(log_archive, "time", SimpleNamespace(time=count(1.0).__next__))
+    api: Any = ConfigMaps("settings", "taken-log")
+    for job in ("taken", *(f"night-{number}" for number in range(22))):
+        await log_archive.archive_log(api, job, [LogLine(0, job)], run="one", owner="dag/task")
+    assert set(api.there) == {"settings", "taken-log", *(f"night-{number}-log" for number in range(2, 22))}
+    assert [await log_archive.read_archived_log(api, job) for job in ("taken", "night-1")] == [None, None]
+    assert await log_archive.read_archived_log(api, "night-2") == ([LogLine(0, "night-2")], "dag/task")

@@ -1,0 +1,140 @@
+"""What commands are, and what plain scripts are told of their generation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.elastic.generations import generation
+
+from edl_runtime.elastic.agent.launch import generation_environment, parse_entrypoint
+from edl_runtime.elastic.rendezvous.generation import Generation
+from edl_runtime.errors import SpecError
+
+
+def of_three(store: str = "10.0.0.2:7000") -> Generation:
+    endpoints = ("10.0.0.2:7001", "10.0.0.3:7101", "10.0.0.4:7201")
+    return generation(4, ["0-a", "2-b", "1-c"], store=store, endpoints=endpoints, gear="warm")
+
+
+def test_a_plain_script_finds_its_rank_in_the_variables_of_both_worlds() -> None:
+    """Ranks go by the order of members, and rank 0's store is where all meet."""
+    environ = generation_environment(of_three(), "2-b", "gloo")
+    assert (environ["PADDLE_TRAINER_ID"], environ["PADDLE_TRAINERS_NUM"]) == ("1", "3")
+    assert environ["PADDLE_TRAINER_ENDPOINTS"] == "10.0.0.2:7001,10.0.0.3:7101,10.0.0.4:7201"
+    assert (environ["PADDLE_CURRENT_ENDPOINT"], environ["PADDLE_MASTER"]) == ("10.0.0.3:7101", "10.0.0.2:7000")
+    assert (environ["RANK"], environ["WORLD_SIZE"], environ["LOCAL_RANK"]) == ("1", "3", "0")
+    assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("10.0.0.2", "7000")
+
+
+@pytest.mark.parametrize(("communication", "gpus"), [("gloo", None), ("nccl", "0")])
+def test_the_communication_is_named_and_a_device_only_where_there_are_some(
+    communication: str, gpus: str | None
+) -> None:
+    """Paddle on the CPU needs to be told of gloo; with NCCL each instance has the first device that it sees."""
+    environ = generation_environment(of_three(), "0-a", communication)  # type: ignore[arg-type]
+    assert (environ["PADDLE_DISTRI_BACKEND"], environ.get("FLAGS_selected_gpus")) == (communication, gpus)
+
+
+def test_an_address_of_ipv6_loses_its_brackets() -> None:
+    """MASTER_ADDR is an address alone."""
+    assert generation_environment(of_three("[fd00::2]:7000"), "1-c", "gloo")["MASTER_ADDR"] == "fd00::2"
+
+
+@pytest.mark.parametrize(
+    ("source", "imports", "elastic"),
+    [
+        ("import paddle.nn as nn\nimport os", ("paddle",), False),
+        ("from torch import nn\nimport numpy", ("numpy", "torch"), False),
+        ("from edl_runtime import elastic", ("paddle", "edl_runtime.elastic.api"), True),
+        ("def f():\n    import edl_runtime.elastic.data.indexed", ("paddle", "edl_runtime.elastic.api"), True),
+        ("from edl_runtime.elastic import init\nimport numpy", ("numpy", "paddle", "edl_runtime.elastic.api"), True),
+        ("import elastic\nfrom . import paddle", (), False),
+    ],
+)
+def test_a_script_is_known_by_what_it_imports(
+    tmp_path: Path, source: str, imports: tuple[str, ...], *, elastic: bool
+) -> None:
+    """What takes long is imported ahead; who imports this project's elastic joins generations by itself."""
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    read = parse_entrypoint(["python", "-u", "-W", "error", str(script), "--lr", "1"])
+    assert (read.file, read.arguments, read.options) == (str(script), ("--lr", "1"), ("-u", "-W", "error"))
+    assert (read.imports, read.elastic) == (imports, elastic)
+
+
+@pytest.mark.parametrize(
+    ("source", "forgets"),
+    [
+        ("from edl_runtime import elastic\nimport numpy, torch, time\ntime.sleep(1)", True),
+        ("import edl_runtime.elastic as e\nfrom edl_runtime import result\nresult.write_result()", True),
+        ("from edl_runtime.elastic.api import init as begin\nelastic = 1\nelastic", True),
+        ("import torch\ntorch.ones(2)", False),
+        ("from edl_runtime import elastic\nelastic.init()", False),
+        ("from edl_runtime import elastic as e\nprint(e)", False),
+        ("from edl_runtime.elastic import init\ndef main(begin=init):\n    begin()", False),
+        ("import edl_runtime.elastic\nedl_runtime.elastic.init()", False),
+        ("from edl_runtime.elastic import *\ninit()", False),
+        ("from edl_runtime import elastic\nimport helper\nhelper.train()", False),
+        ("from edl_runtime import elastic\nimport calendar\ncalendar.train()", False),
+        ("from edl_runtime import elastic\nfrom . import numpy", False),
+        ("from edl_runtime import elastic\nexec(open('more').read())", False),
+        ("from edl_runtime import elastic\nimport runpy\nrunpy.run_path('more.py')", False),
+    ],
+)
+def test_a_script_forgets_init_where_nothing_in_it_can_call_it(tmp_path: Path, source: str, *, forgets: bool) -> None:
+    """Whoever may call it in another way is not blamed: by another module, under another name, or by exec."""
+    (tmp_path / "calendar.py").touch()
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    assert parse_entrypoint([str(script)]).never_calls_init is forgets
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o755])
+def test_a_first_word_that_ends_as_a_script_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    """This interpreter runs it, executable or not; from its own folder, too, where a shell would not find it."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text("#!/bin/false\nfrom edl_runtime import elastic")
+    script.chmod(mode)
+    read = parse_entrypoint(["train.py", "--lr", "1"])
+    assert read.command == (sys.executable, "train.py", "--lr", "1")
+    assert (read.file, read.arguments, read.elastic) == ("train.py", ("--lr", "1"), True)
+
+
+@pytest.mark.parametrize("command", [("sleep", "1"), ("python", "-m", "train"), ("python", "-c", "pass"), ("python",)])
+def test_other_programs_are_taken_as_they_are(command: tuple[str, ...]) -> None:
+    """They are neither loaded ahead nor looked into."""
+    read = parse_entrypoint(command)
+    assert (read.file, read.imports, read.elastic) == ("", (), False)
+    assert read.command[1:] == command[1:]
+
+
+def test_a_script_of_another_interpreter_is_another_program(tmp_path: Path) -> None:
+    """That may lack what loading ahead takes; where the script needs this project, it has to have it."""
+    other = tmp_path / "python3"
+    other.symlink_to(sys.executable)
+    script = tmp_path / "train.py"
+    script.write_text("import torch")
+    read = parse_entrypoint([str(other), str(script)])
+    assert (read.file, read.command) == ("", (str(other), str(script)))
+    beside = Path(sys.executable).with_name("python3")
+    assert parse_entrypoint([str(beside), str(script)]).imports == ("torch",)
+    script.write_text("from edl_runtime import elastic")
+    read = parse_entrypoint([str(other), str(script)])
+    assert (read.file, read.command[0], read.elastic) == (str(script), str(other), True)
+    script.write_text("print 'as it was in Python 2'")
+    assert parse_entrypoint([str(other), str(script)]).file == ""
+    with pytest.raises(SpecError, match=r"train\.py\", line 1\n.*\n.*\nSyntaxError"):
+        parse_entrypoint([str(beside), str(script)])
+
+
+def test_a_script_that_is_not_there_is_an_error_at_once() -> None:
+    """Before anything is started."""
+    with pytest.raises(SpecError, match=r"nowhere\.py.*No such file"):
+        parse_entrypoint(["python", "nowhere.py"])
+    with pytest.raises(SpecError, match=r"got 'no-such-program', allowed is .* a program on the PATH"):
+        parse_entrypoint(["no-such-program"])
+    with pytest.raises(SpecError, match="command"):
+        parse_entrypoint([])

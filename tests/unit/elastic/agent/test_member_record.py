@@ -1,0 +1,157 @@
+"""What an agent tells the others of its instance."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from support.elastic.generations import generation
+
+from edl_runtime.elastic.agent.agent import member_record
+from edl_runtime.elastic.agent.launch import PortReservation
+from edl_runtime.elastic.agent.reconciler import DesiredState, WorkerPhase, WorkerState
+from edl_runtime.elastic.agent.workers import WorkerSupervisor
+from edl_runtime.elastic.rendezvous.generation import GroupView, TrainerMember
+
+ME = TrainerMember(id="0-me", index=0, lost=3)
+POST = DesiredState(member=ME.id, elastic=True)
+
+
+def group(number: int, *members: str, **changes: Any) -> GroupView:
+    view = GroupView(now=0.0, number=number, generation=generation(number, members, gear="warm"))
+    return msgspec.structs.replace(view, **changes)
+
+
+def record(
+    phase: WorkerPhase, view: GroupView, *, desired: DesiredState = POST, before: TrainerMember = ME, **supervisor: Any
+) -> TrainerMember:
+    stands = {
+        "worker_state": WorkerState(phase=phase),
+        "elastic": True,
+        "called": True,
+        "live": True,
+        "seen": 0,
+        "waits_for": 0,
+        "moves": 0,
+        "keeps": True,
+        "finished": False,
+        "failing": False,
+    }
+    with PortReservation("127.0.0.1") as ports:
+        return member_record(
+            before, cast(WorkerSupervisor, SimpleNamespace(**{**stands, **supervisor})), desired, view, ports
+        )
+
+
+@pytest.mark.parametrize(
+    ("phase", "elastic", "ready"),
+    [
+        ("loading", True, False),
+        ("loaded", True, False),
+        ("loaded", False, True),
+        ("starting", True, False),
+        ("ready", True, True),
+        ("member", True, True),
+        ("done", True, True),
+        ("absent", True, False),
+    ],
+)
+def test_an_instance_is_ready_once_its_trainer_can_join(phase: WorkerPhase, *, elastic: bool, ready: bool) -> None:
+    """Not before: nobody waits for who still loads."""
+    assert record(phase, group(7, "1-peer"), elastic=elastic).ready is ready
+
+
+def test_on_the_way_into_a_generation_an_instance_stays_ready() -> None:
+    """One process makes room for the next; but not when that was told of it already, and not when it is to end."""
+    included = group(7, "1-peer", ME.id)
+    assert record("absent", included).ready
+    assert record("loading", included).ready
+    assert not record("loading", included, worker_state=WorkerState(phase="loading", assigned=7)).ready
+    assert not record("absent", msgspec.structs.replace(included, stop="deadline")).ready
+    assert not record("absent", included, desired=msgspec.structs.replace(POST, leaving_since=1.0)).ready
+
+
+def test_a_trainer_that_falls_is_told_of_before_it_has_ended() -> None:
+    """The others may notice it sooner, and must not go on with it, nor wait for the next one while that loads."""
+    worker_state = WorkerState(phase="member", assigned=7)
+    falling = record("member", group(7, ME.id), worker_state=worker_state, failing=True)
+    assert (falling.lost, falling.ready) == (7, False)
+    stays = record("member", group(7, ME.id), worker_state=worker_state)
+    assert (stays.lost, stays.ready) == (3, True)
+
+
+def test_a_script_that_joins_by_itself_is_told_of() -> None:
+    """Then those of all instances do; an instance whose own has yet to join anew is not ready before it can."""
+    assert record("starting", group(7, ME.id)).elastic
+    assert not record("loaded", group(7, ME.id), elastic=False).elastic
+    turned_out = WorkerState(phase="starting", assigned=7)
+    assert not record("starting", group(7, ME.id), worker_state=turned_out).ready
+    assert record("starting", group(8, ME.id), worker_state=turned_out).ready
+
+
+def test_a_script_that_runs_and_has_not_called_init_is_told_of() -> None:
+    """Since when by the group's clock; not while it loads, nor one that stays as it is."""
+    begun, later = (msgspec.structs.replace(group(7), now=now) for now in (5.0, 9.0))
+    silent = record("starting", later, called=False, before=record("starting", begun, called=False))
+    assert (silent.called, silent.uncalled_since) == (False, 5.0)
+    calls = record("starting", later, before=silent)
+    assert (calls.called, calls.uncalled_since) == (True, 0.0)
+    assert not record("loading", later, called=False, before=silent).uncalled_since
+    assert not record("starting", later, called=False, elastic=False).uncalled_since
+
+
+def test_a_process_that_is_in_no_generation_yet_counts_as_a_standby() -> None:
+    """A newcomer enters a warm generation by itself."""
+    assert record("ready", group(7)).standby
+    assert not record("member", group(7, ME.id)).standby
+    assert record("member", group(7, ME.id), worker_state=WorkerState(phase="member", standby="loaded")).standby
+
+
+def test_a_trainer_comes_on_that_moves_the_state() -> None:
+    """More of it than before; another process begins to count anew."""
+    included = group(7, "1-peer", ME.id)
+    met = WorkerState(phase="member", assigned=7)
+    assert not record("member", included, worker_state=met).advanced
+    moving = record("member", included, worker_state=met, moves=5)
+    assert (moving.advanced, moving.moves) == (True, 5)
+    assert not record("member", included, worker_state=met, moves=5, before=moving).advanced
+    assert not record("starting", included, moves=0, before=moving).advanced
+
+
+def test_a_trainer_comes_on_that_ends_what_it_is_at() -> None:
+    """A step, or a checkpoint; not once it waits for others there, was let down by them, or is where it is to be."""
+    included = group(7, "1-peer", ME.id)
+    stepping = WorkerState(phase="member", assigned=7, up=6)
+    assert record("member", included, worker_state=stepping).advanced
+    assert record("leaving", included, worker_state=msgspec.structs.replace(stepping, phase="leaving")).advanced
+    assert not record("member", included, worker_state=stepping, waits_for=12).advanced
+    assert not record("member", included, worker_state=msgspec.structs.replace(stepping, comm_failed=6)).advanced
+    assert not record("member", included, worker_state=msgspec.structs.replace(stepping, up=7)).advanced
+
+
+def test_a_number_once_seen_is_never_forgotten() -> None:
+    """Neither of a checkpoint nor of the group: the next is above."""
+    assert record("ready", group(7), seen=9).seen == 9
+    assert record("ready", group(7), seen=2).seen == 7
+
+
+def test_each_generation_has_ports_of_its_own() -> None:
+    """Those of the one before may be in use still; the last two pairs are kept from others."""
+    with PortReservation("127.0.0.1") as ports:
+        first = (ports.store, ports.trainer)
+        ports.renew(0)
+        assert (ports.store, ports.trainer) == first
+        ports.renew(1)
+        assert len({*first, ports.store, ports.trainer}) == 4
+
+
+def test_a_script_that_fails_after_the_end_has_trained() -> None:
+    """Until its next trainer is told to join: that one has yet to train what the checkpoint lacks."""
+    included = group(4, ME.id)
+    done = record("done", included)
+    assert done.done
+    again = record("loading", included, before=done)
+    assert again.done
+    assert not record("member", included, before=again).done

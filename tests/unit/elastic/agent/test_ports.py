@@ -1,0 +1,40 @@
+"""Where trainers can be reached."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from edl_runtime.elastic.agent.launch import check_host
+from edl_runtime.errors import SpecError
+
+
+@pytest.mark.parametrize(
+    ("own", "host", "allowed"),
+    [
+        ("127.0.1.1", "127.0.0.1", True),
+        ("127.0.1.1", "localhost", True),
+        ("127.0.1.1", "192.0.2.7", False),
+        ("192.0.2.7", "192.0.2.7", True),
+        ("192.0.2.7", "127.0.0.1", True),
+        (None, "192.0.2.7", False),
+    ],
+)
+def test_instances_that_are_on_other_machines_reach_gloo_as_well(
+    monkeypatch: pytest.MonkeyPatch, own: str | None, host: str, *, allowed: bool
+) -> None:
+    """It listens where the machine's name leads to, which is loopback on many: that is said at the start."""
+
+    def resolve(_: str) -> str:
+        if own is None:
+            raise socket.gaierror
+        return own
+
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    if allowed:
+        check_host(host)
+        return
+    with pytest.raises(SpecError, match="'here'"):
+        check_host(host)

@@ -1,0 +1,225 @@
+"""Trainer processes: real ones, most of whose scripts do without Paddle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from support.teachers.process import is_gone, wait_until
+
+from edl_runtime.elastic.agent.launch import Entrypoint, parse_entrypoint
+from edl_runtime.elastic.agent.workers import WorkerExited, WorkerProcess, WorkerUpdate, quiet_environment
+from edl_runtime.elastic.comm.agent_protocol import Heartbeat, ScriptFailed, StandbyLoaded, WorkerMessage
+
+WITHIN_S = 150.0
+"""Some import Paddle, which takes the processor for seconds."""
+
+FAMILY = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"])
+pathlib.Path("pids.partial").write_text(f"{os.getpid()} {child.pid}")
+os.rename("pids.partial", "pids")
+time.sleep(600)
+"""
+
+
+class Words:
+    """What a trainer said, without its beats."""
+
+    def __init__(self) -> None:
+        self.said: list[WorkerUpdate] = []
+        self._news = asyncio.Event()
+
+    def hear(self, _trainer: WorkerProcess, said: WorkerUpdate) -> None:
+        if not isinstance(said, Heartbeat):
+            self.said.append(said)
+            self._news.set()
+
+    async def wait_for(self, kind: type[WorkerMessage | WorkerExited]) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            while not any(isinstance(each, kind) for each in self.said):
+                self._news.clear()
+                await self._news.wait()
+
+
+@asynccontextmanager
+async def trainer(script: Entrypoint, *, nice: bool = False) -> AsyncIterator[tuple[WorkerProcess, Words]]:
+    """Begin a trainer; it is ended with the block."""
+    begun, words = await WorkerProcess.begin(script, os.environ, nice=nice), Words()
+    attending = asyncio.create_task(begun.monitor(words.hear))
+    try:
+        yield begun, words
+    finally:
+        begun.kill()
+        await attending
+
+
+def script_of(source: str, tmp_path: Path, *arguments: str) -> Entrypoint:
+    file = tmp_path / "train.py"
+    file.write_text(source)
+    return parse_entrypoint([str(file), *arguments])
+
+
+async def test_a_loaded_trainer_becomes_its_script_when_told_to(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The script sees what any script sees: its name, its arguments, its folder; and what it was started with."""
+    (tmp_path / "beside.py").write_text("HERE = True")
+    source = """
+import numpy, os, sys, beside
+print(__name__, sys.argv[1:], os.environ["COLOUR"], beside.HERE, os.getpriority(os.PRIO_PROCESS, 0))
+sys.exit(3)
+"""
+    async with trainer(script_of(source, tmp_path, "--lr", "1"), nice=True) as (begun, words):
+        await words.wait_for(StandbyLoaded)
+        assert words.said == [StandbyLoaded()]
+        begun.start({"COLOUR": "blue"})
+        await words.wait_for(WorkerExited)
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    assert capfd.readouterr().out == f"__main__ ['--lr', '1'] blue True {niceness}\n"
+    assert words.said[1:] == [ScriptFailed(reason="exited: 3", final=False), WorkerExited(3)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread has a niceness of its own")
+async def test_a_loaded_trainer_runs_at_the_niceness_of_its_agent(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also where that is so near to the most that the trainer could not give way by as much as it would."""
+    niceness = max(10, os.getpriority(os.PRIO_PROCESS, 0))
+
+    async def run_one() -> None:
+        source = "import numpy, os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+        async with trainer(script_of(source, tmp_path), nice=True) as (begun, words):
+            await words.wait_for(StandbyLoaded)
+            begun.start({})
+            await words.wait_for(WorkerExited)
+
+    def be_its_agent() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # of this thread, which can't take it back
+        asyncio.run(run_one())
+
+    await asyncio.to_thread(be_its_agent)
+    assert capfd.readouterr().out == f"{niceness}\n"
+
+
+async def test_an_error_is_told_and_shown_from_the_scripts_first_line_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The agent hears the last words, and the log has a traceback as of any script; wrong input is final."""
+    source = "from edl_runtime.errors import SpecError\nraise SpecError('lr', -1, 'more than 0')"
+    async with trainer(script_of(source, tmp_path)) as (begun, words):
+        begun.start({})
+        await words.wait_for(WorkerExited)
+    last = "edl_runtime.errors.SpecError: lr: got -1, allowed is more than 0"
+    assert words.said[1:] == [ScriptFailed(reason=last, final=True), WorkerExited(1)]
+    shown = capfd.readouterr().err.splitlines()
+    assert shown[0] == "Traceback (most recent call last):"
+    assert "train.py" in shown[1]
+    assert shown[-1] == last
+
+
+FORGETS = """
+import paddle
+from edl_runtime import elastic
+
+model = paddle.nn.Linear(2, 1)
+optimizer = paddle.optimizer.Adam(0.1, parameters=model.parameters())
+model(paddle.ones([1, 2])).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.slow
+async def test_a_script_that_imports_us_and_does_not_call_us_fails_at_its_first_step(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """So before a second instance trains the same; the job ends with what to do about it."""
+    async with trainer(script_of(FORGETS, tmp_path)) as (begun, words):
+        await words.wait_for(StandbyLoaded)
+        begun.start({})
+        await words.wait_for(WorkerExited)
+    failed = words.said[1]
+    assert isinstance(failed, ScriptFailed)
+    assert failed.final
+    assert "imports edl_runtime.elastic and never calls elastic.init" in failed.reason
+    assert "optimizer.step()" in capfd.readouterr().err
+
+
+async def test_a_program_takes_the_place_of_what_waits_for_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """Any program can be a trainer, but for what calls `elastic.init`: the line to the agent is not its own."""
+    command = ["sh", "-c", "echo $COLOUR ${EDL_AGENT_FD-unset}; exit 4"]
+    async with trainer(parse_entrypoint(command)) as (begun, words):
+        await words.wait_for(StandbyLoaded)
+        begun.start({"COLOUR": "blue"})
+        await words.wait_for(WorkerExited)
+    assert (capfd.readouterr().out, words.said[-1]) == ("blue\n", WorkerExited(4))
+
+
+async def test_a_program_that_can_not_take_that_place_is_told_in_a_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By a status that says that a restart mends nothing."""
+    program = tmp_path / "program"
+    program.write_text("no format that is known")
+    program.chmod(0o700)
+    async with trainer(parse_entrypoint([str(program)])) as (begun, words):
+        await words.wait_for(StandbyLoaded)
+        begun.start({})
+        await words.wait_for(WorkerExited)
+    reason = f"{program} can't be run: Exec format error"
+    assert words.said[1:] == [ScriptFailed(reason=reason, final=True), WorkerExited(78)]
+    assert capfd.readouterr().err == f"edl: {reason}\n"
+
+
+async def test_killing_a_trainer_ends_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data loaders and other helpers go with it."""
+    monkeypatch.chdir(tmp_path)
+    async with trainer(script_of(FAMILY, tmp_path)) as (begun, words):
+        begun.start({})
+        await asyncio.to_thread(wait_until, (tmp_path / "pids").exists)
+        child = psutil.Process(int((tmp_path / "pids").read_text().split()[1]))
+        begun.kill()
+        await words.wait_for(WorkerExited)
+    assert words.said[-1] == WorkerExited(-signal.SIGKILL)
+    wait_until(lambda: is_gone(child))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's death")
+async def test_no_trainer_outlives_its_agent(tmp_path: Path) -> None:
+    """Not even one whose agent is killed without a chance to say a word."""
+    script = tmp_path / "train.py"
+    script.write_text(FAMILY.replace('subprocess.Popen(["sleep", "600"])', "type('None', (), {'pid': 0})"))
+    code = """
+import asyncio, os, sys
+from edl_runtime.elastic.agent.launch import parse_entrypoint
+from edl_runtime.elastic.agent.workers import WorkerProcess
+async def main():
+    trainer = await WorkerProcess.begin(parse_entrypoint([sys.argv[1]]), os.environ, nice=False)
+    trainer.start({})
+    await trainer.monitor(lambda *_: None)
+asyncio.run(main())
+"""
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(script), cwd=tmp_path)
+    try:
+        await asyncio.to_thread(wait_until, (tmp_path / "pids").exists)
+        begun = psutil.Process(int((tmp_path / "pids").read_text().split()[0]))
+    finally:
+        agent.kill()
+        await agent.wait()
+    wait_until(lambda: is_gone(begun))
+
+
+def test_paddle_is_quiet_unless_asked_to_speak() -> None:
+    """Who has set what it logs, or which warnings are shown, sees what was asked for."""
+    script = Entrypoint(command=("python", "train.py"), file="train.py")
+    assert quiet_environment({}, script) == {"GLOG_minloglevel": "1", "PYTHONWARNINGS": "ignore:No ccache found"}
+    assert quiet_environment({"GLOG_v": "4", "PYTHONWARNINGS": ""}, script) == {"GLOG_v": "4", "PYTHONWARNINGS": ""}
+    strict = Entrypoint(command=("python", "-W", "error", "train.py"), file="train.py", options=("-W", "error"))
+    assert quiet_environment({}, strict) == {"GLOG_minloglevel": "1"}

@@ -1,0 +1,225 @@
+"""An instance's trainer and its standby: real processes, whose scripts do without Paddle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from support.elastic.generations import generation
+
+from edl_runtime.elastic.agent.launch import Entrypoint, parse_entrypoint
+from edl_runtime.elastic.agent.reconciler import (
+    KillWorker,
+    RunScript,
+    SendMessage,
+    StartStandby,
+    StartWorker,
+    TerminateWorker,
+    WorkerPhase,
+)
+from edl_runtime.elastic.agent.workers import WorkerSupervisor
+from edl_runtime.elastic.comm.agent_protocol import Leave
+
+WITHIN_S = 100.0
+"""Some import Paddle, which takes the processor for seconds."""
+
+ME = "0-me"
+GENERATION = generation(4, [ME], store="127.0.0.1:7000", endpoints=("127.0.0.1:7001",), gear="warm")
+
+BESIDE = """
+import os, pathlib, time
+from edl_runtime.elastic.comm.agent_client import connect_to_agent
+from edl_runtime.elastic.comm.agent_protocol import InitCalled, WorkerReady
+
+def await_file(name):
+    while not pathlib.Path(name).exists():
+        time.sleep(0.01)
+
+def main():
+    await_file("call-init")
+    before = os.environ["RANK"]
+    link = connect_to_agent(os.environ)
+    print(before, os.environ.get("RANK"), flush=True)
+    link.send(InitCalled())
+    await_file("be-ready")
+    link.send(WorkerReady(live=True, seen=3))
+    time.sleep(600)
+"""
+"""What a script does that calls `elastic.init` and `run.wrap` in a module of its own."""
+
+
+@asynccontextmanager
+async def crew_of(script: Entrypoint) -> AsyncIterator[WorkerSupervisor]:
+    """Yield a supervisor without processes; those that it has then are ended with the block."""
+    async with asyncio.TaskGroup() as tasks:
+        supervisor = WorkerSupervisor(script, ME, os.environ, "gloo", tasks=tasks, on_update=lambda _: None)
+        try:
+            yield supervisor
+        finally:
+            supervisor.dismiss()
+
+
+async def eventually(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            if holds():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def comes_to(supervisor: WorkerSupervisor, phase: WorkerPhase) -> None:
+    await eventually(lambda: supervisor.worker_state.phase == phase)
+
+
+async def train(supervisor: WorkerSupervisor) -> None:
+    """Begin a trainer and run its script, as one that knows nothing of generations."""
+    await supervisor.execute(StartWorker())
+    await comes_to(supervisor, "loaded")
+    await supervisor.execute(RunScript(GENERATION))
+
+
+def script_of(source: str, folder: Path) -> Entrypoint:
+    script = folder / "train.py"
+    script.write_text(source)
+    return parse_entrypoint([str(script)])
+
+
+def indirect(folder: Path) -> Entrypoint:
+    """Return a script that is elastic, though nothing in its own file says so."""
+    (folder / "beside.py").write_text(BESIDE)
+    return script_of("import beside\nbeside.main()", folder)
+
+
+async def test_a_trainer_that_computes_uses_processor_time(tmp_path: Path) -> None:
+    """Without a trainer there is none to use it."""
+    async with crew_of(script_of("while True:\n    pass", tmp_path)) as supervisor:
+        assert supervisor.cpu_s == 0.0
+        await train(supervisor)
+        before_s = supervisor.cpu_s
+        await eventually(lambda: supervisor.cpu_s > before_s + 0.1)
+        await supervisor.execute(KillWorker("it has computed enough"))
+        await comes_to(supervisor, "absent")
+        assert supervisor.cpu_s == 0.0
+
+
+HEEDS = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(pathlib.Path("saved").touch()))
+pathlib.Path("begun").touch()
+time.sleep(600)
+"""
+
+
+async def test_a_plain_script_may_save_before_its_generation_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked to end by SIGTERM, as any program knows it."""
+    monkeypatch.chdir(tmp_path)
+    async with crew_of(script_of(HEEDS, tmp_path)) as supervisor:
+        await train(supervisor)
+        await eventually((tmp_path / "begun").exists)
+        await supervisor.execute(TerminateWorker())
+        assert supervisor.worker_state.phase == "leaving"
+        await comes_to(supervisor, "absent")
+        assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.slow
+async def test_a_script_may_turn_out_to_join_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It was taken for up in the generation that it was started for, and is in none before it has joined one."""
+    monkeypatch.chdir(tmp_path)
+    async with crew_of(indirect(tmp_path)) as supervisor:
+        await train(supervisor)
+        assert (
+            supervisor.elastic,
+            supervisor.worker_state.phase,
+            supervisor.worker_state.assigned,
+            supervisor.worker_state.up,
+        ) == (
+            False,
+            "member",
+            4,
+            4,
+        )
+        await supervisor.execute(StartStandby())
+        (tmp_path / "call-init").touch()
+        await comes_to(supervisor, "starting")
+        assert supervisor.elastic
+        assert (supervisor.worker_state.assigned, supervisor.worker_state.up, supervisor.worker_state.standby) == (
+            4,
+            0,
+            "absent",
+        )
+        (tmp_path / "be-ready").touch()
+        await comes_to(supervisor, "ready")
+        assert (supervisor.live, supervisor.seen) == (True, 3)
+        assert "0 None\n" in capfd.readouterr().out
+
+        await supervisor.execute(KillWorker("a test", planned=False))
+        await comes_to(supervisor, "absent")
+        (fall,) = supervisor.take_failures()
+        assert (fall.elastic, fall.was_up) == (True, False)
+        await supervisor.execute(StartWorker())
+        await comes_to(supervisor, "loaded")  # at first the system may not know the command yet
+        loads = psutil.Process(supervisor.pid).cmdline()
+        assert loads[loads.index("--load") + 1] == "paddle,edl_runtime.elastic.api"
+
+
+async def test_a_script_that_has_not_said_so_yet_falls_as_others_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts as up in the generation that it was started for."""
+    monkeypatch.chdir(tmp_path)
+    async with crew_of(indirect(tmp_path)) as supervisor:
+        await train(supervisor)
+        await supervisor.execute(KillWorker("a test", planned=False))
+        await comes_to(supervisor, "absent")
+        (fall,) = supervisor.take_failures()
+        assert (fall.elastic, fall.was_up, fall.generation, fall.exit_code) == (False, True, 4, -signal.SIGKILL)
+
+
+async def test_a_script_is_elastic_when_that_of_another_instance_is(tmp_path: Path) -> None:
+    """Before it has begun it loads and starts as such; nothing is done twice."""
+    async with crew_of(indirect(tmp_path)) as supervisor:
+        supervisor.mark_elastic()
+        supervisor.mark_elastic()
+        assert (supervisor.elastic, supervisor.worker_state.phase) == (True, "absent")
+        await supervisor.execute(StartWorker())
+        await supervisor.execute(RunScript())
+        assert supervisor.worker_state.phase == "starting"
+
+
+WRITES = """
+import os, time
+from edl_runtime.elastic.comm.agent_client import connect_to_agent
+from edl_runtime.elastic.comm.agent_protocol import InitCalled, WorkerReady
+
+link = connect_to_agent(os.environ)
+link.send(InitCalled())
+link.send(WorkerReady(live=True))
+while True:
+    link.note_progress()
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+async def test_a_trainer_that_writes_its_checkpoint_is_not_late(tmp_path: Path) -> None:
+    """How long it takes to leave counts from the last part that it has written."""
+    async with crew_of(script_of(WRITES, tmp_path)) as supervisor:
+        await supervisor.execute(StartWorker())
+        await comes_to(supervisor, "loaded")
+        await supervisor.execute(RunScript())
+        await comes_to(supervisor, "ready")
+        await supervisor.execute(SendMessage(Leave(reason="a test", checkpoint=True)))
+        told_at = supervisor.worker_state.since
+        await eventually(lambda: supervisor.worker_state.since > told_at)
+        assert supervisor.worker_state.phase == "leaving"

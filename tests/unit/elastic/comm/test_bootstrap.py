@@ -1,0 +1,231 @@
+"""How the ranks of a generation meet, and what they add up by what connects them then."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+
+from edl_runtime.elastic.comm.agent_protocol import Heartbeat, JoinGeneration, encode_message
+from edl_runtime.elastic.comm.bootstrap import Bootstrap, ControlChannel, Hello, Welcome
+from edl_runtime.elastic.errors import GroupLostError
+
+
+def joined(generation: int, *, rank: int = 0, size: int = 1, store: str = "") -> JoinGeneration:
+    return JoinGeneration(generation=generation, rank=rank, world_size=size, store=store, instances=4, token="secret")
+
+
+NO_UTF8 = encode_message(Hello(generation=1, rank=1, name="stranger", step=None, token="")).replace(
+    b"stranger", b"\xff" * 8
+)
+"""What a rank says, with a name that is no text."""
+
+
+def free_store() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def end_of(store: str) -> socket.socket:
+    """Return a connection to whoever listens there, as soon as somebody does."""
+    host, _, port = store.rpartition(":")
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return socket.create_connection((host, int(port)), 60)
+        except OSError:
+            assert time.monotonic() < deadline
+
+
+def test_ranks_meet_whoever_comes_first_and_whoever_else_comes() -> None:
+    """Strangers, and ranks of other generations, are no guests; the steps are those of all."""
+    store = free_store()
+    with ThreadPoolExecutor(4) as pool:
+        ranks = [Bootstrap(joined(7, rank=rank, size=3, store=store)) for rank in range(3)]
+        early = pool.submit(ranks[2].run, "c", None, lambda: 0)
+        older = Bootstrap(joined(6, rank=1, size=3, store=store))
+        lost = pool.submit(older.run, "x", 3, lambda: 0)
+        host = pool.submit(ranks[0].run, "a", 5, lambda: 4321)
+        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", encode_message(Heartbeat()), NO_UTF8):
+            with end_of(store) as stranger:
+                stranger.sendall(noise)
+        late = pool.submit(ranks[1].run, "b", 4, lambda: 0)
+        for met, _ in (early.result(), host.result(), late.result()):
+            assert (met.names, met.steps, met.store_port) == (["a", "b", "c"], [5, 4, None], 4321)
+        older.abort()
+        with pytest.raises(GroupLostError, match="generation 6"):
+            lost.result()
+        for rank in ranks:
+            rank.close()
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["nobody", "one that says nothing"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_meeting_that_not_all_come_to_ends(rank: int, *, silent: bool) -> None:
+    """As soon as it is aborted: it has no time limit of its own, and the agents have."""
+    store = free_store()
+    host, _, port = store.rpartition(":")
+    meeting = Bootstrap(joined(1, rank=rank, size=3, store=store))
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        if silent and rank:
+            stack.enter_context(socket.create_server((host, int(port))))
+        waiting = pool.submit(meeting.run, "a", None, lambda: 0)
+        if silent and not rank:
+            guest = stack.enter_context(end_of(store))
+            guest.sendall(encode_message(here(1, "b", "secret")))
+        with pytest.raises(TimeoutError):
+            waiting.result(0.3)
+        meeting.abort()
+        with pytest.raises(GroupLostError):
+            waiting.result(60)
+
+
+def here(rank: int, name: str, word: str) -> Hello:
+    return Hello(generation=1, rank=rank, name=name, step=99, token=word)
+
+
+def test_a_rank_is_who_knows_the_word_and_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger is none, and nobody takes the place of one that is there: the state of all may be taken from it."""
+    monkeypatch.setattr("edl_runtime.elastic.comm.bootstrap.HELLO_LIMIT_S", 60.0)
+    store = free_store()
+    host = Bootstrap(joined(1, rank=0, size=3, store=store))
+    with ThreadPoolExecutor(1) as pool, end_of_each(store, 4) as open_ends:
+        met = pool.submit(host.run, "a", None, lambda: 1)
+        stranger, first, second, last = (next(open_ends) for _ in range(4))
+        stranger.sendall(encode_message(here(1, "stranger", "guess")))
+        assert stranger.recv(1) == b""
+        first.sendall(encode_message(here(1, "b", "secret")))
+        second.sendall(encode_message(here(1, "again", "secret")))
+        assert second.recv(1) == b""
+        last.sendall(encode_message(here(2, "c", "secret")))
+        assert met.result(60)[0].names == ["a", "b", "c"]
+    host.close()
+
+
+@contextmanager
+def end_of_each(store: str, count: int) -> Iterator[Iterator[socket.socket]]:
+    """Yield so many connections, each made when it is asked for."""
+    ends: list[socket.socket] = []
+
+    def connect() -> Iterator[socket.socket]:
+        for _ in range(count):
+            ends.append(end_of(store))
+            yield ends[-1]
+
+    yield connect()
+    for end in ends:
+        end.close()
+
+
+@pytest.mark.slow
+def test_who_says_little_at_a_time_does_not_hold_a_meeting_up() -> None:
+    """Whoever comes has a second for all of it, and the next who comes is heard."""
+    store = free_store()
+    late = Bootstrap(joined(1, rank=1, size=2, store=store))
+    done = threading.Event()
+
+    def drip(end: socket.socket) -> None:
+        try:
+            end.sendall(b"\0\x01\0\0")
+            while not done.wait(0.1):
+                end.sendall(b" ")
+        except OSError:
+            pass
+
+    host = Bootstrap(joined(1, rank=0, size=2, store=store))
+    with ThreadPoolExecutor(3) as pool, end_of_each(store, 1) as open_ends:
+        met = pool.submit(host.run, "a", None, lambda: 1)
+        dripping = pool.submit(drip, next(open_ends))
+        pool.submit(late.run, "b", None, lambda: 0)  # again and again, if a busy machine makes it too slow to be heard
+        assert met.result(60)[0].names == ["a", "b"]
+        done.set()
+        dripping.result(60)
+    host.close()
+    late.close()
+
+
+def test_silent_strangers_do_not_hold_a_meeting_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are heard at once: a rank behind them is, before any of them has had its time; and they are not many."""
+    monkeypatch.setattr("edl_runtime.elastic.comm.bootstrap.HELLO_LIMIT_S", 3600.0)
+    monkeypatch.setattr("edl_runtime.elastic.comm.bootstrap.EXTRA_PENDING", 1)
+    store = free_store()
+    ranks = [Bootstrap(joined(1, rank=rank, size=2, store=store)) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool, end_of_each(store, 8) as open_ends:
+        met = pool.submit(ranks[0].run, "a", None, lambda: 1)
+        strangers = list(open_ends)
+        assert strangers[0].recv(1) == b""
+        pool.submit(ranks[1].run, "b", None, lambda: 0)
+        assert met.result(60)[0].names == ["a", "b"]
+    for rank in ranks:
+        rank.close()
+
+
+def test_of_strangers_that_have_gone_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many come while ranks are waited for."""
+    monkeypatch.setattr("edl_runtime.elastic.comm.bootstrap.HELLO_LIMIT_S", 60.0)
+    store = free_store()
+    ranks = [Bootstrap(joined(1, rank=rank, size=2, store=store)) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        met = pool.submit(ranks[0].run, "a", None, lambda: 1)
+        before = closed_sockets()
+        for _ in range(50):
+            with end_of(store) as stranger:
+                stranger.sendall(NO_UTF8)
+                assert stranger.recv(1) == b""
+        kept = closed_sockets() - before
+        pool.submit(ranks[1].run, "b", None, lambda: 0)
+        assert met.result(60)[0].names == ["a", "b"]
+    assert kept < 10
+    for rank in ranks:
+        rank.close()
+
+
+def closed_sockets() -> int:
+    """Return how many sockets of this process are closed, and yet kept."""
+    gc.collect()
+    return sum(isinstance(each, socket.socket) and each.fileno() < 0 for each in gc.get_objects())
+
+
+@contextmanager
+def stars(count: int) -> Iterator[tuple[list[Bootstrap], list[ControlChannel]]]:
+    """Let so many ranks meet."""
+    store = free_store()
+    meetings = [Bootstrap(joined(1, rank=rank, size=count, store=store)) for rank in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        holding: list[Future[tuple[Welcome, ControlChannel]]] = [
+            pool.submit(meeting.run, str(rank), None, lambda: 0) for rank, meeting in enumerate(meetings)
+        ]
+        found = [each.result()[1] for each in holding]
+    yield meetings, found
+    for meeting in meetings:
+        meeting.close()
+
+
+def test_all_ranks_have_the_same_sums() -> None:
+    """Of whatever length, one after the other, and of numbers as large as they come."""
+    with stars(3) as (_, ranks), ThreadPoolExecutor(3) as pool:
+        for own in (np.array([1 << 40, -2]), np.arange(50_000, dtype=np.int64)):
+            for summed in pool.map(lambda star, own=own: star.all_reduce(own), ranks):
+                assert summed.tolist() == (3 * own).tolist()
+
+
+@pytest.mark.parametrize(
+    "end", [lambda meetings: meetings[2].close(), lambda meetings: meetings[0].abort()], ids=["a rank goes", "abort"]
+)
+def test_nobody_waits_for_a_rank_that_is_gone(end: Callable[[list[Bootstrap]], None]) -> None:
+    """Rank 0 notices it though another one is not there yet, and all others do when rank 0 lets go."""
+    with stars(3) as (meetings, ranks), ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(ranks[0].all_reduce, np.zeros(2, np.int64))
+        end(meetings)
+        with pytest.raises((EOFError, OSError)):
+            waiting.result(60)
+        meetings[0].close()
+        with pytest.raises((EOFError, OSError)):
+            pool.submit(ranks[1].all_reduce, np.zeros(2, np.int64)).result(60)

@@ -1,0 +1,179 @@
+"""Learning rates: those that a script sets, and how they follow the number of instances."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.elastic.local_run import SAMPLES, begin, model_and_optimizer, paddle, train
+
+from edl_runtime.elastic.api import Run
+from edl_runtime.elastic.training.learning_rate import (
+    LearningRate,
+    RateScale,
+    RateState,
+    decode_slots,
+    encode_slots,
+    scaling_factor,
+)
+
+pytestmark = pytest.mark.usefixtures("nothing_at_exit")
+
+BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
+
+
+def number() -> tuple[Any, Any]:
+    """Return an optimizer whose rate a script sets, and how it halves it."""
+    optimizer = model_and_optimizer(rate=1.0)[1]
+    return optimizer, lambda: optimizer.set_lr(optimizer.get_lr() / 2)
+
+
+def scheduled() -> tuple[Any, Any]:
+    """Return one whose rate a script's scheduler moves, and how."""
+    scheduler = paddle.optimizer.lr.ExponentialDecay(1.0, 0.5)
+    return model_and_optimizer(rate=scheduler)[1], scheduler.step
+
+
+@pytest.mark.parametrize("kind", [number, scheduled])
+def test_a_lost_step_counts_from_the_rate_at_which_its_batch_was_drawn(kind: Any) -> None:
+    """What the script has done since, and does before it draws that batch again, is for a step that has not been."""
+    optimizer, lower = kind()
+    rate = LearningRate(optimizer)
+    rate.draw()
+    lower()
+    with rate.agreed(rate.value, 1.0):
+        pass
+    lower()  # which belongs to that step
+    rate.draw()
+    lower()
+    with rate.lost():
+        assert rate.value == 0.25
+    lower()
+    rate.draw()
+    assert rate.value == 0.25
+    lower()
+    with rate.lost():  # and once more
+        assert rate.value == 0.25
+    rate.draw()
+    lower()
+    assert rate.value == 0.125
+
+
+@pytest.mark.parametrize("kind", [number, scheduled])
+def test_a_lost_step_without_a_batch_takes_nothing_back(kind: Any) -> None:
+    """A rank that had none has set its rate for the step before; nor is what others do without it forgotten later."""
+    optimizer, lower = kind()
+    rate = LearningRate(optimizer)
+    rate.draw()
+    with rate.agreed(1.0, 1.0):
+        pass
+    lower()
+    with rate.lost():
+        assert rate.value == 0.5
+    lower()
+    with rate.agreed(rate.value, 1.0):
+        pass
+    rate.draw()
+    assert rate.value == 0.25
+
+
+def test_a_step_takes_the_agreed_rate_times_the_factor() -> None:
+    """A number is the agreed one from then on; a scheduler goes on from its own."""
+    for kind, after in ((number, 3.0), (scheduled, 1.0)):
+        optimizer, lower = kind()
+        rate = LearningRate(optimizer)
+        with rate.agreed(3.0, 4.0):
+            assert optimizer.get_lr() == 12.0
+        assert rate.value == after
+        lower()
+        assert optimizer.get_lr() == after / 2
+
+
+def test_ranks_know_the_numbers_of_those_that_have_one() -> None:
+    """To the bit, be it 0 or no number."""
+    for rates in ([0.1, 0.2, None], [None, 1 / 3, 0.1], [None, 0.0, 1.0], [-0.5, None, None], [math.inf, 1.0, None]):
+        slots = [encode_slots(rate, rank, 3) for rank, rate in enumerate(rates)]
+        found = decode_slots([sum(each) for each in zip(*slots, strict=True)])
+        assert found == [rate for rate in rates if rate is not None]
+    (number,) = decode_slots(encode_slots(math.nan, 1, 2))
+    assert math.isnan(number)
+    assert decode_slots(encode_slots(None, 1, 2)) == []
+
+
+def test_the_rate_that_a_script_has_set_goes_on_in_a_later_run(tmp_path: Path) -> None:
+    """As the checkpoint has it, and not as the optimizer was made; what is set after `wrap` counts again."""
+    run, link = begin(tmp_path)
+    model, optimizer = run.wrap(*model_and_optimizer(rate=0.1))
+    batches = iter(run.data(SAMPLES, **BATCHES))
+    model(next(batches)[0]).mean().backward()
+    optimizer.set_lr(0.0123)
+    link.stop()
+    run.step()
+    with pytest.raises(SystemExit):
+        next(batches)
+    later, _ = begin(tmp_path)
+    model, optimizer = later.wrap(*model_and_optimizer(rate=0.1))
+    assert later.learning_rate == optimizer.get_lr() == 0.0123
+    optimizer.set_lr(0.5)
+    assert later.learning_rate == 0.5
+    train(later, model, later.data(SAMPLES, **BATCHES), steps=1)
+    assert optimizer.get_lr() == 0.5
+
+
+@pytest.mark.parametrize(("wrote", "rate"), [({}, 0.7), ({"rate": 0.4}, 0.4)])
+def test_a_rate_is_found_where_older_versions_wrote_it(wrote: dict[str, float], rate: float) -> None:
+    """Some wrote none, which leaves the script's."""
+    run, _ = begin()
+    _, optimizer = run.wrap(*model_and_optimizer(rate=0.1))
+    standing = training_of(run).train_state
+    snapshot = standing.snapshot()
+    before = {name: snapshot.extra[name] for name in snapshot.extra.keys() - {"values", "rate", "scheduler"}}
+    assert snapshot.extra["values"]["optimizer"]["rate"] == 0.1
+    optimizer.set_lr(0.7)
+    old = msgspec.structs.replace(snapshot, step=5, extra=before | wrote)
+    standing.adopt(old, rank=0, generation=2, is_own=False)
+    assert (standing.steps, optimizer.get_lr()) == (5, rate)
+
+
+def training_of(run: Run) -> Any:
+    assert run._wrapped is not None
+    return run._wrapped
+
+
+def test_two_losses_in_a_row_take_nothing_back_that_others_have_applied() -> None:
+    """What a rank was given after the first is what it goes back to in the second."""
+    rate = LearningRate(model_and_optimizer(rate=1.0)[1])
+    rate.draw()
+    with rate.lost():
+        rate.put_back(RateState(0.5, None))  # of a rank that has applied the step
+    with rate.lost():
+        assert rate.value == 0.5
+    assert rate.value == 0.5
+
+
+def test_factors_of_the_known_scalings() -> None:
+    """The script's own rate is that of one instance."""
+    assert [scaling_factor("fixed", size) for size in (1, 4)] == [1, 1]
+    assert [scaling_factor("linear", size) for size in (1, 4)] == [1, 4]
+    assert [scaling_factor("sqrt", size) for size in (1, 4)] == [1, 2]
+    assert scaling_factor(lambda size: 1 + size, 4) == 5
+
+
+def test_a_rate_grows_by_and_by_and_falls_at_once() -> None:
+    """Warm-up is for what could diverge."""
+    grown = RateScale().towards(4.0, 10, 3)
+    assert [grown.at(step) for step in (10, 11, 12, 13, 99)] == [1.75, 2.5, 3.25, 4.0, 4.0]
+    assert grown.towards(4.0, 11, 3) is grown
+    shrunk = grown.towards(2.0, 20, 3)
+    assert [shrunk.at(step) for step in (20, 21)] == [2.0, 2.0]
+
+
+def test_a_change_in_the_middle_of_a_warm_up_goes_on_from_there() -> None:
+    """No step of the way is jumped over."""
+    again = RateScale().towards(4.0, 0, 3).towards(5.0, 2, 1)
+    assert again.begin == 3.25
+    assert again.at(2) == pytest.approx((3.25 + 5) / 2)
+    assert again.at(3) == 5

@@ -1,0 +1,154 @@
+"""What models and optimizers hold, out and in again; and their gradients, added up."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from support.elastic.local_run import arrays_of, model_and_optimizer, paddle
+
+from edl_runtime.elastic.comm.process_group import SingleProcessGroup
+from edl_runtime.elastic.errors import GroupLostError
+from edl_runtime.elastic.training.gradients import DeviceGradients, HostGradients, any_sparse
+from edl_runtime.elastic.training.state_parts import StateParts
+from edl_runtime.elastic.training.train_state import arrays_of as arrays_by_part
+from edl_runtime.elastic.training.train_state import broadcast_state, state_receivers, state_source
+
+
+def step(model: Any, optimizer: Any) -> None:
+    (model(paddle.ones([3, 2])) ** 2).mean().backward()
+    optimizer.step()
+    optimizer.clear_grad()
+
+
+@pytest.mark.parametrize("kind", ["Momentum", "Adam", "AdamW", "Adagrad", "RMSProp", "Lamb", "SGD"])
+def test_a_state_trains_on_in_another_process_s_model(kind: str) -> None:
+    """Whatever order the layers were made in, and before the optimizer has made a step there."""
+    models = [model_and_optimizer(order=order)[0] for order in (1, -1)]
+    optimizers = [getattr(paddle.optimizer, kind)(0.05, parameters=model.parameters()) for model in models]
+    first, second = (StateParts([pair]) for pair in zip(models, optimizers, strict=True))
+    step(models[0], optimizers[0])
+    second.load(first.states(), "the test's")
+    for pair in zip(models, optimizers, strict=True):
+        step(*pair)
+    for name, value in arrays_of(models[0]).items():
+        np.testing.assert_allclose(arrays_of(models[1])[name], value, rtol=1e-6)
+
+
+def test_groups_of_parameters_and_half_precision_are_kept() -> None:
+    """bfloat16 weights travel as their bits, the masters that are trained as float32."""
+    model, _ = model_and_optimizer()
+    model.to(dtype="bfloat16")
+    groups = [{"params": [each], "weight_decay": 0.1} for each in model.parameters()]
+    optimizer = paddle.optimizer.AdamW(0.1, parameters=groups, multi_precision=True)
+    arrays = arrays_by_part(StateParts([(model, optimizer)]).states())
+    assert arrays["model"]["first.weight"].dtype == np.uint16
+    assert arrays["optimizer"]["first.weight/master"].dtype == np.float32
+    assert arrays["optimizer"]["first.weight/moment1"].shape == (2, 3)
+
+
+def test_what_is_frozen_is_in_the_model_and_not_in_the_gradients() -> None:
+    """Buffers and running means are part of a model's state as well."""
+    model = paddle.nn.Sequential(paddle.nn.Linear(2, 3), paddle.nn.BatchNorm1D(3))
+    model[0].bias.stop_gradient = True
+    state = StateParts([(model, paddle.optimizer.Adam(0.1, parameters=model.parameters()))])
+    arrays = arrays_by_part(state.states())
+    assert {"0.weight", "0.bias", "1._mean", "1._variance"} <= arrays["model"].keys()
+    assert "0.bias/moment1" not in arrays["optimizer"]
+    assert len(state.parameters) == 3
+
+
+@pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
+def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
+    """What no rank has a gradient of is not trained, as if there were one rank."""
+    first, second, third = (paddle.create_parameter([2], "float32") for _ in range(3))
+    gradients = kind([first, second, third])
+    for _ in range(2):  # buffers are used again
+        (first * paddle.to_tensor([1.0, 2.0])).sum().backward()
+        gradients.add(3, 5.0)
+        (first + 4 * second).sum().backward()
+        gradients.add(1, 1.0)
+        assert first.grad is None or not first.grad.numpy().any()
+        for parameter in (first, second, third):
+            parameter.clear_gradient(False)
+        assert gradients.reduce(SingleProcessGroup(), 4) == pytest.approx(4.0)
+        np.testing.assert_allclose(first.grad.numpy(), [1.0, 1.75])
+        np.testing.assert_allclose(second.grad.numpy(), [1.0, 1.0])
+        assert third.grad is None
+        first.clear_gradient(False)
+        second.clear_gradient(False)
+    gradients.add(1, 2.0)
+    gradients.discard()
+    assert gradients.reduce(SingleProcessGroup(), 1) == 0.0
+    assert first.grad is None
+
+
+@pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
+def test_sparse_gradients_are_added_up(kind: Any) -> None:
+    """Of rows that differ from rank to rank, and that come several times."""
+    sparse, dense = (paddle.nn.Embedding(5, 2, sparse=each) for each in (True, False))
+    found = []
+    for layer in (sparse, dense):
+        gradients = kind([layer.weight])
+        for rows, weight in (([1, 1, 3], 2), ([0, 3], 1)):
+            (layer(paddle.to_tensor(rows)) * paddle.to_tensor([1.0, 2.0])).sum().backward()
+            assert any_sparse([layer.weight]) == (layer is sparse)
+            gradients.add(weight, 1.0)
+        gradients.reduce(SingleProcessGroup(), 4)
+        found.append(layer.weight.grad.numpy())
+    np.testing.assert_array_equal(found[0], [[0.25, 0.5], [1.0, 2.0], [0.0, 0.0], [0.75, 1.5], [0.0, 0.0]])
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
+def test_a_batch_of_many_samples_overflows_nothing(kind: Any, dtype: str) -> None:
+    """Their weighted sums are in 32 bits: 300 times 256 samples is more than float16 has."""
+    parameter = paddle.create_parameter([2], dtype, default_initializer=paddle.nn.initializer.Constant(0.0))
+    gradients = kind([parameter])
+    for _ in range(2):
+        parameter.grad = paddle.full([2], 300.0, dtype)
+        gradients.add(256, 1.0)
+    assert gradients.reduce(SingleProcessGroup(), 512) == 1.0
+    np.testing.assert_array_equal(parameter.grad.astype("float32").numpy(), [300.0, 300.0])
+
+
+class Failing(SingleProcessGroup):
+    """A group that is lost halfway through a sum."""
+
+    def all_reduce(self, values: Any) -> None:
+        values.fill_(9.0)
+        raise GroupLostError(1, "the test")
+
+
+def test_what_a_failed_sum_leaves_is_not_trained_on() -> None:
+    """Also where a rank had no sample; and each step's gradients are in the same memory."""
+    parameter = paddle.create_parameter([2], "float32")
+    gradients = HostGradients([parameter])
+    parameter.sum().backward()
+    gradients.add(1, math.nan)
+    assert math.isnan(gradients.reduce(SingleProcessGroup(), 1))
+    place = parameter.grad.data_ptr()
+    parameter.clear_gradient(False)
+    with pytest.raises(GroupLostError):
+        gradients.reduce(Failing(), 1)
+    gradients.discard()
+    (2 * parameter).sum().backward()
+    gradients.add(1, 3.0)
+    assert gradients.reduce(SingleProcessGroup(), 1) == 3.0
+    np.testing.assert_array_equal(parameter.grad.numpy(), [2.0, 2.0])
+    assert parameter.grad.data_ptr() == place
+
+
+def test_who_is_ahead_gives_its_state() -> None:
+    """Nobody needs to when all are at the same step; rank 0 begins when nobody has any."""
+    assert state_source([None, None]) == 0
+    assert state_source([4, 5, None]) == 1
+    assert state_source([5, 5, None]) == 0
+    assert state_source([5, 5]) is None
+    assert state_receivers([None, None], 0) == [1]
+    assert state_receivers([4, 5, None, 5], 1) == [0, 2]
+    with pytest.raises(AssertionError):
+        broadcast_state(SingleProcessGroup(), 0, [], None)
