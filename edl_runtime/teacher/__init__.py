@@ -1,4 +1,4 @@
-"""Teachers: they serve a model to students. A script with a model of its own marks it with `served`."""
+"""Teachers serve a model to students. `served` marks a Python function as a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of models that teachers serve."""
+"""Errors of models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edl_runtime.protocol.errors import TeacherError
 
 @dataclass(eq=False, repr=False)
 class ModelError(TeacherError):
-    """Raised when a model can't be loaded or does not have what was asked of it."""
+    """Raised when a model can't be loaded or lacks a requested output."""
 
     model: str
     reason: str

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Rows of a run, as they are told apart."""
+"""Buckets of the histogram of rows."""
 
 DROPPED = 499
-"""In place of an HTTP status: the request was dropped, for its client had gone."""
+"""In place of an HTTP status: the request was dropped because its client had disconnected."""
 
 
 class TeacherMetrics:
-    """Plain numbers: counting costs next to nothing, and what is shown is put together when it is asked for.
+    """Counts in plain numbers, which is cheap; Prometheus's metrics are built from them when they are collected.
 
-    `gauges` are asked then, by name: what each means, and its value.
+    `gauges`: description and value by name.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class TeacherMetrics:
         self._answers[status] += 1
 
     def count_refusal(self, status: int) -> None:
-        """Count an answer that the model had no part in, if it is a refusal."""
+        """Count an answer without the model if it is a refusal."""
         if status >= 400:
             self.count_answer(status)
 
@@ -53,7 +53,7 @@ class TeacherMetrics:
         self._busy_s += busy_s
 
     def render(self) -> bytes:
-        """Return all of it in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry()
@@ -61,10 +61,10 @@ class TeacherMetrics:
         return generate_latest(registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Return the counts of now, as registries ask for them."""
+        """Yield the current metrics; called by the registry."""
         from prometheus_client import metrics_core as core
 
-        meaning = f"Requests to the model and refusals, by status; {DROPPED}: the client had gone."
+        meaning = f"Requests to the model and refusals, by status; {DROPPED}: client disconnected."
         requests = core.CounterMetricFamily("edl_teacher_requests", meaning, labels=["status"])
         for status, count in sorted(self._answers.items()):
             requests.add_metric([str(status)], count)
@@ -81,11 +81,8 @@ class TeacherMetrics:
             yield core.GaugeMetricFamily(name, meaning, value())
 
 
-# Load, reported to the teacher's pool
-
-
 class DeviceLoad:
-    """Measures in what share of its time each of a teacher's `devices` has something to do."""
+    """Measures the share of time in which a teacher's `devices` are busy, for the report to its pool."""
 
     def __init__(self, devices: int, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._devices = devices
@@ -95,15 +92,15 @@ class DeviceLoad:
         self._since = 0.0
 
     def begin(self, device: int) -> None:
-        """A request came for this device: it runs, or waits for others that do."""
+        """Count a request of this device, running or waiting."""
         self._busy.begin(device, self._clock_s())
 
     def end(self, device: int) -> None:
-        """A request of this device is answered."""
+        """Count the answer of a request of this device."""
         self._busy.end(device, self._clock_s())
 
     def report(self) -> TeacherReport:
-        """Return how busy the teacher was of late; to be asked about once a second. The first time begins it."""
+        """Return the load of the last WINDOW_S; meant to be called about once a second, from the start on."""
         now = self._clock_s()
         busy_s = self._busy.total_s(now) / self._devices
         if self._meter is None:

@@ -1,4 +1,4 @@
-"""A teacher from its first breath to its last: load, serve, register, drain."""
+"""Teacher lifecycle: load the model, serve it, register in the pool, drain."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 DRAIN_S = 8.0
-"""Longest time to leave the list and answer what is in flight: a little less than a backend's default grace."""
+"""Longest time to deregister and answer requests in flight: a little less than a backend's default grace period."""
 
 RESERVED_DESCRIPTORS = 256
-"""Descriptors that are no connections', nor of memory that their clients share."""
+"""File descriptors for all but connections and their clients' shared memory."""
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9]+)?")
 
@@ -50,15 +50,15 @@ log = get_logger(__name__)
 
 
 class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a teacher serves, where, and which pool it joins.
+    """Model, address and pool of a teacher.
 
     - `gpu_ids`: one predictor process on each; empty for one on the CPU.
     - `port`: 0 for a free one.
-    - `advertise`: the host that students reach it at; empty for the one it listens on, or this machine's own where
-      it listens on all.
+    - `advertise`: the host that students connect to; empty for the one it listens on, or for this machine's address
+      if it listens on all.
     - `pool`: empty for a fixed teacher, which needs no Redis.
     - `weight`: its share of the pool's work, relative to the others.
-    - `hung_after_s`: a predictor that takes longer over one run, be it for one request or several, counts as hung.
+    - `hung_after_s`: a predictor whose run takes longer counts as hung.
     """
 
     model: ModelOptions
@@ -71,7 +71,7 @@ class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
     hung_after_s: float = HUNG_AFTER_S
 
     def __post_init__(self) -> None:
-        """Raise SpecError for what can't be."""
+        """Raise SpecError for invalid values."""
         if not (math.isfinite(self.hung_after_s) and self.hung_after_s > 0):
             raise SpecError("hung_after", self.hung_after_s, "seconds above 0")
         check_weight(self.weight)
@@ -82,12 +82,12 @@ class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
 async def serve(
     options: TeacherOptions, settings: RuntimeSettings, on_ready: Callable[[str, ModelSignature], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT: then leave the pool, answer what is in flight and return.
+    """Serve until SIGTERM or SIGINT: then leave the pool, answer requests in flight and return.
 
-    `on_ready` is called with the address once requests are answered, right before the teacher registers.
+    `on_ready` is called with the address when the teacher answers requests, right before it registers.
 
-    Raises SpecError, ModelError and PoolMismatchError for what a restart can't mend; RegistryUnavailableError without
-    Redis at the start; TeacherError when it can't listen, or when a predictor ended by itself or was found to hang.
+    Raises SpecError, ModelError and PoolMismatchError for what a restart can't fix; RegistryUnavailableError without
+    Redis at the start; TeacherError when it can't listen, or when a predictor has ended by itself or has hung.
     """
     check_exposure(options.host, settings.teacher_token, "EDL_TEACHER_TOKEN")
     if options.pool and not settings.redis_url:
@@ -98,13 +98,13 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        # Made first, for importing the client takes a while, and who is ready is to be in the list at once.
+        # First, because importing the client takes a while, and a teacher that is ready should register at once.
         client = await stack.enter_async_context(connect(settings.redis_url)) if options.pool else None
         arena, metrics = Arena.create(BODY_LIMIT), TeacherMetrics()
         stack.callback(arena.close)
-        predictors = await unless_stopped(
-            stop, stack.enter_async_context(run_predictors(_options_per_device(options), arena, metrics))
-        )
+        gpus = options.gpu_ids or (options.model.gpu_id,)
+        per_device = [msgspec.structs.replace(options.model, gpu_id=gpu_id) for gpu_id in gpus]
+        predictors = await unless_stopped(stop, stack.enter_async_context(run_predictors(per_device, arena, metrics)))
         if predictors is None:
             return
         most = connection_limit(MOST_CONNECTIONS, each=2, beside=RESERVED_DESCRIPTORS)
@@ -121,23 +121,17 @@ async def serve(
             refused = await unless_stopped(stop, membership.enter_async_context(registered))
             if refused is not None:
                 reason = await unless_stopped(stop, first_completed(predictors.failed(options.hung_after_s), refused()))
-            server.draining = reason is not None  # then health says so even before the list does
+            server.draining = reason is not None  # so that health reports it before the teacher has deregistered
             leave_by = loop.time() + DRAIN_S
         drained = await server.drain(leave_by - loop.time())
-        log.info("teacher.left", address=address, drained=drained)
+        log.info("teacher.stopped", address=address, drained=drained)
         if reason is not None:
             raise reason
 
 
-def _options_per_device(options: TeacherOptions) -> list[ModelOptions]:
-    if not options.gpu_ids:
-        return [options.model]
-    return [msgspec.structs.replace(options.model, gpu_id=gpu_id) for gpu_id in options.gpu_ids]
-
-
 @asynccontextmanager
 async def _listening(server: HttpServer, options: TeacherOptions, tls: ssl.SSLContext | None) -> AsyncIterator[str]:
-    """Take connections; yields the address to reach this teacher at."""
+    """Accept connections; yields the address that students connect to."""
     try:
         listener = listen(options.host, options.port)
     except OSError as error:
@@ -154,7 +148,7 @@ async def _listening(server: HttpServer, options: TeacherOptions, tls: ssl.SSLCo
 
 
 def _enable_keepalive(listener: socket.socket) -> None:
-    """End connections whose other machine is gone without a word, a few minutes after their last: they count."""
+    """Close connections to unreachable machines after a few minutes: they count against the limit."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit it
     if hasattr(socket, "TCP_KEEPIDLE"):
         for option, number in (("KEEPIDLE", 60), ("KEEPINTVL", 20), ("KEEPCNT", 6)):
@@ -162,15 +156,15 @@ def _enable_keepalive(listener: socket.socket) -> None:
 
 
 def _reachable_host(bound: str) -> str:
-    """Return what others may reach a server at that listens on `bound`. Raises SpecError when that can't be told."""
+    """Return the host for students of a server that listens on `bound`. Raises SpecError when it is unknown."""
     if not ipaddress.ip_address(bound).is_unspecified:
         return bound
     try:
         host = socket.gethostbyname(socket.gethostname())
     except OSError:
-        raise SpecError("advertise", "", "the host that students reach it at, which its name doesn't tell") from None
+        raise SpecError("advertise", "", "the host that students connect to; this machine has no address") from None
     if ipaddress.ip_address(host).is_loopback:
-        log.warning("teacher.only_local", host=host, advice="give --advertise for students on other machines")
+        log.warning("teacher.local_only", host=host, advice="set --advertise for students on other machines")
     return host
 
 
@@ -178,7 +172,7 @@ def _reachable_host(bound: str) -> str:
 async def _registered(
     client: Redis | None, service: Service, member: Member, *, ttl_s: float, says: MakeReport
 ) -> AsyncIterator[Callable[[], Coroutine[Any, Any, EdlError]]]:
-    """Be in the pool, if there is one; yields what waits until the registration can never come back."""
+    """Register in the pool, if there is one; yields what waits until the registration is refused for good."""
     if client is None:
         yield _never
         return

@@ -128,7 +128,7 @@ def refuse(*_: object) -> int:
 @pytest.mark.parametrize(
     ("call", "does", "cause"),
     [
-        ("getpid", lambda: 2**22 + 1, "shares no memory"),  # Linux has no such process
+        ("getpid", lambda: 2**22 + 1, "can't open shared memory"),  # Linux has no such process
         ("memfd_create", refuse, "no such call"),
     ],
     ids=["a teacher that can't find the memory, as behind a tunnel", "a system that makes none"],

@@ -137,7 +137,7 @@ def test_a_number_that_json_lacks_is_not_answered_as_null(served: Served, number
         urllib.request.urlopen(request, timeout=PATIENCE_S)
     with refused.value as answer:
         assert answer.code == 400
-        assert json.load(answer)["error"].startswith("output 'sum' has numbers that JSON lacks")
+        assert json.load(answer)["error"].startswith("output 'sum' has NaN or infinite numbers")
     with TeacherConnection(served.address) as teacher:
         answered = teacher.infer({"x": np.full((1, 4), number, np.float32)}, ["sum"])["sum"]
         assert np.array_equal(answered, [number], equal_nan=True)
@@ -409,7 +409,7 @@ def test_a_slot_that_others_wait_for_is_not_held_slowly(*, sends: bool) -> None:
 def test_what_begins_as_no_http_is_closed_at_once() -> None:
     """There is nothing to wait for, and a client that speaks TLS is told."""
     with serving() as served:
-        assert b"does the client speak TLS" in served.exchange(b"\x16")
+        assert b"does the client use TLS" in served.exchange(b"\x16")
 
 
 @pytest.mark.parametrize("told", [b"", b"Inference-Header-Content-Length: %d\r\n" % (REQUEST_JSON_LIMIT + 1)])
@@ -545,7 +545,7 @@ def test_a_draining_teacher_answers_what_it_has_and_refuses_the_rest() -> None:
         drained = asyncio.run_coroutine_threadsafe(served.front.drain(PATIENCE_S), served.loop)
         wait_until(lambda: served.front.draining)
         assert not late.ready()
-        with pytest.raises(InferenceError, match="this teacher is leaving") as refused:
+        with pytest.raises(InferenceError, match="this teacher is shutting down") as refused:
             late.infer({"x": X}, [])
         assert (refused.value.status, refused.value.retryable) == (503, True)
         assert not drained.done()

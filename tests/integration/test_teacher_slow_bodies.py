@@ -180,7 +180,7 @@ def test_slow_bodies_take_no_more_memory_than_there_is() -> None:
         teacher.clients.remove(large)
         refused = large.read()
         assert refused.startswith(b"HTTP/1.1 503 ")
-        assert b"the body comes too slowly" in refused
+        assert b"the body arrives too slowly" in refused
         assert teacher.aside < 3 * SIZE
         small.finish()
         other.finish()

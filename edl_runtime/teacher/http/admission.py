@@ -1,4 +1,4 @@
-"""Which request gets a slot of the arena, where slow bodies are kept, and which clients have stalled."""
+"""Admission control: slots of the arena for requests, side buffers for slow bodies, detection of stalled clients."""
 
 from __future__ import annotations
 
@@ -13,36 +13,35 @@ from edl_runtime.teacher.shm.arena import Arena
 
 
 class SlotWaiter(Protocol):
-    """Who needs a slot for a request."""
+    """A connection that needs a slot for a request."""
 
     def begin_body(self, slot: int) -> None:
-        """Use `slot`, and give it back."""
-        ...
+        """Use `slot`; pass it to `SlotQueue.give_back` afterwards."""
 
 
 class SlotQueue:
-    """Gives each request a slot of `arena`; those beyond them wait in the order in which they came."""
+    """Gives each request a slot of `arena`; when all are in use, requests wait first come, first served."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._free = list(range(arena.slots))
         self._expected: set[SlotWaiter] = set()
-        self._waiting: dict[SlotWaiter, None] = {}  # in the order in which they came
+        self._waiting: dict[SlotWaiter, None] = {}  # an ordered set
         self._is_giving = False
         self._all_answered = asyncio.Event()
 
     @property
     def contested(self) -> bool:
-        """Whether anybody waits for a slot."""
+        """Whether a request waits for a slot."""
         return bool(self._waiting)
 
     @property
     def in_flight(self) -> int:
-        """How many requests have a slot, wait for one or are expected."""
+        """Number of requests that have a slot, wait for one or are expected."""
         return len(self._expected) + len(self._waiting) + self._arena.slots - len(self._free)
 
     def expect(self, waiter: SlotWaiter) -> None:
-        """Count one who will `take` a slot, or `leave` before; and who may wait for one up to now."""
+        """Count a waiter that will `take` a slot or `leave` later. One that waits for a slot stops waiting."""
         self._waiting.pop(waiter, None)
         self._expected.add(waiter)
 
@@ -53,13 +52,13 @@ class SlotQueue:
         self._give()
 
     def leave(self, waiter: SlotWaiter) -> None:
-        """Forget one who is expected, or waits for a slot, and does not want it any more."""
+        """Forget a waiter that does not need a slot any more."""
         self._expected.discard(waiter)
         self._waiting.pop(waiter, None)
         self._notify_if_idle()
 
     def give_back(self, slot: int, request_size: int, answer_size: int) -> None:
-        """Take back the slot of a request that has been answered, or whose client is gone."""
+        """Free the slot of a request that was answered or whose client has disconnected."""
         self._arena.give_back(slot, request_size, answer_size)
         self._free.append(slot)
         self._give()
@@ -70,7 +69,7 @@ class SlotQueue:
             self._all_answered.set()
 
     def _give(self) -> None:
-        """Give free slots to those who wait, one after the other: many may be given back as soon as they are given."""
+        # `begin_body` may give the slot back before it returns, and so call this again: the loop below goes on instead.
         if self._is_giving:
             return
         self._is_giving = True
@@ -94,35 +93,32 @@ class SlotQueue:
         return True
 
 
-# Memory beside the slots, for slow bodies
+# Side buffers for slow bodies
 
 MAX_SIDE_BUFFER_BYTES = 256 * 1024 * 1024
-"""Bytes that the bodies in such memory may have, those included that have yet to come."""
+"""Limit of the bodies in side buffers together, in bytes, counted at their full size."""
 
 
 class BodySender(Protocol):
-    """Whose body is received into such memory."""
+    """A connection whose body is received into a side buffer."""
 
     @property
     def slow(self) -> bool:
-        """Whether the last look found that the body comes too slowly."""
-        ...
+        """Whether the last check found that the body arrives too slowly."""
 
     @property
     def bytes_to_come(self) -> int:
-        """Bytes of the body that have yet to come."""
-        ...
+        """Bytes of the body that have not arrived yet."""
 
     def refuse_body(self) -> None:
-        """Answer that there is no room for the body, and forget its memory."""
-        ...
+        """Answer that there is no room for the body, and drop its buffer."""
 
 
 class SideBuffers:
-    """Gives senders memory for whole bodies, of `most` bytes in all. Only what is written takes memory of the machine.
+    """Buffers for whole bodies, of `most` bytes together. Only pages that are written use memory.
 
-    Where a slow sender is one too many, the slow one goes whose body has the most to come, be it one that has memory.
-    One that is not slow never goes.
+    When a slow sender needs room, the slow sender with the most bytes to come is refused, even if it has a buffer.
+    Senders that are not slow keep theirs.
     """
 
     def __init__(self, most: int = MAX_SIDE_BUFFER_BYTES) -> None:
@@ -131,11 +127,11 @@ class SideBuffers:
 
     @property
     def size(self) -> int:
-        """Bytes of all bodies that have memory here."""
+        """Bytes of all bodies that have a buffer."""
         return sum(self._sizes.values())
 
     def take(self, sender: BodySender, size: int) -> memoryview | None:
-        """Return memory for the `size` bytes of a body, until `give_back`; None if there is no room for it."""
+        """Return a buffer of `size` bytes, which is kept until `give_back`; None if there is no room."""
         if size > self._most:
             return None
         while self.size + size > self._most:
@@ -149,39 +145,40 @@ class SideBuffers:
         return memoryview(mmap.mmap(-1, size))
 
     def give_back(self, sender: BodySender) -> None:
-        """Forget the body of `sender`, if it has memory here."""
+        """Free the buffer of `sender`, if it has one."""
         self._sizes.pop(sender, None)
 
 
 # Stalled clients
 
 STALL_CHECK_S = 1.0
-"""How often a teacher looks at its clients."""
+"""Seconds between two checks of all clients."""
 
 MAX_STALLED_CHECKS = 30
-"""A client is disconnected when it is its turn and so many looks in a row find that it has done nothing: neither sent
-more of a request nor taken more of an answer, nor yet made a request (with the token, if one is asked for)."""
+"""A client is disconnected after so many checks in a row in which the teacher waited for it and it moved no byte: of a
+request, of an answer, or of its first request (with the token, if one is required)."""
 
 MAX_STALLED_CHECKS_CONTESTED = 3
-"""In place of these for one that holds a slot while others wait for one: then it has to move `MIN_BYTES_CONTESTED`.
-Of a request it moves less only once: then the body is received beside the slots, and it goes if there is no room. And
-after so many in which it has done nothing, it goes when a new client is one too many."""
+"""The limit for a client that holds a slot while others wait for one, which has to move `MIN_BYTES_CONTESTED` between
+checks. A request's body that is slower is moved to a side buffer at the first check; without room, the client is
+disconnected at this limit. A client that moved nothing for so many checks is also the first to be disconnected when a
+new client exceeds the limit of connections."""
 
 MIN_BYTES_CONTESTED = 256 * 1024
 
 
 class ClientProgress(NamedTuple):
-    """How far a client is: with what, and how many bytes of that have gone from or to it. These grow."""
+    """What the teacher waits for (`turn`), and how many bytes of it have moved so far."""
 
     turn: object
     moved: int
 
 
 class StallDetector:
-    """What the looks at one client tell.
+    """Compares the progress of one client between checks.
 
-    - `checks`: how many in a row have found less than they ask for, up to the last.
-    - `moved`: bytes between the last two; None if the client had no part then, or another one.
+    - `checks`: number of checks in a row, the last included, that found too few bytes moved.
+    - `moved`: bytes between the last two; None unless the teacher waited for the same thing at both.
     """
 
     def __init__(self) -> None:
@@ -190,9 +187,9 @@ class StallDetector:
         self._seen: ClientProgress | None = None
 
     def check(self, progress: ClientProgress | None, least: int = 1) -> int:
-        """Return how many looks in a row have found less than `least` bytes moved.
+        """Return the number of checks in a row that found less than `least` bytes moved.
 
-        `progress` is None while it is not the client's turn.
+        `progress` is None while the teacher does not wait for the client.
         """
         self.moved = self._moved_since(progress)
         self.checks = self.checks + 1 if self.moved is not None and self.moved < least else 0
@@ -200,7 +197,7 @@ class StallDetector:
         return self.checks
 
     def current(self, progress: ClientProgress | None) -> int:
-        """Return what the last look found, or 0 if a byte has moved since."""
+        """Return what the last check found, or 0 if a byte has moved since."""
         moved = self._moved_since(progress)
         return self.checks if moved is not None and moved < 1 else 0
 
@@ -211,9 +208,9 @@ class StallDetector:
 
 
 def unsent_bytes(transport: asyncio.Transport) -> int:
-    """Return how many bytes the client's machine has not taken yet of what has been written.
+    """Return how many of the written bytes the client's machine has not acknowledged.
 
-    The system's own buffer counts, if it tells: it may be long until that takes more of what is behind it.
+    The kernel's send buffer counts where it can be read: asyncio's own buffer may not shrink while that one drains.
     """
     ours = transport.get_write_buffer_size()
     connected = transport.get_extra_info("socket")

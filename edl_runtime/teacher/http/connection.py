@@ -1,8 +1,8 @@
-"""One client's connection to a teacher.
+"""One client's connection to a teacher, as a state machine.
 
-Bodies are received straight into shared memory and answers sent straight from it, so that large tensors are not
-copied; except over TLS, and before Python 3.12 what of an answer the network does not take at once: asyncio copies it.
-A body that comes slowly while others wait for its slot goes on into memory of its own, and is copied when it is there.
+Bodies are received straight into the arena and answers are sent straight from it, so that large tensors are not copied.
+Exceptions: TLS; before Python 3.12, the part of an answer that asyncio has to buffer; and a body that arrives slowly
+while others wait for its slot, which is received into a side buffer and copied when it is complete.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from edl_runtime.teacher.shm.regions import MappedRegion, RegionTable
 
 COPY_PIECE = 4 * 1024 * 1024
-"""Bytes of a body that are copied into its slot at a time: a few milliseconds."""
+"""Bytes of a side buffer that are copied at a time: a few milliseconds, so that the event loop is not blocked."""
 
 _LINGER_S = 2.0
-_SMALL_ANSWER = 128 * 1024  # bytes; copying these behind their head is cheaper than a second system call
+_SMALL_ANSWER = 128 * 1024  # bytes; copying so many is cheaper than a second system call
 _NOTHING = memoryview(b"")
 
 _TLS_PIECE = 64 * 1024
-"""Bytes of an answer that are given to TLS at a time: it encrypts at once, and keeps, all that it is given."""
+"""Bytes of an answer that are passed to TLS at a time: it encrypts and buffers all of them at once."""
 
 
 class ServerState(Protocol):
-    """What a connection needs of its server."""
+    """What a connection uses of its `HttpServer`; a Protocol, for that module imports this one."""
 
     draining: bool
     arena: Arena
@@ -65,46 +65,24 @@ class ServerState(Protocol):
 
 class _Phase(enum.Enum):
     HEAD = enum.auto()  # reading a head, or waiting for one
-    ARRIVING = enum.auto()  # reading as much of a body as there is room for without a slot
+    ARRIVING = enum.auto()  # reading the beginning of a body into the read buffer, without a slot
     WAITING = enum.auto()  # for a slot
     BODY = enum.auto()  # reading a body into the slot
-    ASIDE = enum.auto()  # reading a body into memory of its own
+    ASIDE = enum.auto()  # reading a body into a side buffer
     COPYING = enum.auto()  # copying it from there into the slot
     RUNNING = enum.auto()  # the runner has the request
-    SENDING = enum.auto()  # the answer has not all been taken by the network
-    LINGERING = enum.auto()  # answered and done; what the client still sends is dropped until it has read that
+    SENDING = enum.auto()  # the network has not taken all of the answer
+    LINGERING = enum.auto()  # closing: further input is dropped until the client has read the answer
 
 
-_UNANSWERED = frozenset(_Phase) - {_Phase.HEAD, _Phase.SENDING, _Phase.LINGERING}
-
-
-class ConnectionRegion:
-    """What one client shares: the `region` that it has registered last."""
-
-    def __init__(self, regions: RegionTable) -> None:
-        self.region: MappedRegion | None = None
-        self._regions = regions
-
-    def register(self, body: memoryview, into: memoryview) -> EncodedAnswer:
-        """Take the region that a client asks for, in place of its last, and say so in the area `into`."""
-        try:
-            region = self._regions.register(body)
-        except ProtocolError as error:
-            return encode_refusal(into, 400, str(error))
-        self.close()
-        self.region = region
-        return EncodedAnswer(200, None, 0)
-
-    def close(self) -> None:
-        region, self.region = self.region, None
-        if region is not None:
-            self._regions.close(region)
+_RECEIVING = (_Phase.BODY, _Phase.ASIDE)  # a tuple: hashing a member costs more than comparing two
+_ANSWERED = (_Phase.HEAD, _Phase.SENDING, _Phase.LINGERING)
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """One client: its requests are answered one after the other, in order.
+    """One client. Its requests are answered one at a time, in order.
 
-    `known` becomes true with a request that had the token, if one is asked for.
+    `known`: a request had the token, or none is required.
     """
 
     def __init__(self, server: ServerState) -> None:
@@ -114,7 +92,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._phase = _Phase.HEAD
         self._ahead = ReadBuffer()
         self._slot = -1
-        self._shared = ConnectionRegion(server.regions)
+        self._region: MappedRegion | None = None  # the shared memory that the client has registered last
         self._registers = self._alone = False
         self._body = self._unsent = _NOTHING
         self._heads = self._size = self._received = self._answer_size = 0
@@ -125,31 +103,29 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._paused = False
         self._backed_up = False
 
-    # what asyncio calls
+    # called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]  # a socket's transport is one
         secured = transport.get_extra_info("sslcontext") is not None
-        # So that we learn when an answer has left its slot. Of TLS the transport pauses at its limit, else above it.
+        # `resume_writing` then means that an answer has left its slot. TLS pauses at the limit, plain sockets above it.
         self._transport.set_write_buffer_limits(high=1 if secured else 0)
         self._piece = _TLS_PIECE if secured else sys.maxsize
         self._server.connections.handshake_done(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        if self._phase is _Phase.BODY or self._phase is _Phase.ASIDE:
+        if self._phase in _RECEIVING:
             return self._body[self._received :]
         return self._ahead.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._phase is _Phase.BODY:
+        if self._phase in _RECEIVING:
             self._received += nbytes
             if self._received == self._size:
-                self._run()
-            return
-        if self._phase is _Phase.ASIDE:
-            self._received += nbytes
-            if self._received == self._size:
-                self._take_slot()
+                if self._phase is _Phase.BODY:
+                    self._run()
+                else:
+                    self._take_slot()
             return
         if self._phase is _Phase.LINGERING:
             return
@@ -162,12 +138,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._pause_while_full()
 
     def eof_received(self) -> None:
-        """Let asyncio close the connection: nobody is left to answer."""
+        """Return None, with which asyncio closes the connection."""
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self.alive = False
         self._server.connections.remove(self)
-        self._shared.close()
+        self._close_region()
         if self._phase in (_Phase.ARRIVING, _Phase.WAITING, _Phase.ASIDE):
             self._forget_body()
         elif self._phase in (_Phase.BODY, _Phase.COPYING, _Phase.SENDING):
@@ -183,22 +159,22 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._phase is _Phase.SENDING:
             self._send_on()
 
-    # what the server calls
+    # called by the server
 
     @property
     def idle(self) -> bool:
-        """Whether the teacher owes it nothing: it asks nothing, or has yet to send what it asks."""
+        """Whether no complete request waits for its answer."""
         return self._phase in (_Phase.HEAD, _Phase.ARRIVING, _Phase.ASIDE)
 
     @property
     def stalled_for(self) -> int:
-        """How many checks in a row have found that it has stalled, 0 if fewer than MAX_STALLED_CHECKS_CONTESTED."""
+        """Number of checks in a row that found it stalled, 0 if fewer than MAX_STALLED_CHECKS_CONTESTED."""
         checks = self._stall.current(self._progress())
         return checks if checks >= MAX_STALLED_CHECKS_CONTESTED else 0
 
     def end(self) -> None:
-        """Disconnect, when what has been written is sent; and say so to one whose request has no answer yet."""
-        if self._phase in _UNANSWERED:
+        """Answer a pending request with 503, then disconnect when all is sent."""
+        if self._phase not in _ANSWERED:
             self._server.metrics.count_answer(LEAVING.status)
             self._transport.write(render(LEAVING, keep_alive=False))
         self._transport.close()
@@ -209,18 +185,18 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def slow(self) -> bool:
-        """Whether less than MIN_BYTES_CONTESTED have moved between the last two checks, in which it had to."""
+        """Whether less than MIN_BYTES_CONTESTED moved between the last two checks while the teacher waited for it."""
         return self._stall.moved is not None and self._stall.moved < MIN_BYTES_CONTESTED
 
     @property
     def bytes_to_come(self) -> int:
-        """Bytes of a body, which it has begun to send, that have yet to come."""
+        """Bytes of the body that have not arrived yet."""
         return self._size - self._received
 
     def check_progress(self) -> bool:
-        """Look at the client, and disconnect it if it has not done its part for too long.
+        """Disconnect the client if it has stalled for too long.
 
-        Return whether its body comes too slowly for a slot that others wait for.
+        Return whether its body arrives too slowly for a slot that others wait for.
         """
         awaited = self._slot >= 0 and self._server.slots.contested
         checks = self._stall.check(self._progress(), MIN_BYTES_CONTESTED if awaited else 1)
@@ -231,27 +207,27 @@ class ClientConnection(asyncio.BufferedProtocol):
         return False
 
     def move_aside(self) -> None:
-        """Receive the body beside its slot from now on; without room disconnect the client, if it stays too slow.
+        """Receive the body into a side buffer from now on; without room, disconnect the client if it stays too slow.
 
-        The slot is its own until `leave_slot`.
+        It keeps its slot until `leave_slot`.
         """
         if not self._move_aside(self._body[: self._received]) and self._stall.checks >= MAX_STALLED_CHECKS_CONTESTED:
             self._transport.abort()
 
     def leave_slot(self) -> None:
-        """Give back the slot if the body is received into it no more."""
+        """Give back the slot unless the body is still received into it."""
         if self._phase is not _Phase.BODY:
             slot, self._slot = self._slot, -1
             self._server.slots.give_back(slot, self._size, 0)
 
     def move_aside_if_waiting(self) -> None:
-        """Receive a body that waits for a slot in the socket beside the slots, if there is room."""
+        """Receive a body that waits for a slot into a side buffer, if there is room."""
         if self._phase is _Phase.WAITING and not self._body and len(self._ahead) < self._size and self._move_aside():
             self._received = self._ahead.take_into(self._body)
             self._pause_while_full()
 
     def _move_aside(self, received: memoryview = _NOTHING) -> bool:
-        """Receive the body, with what of it lies in its slot, into memory of its own; return whether there is room."""
+        """Receive the body, of which `received` has arrived, into a side buffer; return whether there is room."""
         memory = self._server.side_buffers.take(self, self._size)
         if memory is None:
             return False
@@ -262,19 +238,19 @@ class ClientConnection(asyncio.BufferedProtocol):
         return True
 
     def refuse_body(self) -> None:
-        """Answer that there is no room for a body that comes slowly."""
+        """Answer that there is no room for a body that arrives slowly."""
         self._forget_body()
-        self._close_with(refusal(503, "the body comes too slowly: others wait, and there is no memory to keep it in"))
+        self._close_with(refusal(503, "the body arrives too slowly while others wait, and the side buffers are full"))
 
     def _forget_body(self) -> None:
-        """Neither receive the body any more nor wait for a slot for it."""
+        """Stop receiving the body and waiting for a slot."""
         self._body = _NOTHING
         self._server.side_buffers.give_back(self)
         self._server.slots.leave(self)
 
     def _progress(self) -> ClientProgress | None:
-        """Return how far the client is with its part; None when it has none, for it may be idle if known."""
-        is_idle = self._phase is _Phase.HEAD and not self._ahead
+        """Return how much the client has moved; None while the teacher does not wait for it."""
+        is_idle = self._phase is _Phase.HEAD and not self._ahead  # which known clients may be for as long as they like
         if self._phase in (_Phase.WAITING, _Phase.COPYING, _Phase.RUNNING) or (is_idle and self.known):
             return None
         sends = self._phase is _Phase.SENDING
@@ -283,11 +259,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         return ClientProgress((phase, self._heads), moved)
 
     def begin_body(self, slot: int) -> None:
-        """Receive the body into `slot`, with what of it has come; or copy it there from a side buffer."""
+        """Receive the body into `slot`, or copy it there from its side buffer."""
         self._slot = slot
         area = self._server.arena.request(slot)[: self._size]
         if self._body:
-            self._server.side_buffers.give_back(self)  # first, so that it is not refused for another's sake
+            self._server.side_buffers.give_back(self)  # first, so that it is not refused to make room for another
             self._phase = _Phase.COPYING
             self._copy(area, 0)
             return
@@ -299,8 +275,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._run()
 
     def _copy(self, area: memoryview, start: int) -> None:
-        """Copy a piece of the body, which was set aside, and the rest when others have had their turn."""
-        if not self.alive:  # then the slot is another's
+        """Copy a piece of the side buffer, and the rest in later turns of the event loop."""
+        if not self.alive:  # the slot was given back, and may be in use for another request
             return
         end = start + COPY_PIECE
         area[start:end] = self._body[start:end]
@@ -313,13 +289,14 @@ class ClientConnection(asyncio.BufferedProtocol):
     # from head to answer
 
     def _advance(self) -> None:
-        """Deal with the heads that have been read."""
+        """Handle the heads in the read buffer."""
         if self._advancing:
             return
         self._advancing = True
         while self._phase is _Phase.HEAD and self._ahead and not self._transport.is_closing():
             if not self._ahead.may_be_http:
-                self._close_at_once(refusal(400, "this is no HTTP; does the client speak TLS, and this teacher not?"))
+                reason = "this is not HTTP; does the client use TLS, and this teacher does not?"
+                self._close_with(refusal(400, reason), linger=False)
                 break
             head = self._ahead.take_head()
             if head is None:
@@ -335,14 +312,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._pause_while_full()
 
     def _begin(self, head: RequestHead) -> None:
-        """Answer, or take the body. Raises ProtocolError."""
+        """Answer, or receive the body. Raises ProtocolError."""
         size = head.size(CONTENT_LENGTH)
         json_size = head.size(JSON_SIZE)
         self._keep_alive = head.keep_alive
-        if self._server.routes.admits(head):
+        if admitted := self._server.routes.admits(head):
             self.known = True
             self._server.connections.mark_used(self)
-        answer = self._server.routes.route(head, draining=self._server.draining)
+        answer = self._server.routes.route(head, admitted=admitted, draining=self._server.draining)
         if b"transfer-encoding" in head.headers or (size is None and answer is None):
             answer = refusal(411, "send the body with a Content-Length, in one piece")
         self._registers = head.path == REGISTER_PATH
@@ -370,7 +347,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._send_on()
 
     def _take_slot_if_due(self) -> None:
-        """Wait for a slot once the body is there, or more of it than there is room for: who sends slowly holds none."""
+        """Wait for a slot once the body is there or the read buffer is full: slow clients hold no slot before that."""
         if self._ahead.full or len(self._ahead) >= self._size:
             self._take_slot()
 
@@ -381,17 +358,32 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _run(self) -> None:
         self._phase = _Phase.RUNNING
         if self._registers:
-            answer = self._shared.register(self._body, self._server.arena.answer(self._slot))
+            answer = self._register_region()
             self._server.metrics.count_refusal(answer.status)
             self._send(answer)
             return
-        if self._shared.region is not None:
-            self._server.arena.regions[self._slot] = self._shared.region
+        if self._region is not None:
+            self._server.arena.regions[self._slot] = self._region
         self._server.arena.alone[self._slot] = self._alone
         self._server.runner.submit(self._slot, self._size, self._json_size, self._send)
 
+    def _register_region(self) -> EncodedAnswer:
+        """Register the client's shared memory, in place of its last."""
+        try:
+            region = self._server.regions.register(self._body)
+        except ProtocolError as error:
+            return encode_refusal(self._server.arena.answer(self._slot), 400, str(error))
+        self._close_region()
+        self._region = region
+        return EncodedAnswer(200, None, 0)
+
+    def _close_region(self) -> None:
+        if self._region is not None:
+            self._server.regions.close(self._region)
+            self._region = None
+
     def _send(self, answer: EncodedAnswer) -> None:
-        """Send the answer that lies in the slot, and keep the slot until a large one has left."""
+        """Send the answer in the slot. A large answer keeps the slot until the network has taken it."""
         self._answer_size = answer.size
         if not self.alive:
             self._return_slot()
@@ -401,7 +393,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         body = self._server.arena.answer(self._slot)[: answer.size]
         self._phase = _Phase.SENDING
         if answer.size <= _SMALL_ANSWER:
-            self._transport.write(head + body)  # which is a copy, so the slot is another's from now on
+            self._transport.write(head + body)  # a copy, so the slot is free from now on
             self._return_slot()
         else:
             self._transport.write(head)
@@ -426,24 +418,22 @@ class ClientConnection(asyncio.BufferedProtocol):
         # Not now: asyncio may be in the middle of a write, after which Python 3.11 would end the connection once more.
         asyncio.get_running_loop().call_soon(self._transport.close)
 
-    def _close_with(self, answer: Reply) -> None:
-        """Answer and disconnect; drop what the client is still sending, so that it gets to read the answer."""
+    def _close_with(self, answer: Reply, *, linger: bool = True) -> None:
+        """Answer and disconnect. `linger`: drop further input for a while first, so that the client reads the answer.
+
+        Closing a socket with unread input resets the connection, and the client may lose the answer.
+        """
         self._keep_alive = False
         self._phase = _Phase.LINGERING
         self._ahead.clear()
         self._server.metrics.count_refusal(answer.status)
         self._transport.write(render(answer, keep_alive=False))
-        if self._transport.can_write_eof():  # not in TLS, which ends both ways at once
+        if not linger:
+            self._transport.close()
+            return
+        if self._transport.can_write_eof():  # not in TLS, which ends both directions at once
             self._transport.write_eof()
         asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
-
-    def _close_at_once(self, answer: Reply) -> None:
-        """Answer and disconnect, whatever is still to come."""
-        self._phase = _Phase.LINGERING
-        self._ahead.clear()
-        self._server.metrics.count_refusal(answer.status)
-        self._transport.write(render(answer, keep_alive=False))
-        self._transport.close()
 
     def _return_slot(self) -> None:
         if self._slot >= 0:
@@ -452,7 +442,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._server.slots.give_back(slot, self._size, self._answer_size)
 
     def _pause_while_full(self) -> None:
-        """Read no further while what is read ahead has not been used."""
+        """Pause reading while the read buffer is full."""
         full = self._ahead.full and self._phase is not _Phase.LINGERING
         if full and not self._paused:
             self._transport.pause_reading()
@@ -461,14 +451,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._paused = full
 
 
-# The read buffer
-
 _READ_BUFFER_SIZE = 64 * 1024
-_FIRST_BYTES = frozenset(f"{ascii_uppercase}\r\n")
+_FIRST_BYTES = f"{ascii_uppercase}\r\n".encode()
 
 
 class ReadBuffer:
-    """A buffer that heads are cut out of. Its length is the number of bytes that wait in it."""
+    """Input that has no other place yet: heads, and beginnings of bodies. Its length is the number of unused bytes."""
 
     def __init__(self) -> None:
         self._bytes = bytearray(_READ_BUFFER_SIZE)
@@ -484,11 +472,11 @@ class ReadBuffer:
 
     @property
     def may_be_http(self) -> bool:
-        """Whether a request may begin with the first byte: a method's letter, or the line end that some put before."""
-        return not self or chr(self._bytes[self._start]) in _FIRST_BYTES
+        """Whether a request may begin with the first byte: a method's letter, or a line end that some clients send."""
+        return not self or self._bytes[self._start] in _FIRST_BYTES
 
     def room(self) -> memoryview:
-        """Return where the next bytes go; tell `grow` how many did."""
+        """Return where the next bytes go; pass their number to `grow`."""
         rest = len(self)
         if self._start:
             self._bytes[:rest] = self._bytes[self._start : self._end]
@@ -502,7 +490,7 @@ class ReadBuffer:
         self._start = self._end = 0
 
     def take_head(self) -> bytes | None:
-        """Return the next head, its empty line included, None while it is not all there."""
+        """Return the next head with its empty line, None while it is incomplete."""
         end = self._bytes.find(END_OF_HEAD, self._start, min(self._end, self._start + HEAD_LIMIT))
         if end < 0:
             return None
@@ -510,7 +498,7 @@ class ReadBuffer:
         return bytes(self._view[start : self._start])
 
     def take_into(self, area: memoryview) -> int:
-        """Move as much as there is and fits into `area`; return how many bytes."""
+        """Move as many bytes as fit into `area`; return their number."""
         size = min(len(self), len(area))
         area[:size] = self._view[self._start : self._start + size]
         self._start += size

@@ -1,4 +1,4 @@
-"""What a teacher answers without its model: health, metadata, and refusals."""
+"""The paths of a teacher, and answers without the model: health, metadata, metrics and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Reply(NamedTuple):
 
     status: int
     body: bytes
-    headers: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
+    headers: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
 def reply(content: Any, status: int = 200) -> Reply:
@@ -34,17 +34,17 @@ def refusal(status: int, reason: str, **headers: str) -> Reply:
     return Reply(status, msgspec.json.encode({"error": reason}), headers)
 
 
-LEAVING = refusal(503, "this teacher is leaving; ask another")
+LEAVING = refusal(503, "this teacher is shutting down; use another one")
 
 
 def render(answer: Reply, *, keep_alive: bool, method: str = "") -> bytes:
-    """Return all of `answer` as it is sent to who asked by `method`: nobody reads a body behind the answer to HEAD."""
+    """Return `answer` as it is sent; to a HEAD request without the body."""
     head = _head(answer.status, len(answer.body), answer.headers, keep_alive=keep_alive)
     return head if method == "HEAD" else head + answer.body
 
 
 def answer_head(answer: EncodedAnswer, *, keep_alive: bool) -> bytes:
-    """Return the head of what the model has answered."""
+    """Return the head of an answer of the model."""
     headers: dict[str, str | int] = {}
     if answer.json_size is not None:
         headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": answer.json_size}
@@ -61,9 +61,9 @@ def _head(status: int, size: int, more: Mapping[str, str | int], *, keep_alive: 
 
 
 class Routes:
-    """The paths of one model, and `metrics`. With a `token`, all but health asks for it as bearer token.
+    """The paths of one model, and `metrics`. With a `token`, all but health require it as bearer token.
 
-    With `shares_memory`, clients may register memory, and the model's metadata say so.
+    With `shares_memory`, clients may register memory, and the model's metadata list that extension.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class Routes:
         self._served = f"served is model {signature.name!r}{versions}"
 
     def admits(self, head: RequestHead) -> bool:
-        """Whether a request has the token, if one is asked for."""
+        """Whether a request has the token, or none is required."""
         given = head.headers.get(b"authorization", b"")
         return not self._token or hmac.compare_digest(given, b"Bearer " + self._token)
 
-    def route(self, head: RequestHead, *, draining: bool) -> Reply | None:
-        """Return what to answer, None for a request that the model has to answer."""
+    def route(self, head: RequestHead, *, admitted: bool, draining: bool) -> Reply | None:
+        """Return the answer, None for requests whose body has to be read."""
         path = head.path
         if head.method == "GET" and path == "/v2/health/live":
             return reply({"live": True})
         if head.method == "GET" and path in self._ready:
             return reply({"ready": not draining}, 503 if draining else 200)
-        if not self.admits(head):
+        if not admitted:
             reason = "the bearer token is missing or wrong; it is in EDL_TEACHER_TOKEN"
             return refusal(401, reason, **{"WWW-Authenticate": "Bearer"})
         if path in self._infer or path in self._register:

@@ -1,6 +1,6 @@
 """The teacher's HTTP server: the Open Inference Protocol v2 over HTTP/1.1.
 
-The model runs in other processes, so that connections, health and the lease go on meanwhile.
+The model runs in other processes, so that connections, health and the lease stay responsive meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = get_logger(__name__)
 
 
 class HttpServer:
-    """What all connections of a teacher share. It makes a `Connection` for each client."""
+    """The state that all connections of a teacher share."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class HttpServer:
         most_connections: int = MOST_CONNECTIONS,
         max_side_bytes: int = MAX_SIDE_BUFFER_BYTES,
     ) -> None:
-        """Serve `signature` by `runner`, whose requests lie in `arena`: its areas are the limit of a body.
+        """Serve `signature` by `runner`, whose requests lie in `arena`: the size of its areas limits bodies.
 
-        `metrics` are shown at /metrics, together with what the server has to tell.
+        `metrics` are served at /metrics, with gauges of the server.
         """
         self.metrics = metrics = metrics or TeacherMetrics()
-        metrics.gauges["edl_teacher_connections"] = "Clients that are connected.", lambda: len(self.connections)
+        metrics.gauges["edl_teacher_connections"] = "Connected clients.", lambda: len(self.connections)
         metrics.gauges["edl_teacher_requests_in_flight"] = (
-            "Requests that are received, waited for, computed or answered.",
+            "Requests that are received, wait, run or are answered.",
             lambda: self.slots.in_flight,
         )
         self.regions = RegionTable()
@@ -62,11 +62,11 @@ class HttpServer:
         self._check_s = check_s
 
     def connect(self) -> ClientConnection:
-        """Return a connection for a new client, as `edl_runtime.protocol.listener` asks for it."""
+        """Return a connection for a new client; called by `edl_runtime.protocol.listener`."""
         return ClientConnection(self)
 
     async def drain(self, limit_s: float) -> bool:
-        """Answer what is in flight and refuse the rest, then disconnect. Whether all was answered within `limit_s`."""
+        """Refuse new requests, answer those in flight, then disconnect. Return whether `limit_s` was enough."""
         self.draining = True
         answered = await self.slots.all_answered(limit_s)
         if not answered:
@@ -76,16 +76,16 @@ class HttpServer:
         return answered
 
     async def watch(self) -> None:
-        """Disconnect clients that don't do their part; runs until cancelled."""
+        """Disconnect stalled clients; runs until cancelled."""
         while True:
             await asyncio.sleep(self._check_s)
             self.end_stalled()
 
     def end_stalled(self) -> None:
-        """Look at all clients, and disconnect those that have not done their part for too long.
+        """Check all clients once, and disconnect those that have stalled for too long.
 
-        Where bodies come too slowly for slots that others wait for, they go on beside these, and so do those that wait:
-        so the slots are for who has sent all, however many are slow.
+        When bodies arrive too slowly for slots that others wait for, they and all waiting bodies move to side buffers:
+        then only complete requests take slots, however many clients are slow.
         """
         slow = [connection for connection in self.connections if connection.check_progress()]
         for connection in slow:

@@ -20,16 +20,16 @@ F = TypeVar("F", bound=Callable[[Mapping[str, Array]], Mapping[str, Array]])
 
 
 def served(*, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], version: str = "") -> Callable[[F], F]:
-    """Say what a function takes and returns, so that `edl teacher --model package.module:function` can serve it.
+    """Declare a function's inputs and outputs, so that `edl teacher --model package.module:function` can serve it.
 
         @served(inputs=[TensorSpec("image", "FP32", (-1, 784))], outputs=[TensorSpec("logits", "FP32", (-1, 10))])
         def teach(inputs): return {"logits": inputs["image"] @ WEIGHTS}
 
-    The arrays it is given are read-only and valid during the call only.
+    Input arrays are read-only and valid during the call only.
 
-    `version` tells this model from others: teachers of one pool have the same, and cached answers of another are
-    dropped. By default it is made of the function's name and its source file. Weights that are loaded from elsewhere
-    are not in that: name their version, as in `version=digest_of_weights`.
+    `version` identifies the model: all teachers of a pool must have the same, and cached answers of other versions are
+    dropped. The default is a digest of the function's name and its source file. It does not cover weights that are
+    loaded from elsewhere: give their version, as in `version=digest_of_weights`.
     """
 
     def mark(function: F) -> F:
@@ -40,12 +40,12 @@ def served(*, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], versi
 
 
 class CallableModel:
-    """A function marked by `served`. Its answers are checked against what it said: names, dtypes and shapes."""
+    """A function marked by `served`. Names, dtypes and shapes of its outputs are checked against the declared ones."""
 
     def __init__(self, options: ModelOptions) -> None:
-        """Import it, from the folder that the teacher started in if it is nowhere else. Raises ModelError."""
+        """Import it; the working directory is searched last. Raises ModelError."""
         if (folder := str(Path.cwd())) not in sys.path:
-            sys.path.append(folder)  # last: no file there takes the place of a library
+            sys.path.append(folder)  # last, so that no file there shadows a library
         module_name, _, function_name = options.model.partition(":")
         try:
             module = importlib.import_module(module_name)
@@ -54,7 +54,7 @@ class CallableModel:
             raise ModelError(options.model, f"{error}; give package.module:function") from error
         inputs, outputs = getattr(function, "inputs", None), getattr(function, "outputs", None)
         if inputs is None or outputs is None:
-            raise ModelError(options.model, "the function does not say what it takes; mark it with @served(…)")
+            raise ModelError(options.model, "the function has no declared inputs; mark it with @served(…)")
         self._function = function
         self.signature = ModelSignature(
             name=options.name,
@@ -66,7 +66,7 @@ class CallableModel:
         self._outputs = {spec.name: spec for spec in self.signature.outputs}
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
-        """Call the function. Raises ValueError when it returns something else than it declared."""
+        """Call the function. Raises ValueError when an output does not match its declaration."""
         rows = len(next(iter(inputs.values())))
         found: Mapping[str, Array] = self._function(inputs)
         for name in outputs:
@@ -76,12 +76,12 @@ class CallableModel:
             array = found.get(name)
             if array is None or array.dtype != dtype or not shape_fits(array.shape, shape):
                 given = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
-                raise ValueError(f"the function returned {given} for {name!r}, it said {dtype} {list(shape)}")
+                raise ValueError(f"the function returned {given} for {name!r}, declared is {dtype} {list(shape)}")
         return found
 
 
 def _versions(function: Any, module: ModuleType) -> tuple[str, ...]:
-    """Return the version of a function as the protocol has it; empty if nothing tells one from another."""
+    """Return the version of a function; empty without a source file and a version of its own."""
     source = inspect.getsourcefile(module)
     content = function.version or (digest_of([Path(source)]) if source else "")
     named = f"{function.__qualname__} {content}"

@@ -1,4 +1,4 @@
-"""Loads a model, selects its outputs and warms it up; the kind of model is told by its path."""
+"""Loads a model, selects its outputs and warms it up. The path tells the kind: Paddle, ONNX or a Python function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,20 @@ log = get_logger(__name__)
 
 def load_model(options: ModelOptions) -> Model:
     """Load a model, select its outputs and run it once. Raises ModelError."""
-    model = _load(options)
+    path = Path(options.model)
+    model: Model
+    if path.suffix == ".onnx":
+        from edl_runtime.teacher.models.onnx import OnnxModel
+
+        model = OnnxModel(path, options)
+    elif _is_function(options):
+        from edl_runtime.teacher.models.callable import CallableModel
+
+        model = CallableModel(options)
+    else:
+        from edl_runtime.teacher.models.paddle import PaddleModel
+
+        model = PaddleModel(path, options)
     if options.outputs:
         model = SelectedOutputs(model, options)
     _warm_up(model, options)
@@ -27,15 +40,15 @@ def load_model(options: ModelOptions) -> Model:
 
 
 def check_model_files(options: ModelOptions) -> None:
-    """Raise ModelError for what is wrong with a model as far as its files tell, without loading it.
+    """Check a model's files without loading it. Raises ModelError.
 
-    A Paddle model of today's format tells its outputs; a function tells nothing before it is imported.
+    Outputs are checked only for Paddle 3 models (.json). Functions are not checked, for that needs an import.
     """
     path = Path(options.model)
     if path.suffix == ".onnx":
         if not path.is_file():
             raise ModelError(options.model, NO_FILE)
-    elif ":" not in options.model or path.exists():
+    elif not _is_function(options):
         from edl_runtime.teacher.models.paddle import output_names
 
         if known := output_names(path, options):
@@ -43,42 +56,30 @@ def check_model_files(options: ModelOptions) -> None:
 
 
 def output_origins(options: ModelOptions, known: Sequence[str]) -> dict[str, str]:
-    """Return under which names outputs are served, and what the model, which has those `known`, calls them.
+    """Return the model's name of each served output by its served name; `known` are the model's outputs.
 
-    Raises ModelError for one that it does not have, or a name given twice.
+    Raises ModelError for an unknown output, or a name given twice.
     """
     chosen: dict[str, str] = {}
-    for wish in options.outputs:
-        name, _, origin = wish.partition("=")
+    for requested in options.outputs:
+        name, _, origin = requested.partition("=")
         origin = origin or name
         if origin not in known:
             raise ModelError(options.model, f"no output {origin!r}; it has {', '.join(known)}")
         if name in chosen:
-            raise ModelError(options.model, f"output {name!r} is asked for twice")
+            raise ModelError(options.model, f"output {name!r} is given twice")
         chosen[name] = origin
     return chosen
 
 
-def _load(options: ModelOptions) -> Model:
-    path = Path(options.model)
-    if path.suffix == ".onnx":
-        from edl_runtime.teacher.models.onnx import OnnxModel
-
-        return OnnxModel(path, options)
-    if ":" in options.model and not path.exists():
-        from edl_runtime.teacher.models.callable import CallableModel
-
-        return CallableModel(options)
-    from edl_runtime.teacher.models.paddle import PaddleModel
-
-    return PaddleModel(path, options)
+def _is_function(options: ModelOptions) -> bool:
+    return ":" in options.model and not Path(options.model).exists()
 
 
 class SelectedOutputs:
-    """A model reduced to some of its outputs, under other names where asked for."""
+    """A model reduced to `options.outputs`, renamed where these say so."""
 
     def __init__(self, model: Model, options: ModelOptions) -> None:
-        """Raise ModelError for an output that the model does not have, or a name given twice."""
         self._model = model
         known = {spec.name: spec for spec in model.signature.outputs}
         self._origin = output_origins(options, list(known))
@@ -91,10 +92,9 @@ class SelectedOutputs:
 
 
 def _warm_up(model: Model, options: ModelOptions) -> None:
-    """Run once on zeros, so that the first student does not wait for what a first run prepares.
+    """Run once on zeros, so that the first request is not slow.
 
-    The zeros are read-only, as all inputs are. A model of which more than the batch is free may rightly refuse the
-    smallest sizes; that is only logged.
+    A failure is only logged when axes other than the batch are free: the model may need larger sizes than 1.
     """
     inputs = {spec.name: zeros(spec) for spec in model.signature.inputs}
     for array in inputs.values():
@@ -103,13 +103,13 @@ def _warm_up(model: Model, options: ModelOptions) -> None:
         outputs = model.run(inputs, [spec.name for spec in model.signature.outputs])
     except Exception as error:
         if any(-1 in spec.shape[1:] for spec in model.signature.inputs):
-            log.warning("model.not_warm", model=options.model, cause=str(error))
+            log.warning("model.warm_up_failed", model=options.model, cause=str(error))
             return
         raise ModelError(options.model, f"its first run failed: {type(error).__name__}: {error}") from error
     if missing := [spec.name for spec in model.signature.outputs if spec.name not in outputs]:
-        raise ModelError(options.model, f"its first run gave no {', '.join(missing)}")
+        raise ModelError(options.model, f"its first run returned no {', '.join(missing)}")
 
 
 def zeros(spec: TensorSpec) -> Array:
-    """Return a smallest input: 1 wherever the size is free."""
+    """Return the smallest input: size 1 for each free axis."""
     return np.zeros([1 if size == -1 else size for size in spec.shape], dtype_of(spec.datatype))

@@ -1,4 +1,4 @@
-"""What a teacher serves: the interface of a model, and the options of one."""
+"""The interface of a model, and its options."""
 
 from __future__ import annotations
 
@@ -19,26 +19,24 @@ class Model(Protocol):
 
     @property
     def signature(self) -> ModelSignature:
-        """What it takes and answers."""
-        ...
+        """Its inputs and outputs."""
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
-        """Return at least `outputs` for `inputs`, which fit the signature, are read-only and only valid meanwhile."""
-        ...
+        """Return at least `outputs`. `inputs` fit the signature, are read-only and valid during the call only."""
 
 
 NO_FILE = "there is no such file"
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Which model to serve and how.
+    """The model to serve, and how.
 
     - `model`: a folder with a Paddle inference model, an `.onnx` file, or `package.module:function`.
     - `name`: the name it is served under.
     - `outputs`: the outputs to serve, empty for all; "logits=fetch_name_0" renames one.
     - `gpu_id`: the GPU to run on; None for CPU.
     - `mem_optim`: let Paddle reuse memory between layers.
-    - `max_batch`: most rows of a run that answers several requests, which come while the model is busy; 1 for none.
+    - `max_batch`: most rows of a run that joins several requests; 1 turns joining off.
     """
 
     model: str
@@ -50,7 +48,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Name the content of a model's files; equal on every machine that has the same model."""
+    """Return a digest of a model's files; it depends on their content only."""
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as content:

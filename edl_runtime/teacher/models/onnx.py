@@ -62,7 +62,7 @@ def _providers(ort: Any, options: ModelOptions) -> list[str | tuple[str, dict[st
     if options.gpu_id is None:
         return ["CPUExecutionProvider"]
     if "CUDAExecutionProvider" not in ort.get_available_providers():
-        raise ModelError(options.model, "GPUs were asked for; install onnxruntime-gpu, this onnxruntime has no CUDA")
+        raise ModelError(options.model, "this onnxruntime has no CUDA for GPUs; install onnxruntime-gpu")
     return [("CUDAExecutionProvider", {"device_id": options.gpu_id})]
 
 
@@ -71,7 +71,9 @@ def _specs(tensors: Sequence[Any], options: ModelOptions) -> tuple[TensorSpec, .
     for tensor in tensors:
         datatype = _DATATYPES.get(tensor.type)
         if datatype is None:
-            raise ModelError(options.model, f"{tensor.name!r} is a {tensor.type}; served are {', '.join(_DATATYPES)}")
+            raise ModelError(
+                options.model, f"{tensor.name!r} is a {tensor.type}; supported are {', '.join(_DATATYPES)}"
+            )
         shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in tensor.shape)
         specs.append(TensorSpec(tensor.name, datatype, shape))
     return tuple(specs)

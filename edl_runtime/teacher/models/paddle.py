@@ -27,11 +27,11 @@ _DATATYPES: dict[str, Datatype] = {
     "FLOAT16": "FP16",
     "FLOAT32": "FP32",
     "FLOAT64": "FP64",
-    "FP16": "FP16",  # and as models of Paddle 2 call them
+    "FP16": "FP16",  # these names are Paddle 2's
     "FP32": "FP32",
     "FP64": "FP64",
 }
-_FIRST_GPU_MEMORY_MB = 100  # it grows as needed
+_FIRST_GPU_MEMORY_MB = 100  # grows as needed
 
 log = get_logger(__name__)
 
@@ -48,7 +48,7 @@ class PaddleModel:
             self._predictor = _create_predictor(paddle, program, parameters, options)
         except ModelError:
             raise
-        except Exception as error:  # whatever Paddle makes of a file that is not a model
+        except Exception as error:  # Paddle raises many types for a file that is no model
             raise ModelError(options.model, f"Paddle can't load {program.name}: {_reason(error)}") from error
         names = self._predictor.get_output_names()
         self.signature = ModelSignature(
@@ -68,9 +68,9 @@ class PaddleModel:
 
 
 def output_names(folder: Path, options: ModelOptions) -> list[str]:
-    """Return the outputs of the one model in `folder` without loading it; none if its file does not tell.
+    """Return the outputs of the one model in `folder` without loading it; none if its format is not JSON.
 
-    Raises ModelError where there is no model.
+    Raises ModelError unless there is one model.
     """
     program, _ = _find(folder, options)
     try:
@@ -78,7 +78,7 @@ def output_names(folder: Path, options: ModelOptions) -> list[str]:
         operations = content["program"]["regions"][0]["blocks"][0]["ops"]
         attributes = [each for one in operations if one["#"] == "1.fetch" for each in one["A"]]
         return [each["AT"]["D"] for each in attributes if each["N"] == "name"]
-    except (OSError, msgspec.DecodeError, LookupError, TypeError):  # the format of Paddle 2, or one to come
+    except (OSError, msgspec.DecodeError, LookupError, TypeError):  # Paddle 2, or a future format
         return []
 
 
@@ -89,7 +89,7 @@ def _find(folder: Path, options: ModelOptions) -> tuple[Path, Path]:
     entries = sorted(folder.iterdir())
     if not entries:
         raise ModelError(options.model, "the folder is empty")
-    wanted = "a Paddle inference model is one .json or .pdmodel file and its .pdiparams"
+    expected = "a Paddle inference model is one .json or .pdmodel file and its .pdiparams"
     parameters = [path for path in entries if path.suffix == ".pdiparams"]
     programs = [
         program
@@ -98,9 +98,11 @@ def _find(folder: Path, options: ModelOptions) -> tuple[Path, Path]:
         if program.is_file()
     ]
     if not programs:
-        raise ModelError(options.model, f"no model in it: {wanted}; there are {', '.join(p.name for p in entries[:9])}")
+        raise ModelError(
+            options.model, f"no model in it: {expected}; there are {', '.join(p.name for p in entries[:9])}"
+        )
     if len(programs) > 1:
-        raise ModelError(options.model, f"several models in it ({', '.join(p.name for p in programs)}): {wanted}")
+        raise ModelError(options.model, f"several models in it ({', '.join(p.name for p in programs)}): {expected}")
     return programs[0], programs[0].with_suffix(".pdiparams")
 
 
@@ -118,7 +120,7 @@ def _import_paddle(options: ModelOptions) -> Any:
 def _read_specs(
     paddle: Any, program: Path, options: ModelOptions
 ) -> tuple[tuple[TensorSpec, ...], list[tuple[Datatype, tuple[int, ...]]]]:
-    """Return the inputs, and the datatypes and shapes of the outputs; the predictor itself does not tell them."""
+    """Return the inputs, and the datatypes and shapes of the outputs, which the predictor itself does not expose."""
     with _static_mode(paddle, old=program.suffix == ".pdmodel"):
         executor = paddle.static.Executor(paddle.CPUPlace())
         loaded, names, fetched = paddle.static.load_inference_model(str(program.with_suffix("")), executor)
@@ -135,7 +137,7 @@ def _read_specs(
 
 @contextlib.contextmanager
 def _static_mode(paddle: Any, *, old: bool) -> Iterator[None]:
-    """Be in static mode, which `paddle.enable_static` brings about in a program's first thread only."""
+    """Switch to static mode; `paddle.enable_static` works in the main thread only."""
     guard = paddle.pir_utils.OldIrGuard() if old else contextlib.nullcontext()
     static = paddle.base.framework._dygraph_guard(None)  # noqa: SLF001 - there is no public one
     with static, guard, paddle.static.scope_guard(paddle.static.Scope()):
@@ -145,8 +147,8 @@ def _static_mode(paddle: Any, *, old: bool) -> Iterator[None]:
 def _kind_of(name: str, value: Any, options: ModelOptions) -> tuple[Datatype, tuple[int, ...]]:
     datatype = _DATATYPES.get(value.dtype.name)
     if datatype is None:
-        served = ", ".join(_DATATYPES)
-        raise ModelError(options.model, f"{name!r} has the datatype {value.dtype.name}; served are {served}")
+        supported = ", ".join(_DATATYPES)
+        raise ModelError(options.model, f"{name!r} has the datatype {value.dtype.name}; supported are {supported}")
     return datatype, tuple(int(size) for size in value.shape)
 
 
@@ -158,21 +160,23 @@ def _create_predictor(paddle: Any, program: Path, parameters: Path, options: Mod
         config.disable_gpu()
         config.set_cpu_math_library_num_threads(1)
     elif not paddle.device.is_compiled_with_cuda():
-        raise ModelError(options.model, "GPUs were asked for; install Paddle for GPUs, this one is built for CPUs")
+        raise ModelError(options.model, "this Paddle is built for CPUs only; install Paddle for GPUs")
     else:
         config.enable_use_gpu(_FIRST_GPU_MEMORY_MB, options.gpu_id)
     return paddle.inference.create_predictor(config)
 
 
 def _can_optimise_memory(program: Path, options: ModelOptions) -> bool:
-    """Whether to let memory be reused. On CPUs, Paddle 3.3 fails to load a .json model with it."""
+    """Whether Paddle may reuse memory. With it, Paddle 3.3 fails to load a .json model on CPUs."""
     if options.mem_optim and options.gpu_id is None and program.suffix == ".json":
-        log.warning("model.mem_optim_ignored", model=options.model, cause="Paddle has it for .json models on GPUs only")
+        log.warning(
+            "model.mem_optim_ignored", model=options.model, cause="Paddle supports it for .json models on GPUs only"
+        )
         return False
     return options.mem_optim
 
 
 def _reason(error: Exception) -> str:
-    """Return the line of Paddle's many that says what is wrong: "(NotFound) …" or the last."""
+    """Return the line of Paddle's message with the cause: "(NotFound) …", or the last line."""
     lines = str(error).split("\n") if str(error).strip() else [type(error).__name__]
     return next((line for line in lines if line.startswith("(")), lines[-1])

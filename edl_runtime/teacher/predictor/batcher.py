@@ -1,4 +1,4 @@
-"""Dynamic batching: requests that came while the model was busy run as one."""
+"""Dynamic batching: requests that arrived while the model was busy run together."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from edl_runtime.teacher.predictor.execute import (
 from edl_runtime.teacher.shm.arena import IDLE, READING, RUNNING, Arena
 
 MAX_JOINED_RUN_S = 1.0
-"""How long a run of several requests may take, as far as the last run tells: beyond, joining gains next to nothing, and
-the first of them waits for all."""
+"""Longest run of several requests, estimated from the last run: beyond this, joining gains little, and the first
+request waits for all others."""
 
 log = get_logger(__name__)
 
 
 class QueuedRequest(NamedTuple):
-    """A request that waits for its turn. Those of equal `form` can be joined; one whose form is None runs alone."""
+    """A waiting request. Those of equal `form` (shapes without the batch axis) can be joined; form None runs alone."""
 
     slot: int
     request: InferRequest
@@ -42,7 +42,7 @@ class QueuedRequest(NamedTuple):
 
     @classmethod
     def of(cls, slot: int, request: InferRequest, signature: ModelSignature) -> QueuedRequest:
-        """Its rows are the batch axis of its inputs, if they agree in that; dtypes are the model's in any case."""
+        """Its rows are the size of the batch axis, if all inputs agree in that."""
         shapes = [request.inputs[spec.name].shape for spec in signature.inputs]
         sizes = {shape[0] if shape else 0 for shape in shapes}
         rows = max(sizes, default=0)
@@ -51,10 +51,10 @@ class QueuedRequest(NamedTuple):
 
 
 def next_group(waiting: Sequence[QueuedRequest], most_rows: int) -> list[QueuedRequest]:
-    """Return the first of `waiting` and those of its form to run with it, in order, together at most `most_rows` rows.
+    """Return the first of `waiting` and the following ones of its form that run with it, in `most_rows` rows at most.
 
-    A group has the rows of its first times a power of two, so that few batch sizes occur: a new size costs Paddle up to
-    five runs' time, and it remembers ten. Others wait for the next run, at most as long as this one.
+    The group has the first one's rows times a power of two, so that few batch sizes occur: a new size costs Paddle up
+    to five runs' time, and it caches ten sizes. Other requests wait for the next run.
     """
     first = waiting[0]
     group, rows, whole = [first], first.rows, 1
@@ -74,9 +74,9 @@ def next_group(waiting: Sequence[QueuedRequest], most_rows: int) -> list[QueuedR
 
 
 class ModelRun(NamedTuple):
-    """A run of the model: its rows, the seconds it took, and what it answers to those in which slots.
+    """A run of the model: its rows, its seconds, and the answers by slot.
 
-    A joined run that failed answers nobody; each of its requests has a run of its own behind it.
+    A joined run that failed has no answers; each of its requests is run alone afterwards.
     """
 
     rows: int
@@ -87,15 +87,15 @@ class ModelRun(NamedTuple):
 class DynamicBatcher:
     """Requests in `arena` that wait for `model`. Its length is their number.
 
-    - `max_batch`: most rows of a run of several requests; 1 for none. When a run of several fails, and none of them
-      does alone, it is half that run's rows from then on: the model can't be joined, or was short of memory.
+    - `max_batch`: most rows of a joined run; 1 turns joining off. When a joined run fails and each of its requests
+      succeeds alone, the limit becomes half of its rows: the model can't be joined, or memory was short.
     """
 
     def __init__(
         self, model: Model, arena: Arena, max_batch: int, clock_s: Callable[[], float] = time.perf_counter
     ) -> None:
         self._clock_s = clock_s
-        self._row_s = 0.0  # what the last run took for one row
+        self._row_s = 0.0  # seconds per row of the last run
         self._model = model
         self._arena = arena
         self._most_rows = max_batch if can_join(model.signature) else 1
@@ -108,10 +108,7 @@ class DynamicBatcher:
     def add(
         self, slot: int, size: int, json_size: int | None, region: memoryview | None = None
     ) -> EncodedAnswer | None:
-        """Let a request wait for its turn; return the answer of one that can't be served.
-
-        `region` is the memory that its client shares, if it does.
-        """
+        """Queue a request; return the answer of one that is invalid. `region`: the client's shared memory, if any."""
         body = self._arena.request(slot)[:size]
         with self._at(READING, [slot]):
             request = decode_or_refuse(self._model.signature, body, json_size, self._arena.answer(slot), region)
@@ -123,7 +120,7 @@ class DynamicBatcher:
 
     @contextmanager
     def _at(self, stage: int, slots: Collection[int]) -> Iterator[None]:
-        """Note what is done with the requests in these slots: the server reads it if this process dies meanwhile."""
+        """Record the stage of the requests in these slots: the server reads it if this process dies meanwhile."""
         for slot in slots:
             self._arena.stages[slot] = stage
         try:
@@ -133,13 +130,13 @@ class DynamicBatcher:
                 self._arena.stages[slot] = IDLE
 
     def drop(self, slot: int) -> EncodedAnswer | None:
-        """Forget a request that nobody waits for; return what there is to say of it, None if it has been answered."""
+        """Remove a request whose client has disconnected; return its answer, None if it was answered before."""
         if self._waiting.pop(slot, None) is None:
             return None
-        return encode_refusal(self._arena.answer(slot), DROPPED, "its client had gone before it ran")
+        return encode_refusal(self._arena.answer(slot), DROPPED, "the client disconnected before the request ran")
 
     def run(self) -> Iterator[ModelRun]:
-        """Run those whose turn it is; yield each run as soon as its answers are there."""
+        """Run the next group; yield each run as soon as its answers are ready."""
         most_rows = min(self._most_rows, int(MAX_JOINED_RUN_S / self._row_s)) if self._row_s else self._most_rows
         group = next_group(list(self._waiting.values()), most_rows)
         for one in group:
@@ -153,7 +150,7 @@ class DynamicBatcher:
         try:
             with self._at(RUNNING, slots):
                 joined = self._run_joined(group)
-        except Exception as error:  # noqa: BLE001 - the model's, maybe about one of them: it is told in its answer
+        except Exception as error:  # noqa: BLE001 - the model's; runs alone show which request causes it
             cause = f"{type(error).__name__}: {error}"
             yield ModelRun(rows, self._clock_s() - begun_s, [])
         else:
@@ -178,9 +175,9 @@ class DynamicBatcher:
         return ModelRun(one.rows, busy_s, [(one.slot, answer)])
 
     def _run_joined(self, group: Sequence[QueuedRequest]) -> ModelRun:
-        """Raise whatever the model does, and ValueError for outputs that can't be taken apart.
+        """Run a group at once. Raises what the model raises, and ValueError for outputs that can't be split.
 
-        An output's free axes may depend on how many rows run, which only a comparison tells: for each there is one.
+        Free axes of an output may depend on the number of rows: each such output is compared once with a run alone.
         """
         requests, rows = [one.request for one in group], [one.rows for one in group]
         signature = self._model.signature

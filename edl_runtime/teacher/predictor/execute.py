@@ -1,4 +1,4 @@
-"""From a request's body to its answer's: decode, join inputs, run the model, select outputs, encode."""
+"""The steps of a request: decode, join inputs, run the model, select outputs, encode the answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = get_logger(__name__)
 
 
 def with_extensions(signature: ModelSignature, *, joins: bool = False) -> ModelSignature:
-    """Return `signature` with what is answered of that model beyond the standard. `joins`: requests may be joined."""
+    """Return `signature` with the extensions that its model supports. `joins`: requests may be joined."""
     can = {
         "top_k": any(len(spec.shape) > 1 for spec in signature.outputs),
         "normalise": any(spec.datatype == "FP32" and len(spec.shape) > 1 for spec in signature.inputs),
@@ -30,9 +30,9 @@ def with_extensions(signature: ModelSignature, *, joins: bool = False) -> ModelS
 
 
 class EncodedAnswer(NamedTuple):
-    """What to send: the first `size` bytes of the answer's area. `json_size` as Inference-Header-Content-Length.
+    """An answer: the first `size` bytes of its area, of which `json_size` are JSON (None: all).
 
-    `predictor_died`: while it worked on this request.
+    `predictor_died`: it died while it worked on this request.
     """
 
     status: int
@@ -41,21 +41,10 @@ class EncodedAnswer(NamedTuple):
     predictor_died: bool = False
 
 
-def answer_request(
-    model: Model, body: memoryview, json_size: int | None, into: memoryview, region: memoryview | None = None
-) -> EncodedAnswer:
-    """Answer one request into the area `into`; never raises for what the client sent or the model did.
-
-    `region` is the memory that the client shares, if it does.
-    """
-    request = decode_or_refuse(model.signature, body, json_size, into, region)
-    return request if isinstance(request, EncodedAnswer) else run_alone(model, request, into)
-
-
 def decode_or_refuse(
     signature: ModelSignature, body: memoryview, json_size: int | None, into: memoryview, region: memoryview | None
 ) -> InferRequest | EncodedAnswer:
-    """Return the request that lies in `body`, or the answer to one that can't be served."""
+    """Return the request in `body`, or the answer to an invalid one. `region`: the client's shared memory, if any."""
     try:
         return decode_request(body, json_size, signature, region)
     except ProtocolError as error:
@@ -63,12 +52,12 @@ def decode_or_refuse(
 
 
 def run_alone(model: Model, request: InferRequest, into: memoryview) -> EncodedAnswer:
-    """Run the model for one request and answer it."""
+    """Run the model for one request and answer it, with status 500 when the model fails."""
     try:
         outputs = model.run(joined_inputs([request], model.signature), needed_outputs([request]))
         return encode_answer(model.signature, request, outputs, into)
     except Exception as error:  # noqa: BLE001 - the model's
-        # Not `log.exception`: with rich installed, it takes a second to write all variables down, students' data too.
+        # Not `log.exception`: with rich installed, that takes a second and logs local variables, students' data too.
         log.error("model.failed", model=model.signature.name, exception=_encodable(traceback.format_exc()))  # noqa: TRY400
         return encode_refusal(into, 500, f"the model failed: {type(error).__name__}: {error}")
 
@@ -76,23 +65,23 @@ def run_alone(model: Model, request: InferRequest, into: memoryview) -> EncodedA
 def encode_answer(
     signature: ModelSignature, request: InferRequest, outputs: Mapping[str, Array], into: memoryview
 ) -> EncodedAnswer:
-    """Answer `request` with what the model gave for it. Raises KeyError or so when that is not what it promised."""
+    """Encode the model's `outputs` as the answer. Raises KeyError or the like when one is missing."""
     try:
         tensors = _requested_tensors(request, outputs)
     except ProtocolError as error:
         return encode_refusal(into, 400, str(error))
     try:
         return EncodedAnswer(200, *encode_response(signature, request, tensors, into))
-    except AnswerLimitError as error:  # no other teacher's would be smaller
+    except AnswerLimitError as error:  # not 5xx: another teacher's answer would be as large
         return encode_refusal(into, 413, str(error))
 
 
 def _requested_tensors(request: InferRequest, outputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the tensors of the answer. Raises ProtocolError for those that can't be answered as asked for."""
+    """Return the tensors of the answer. Raises ProtocolError when they can't have the requested form."""
     tensors = select_outputs(outputs, request.requested)
     for name, binary in request.outputs.items():
         if not binary and tensors[name].dtype.kind == "f" and not np.isfinite(tensors[name]).all():
-            raise ProtocolError(f"output {name!r} has numbers that JSON lacks, NaN or infinite; ask for it as binary")
+            raise ProtocolError(f"output {name!r} has NaN or infinite numbers, which JSON lacks; request it as binary")
     return tensors
 
 
@@ -104,7 +93,7 @@ def encode_refusal(into: memoryview, status: int, reason: str) -> EncodedAnswer:
 
 
 def _encodable(text: str) -> str:
-    """Return `text` with what can't be written replaced, as the names of some files have it."""
+    """Return `text` with surrogates replaced, which names of files may have: UTF-8 can't encode them."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -112,22 +101,19 @@ def _encodable(text: str) -> str:
 
 
 def can_join(signature: ModelSignature) -> bool:
-    """Whether the model takes and answers batches of any size."""
+    """Whether all inputs and outputs have a free batch axis."""
     tensors = [*signature.inputs, *signature.outputs]
     return bool(signature.inputs) and all(spec.shape[:1] == (-1,) for spec in tensors)
 
 
 def needed_outputs(requests: Iterable[InferRequest]) -> list[str]:
-    """Return the outputs of the model that these requests' answers are made of."""
-    requested = (wish for request in requests for wish in request.requested)
-    return list(dict.fromkeys(wish if isinstance(wish, str) else wish.name for wish in requested))
+    """Return the names of the model's outputs that these requests use."""
+    requested = (one for request in requests for one in request.requested)
+    return list(dict.fromkeys(one if isinstance(one, str) else one.name for one in requested))
 
 
 def joined_inputs(requests: Sequence[InferRequest], signature: ModelSignature) -> dict[str, Array]:
-    """Return what the model takes for all these requests, joined along the batch axis; of one alone without a copy.
-
-    All of it is read-only.
-    """
+    """Return the inputs of these requests, joined along the batch axis and read-only; a single one is not copied."""
     inputs = {spec.name: _joined_input(requests, spec) for spec in signature.inputs}
     for array in inputs.values():
         array.flags.writeable = False
@@ -153,7 +139,7 @@ def _joined_input(requests: Sequence[InferRequest], spec: TensorSpec) -> Array:
 
 
 def split_outputs(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, Array]]:
-    """Return each request's part of the outputs of a joined run. Raises ValueError for one that has not all rows."""
+    """Return each request's part of a joined run's outputs. Raises ValueError for an output without all rows."""
     total = sum(rows)
     for name, array in outputs.items():
         if not array.ndim or len(array) != total:
@@ -170,27 +156,27 @@ def split_outputs(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dic
 
 
 def select_outputs(outputs: Mapping[str, Array], requested: Iterable[str | TopK]) -> dict[str, Array]:
-    """Return the tensors, by the names they are answered under, that `requested` ask for of what a model gave.
+    """Return the requested tensors by their names in the answer.
 
-    Raises ProtocolError for an output that has not so many as are wished for, KeyError for one that is not there.
+    Raises ProtocolError for a top-k larger than the output, KeyError for an output that the model did not return.
     """
     tensors: dict[str, Array] = {}
-    for wish in requested:
-        if isinstance(wish, str):
-            tensors[wish] = np.asarray(outputs[wish])
+    for one in requested:
+        if isinstance(one, str):
+            tensors[one] = np.asarray(outputs[one])
             continue
         try:
-            largest = top_k(np.asarray(outputs[wish.name]), wish.k)
+            largest = top_k(np.asarray(outputs[one.name]), one.k)
         except ProtocolError as error:
-            raise ProtocolError(f"output {wish.name!r}: {error}") from None
-        tensors.update(zip(response_names(wish), largest, strict=True))
+            raise ProtocolError(f"output {one.name!r}: {error}") from None
+        tensors.update(zip(response_names(one), largest, strict=True))
     return tensors
 
 
 def top_k(array: Array, k: int) -> tuple[Array, Array]:
-    """Return the `k` largest along the last axis, largest first (NaN before all), and where they stand, as int32.
+    """Return the `k` largest along the last axis, largest first (NaN before all), and their indices, as int32.
 
-    Which of several equal ones are taken is not said. Raises ProtocolError when there are fewer than `k`.
+    The choice among equal ones is undefined. Raises ProtocolError when there are fewer than `k`.
     """
     size = array.shape[-1] if array.ndim > 1 else 0
     if k > size:
@@ -209,12 +195,12 @@ def top_k(array: Array, k: int) -> tuple[Array, Array]:
 def normalise(pixels: Array, how: Normalise, out: Array) -> None:
     """Write (pixels - mean) / std into `out`, which is float32 and contiguous and has the shape of `pixels`.
 
-    `how` must fit that shape: `decode_request` has seen to it.
+    `how` must fit that shape, as `decode_request` checks.
     """
     mean, std = np.array(how.mean, np.float32), np.array(how.std, np.float32)
     if how.channels > 1:
         following = pixels.shape[how.axis + 1 :]
-        if not following and how.axis > 1:  # channels last: as one axis with the one before, numpy's loops get longer
+        if not following and how.axis > 1:  # channels last: merge two axes, for longer inner loops of numpy
             *outer, width, channels = pixels.shape
             pixels, out = (array.reshape(*outer, width * channels) for array in (pixels, out))
             mean, std = (np.tile(np.broadcast_to(numbers, channels), width) for numbers in (mean, std))

@@ -1,4 +1,4 @@
-"""The server's end of the predictor processes, one for each device."""
+"""Starts, feeds and supervises the predictor processes, one per device."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.settings import split_secrets
 from edl_runtime.teacher.errors import ModelError
 from edl_runtime.teacher.metrics import DeviceLoad, TeacherMetrics
-from edl_runtime.teacher.models.model import Model, ModelOptions
-from edl_runtime.teacher.predictor.execute import EncodedAnswer, answer_request, encode_refusal
+from edl_runtime.teacher.models.model import ModelOptions
+from edl_runtime.teacher.predictor.execute import EncodedAnswer, encode_refusal
 from edl_runtime.teacher.predictor.process import DROP, FORGET, PING, RAN, RECORD, LoadFailure, PredictorTask, unpack
 from edl_runtime.teacher.shm.arena import IDLE, READING, Arena
 from edl_runtime.teacher.shm.fd_passing import RegionSender, region_channel
@@ -34,49 +34,26 @@ class Runner(Protocol):
     """Answers requests that lie in the arena."""
 
     def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
-        """Answer the request of `size` bytes in `slot` and call `done` on the event loop, at once or later, once."""
-        ...
+        """Answer the request of `size` bytes in `slot`; call `done` once, now or later, on the event loop."""
 
     def drop(self, slot: int) -> None:
-        """Spare the request in `slot` if it has not begun: its client has gone. Its `done` is called all the same."""
-        ...
+        """Skip the request in `slot` if it has not begun: its client has disconnected. `done` is called as well."""
 
-
-class InlineRunner:
-    """Runs a model in the process that serves: for a model that answers at once, as tests and benchmarks have."""
-
-    def __init__(self, model: Model, arena: Arena) -> None:
-        self._model = model
-        self._arena = arena
-
-    def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
-        region = self._arena.regions.get(slot)
-        shared = None if region is None else region.view
-        done(answer_request(self._model, self._arena.request(slot)[:size], json_size, self._arena.answer(slot), shared))
-
-    def drop(self, slot: int) -> None:
-        """Do nothing: what is submitted is answered at once."""
-
-
-# Predictor processes
 
 PING_LIMIT_S = 5.0
-"""A predictor that has nothing to do and does not answer a ping for so long counts as hung."""
+"""An idle predictor that does not answer a ping for so long counts as hung."""
 
 END_WITHIN_S = 2.0
-"""How long a predictor that has let go of its channel may take to end before it is killed."""
+"""A predictor that has closed its channel is killed if it runs for longer than this."""
 
 CHECKS_PER_LIMIT = 5
-"""How often it is looked at within its limit."""
+"""Health checks per limit."""
 
 log = get_logger(__name__)
 
 
 class PredictorPool:
-    """Running predictors of one model, as one Runner: each request goes to the one with the fewest to do.
-
-    `load` is how busy they are.
-    """
+    """The predictors of one model as one Runner: each request goes to the one with the fewest requests."""
 
     def __init__(
         self, members: Sequence[_PredictorProcess], signature: ModelSignature, metrics: TeacherMetrics, load: DeviceLoad
@@ -97,7 +74,7 @@ class PredictorPool:
             member.drop(slot)
 
     async def failed(self, hung_after_s: float) -> TeacherError:
-        """Wait until one has ended by itself, or was found to hang and killed; return what to say of it."""
+        """Wait until a predictor has ended by itself, or has hung and was killed; return the error to report."""
         return await first_completed(*(member.failed(hung_after_s) for member in self._members))
 
 
@@ -107,9 +84,7 @@ async def run_predictors(
 ) -> AsyncIterator[PredictorPool]:
     """Start a predictor for each of `options`, wait until all are ready, and end them with the block.
 
-    What they do is counted in `metrics`.
-
-    Raises ModelError when the model can't be loaded, TeacherError when a predictor was killed meanwhile.
+    Raises ModelError when the model can't be loaded, TeacherError when a predictor was killed while it loaded.
     """
     async with AsyncExitStack() as stack:
         members = []
@@ -124,7 +99,7 @@ async def run_predictors(
 
 
 class _PredictorProcess(asyncio.Protocol):
-    """One predictor process. Its length is the number of requests that it has to answer."""
+    """One predictor process. Its length is the number of its unanswered requests."""
 
     def __init__(
         self, options: ModelOptions, arena: Arena, number: int, metrics: TeacherMetrics, load: DeviceLoad
@@ -139,8 +114,8 @@ class _PredictorProcess(asyncio.Protocol):
         self._region_sender: RegionSender | None = None
         self._lifeline = -1
         self._pending: dict[int, Done] = {}
-        self._pinged = False  # and not answered yet
-        self._messages_seen = 0  # of life: whatever came from it
+        self._pinged = False  # a ping is unanswered
+        self._messages_seen = 0  # signs of life
         self._partial = b""
         loop = asyncio.get_running_loop()
         self._announced: asyncio.Future[ModelSignature | LoadFailure] = loop.create_future()
@@ -151,7 +126,7 @@ class _PredictorProcess(asyncio.Protocol):
 
     async def start(self) -> None:
         ours, theirs = socket.socketpair()
-        region_socket, borrowing = region_channel()
+        region_socket, theirs_for_regions = region_channel()
         self._region_sender = RegionSender(region_socket, self._forget)
         lifeline, self._lifeline = os.pipe()
         task = PredictorTask(
@@ -161,29 +136,23 @@ class _PredictorProcess(asyncio.Protocol):
             area_size=self._arena.area_size,
             slots=self._arena.slots,
             channel=theirs.fileno(),
-            region_socket=borrowing.fileno(),
+            region_socket=theirs_for_regions.fileno(),
             lifeline=lifeline,
         )
         plain, _ = split_secrets(os.environ)
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "edl_runtime.teacher.predictor.process",
-            msgspec.json.encode(task).decode(),
-        ]
+        module = "edl_runtime.teacher.predictor.process"
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *command,
+                *(sys.executable, "-P", "-m", module, msgspec.json.encode(task).decode()),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=sys.stderr,  # a model may print; our own output is for who started us
+                stdout=sys.stderr,  # a model may print; the teacher's own stdout may be JSON
                 pass_fds=(task.arena, task.channel, task.region_socket, task.lifeline),
                 env={"GLOG_minloglevel": "2", **plain},
             )
         finally:
             os.close(lifeline)
             theirs.close()
-            borrowing.close()
+            theirs_for_regions.close()
         self._transport, _ = await asyncio.get_running_loop().create_connection(lambda: self, sock=ours)
 
     async def ready(self) -> ModelSignature:
@@ -195,31 +164,30 @@ class _PredictorProcess(asyncio.Protocol):
                 raise ModelError(announced.model, announced.reason)
             return announced
         code = await self._exit_code()
-        if code == -signal.SIGKILL:  # what the system does when memory runs out: another time it may work
+        if code == -signal.SIGKILL:  # probably out of memory, so that a restart may help
             raise TeacherError(f"the predictor was killed while it loaded {self._options.model!r}; is memory short?")
-        raise ModelError(self._options.model, f"loading it, the predictor {describe_exit(code)}; see its output above")
+        raise ModelError(self._options.model, f"while loading it, the predictor {describe_exit(code)}; see its output")
 
     async def failed(self, hung_after_s: float) -> TeacherError:
-        """Wait until it has ended by itself, or has been silent for too long and is killed; return what to say.
+        """Wait until the process has ended by itself, or was silent for too long and is killed; return the error.
 
-        Silence is counted in beats, not read off a clock, so that a teacher that was itself stopped for a while does
-        not blame its predictor. An idle predictor is pinged at each. One that reads a request, whose size is
-        limited, does not hang.
+        Silence is counted in checks, not by a clock: a teacher that was suspended itself must not blame its predictor.
+        An idle predictor is pinged at each check. Decoding a request is never a hang: its size is limited.
         """
         ping_limit_s = min(PING_LIMIT_S, hung_after_s)
         check_s = ping_limit_s / CHECKS_PER_LIMIT
         silent_s = 0.0
         while silent_s < (ping_limit_s if self._pinged else hung_after_s):
             self._ping_if_idle()
-            signs = self._messages_seen
+            seen = self._messages_seen
             await asyncio.wait([self._lost], timeout=check_s)
             if self._lost.done():
-                return TeacherError(f"the predictor {describe_exit(await self._exit_code())}; see its output above")
+                return TeacherError(f"the predictor {describe_exit(await self._exit_code())}; see its output")
             reads = any(self._arena.stages[slot] == READING for slot in self._pending)
-            silent_s = silent_s + check_s if self._messages_seen == signs and not reads else 0.0
+            silent_s = silent_s + check_s if self._messages_seen == seen and not reads else 0.0
         self._kill()
-        what = "nor a ping" if self._pinged else f"though {len(self)} wait for it"
-        return TeacherError(f"the predictor hangs: it has answered nothing for {silent_s:.0f} s, {what}; start it anew")
+        what = "not even a ping" if self._pinged else f"with {len(self)} requests pending"
+        return TeacherError(f"the predictor hangs: no answer for {silent_s:.0f} s, {what}; restart the teacher")
 
     def _ping_if_idle(self) -> None:
         if self._transport and not self._pending and not self._pinged:
@@ -227,19 +195,19 @@ class _PredictorProcess(asyncio.Protocol):
             self._transport.write(RECORD.pack(PING, 0, 0, 0))
 
     async def _exit_code(self) -> int:
-        """Return it when the process has ended, which it does soon: a thread that a model left behind is no reason."""
+        """Wait for the end of the process; kill it after END_WITHIN_S: a thread of the model may keep it alive."""
         if self._process is None:
             return 0
         try:
             async with asyncio.timeout(END_WITHIN_S):
                 return await self._process.wait()
         except TimeoutError:
-            log.warning("predictor.killed", cause="it has stopped to work and does not end", waited_s=END_WITHIN_S)
+            log.warning("predictor.killed", cause="it closed its channel but did not exit", waited_s=END_WITHIN_S)
             self._kill()
             return await self._process.wait()
 
     async def stop(self) -> None:
-        """End the process at once. It keeps nothing that has to be saved."""
+        """Kill the process: it has no state to save."""
         if self._transport:
             self._transport.abort()
         if self._region_sender:
@@ -295,11 +263,10 @@ class _PredictorProcess(asyncio.Protocol):
             done(self._gone(slot))
 
     def _gone(self, slot: int) -> EncodedAnswer:
+        """Return the refusal of a request whose predictor has ended; `predictor_died` if that was at work on it."""
         self._metrics.count_answer(503)
         at_work, self._arena.stages[slot] = self._arena.stages[slot] != IDLE, IDLE
-        if not at_work:
-            return encode_refusal(
-                self._arena.answer(slot), 503, "the teacher's predictor has ended; ask another teacher"
-            )
-        reason = "the teacher's predictor died or hung while it worked on this request, which may be the cause"
-        return encode_refusal(self._arena.answer(slot), 503, reason)._replace(predictor_died=True)
+        reason = "the teacher's predictor has ended; use another teacher"
+        if at_work:
+            reason = "the teacher's predictor died or hung while it worked on this request, which may be the cause"
+        return encode_refusal(self._arena.answer(slot), 503, reason)._replace(predictor_died=at_work)

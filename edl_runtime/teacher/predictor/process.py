@@ -1,9 +1,9 @@
 """The process that runs the model: `python -m edl_runtime.teacher.predictor.process TASK`.
 
-Requests and answers lie in the shared arena; records on a socket say where. What has come while the model ran is read
-between two runs, so that it may run as one. The predictor ends with its server: when the socket closes between two
-runs, when the lifeline closes at any time. It ignores SIGTERM and SIGINT, for the server decides when the last request
-has been answered.
+Requests and answers lie in the shared arena; records on a socket say where. Between two runs of the model, all records
+that have arrived are read, so that they can be batched. The predictor ends with its server: when the socket closes
+between two runs, or when the lifeline closes at any time. It ignores SIGTERM and SIGINT: the server decides when the
+last request is answered.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from edl_runtime.teacher.shm.fd_passing import RegionReceiver
 Record = tuple[int, int, int, int]
 
 RECORD = struct.Struct("=4q")
-"""To the predictor: slot, size of the body, size of its JSON (-1: all), region that its client shares (0: none).
+"""To the predictor: slot, size of the body, size of its JSON (-1: all), number of the client's region (0: none).
 
-From the predictor: slot, status, size of the JSON (-1: all), size of the body. The first one answers no request: with
-status 200 the signature, else a `LoadFailure` lies in its answer's area. A request has one answer, whatever happens.
+From the predictor: slot, status, size of the JSON (-1: all), size of the body. The first record is no answer: the
+answer's area holds the signature (status 200) or a `LoadFailure`. Each request gets exactly one answer.
 """
 
 PING = -1
-"""In place of a slot: the predictor sends such a record back as it is, when it has nothing to run."""
+"""In place of a slot: the predictor returns the record unchanged, between two runs."""
 
 DROP = -2
-"""In place of a slot, which comes second: nobody waits for its answer any more. If it has not begun, it never runs."""
+"""In place of a slot, which comes second: the client has disconnected. The request is not run if it has not begun."""
 
 FORGET = -3
-"""In place of a slot; the region that comes second is not needed any more."""
+"""In place of a slot; the region whose number comes second is not used any more."""
 
 RAN = -4
-"""In place of a slot, from the predictor: the model has run for so many rows and so many nanoseconds."""
+"""In place of a slot, from the predictor: the model has run; rows and nanoseconds follow."""
 
 _MOST_RECORDS = 64  # read at one time
 
@@ -58,7 +58,7 @@ class PredictorChannel:
         self._partial = b""
 
     def receive(self, *, wait: bool) -> list[Record] | None:
-        """Return what has come, in order; with `wait`, at least one. None when the server has gone."""
+        """Return the records that have arrived; with `wait`, at least a part of one. None when the server has gone."""
         try:
             data = self._socket.recv(_MOST_RECORDS * RECORD.size, 0 if wait else socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -69,21 +69,17 @@ class PredictorChannel:
         return records
 
     def send(self, records: Sequence[Record]) -> None:
-        """Say all of this at once."""
         self._socket.sendall(b"".join(RECORD.pack(*record) for record in records))
 
 
 def unpack(data: bytes) -> tuple[list[Record], bytes]:
-    """Return the whole records in `data`, and the rest."""
+    """Return the complete records in `data`, and the rest."""
     whole = len(data) - len(data) % RECORD.size
     return list(RECORD.iter_unpack(data[:whole])), data[whole:]
 
 
-# The process
-
-
 class PredictorTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a predictor is started for. `number` is the slot that it announces itself in; descriptors are inherited."""
+    """A predictor's argument. It announces itself in slot `number`; descriptors are inherited."""
 
     model: ModelOptions
     number: int
@@ -96,14 +92,14 @@ class PredictorTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadFailure(msgspec.Struct, frozen=True):
-    """A ModelError on its way from the predictor to the server."""
+    """A ModelError, as sent from the predictor to the server."""
 
     model: str
     reason: str
 
 
 def main() -> None:
-    """Load the model, say so, answer requests until the server is gone."""
+    """Load the model, announce its signature, answer requests until the server has gone."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     task = msgspec.json.decode(sys.argv[1], type=PredictorTask)
@@ -129,7 +125,7 @@ def main() -> None:
 
 
 def _handle(batcher: DynamicBatcher, receiver: RegionReceiver, record: Record) -> Record | None:
-    """Do what a record asks for; return what there is to say at once."""
+    """Process one record; return the reply to send now, if any."""
     slot, size, json_size, region = record
     if slot == PING:
         return record
@@ -155,7 +151,7 @@ def _announce(channel: PredictorChannel, arena: Arena, slot: int, status: int, w
 
 
 def _exit_with_server(lifeline: int) -> None:
-    os.read(lifeline, 1)  # nothing is ever written: it ends when the server does
+    os.read(lifeline, 1)  # nothing is ever written: it returns when the server has ended
     os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Memory that the server and its predictors share: requests are received into it, answers are sent out of it."""
+"""Memory shared by the server and its predictors: requests are received into it, answers are sent from it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Self
 from edl_runtime.teacher.shm.regions import MappedRegion
 
 IDLE, READING, RUNNING = range(3)
-"""What a predictor does with the request in a slot: nothing yet or any more, decode it, run the model for it."""
+"""Stages of the request in a slot, set by the predictor: waiting or answered, being decoded, being run."""
 
 SLOTS = 16
-"""Requests that are received, computed or sent at one time; further ones wait in their sockets."""
+"""Requests that are received, run or answered at a time; further ones wait in their sockets."""
 
-_KEPT = 64 * 1024 * 1024  # bytes of an area that stay when its request is done; what is beyond goes back to the system
+_KEPT = 64 * 1024 * 1024  # bytes of an area that stay allocated after its request
 
 
 class Arena:
     """Slots of two areas of `area_size` bytes each: a request's body and its answer's.
 
-    The memory has a descriptor and no name, so it is gone with the processes that hold it, however they end, and
-    the size of /dev/shm (64 MB in many containers) does not limit it. Only pages that are written take memory.
+    The memory is anonymous: the system frees it when its last process ends, however that ends, and the size of
+    /dev/shm (64 MB in many containers) does not limit it. Only pages that are written use memory.
 
-    - `regions`: by slot, the memory that a request's client shares, in which its inputs may lie.
-    - `stages`: by slot, what the predictor does with it, `IDLE`, `READING` or `RUNNING`: also when that has died.
-    - `alone`: by slot, 1 for a request that is not to be run together with others.
+    - `regions`: by slot, the client's shared memory, which may hold the inputs.
+    - `stages`: by slot, `IDLE`, `READING` or `RUNNING`. In shared memory, so that it can be read after a crash.
+    - `alone`: by slot, 1 for a request that must not be joined with others.
     """
 
     def __init__(self, descriptor: int, area_size: int, slots: int = SLOTS) -> None:
@@ -41,7 +41,7 @@ class Arena:
 
     @classmethod
     def create(cls, area_size: int, slots: int = SLOTS) -> Self:
-        """Return new memory, with areas of at least `area_size` bytes."""
+        """Allocate areas of at least `area_size` bytes."""
         area_size += -area_size % mmap.PAGESIZE
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("edl-teacher")
@@ -60,7 +60,7 @@ class Arena:
         return self._view[(2 * slot + 1) * self.area_size :][: self.area_size]
 
     def give_back(self, slot: int, request_size: int, answer_size: int) -> None:
-        """Return the memory of an exceptionally large request or answer to the system."""
+        """Free a slot: return the memory beyond _KEPT of a large request or answer to the system."""
         self.regions.pop(slot, None)
         if not hasattr(mmap, "MADV_REMOVE"):
             return
@@ -69,7 +69,7 @@ class Arena:
                 self._memory.madvise(mmap.MADV_REMOVE, area * self.area_size + _KEPT, self.area_size - _KEPT)
 
     def close(self) -> None:
-        """Close the descriptor. The memory stays mapped as long as views of it live."""
+        """Close the descriptor. The memory stays mapped while views of it exist."""
         os.close(self.descriptor)
 
 

@@ -1,7 +1,7 @@
-"""Passes the clients' shared memory from the server, which checks it, to a predictor, which reads it.
+"""Passes clients' shared memory from the server, which checks it, to a predictor, which reads it.
 
-Each region is passed on once, as a descriptor, before the first request that needs it. The predictor keeps it mapped
-until the server says that its client is gone.
+Each region is sent once, as a descriptor, before the first request that uses it. The predictor keeps it mapped until
+the server sends that its client has disconnected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NUMBER = struct.Struct("=q")
 
 
 def region_channel() -> tuple[socket.socket, socket.socket]:
-    """Return the server's end of a channel for regions and the predictor's. Nobody waits on either."""
+    """Return the server's and the predictor's end of a channel for regions, both non-blocking."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     for end in (ours, theirs):
         end.setblocking(False)
@@ -24,7 +24,7 @@ def region_channel() -> tuple[socket.socket, socket.socket]:
 
 
 class RegionSender:
-    """The server's end: passes regions on to one predictor. `forget` is called with the number of one that is gone."""
+    """The server's end. `forget` is called with the number of a region whose client has disconnected."""
 
     def __init__(self, channel: socket.socket, forget: Callable[[int], None]) -> None:
         self._channel = channel
@@ -32,7 +32,7 @@ class RegionSender:
         self._sent_regions: set[int] = set()
 
     def send_region(self, region: MappedRegion) -> int:
-        """Return what the predictor knows `region` by; 0 if it can't be passed on."""
+        """Send `region` unless that was done before; return its number, 0 if it can't be sent."""
         if region.number not in self._sent_regions:
             try:
                 socket.send_fds(self._channel, [_NUMBER.pack(region.number)], [region.descriptor])
@@ -58,7 +58,7 @@ class RegionReceiver:
         self._regions: dict[int, MappedRegion] = {}
 
     def view(self, number: int) -> memoryview | None:
-        """Return the memory of a region that has been lent; None for 0, and for one that could not be mapped."""
+        """Return the memory of a region; None for 0, and for one that was lost or could not be mapped."""
         try:
             while number and number not in self._regions:
                 self._receive()
@@ -67,12 +67,12 @@ class RegionReceiver:
             return None
 
     def _receive(self) -> None:
-        """Take in what was lent next. Raises OSError if nothing is there or it got lost."""
+        """Receive the next region. Raises OSError when there is none."""
         data, (descriptor, *_), _, _ = socket.recv_fds(self._channel, _NUMBER.size, 1)
         self._regions[_NUMBER.unpack(data)[0]] = MappedRegion(descriptor)
 
     def forget(self, number: int) -> None:
-        """Let go of a region; requests that are still to run keep it mapped."""
+        """Close a region; waiting requests keep it mapped."""
         region = self._regions.pop(number, None)
         if region is not None:
             region.close()

@@ -1,8 +1,8 @@
-"""The memory that clients on this machine share with a teacher, so that inputs need not go through the socket.
+"""Memory that clients on this machine share with a teacher, so that inputs need not go through the socket.
 
-A client is trusted with nothing here. It names a process and a descriptor; what these lead to is used only if it is
-memory of the teacher's own user that can never shrink nor get holes (touching what is missing would kill a predictor),
-and if it begins with the secret that the client has told, so that nobody registers what others share.
+Clients are not trusted. A client names a process and a descriptor; they are used only if they lead to memory of the
+teacher's own user that can neither shrink nor get holes (access to a missing page would kill a predictor), and that
+begins with the secret in the registration, so that nobody registers the memory of another client.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from edl_runtime.protocol.errors import ProtocolError
 from edl_runtime.protocol.shared_memory import MAX_REGION_BYTES, SEALS, TENSORS_START, Registration
 
 REGISTRATION_LIMIT = 4096
-"""Most bytes of a registration."""
+"""Bytes of a registration at most."""
 
 MAX_REGIONS = 64
-"""Regions that a teacher holds at one time. Further clients use the socket."""
+"""Regions that a teacher keeps open. Further clients use the socket."""
 
 _decoder = JsonDecoder(Registration)
 _numbers = itertools.count(1)
 
 
 class MappedRegion:
-    """Memory of a client, open for reading.
+    """A client's memory, open for reading.
 
-    - `number`: its name between the server and its predictors.
-    - `on_close`: called with the region when its client is gone, by those who have passed it on.
+    - `number`: identifies it between the server and its predictors.
+    - `on_close`: called with the region when its client has disconnected.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -46,11 +46,11 @@ class MappedRegion:
 
     @functools.cached_property
     def view(self) -> memoryview:
-        """All of it, read-only, mapped when first asked for and until nobody refers to it any more."""
+        """The memory, read-only; mapped at first use, unmapped with its last view."""
         return memoryview(mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ))
 
     def close(self) -> None:
-        """Close the descriptor and let go of the mapping."""
+        """Close the descriptor, drop the mapping and call `on_close`."""
         descriptor, self.descriptor = self.descriptor, -1
         os.close(descriptor)
         self.__dict__.pop("view", None)
@@ -59,20 +59,20 @@ class MappedRegion:
 
 
 class RegionTable:
-    """Opens the regions that clients register. `available` is False where the system has no such memory."""
+    """The regions that clients have registered. `available` is False where the system has no memfd."""
 
     def __init__(self) -> None:
         self.available = hasattr(os, "memfd_create")
         self._open: set[MappedRegion] = set()
 
     def register(self, body: memoryview) -> MappedRegion:
-        """Return the region that a client asks for, checked. Raises ProtocolError."""
+        """Open and check the region of a registration. Raises ProtocolError."""
         try:
             registration = _decoder.decode(body)
         except msgspec.DecodeError as error:
             raise ProtocolError(f"not a registration of shared memory: {error}") from None
         if not self.available or len(self._open) >= MAX_REGIONS:
-            raise ProtocolError(f"no further shared memory can be registered, {len(self._open)} regions are")
+            raise ProtocolError(f"no more shared memory can be registered: there are {len(self._open)} regions")
         descriptor = _open_memory(registration)
         try:
             _check(descriptor, registration)
@@ -84,17 +84,16 @@ class RegionTable:
         return region
 
     def close(self, region: MappedRegion) -> None:
-        """Let go of `region`, whose connection is gone or has another."""
+        """Close `region`."""
         self._open.discard(region)
         region.close()
 
 
 def _open_memory(registration: Registration) -> int:
-    """Return a read-only descriptor of what `registration` leads to, if that lies in memory and is this user's."""
+    """Return a read-only descriptor of a registration's memory, if it is a memfd of this user."""
+    path = f"/proc/{registration.pid}/fd/{registration.fd}"
     try:
-        found = os.open(
-            f"/proc/{registration.pid}/fd/{registration.fd}", os.O_PATH | os.O_CLOEXEC
-        )  # has no effect on anything
+        found = os.open(path, os.O_PATH | os.O_CLOEXEC)  # O_PATH: no side effects, whatever kind of file it is
         try:
             about = os.fstat(found)
             if not stat.S_ISREG(about.st_mode) or about.st_dev != _memory_device() or about.st_uid != os.geteuid():
@@ -103,9 +102,7 @@ def _open_memory(registration: Registration) -> int:
         finally:
             os.close(found)
     except OSError as error:
-        raise ProtocolError(
-            f"process {registration.pid} shares no memory as {registration.fd}: {error.strerror}"
-        ) from None
+        raise ProtocolError(f"can't open shared memory {path}: {error.strerror}") from None
 
 
 def _check(descriptor: int, registration: Registration) -> None:
@@ -125,7 +122,7 @@ def _check(descriptor: int, registration: Registration) -> None:
 
 @functools.cache
 def _memory_device() -> int:
-    """Return the device on which the system keeps what `memfd_create` makes, pages of the ordinary size."""
+    """Return the device of memfds with pages of ordinary size."""
     descriptor = os.memfd_create("edl-probe", os.MFD_CLOEXEC)
     try:
         return os.fstat(descriptor).st_dev

@@ -13,12 +13,13 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import Any, TypeVar
 
 from support.teachers.process import PATIENCE_S
+from support.teachers.runners import InlineRunner
 
 from edl_runtime.protocol.listener import accepting, listen
 from edl_runtime.teacher.http.server import HttpServer
 from edl_runtime.teacher.models.callable import CallableModel
 from edl_runtime.teacher.models.model import ModelOptions
-from edl_runtime.teacher.predictor.pool import Done, InlineRunner
+from edl_runtime.teacher.predictor.pool import Done
 from edl_runtime.teacher.shm.arena import Arena
 
 T = TypeVar("T")

@@ -273,7 +273,7 @@ def test_a_request_that_nobody_waits_for_does_not_run(arena: Arena) -> None:
     add_rows(work, arena, 0, 1)
     dropped = work.drop(0)
     assert dropped is not None
-    assert refused(arena, 0, dropped) == "its client had gone before it ran"
+    assert refused(arena, 0, dropped) == "the client disconnected before the request ran"
     assert work.drop(0) is None
     assert (list(ran(work)), model.runs) == ([1], [1])
 

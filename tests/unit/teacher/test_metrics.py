@@ -19,7 +19,7 @@ def test_metrics_are_in_prometheus_text_format() -> None:
     assert text.endswith("\n")
     lines = text.splitlines()
     assert [line for line in lines if "requests_total" in line] == [
-        "# HELP edl_teacher_requests_total Requests to the model and refusals, by status; 499: the client had gone.",
+        "# HELP edl_teacher_requests_total Requests to the model and refusals, by status; 499: client disconnected.",
         "# TYPE edl_teacher_requests_total counter",
         'edl_teacher_requests_total{status="200"} 2.0',
         'edl_teacher_requests_total{status="500"} 1.0',

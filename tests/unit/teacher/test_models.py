@@ -44,10 +44,10 @@ def test_a_folder_without_one_model_is_refused(tmp_path: Path, files: list[str] 
         ("no.such.module:f", "No module named 'no'"),
         ("support.models:nothing", "has no attribute 'nothing'"),
         ("support.models:unmarked", "mark it with @served"),
-        ("support.models:wrong", r"returned float64 \[1, 4\] for 'double', it said float32"),
-        ("support.models:narrow", r"returned float32 \[1, 3\] for 'double', it said float32 \[1, 4\]"),
+        ("support.models:wrong", r"returned float64 \[1, 4\] for 'double', declared is float32"),
+        ("support.models:narrow", r"returned float32 \[1, 3\] for 'double', declared is float32 \[1, 4\]"),
         ("support.models:in_place", "read-only"),
-        ("support.models:short", r"returned float32 \[0, 4\] for 'double', it said float32 \[1, 4\]"),
+        ("support.models:short", r"returned float32 \[0, 4\] for 'double', declared is float32 \[1, 4\]"),
         (":f", "Empty module name"),
     ],
 )
@@ -74,7 +74,7 @@ def test_outputs_are_chosen_and_renamed() -> None:
 
 @pytest.mark.parametrize(
     ("outputs", "message"),
-    [(("logits",), "no output 'logits'; it has double, sum"), (("a=sum", "a=double"), "output 'a' is asked for twice")],
+    [(("logits",), "no output 'logits'; it has double, sum"), (("a=sum", "a=double"), "output 'a' is given twice")],
 )
 def test_outputs_that_can_not_be_served_are_named(outputs: tuple[str, ...], message: str) -> None:
     """The error lists what there is."""

@@ -74,7 +74,7 @@ async def test_one_that_answers_now_and_then_does_not_hang(arena: Arena, monkeyp
     assert not failed.done()
     await beats(clock, 2)
     assert failed.done()
-    assert "answered nothing for 10 s, though 1 wait for it" in str(failed.result())
+    assert "no answer for 10 s, with 1 requests pending" in str(failed.result())
 
 
 async def test_an_idle_one_is_pinged(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ async def test_an_idle_one_is_pinged(arena: Arena, monkeypatch: pytest.MonkeyPat
     assert not failed.done()
     await beats(clock, 2)
     assert failed.done()
-    assert "answered nothing for 5 s, nor a ping" in str(failed.result())
+    assert "no answer for 5 s, not even a ping" in str(failed.result())
 
 
 async def test_a_teacher_that_was_stopped_itself_does_not_blame_its_predictor(

@@ -134,7 +134,7 @@ def test_the_number_of_regions_is_bounded(regions: RegionTable) -> None:
     descriptor = memory()
     for _ in range(MAX_REGIONS):
         last = regions.register(registration(descriptor))
-    with pytest.raises(ProtocolError, match="no further"):
+    with pytest.raises(ProtocolError, match="no more shared memory"):
         regions.register(registration(descriptor))
     regions.close(last)
     regions.register(registration(descriptor))
