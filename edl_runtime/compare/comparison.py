@@ -1,4 +1,4 @@
-"""Runs a script in each way and measures what it says of itself."""
+"""Runs a script in each way and collects the metrics that it writes."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 
 OnProgress = Callable[[str], None]
-"""Takes in words what is going on."""
+"""Called with a line of progress."""
 
 _ASKED_NONE = (
-    "the script did not ask the teachers it was given; its reader has to take them from the environment, and to have "
-    "no answers of earlier runs in a cache"
+    "the script sent no request to its teachers; its reader must take them from the environment, and must not have "
+    "answers of earlier runs in a cache"
 )
 
 _NOT_THEIRS = frozenset(
     {"EDL_TEACHERS", "EDL_POOL", "EDL_REDIS_URL", "EDL_DISCOVERY_URL", "EDL_JOB", "EDL_RESULT_FILE"}
 )
-"""Of the caller's environment, what would lead a script to other teachers or another job, or a teacher to a pool."""
+"""Variables that are not inherited: they would give a script other teachers or another job, or a teacher a pool."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared.
+    """The options of `edl compare`.
 
-    - `model`, `outputs`, `gpu_ids`: as `edl teacher` has them; each teacher gets one of the GPUs, in turn.
-    - `teachers`: how many teachers serve.
+    - `model`, `outputs`, `gpu_ids`: as of `edl teacher`; each teacher gets one of the GPUs, in turn.
+    - `teachers`: number of teachers.
     - `command`: the student's script and its flags.
-    - `pure`: added to the command to train without distillation; words like NAME=value at its beginning are variables.
+    - `pure`: added to the command to train without distillation; leading words like NAME=value are variables.
     - `repeat`: runs of each way.
     """
 
@@ -60,18 +60,18 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(comparison: Comparison, way: Way, on_progress: OnProgress) -> ComparisonRow:
-    """Run one way as often as it is wanted. A failure is part of the row, and ends it."""
+    """Run one way `comparison.repeat` times. A failure ends the way and is reported in the row."""
     with tempfile.TemporaryDirectory(prefix="edl-compare-") as folder:
         runs = _WayRunner(comparison, Path(folder), lambda line: on_progress(f"{TITLES[way]}: {line}"))
         row = ComparisonRow(way=way, teachers=_teachers(comparison, way), student=_student(os.environ))
         try:
             return msgspec.structs.replace(row, runs=tuple(_RUNS[way](runs)), note=runs.note)
         except RunError as error:
-            return msgspec.structs.replace(row, reason=error.reason, last_lines=error.last_lines, note=runs.note)
+            return msgspec.structs.replace(row, reason=error.reason, last_lines=tuple(error.last_lines), note=runs.note)
 
 
 class _WayRunner:
-    """The runs of one way, in a folder of their own."""
+    """Runs one way, in a folder of its own."""
 
     def __init__(self, comparison: Comparison, folder: Path, on_progress: OnProgress) -> None:
         self.note = ""
@@ -86,7 +86,7 @@ class _WayRunner:
         except RunError as error:
             if self._comparison.pure:
                 raise
-            hint = "it ran without teachers; does it need a flag to train so? Give it with --pure"
+            hint = "it ran without teachers; give the flag for that, if it needs one, with --pure"
             raise RunError(f"{error.reason} ({hint})", error.last_lines) from None
 
     def in_process(self) -> Iterator[MeasuredRun]:
@@ -96,7 +96,8 @@ class _WayRunner:
             self._comparison.model, outputs=self._comparison.outputs, gpu_id=gpu_id, asked=asked
         )
         for measured in self._measured({"EDL_TEACHERS": address}, self._comparison.command):
-            _check_asked(asked.exists())
+            if not asked.exists():
+                raise RunError(_ASKED_NONE)
             asked.unlink()
             yield measured
 
@@ -106,7 +107,8 @@ class _WayRunner:
             before = 0
             for measured in self._measured({"EDL_TEACHERS": ",".join(addresses)}, self._comparison.command):
                 now = sum(answered_requests(address, token) for address in addresses)
-                _check_asked(now > before)
+                if now <= before:
+                    raise RunError(_ASKED_NONE)
                 before = now
                 yield measured
 
@@ -114,13 +116,12 @@ class _WayRunner:
         answers = self._folder / "answers"
         with self._teachers() as addresses:
             began = time.monotonic()
-            self._run(
-                {"EDL_TEACHERS": ",".join(recording_address(answers, one) for one in addresses)},
-                self._comparison.command,
-                0,
-            )
+            recording = ",".join(recording_address(answers, address) for address in addresses)
+            self._run({"EDL_TEACHERS": recording}, self._comparison.command, 0)
         count, size = _recorded_size(answers)
-        self.note = f"{count:,} answers, {-(-size // 1000):,} kB, written before in {time.monotonic() - began:.0f} s"
+        self.note = (
+            f"{count:,} answers, {-(-size // 1000):,} kB, written in {time.monotonic() - began:.0f} s"
+        )
         yield from self._measured({"EDL_TEACHERS": recorded_address(answers)}, self._comparison.command)
 
     @contextmanager
@@ -141,13 +142,13 @@ class _WayRunner:
             yield measured_run(self._run(env, command, number))
 
     def _run(self, env: Mapping[str, str], command: Sequence[str], number: int) -> bytes | None:
-        """Run the script; return its result. Number 0 is a run that only writes answers."""
+        """Run the script; return its result. Run 0 only writes answers."""
         result = self._folder / f"result-{number}.json"
         run = f"run {number} of {self._comparison.repeat}" if number else "writing answers"
         self._on_progress(run)
         log = self._folder / f"script-{number}.log"
-        theirs = {**_environment(), **env, "EDL_RESULT_FILE": str(result)}
-        run_script(command, theirs, log, lambda line: self._on_progress(f"{run}: {line}" if line else run))
+        full = {**_environment(), **env, "EDL_RESULT_FILE": str(result)}
+        run_script(command, full, log, lambda line: self._on_progress(f"{run}: {line}" if line else run))
         return result.read_bytes() if result.exists() else None
 
 
@@ -164,7 +165,7 @@ def _environment() -> dict[str, str]:
 
 
 def split_pure(pure: str) -> tuple[dict[str, str], list[str]]:
-    """Split what makes a script train without distillation into variables and flags."""
+    """Split `Comparison.pure` into variables and flags."""
     words = shlex.split(pure)
     env: dict[str, str] = {}
     while words and "=" in words[0] and not words[0].startswith("-"):
@@ -173,7 +174,7 @@ def split_pure(pure: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _recorded_size(answers: Path) -> tuple[int, int]:
-    """Return how many answers there are, and their bytes on disk. Raises RunError for none."""
+    """Return the number of answers, and their bytes on disk. Raises RunError if there are none."""
     if answers.is_dir():
         kept = RecordedAnswers(answers)
         count = len(kept)
@@ -183,23 +184,14 @@ def _recorded_size(answers: Path) -> tuple[int, int]:
     raise RunError(_ASKED_NONE)
 
 
-def _check_asked(asked: bool) -> None:  # noqa: FBT001 - it is all there is to check
-    if not asked:
-        raise RunError(_ASKED_NONE)
-
-
 def _teachers(comparison: Comparison, way: Way) -> str:
     if way == "none":
         return "none"
     if way == "inprocess":
         return f"in the student's process{f', GPU {comparison.gpu_ids[0]}' if comparison.gpu_ids else ''}"
-    used = sorted(
-        {comparison.gpu_ids[number % len(comparison.gpu_ids)] for number in range(comparison.teachers)}
-        if comparison.gpu_ids
-        else ()
-    )
+    used = sorted(set(comparison.gpu_ids[: comparison.teachers]))
     where = f"GPU {', '.join(map(str, used))}" if used else "CPU"
-    return f"{comparison.teachers} on {where}{', before' if way == 'offline' else ''}"
+    return f"{comparison.teachers} on {where}{', beforehand' if way == 'offline' else ''}"
 
 
 def _student(environ: Mapping[str, str]) -> str:

@@ -128,5 +128,5 @@ def test_a_script_that_does_not_ask_the_given_teachers_is_not_measured(compare: 
     """Whatever it trained with, it was not what is compared; and one that needs teachers is told of --pure."""
     rows = measured(compare("--json", "--ways", "service,none", "--", *STUDENT, "--alone-with-teachers"), 1)
     assert "--pure" in rows["none"]["reason"]
-    assert rows["service"]["reason"].startswith("the script did not ask the teachers it was given")
+    assert rows["service"]["reason"].startswith("the script sent no request to its teachers")
     assert not rows["service"]["runs"]

@@ -38,14 +38,18 @@ def test_accuracy_speed_and_batch_are_read() -> None:
 @pytest.mark.parametrize(
     ("result", "complaint"),
     [
-        (None, "left no result; at its end, call .*write_result"),
-        (b"", "left no result"),
-        (b'{"metrics":[]}', "the script's result can't be read .*write_result"),
-        (b"[" * 5000, "the script's result can't be read .*write_result"),
-        (b'{"metrics":{}}', r"no accuracy and no samples_per_s \(there are: none\); call .*write_result"),
-        (b'{"metrics":{"accuracy":1,"speed":2}}', r"no samples_per_s \(there are: accuracy, speed\)"),
-        (b'{"metrics":{"accuracy":"good","samples_per_s":1}}', r"Expected `float`, got `str` - at `\$.accuracy`"),
-        (b'{"metrics":{"accuracy":0.5,"samples_per_s":null}}', "the script's samples_per_s .*NaN"),
+        (None, "wrote no result; at its end, call .*write_result"),
+        (b"", "wrote no result"),
+        (b"{}", "missing required field `metrics`; at its end, call .*write_result"),
+        (b'{"metrics":[]}', "the script's result is not valid: .*write_result"),
+        (b"[" * 5000, "the script's result is not valid: .*write_result"),
+        (b'{"metrics":{}}', r"missing required field `accuracy` - at `\$.metrics`; at its end, call .*write_result"),
+        (b'{"metrics":{"accuracy":1,"speed":2}}', "missing required field `samples_per_s`"),
+        (
+            b'{"metrics":{"accuracy":"good","samples_per_s":1}}',
+            r"Expected `float`, got `str` - at `\$.metrics.accuracy`",
+        ),
+        (b'{"metrics":{"accuracy":0.5,"samples_per_s":null}}', r"got `null` - at `\$.metrics.samples_per_s` .*NaN"),
     ],
 )
 def test_a_result_that_cant_be_compared_says_what_to_write(result: bytes | None, complaint: str) -> None:
@@ -147,7 +151,7 @@ def test_a_failed_way_has_no_figures() -> None:
 @pytest.mark.parametrize(
     ("measured", "shown"),
     [
-        (MeasuredRun(76.53, 4.3217), ["not said", "76.53", "4.32"]),
+        (MeasuredRun(76.53, 4.3217), ["unknown", "76.53", "4.32"]),
         (MeasuredRun(1.0, 99.5, 1), ["1", "100.0%", "99.5"]),
         (MeasuredRun(-3.0, 0.0, 1), ["1", "-3", "0"]),
     ],
