@@ -119,9 +119,7 @@ class _WayRunner:
             recording = ",".join(recording_address(answers, address) for address in addresses)
             self._run({"EDL_TEACHERS": recording}, self._comparison.command, 0)
         count, size = _recorded_size(answers)
-        self.note = (
-            f"{count:,} answers, {-(-size // 1000):,} kB, written in {time.monotonic() - began:.0f} s"
-        )
+        self.note = f"{count:,} answers, {-(-size // 1000):,} kB, written in {time.monotonic() - began:.0f} s"
         yield from self._measured({"EDL_TEACHERS": recorded_address(answers)}, self._comparison.command)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The text of manifests → plain data, and nothing but plain data, whatever the text is."""
+"""Parses the YAML of manifests into plain data, as JSON has it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_TEXT = "YAML of one or more manifests, as for kubectl"
 
 
 def manifest_text(path: Path) -> str:
-    """Return what the file says. Raises SpecError for one that can't be read."""
+    """Return the text of a file. Raises SpecError for one that can't be read."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -24,10 +24,9 @@ def manifest_text(path: Path) -> str:
 
 
 def read_manifests(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return each manifest in `text`, before it how a message names it: empty for the only one.
+    """Return each manifest in `text`, with a prefix for error messages: empty for a single one.
 
-    A List, as `kubectl get -o yaml` prints, is what it holds. All values are what JSON has, and texts can be sent and
-    kept. Raises SpecError.
+    A List, as `kubectl get -o yaml` prints, stands for its items. Raises SpecError, also for values unknown to JSON.
     """
     documents = [document for document in _parsed(text) if document is not None]
     if not documents:
@@ -59,13 +58,13 @@ def _parsed(text: str) -> list[Any]:
         raise SpecError("manifest", f"no module {error.name}", "the extra edl-airflow[kubernetes]") from None
 
     class Loader(bounded_yaml_loader()):  # type: ignore[misc]  # made when PyYAML is there
-        """Refuses what is said twice."""
+        """Refuses duplicate keys."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's
             if isinstance(node, yaml.MappingNode):
                 names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
                 if twice := next((name for number, name in enumerate(names) if name in names[:number]), None):
-                    raise yaml.constructor.ConstructorError(None, None, f"{twice!r} is said twice", node.start_mark)
+                    raise yaml.constructor.ConstructorError(None, None, f"duplicate key {twice!r}", node.start_mark)
             mapping: dict[Any, Any] = super().construct_mapping(node, deep)
             return mapping
 
@@ -77,37 +76,32 @@ def _parsed(text: str) -> list[Any]:
     except yaml.YAMLError as error:
         raise SpecError("manifest", " ".join(str(error).split()), _NO_TEXT) from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # PyYAML lets these through for values that are not what their tag says, as in "!!bool maybe" or 2026-02-31.
-        raise SpecError(
-            "manifest", f"{type(error).__name__}: {error}", "values that are what they are said to be"
-        ) from None
+        # PyYAML raises these for values that don't match their tag, as in "!!bool maybe" or 2026-02-31.
+        raise SpecError("manifest", f"{type(error).__name__}: {error}", "values that match their tags") from None
 
 
 def _plain(path: str, value: Any) -> Any:
-    """Return the value if JSON has it. Raises SpecError."""
+    """Return the value if JSON can represent it. Raises SpecError."""
     if isinstance(value, dict):
         return {_plain_text(path, key): _plain(below(path, key), each) for key, each in value.items()}
     if isinstance(value, list):
         return [_plain(f"{path}[{number}]", each) for number, each in enumerate(value)]
     if isinstance(value, str):
         return _plain_text(path, value)
-    if value is None or isinstance(value, bool):
+    is_number = abs(value) < 2**63 if isinstance(value, int) else isinstance(value, float) and math.isfinite(value)
+    if value is None or is_number:
         return value
-    if isinstance(value, int) and abs(value) < 2**63:
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    raise SpecError(path, value, "text, a number, true or false, a list or a mapping; quotes make text of anything")
+    raise SpecError(path, value, "text, a number, true or false, a list or a mapping; quote it to make it text")
 
 
 def below(path: str, name: object) -> str:
-    """Return how messages name the field `name` of what they name `path`."""
+    """Return the path of field `name` below `path`, for error messages."""
     return f"{path}{name}" if not path or path.endswith((" ", ".")) else f"{path}.{name}"
 
 
 def _plain_text(path: str, text: object) -> str:
     if not isinstance(text, str):
-        raise SpecError(path or "manifest", text, "names of fields that are text")
+        raise SpecError(path or "manifest", text, "field names that are text")
     if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text):
-        raise SpecError(path or "manifest", text, "text without null bytes and halves of characters")
+        raise SpecError(path or "manifest", text, "text without null bytes and surrogates")
     return text

@@ -1,16 +1,14 @@
-"""The original's `TrainingJob` → a job of elastic trainers. Pure.
+"""Converts EDL's `TrainingJob` manifests into jobs of elastic trainers. Pure.
 
-It is read as its examples and tutorial had it (`paddlepaddle.org/v1`, with `passes` below `trainer`), and as its later
-resource definition had it (`paddlepaddle.org/v1` and `v1alpha1`, with `passes` beside `trainer`, and with volumes,
-environment, tolerations and node selectors). What scripts found in the environment is still there as far as it is
-still true:
+Two forms are supported: that of EDL's examples and tutorial (`paddlepaddle.org/v1`, with `passes` below `trainer`), and
+that of its later resource definition (`paddlepaddle.org/v1` and `v1alpha1`, with `passes` beside `trainer`, volumes,
+environment, tolerations and node selectors). The script's environment has:
 
 - PADDLE_JOB_NAME: the job's name; PADDLE_INIT_NUM_PASSES: `passes`, 1 by default; PADDLE_INIT_USE_GPU: "1" or "0";
-- `trainer.envs`, which win over these.
+- `trainer.envs`, which override these.
 
-TRAINERS, PSERVERS, PADDLE_INIT_NUM_GRADIENT_SERVERS and the like are gone: what they counted changes while the job runs
-(`run.world_size` and `run.rank`), or is no more. ENTRY, TOPOLOGY and TRAINER_PACKAGE are the script's own command and
-folder.
+TRAINERS, PSERVERS, PADDLE_INIT_NUM_GRADIENT_SERVERS and the like are not set: these numbers change while the job runs
+(`run.world_size` and `run.rank`), or do not exist. Nor are ENTRY, TOPOLOGY and TRAINER_PACKAGE.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ KIND = "TrainingJob"
 
 
 class _Known(NamedTuple):
-    """The fields of a mapping: those that still mean something, and what is said of the others."""
+    """The fields of a mapping: those that are used, and the ignored ones with a note."""
 
     now: tuple[str, ...]
     gone: Mapping[str, str]
@@ -69,12 +67,12 @@ _ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a manifest of the original asks for, in our own words.
+    """The job that a manifest describes.
 
-    - `name`; `namespace`: of the manifest, empty for none. Which one its pods are in is the connection's to say.
-    - `trainer`: the script and its pods. Its `cwd` is the workspace as it was given.
-    - `bounds`: how many trainers there may be.
-    - `notes`: sentences on what means something else than it did, or nothing any more.
+    - `namespace`: the manifest's, empty for none. Pods are created in the connection's.
+    - `trainer`: the script and its pods. Its `cwd` is the workspace, unchanged.
+    - `bounds`: of the number of trainers.
+    - `notes`: sentences about fields that are ignored or have another meaning.
     """
 
     name: str
@@ -85,22 +83,23 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_training_job(text: str, *, name: str = "") -> list[TrainingJob]:
-    """Return the jobs that the YAML asks for, in its order; with a `name`, the one that it asks for under this name.
+    """Return the jobs of a YAML text, in its order. `name` renames its only job.
 
-    Raises SpecError that names the field by its path, as in "spec.trainer.min-instance", for whatever is no such job:
-    fields that no TrainingJob has ever had, and names that are given twice, too.
+    Raises SpecError with the field's path, as in "spec.trainer.min-instance", also for unknown fields and for two jobs
+    of one name.
     """
     jobs = [_job(where, manifest, name) for where, manifest in read_manifests(text)]
     names = [job.name for job in jobs]
     if name and len(jobs) > 1:
-        raise SpecError("name", name, f"no name for several TrainingJobs: here are {len(jobs)}")
-    if twice := next((known for number, known in enumerate(names) if known in names[:number]), None):
-        raise SpecError("metadata.name", twice, "another name for each TrainingJob in one text")
+        raise SpecError("name", name, f"no name for {len(jobs)} TrainingJobs")
+    for number, known in enumerate(names):
+        if known in names[:number]:
+            raise SpecError("metadata.name", known, "a unique name for each TrainingJob")
     return jobs
 
 
 class _Parts(NamedTuple):
-    """A manifest's mappings, of which each has its known fields only, and where they stand."""
+    """A manifest's mappings, with their used fields only. `at` names the manifest in error messages."""
 
     at: str
     metadata: dict[str, Any]
@@ -108,21 +107,21 @@ class _Parts(NamedTuple):
     trainer: dict[str, Any]
 
     def path(self, field: str) -> str:
-        """Return how messages name a field."""
+        """Return the name of a field in error messages."""
         return below(self.at, field)
 
 
 def _job(where: str, manifest: dict[str, Any], new_name: str) -> TrainingJob:
     notes: list[str] = []
     parts = _parts(where, manifest, notes)
-    with _said_of(parts.path("metadata.name")):
+    with _errors_name(parts.path("metadata.name")):
         name = check_name("name", parts.metadata.get("name"))
     if new_name:
         name = check_name("name", new_name)
     namespace = _text(parts.path("metadata.namespace"), parts.metadata.get("namespace", ""))
     if namespace:
         at = parts.path("metadata.namespace")
-        notes.append(f"{at} is not looked at: pods are in the namespace of the connection or kubeconfig")
+        notes.append(f"{at} is ignored: pods are in the namespace of the connection or kubeconfig")
     bounds = _bounds(parts)
     notes += _fault_tolerance(parts, bounds)
     resources = _resources(parts.path("spec.trainer.resources"), parts.trainer.get("resources", {}), notes)
@@ -157,14 +156,14 @@ def _bounds(parts: _Parts) -> Bounds:
 
 
 def _fault_tolerance(parts: _Parts, bounds: Bounds) -> Iterator[str]:
-    """Yield what is to be noted of it: the original asked for it wherever the fewest were not the most."""
+    """Yield a note on it: EDL required it for jobs whose number of trainers changes."""
     at, tolerant = parts.path("spec.fault_tolerant"), parts.spec.get("fault_tolerant", False)
     if not isinstance(tolerant, bool):
         raise SpecError(at, tolerant, "true or false")
     if tolerant:
-        yield f"{at} says what holds for every job: the others go on when a trainer falls"
+        yield f"{at} is not needed: in every job the other trainers continue when one fails"
     elif "fault_tolerant" in parts.spec or bounds.min < bounds.max:
-        yield f"{at} need not be true: in every job the others go on when a trainer falls"
+        yield f"{at} need not be true: in every job the other trainers continue when one fails"
 
 
 def _environment(parts: _Parts, name: str, *, has_gpu: bool) -> dict[str, str]:
@@ -175,7 +174,7 @@ def _environment(parts: _Parts, name: str, *, has_gpu: bool) -> dict[str, str]:
         "PADDLE_INIT_USE_GPU": "1" if has_gpu else "0",
         **_mapping(at, parts.trainer.get("envs", {})),
     }
-    with _said_of(at):
+    with _errors_name(at):
         return TrainerSpec(command=["python"], env=env).env
 
 
@@ -191,44 +190,43 @@ def _passes(parts: _Parts) -> int:
 
 
 def _command(at: str, entrypoint: object, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the entrypoint's words, with the variables in place that it names. No shell runs it, unless it says so."""
+    """Return the entrypoint's words, with variables replaced. No shell runs it unless it names one."""
     allowed = "a command, as in 'python train.py'"
     try:
         lexer = shlex.shlex(_text(at, entrypoint), posix=True, punctuation_chars=True)
         lexer.whitespace_split, lexer.commenters = True, ""
         words = tuple(lexer)
+    except SpecError:
+        raise SpecError(at, entrypoint, allowed) from None
     except ValueError as error:
-        if isinstance(error, SpecError):
-            raise SpecError(at, entrypoint, allowed) from None
         raise SpecError(at, entrypoint, f"{allowed} ({error})") from None
     if not words or not words[0]:
         raise SpecError(at, entrypoint, allowed)
     if words[0].rpartition("/")[2] in _SHELLS:
         return words
     if _ASSIGNMENT.fullmatch(words[0]):
-        raise SpecError(at, words[0], "a command; variables have their place in trainer.envs")
+        raise SpecError(at, words[0], "a command; set variables in trainer.envs")
     if own := next(filter(_OPERATOR.fullmatch, words), None):
-        raise SpecError(at, own, "one command without a shell's signs, or the shell by name: sh -c '...'")
+        raise SpecError(at, own, "one command without shell operators, or a shell: sh -c '...'")
 
     def value_of(found: re.Match[str]) -> str:
         variable = found[1] or found[2]
         if variable not in env:
-            raise SpecError(
-                at, found[0], f"{', '.join(f'${name}' for name in env)}; a shell knows others: sh -c 'exec ...'"
-            )
+            known = ", ".join(f"${name}" for name in env)
+            raise SpecError(at, found[0], f"{known}; for others use a shell: sh -c 'exec ...'")
         return env[variable]
 
     return tuple(_VARIABLE.sub(value_of, word) for word in words)
 
 
 def _resources(at: str, given: object, notes: list[str]) -> dict[str, str | int | float]:
-    """Return what each instance gets: of the CPU what it requests, of all else its limit."""
+    """Return the resources of an instance: the requested CPU, and the limits of all else."""
     known = _fields(at, given, RESOURCES, notes)
     limits, requests = (_amounts(f"{at}.{part}", known.get(part, {})) for part in ("limits", "requests"))
     if "cpu" in limits:
-        notes.append(f"{at}.limits.cpu is no limit any more: an instance may use more while nobody else needs it")
+        notes.append(f"{at}.limits.cpu is no limit: an instance may use more CPU while others don't need it")
     notes += [
-        f"{at}.requests.{name} is not looked at: an instance is given all of its limit"
+        f"{at}.requests.{name} is ignored: an instance gets all of its limit"
         for name, limit in limits.items()
         if name != "cpu" and str(requests.get(name, limit)) != str(limit)
     ]
@@ -245,7 +243,7 @@ def _amounts(at: str, given: object) -> dict[str, str | int | float]:
         except SpecError as error:
             raise SpecError(f"{at}.{name}", error.given, error.allowed) from None
         if str(amounts.setdefault(known, amount)) != str(amount):
-            raise SpecError(f"{at}.{name}", amount, f"{amounts[known]}, which the GPUs' other name says, or nothing")
+            raise SpecError(f"{at}.{name}", amount, f"{amounts[known]}, as under the other name of GPUs, or nothing")
     return amounts
 
 
@@ -254,18 +252,16 @@ def _pod(parts: _Parts, resources: dict[str, str | int | float], notes: list[str
     volumes, template = _volumes(parts, notes)
     scheduler = _text(parts.path("spec.schedulerName"), spec.get("schedulerName", ""))
     annotations = _mapping(parts.path("metadata.annotations"), parts.metadata.get("annotations", {}))
+    annotations = {name: text for name, text in annotations.items() if name != LAST_APPLIED}
     given = {
         "image": ("spec.image", spec.get("image", "")),
         "labels": ("metadata.labels", parts.metadata.get("labels", {})),
-        "annotations": (
-            "metadata.annotations",
-            {name: text for name, text in annotations.items() if name != LAST_APPLIED},
-        ),
+        "annotations": ("metadata.annotations", annotations),
         "node_selector": ("spec.trainer.node_selector", trainer.get("node_selector", {})),
         "tolerations": ("spec.trainer.tolerations", trainer.get("tolerations", [])),
     }
     for field, (at, value) in given.items():
-        with _said_of(parts.path(at)):
+        with _errors_name(parts.path(at)):
             Pod(**{field: value})
     for number, toleration in enumerate(trainer.get("tolerations", [])):
         _mapping(parts.path(f"spec.trainer.tolerations[{number}]"), toleration)
@@ -279,7 +275,7 @@ def _pod(parts: _Parts, resources: dict[str, str | int | float], notes: list[str
 
 
 def _volumes(parts: _Parts, notes: list[str]) -> tuple[list[Volume], dict[str, Any]]:
-    """Return them, and a pod template's spec. `VolumeMounts` is what the original wrote; it read the other as well."""
+    """Return them, and a pod template's spec. EDL wrote `VolumeMounts`, and accepted `volumeMounts`, too."""
     spec = parts.spec
     if "VolumeMounts" in spec and "volumeMounts" in spec:
         raise SpecError(parts.path("spec.volumeMounts"), spec["volumeMounts"], "nothing beside VolumeMounts")
@@ -295,27 +291,27 @@ def _pull_secrets(parts: _Parts) -> Iterator[str]:
             raise SpecError(at, given, "a list of secrets by name, as in [{name: registry}]")
         for number, entry in enumerate(given):
             name = _mapping(f"{at}[{number}]", entry).get("name")
-            with _said_of(f"{at}[{number}].name"):
-                Pod(pull_secrets=[name])  # type: ignore[list-item]  # what a name is, says Pod
+            with _errors_name(f"{at}[{number}].name"):
+                Pod(pull_secrets=[name])  # type: ignore[list-item]  # Pod checks it
             yield str(name)
 
 
 def _part(where: str, fields: Mapping[str, Any], name: str, known: _Known, notes: list[str]) -> dict[str, Any]:
-    """Return the known fields of the mapping that is the field `name`."""
+    """Return the used fields of the mapping in the field `name`."""
     if name not in fields:
-        raise SpecError(below(where, name), None, f"a mapping: every TrainingJob has {name!r}")
+        raise SpecError(below(where, name), None, f"a mapping: {name!r} is required")
     return _fields(below(where, name), fields[name], known, notes)
 
 
 def _fields(path: str, given: object, known: _Known, notes: list[str]) -> dict[str, Any]:
-    """Return the fields that say something, and note those that once did. Raises SpecError for unknown ones."""
+    """Return the used fields, and add notes on ignored ones that have a value. Raises SpecError for unknown ones."""
     fields = {name: value for name, value in _mapping(path, given).items() if value is not None}
     for name, value in fields.items():
         if name not in known.now and name not in known.gone:
             allowed = f"one of the fields {', '.join(sorted([*known.now, *known.gone]))}"
             raise SpecError(below(path, name), value, allowed)
         if name in known.gone and value not in (0, "", [], {}):
-            notes.append(removed_fields.removed_note(below(path, name), known.gone[name]))
+            notes.append(f"{below(path, name)} is ignored: {known.gone[name]}")
     return {name: value for name, value in fields.items() if name in known.now}
 
 
@@ -338,8 +334,8 @@ def _whole(path: str, given: object, *, least: int) -> int:
 
 
 @contextmanager
-def _said_of(path: str) -> Iterator[None]:
-    """What a spec refuses, say of the manifest's field that it comes from, and of which of its entries."""
+def _errors_name(path: str) -> Iterator[None]:
+    """Name the manifest's field, and the entry in it, in SpecErrors of a spec."""
     try:
         yield
     except SpecError as error:

@@ -1,4 +1,4 @@
-"""A manifest's volumes and where they are mounted → what a Pod has for them. Pure."""
+"""Converts a manifest's volumes and mounts into `Volume`s and a pod template. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from edl_runtime.errors import SpecError
 from edl_runtime.pods import Volume
 
 INSTANCE = "instance"
-"""The container of a pod template that is the instance; see `Pod.template`."""
+"""The instance's container in a pod template; see `Pod.template`."""
 
 _PLAIN = frozenset({"name", "mountPath", "readOnly"})
 _MOUNT = _PLAIN | {"subPath", "subPathExpr", "mountPropagation", "recursiveReadOnly"}
 
 _At = tuple[str, Any]
-"""A field's path, and what was given there."""
+"""A field's path, and its value."""
 
 
 def read_volumes(volumes: _At, mounts: _At, notes: list[str]) -> tuple[list[Volume], dict[str, Any]]:
-    """Return the volumes that are mounted as a Volume can say, and a pod template's spec for the others.
+    """Return the volumes that a `Volume` can express (mounted once, and whole), and a pod template's spec for others.
 
-    A Volume is mounted once, and whole. One that is mounted nowhere is left out, which is noted.
+    Volumes without a mount are left out, with a note.
     """
     sources = _by_name(*volumes)
     mounted = _mounts(*mounts, sources)
     times = Counter(mount["name"] for _, mount in mounted)
-    notes += [f"{volumes[0]} has {name!r}, which is mounted nowhere and left out" for name in sources - times.keys()]
+    notes += [f"{volumes[0]} has {name!r}, which has no mount and is left out" for name in sources - times.keys()]
     simple: list[Volume] = []
     others: dict[str, str] = {}
     template_mounts: list[dict[str, Any]] = []
@@ -46,14 +46,14 @@ def read_volumes(volumes: _At, mounts: _At, notes: list[str]) -> tuple[list[Volu
 
 
 def _by_name(path: str, given: object) -> dict[str, dict[str, Any]]:
-    """Return each volume's source by the volume's name."""
+    """Return the sources by volume name."""
     sources: dict[str, dict[str, Any]] = {}
     for number, entry in enumerate(_list(path, given)):
         at = f"{path}[{number}]"
         source = dict(_entry(at, entry, "a volume, as in {name: data, persistentVolumeClaim: {claimName: digits}}"))
         name = _name(at, source.pop("name", None))
         if name in sources:
-            raise SpecError(f"{at}.name", name, "another name for each volume")
+            raise SpecError(f"{at}.name", name, "a unique name for each volume")
         if len(source) > 1 or not all(isinstance(value, dict) for value in source.values()):
             raise SpecError(at, source, "one source, as in persistentVolumeClaim: {claimName: digits}")
         sources[name] = source or {"emptyDir": {}}
@@ -61,7 +61,7 @@ def _by_name(path: str, given: object) -> dict[str, dict[str, Any]]:
 
 
 def _mounts(path: str, given: object, sources: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Return each mount behind its path in the manifest."""
+    """Return each mount's path in the manifest, and the mount."""
     mounts: list[tuple[str, dict[str, Any]]] = []
     seen: set[str] = set()
     for number, entry in enumerate(_list(path, given)):
@@ -73,7 +73,7 @@ def _mounts(path: str, given: object, sources: dict[str, dict[str, Any]]) -> lis
             raise SpecError(f"{at}.name", mount["name"], f"a volume's: {', '.join(sources) or 'there are none'}")
         where, read_only = mount.get("mountPath"), mount.get("readOnly", False)
         if not isinstance(where, str) or not where.startswith("/") or where in seen:
-            raise SpecError(f"{at}.mountPath", where, "an absolute path, another one for each mount")
+            raise SpecError(f"{at}.mountPath", where, "an absolute path, unique for each mount")
         if not isinstance(read_only, bool):
             raise SpecError(f"{at}.readOnly", read_only, "true or false")
         seen.add(where)
@@ -82,19 +82,16 @@ def _mounts(path: str, given: object, sources: dict[str, dict[str, Any]]) -> lis
 
 
 def _volume(path: str, mount: dict[str, Any], source: dict[str, Any]) -> Volume:
-    read_only = mount.get("readOnly", False)
+    where, read_only = mount["mountPath"], mount.get("readOnly", False)
     claim = source.get("persistentVolumeClaim", {})
     try:
         if claim and claim.keys() <= {"claimName", "readOnly"}:
-            return Volume(
-                path=mount["mountPath"],
-                claim=claim.get("claimName", ""),
-                read_only=read_only or claim.get("readOnly") is True,
-            )
-        return Volume(path=mount["mountPath"], source=source, read_only=read_only)
-    except (SpecError, TypeError) as error:
-        if isinstance(error, SpecError):
-            raise SpecError(f"{path}.name", error.given, error.allowed) from None
+            read_only = read_only or claim.get("readOnly") is True
+            return Volume(path=where, claim=claim.get("claimName", ""), read_only=read_only)
+        return Volume(path=where, source=source, read_only=read_only)
+    except SpecError as error:
+        raise SpecError(f"{path}.name", error.given, error.allowed) from None
+    except TypeError:
         raise SpecError(f"{path}.name", claim, "a claim by its name: {claimName: digits}") from None
 
 

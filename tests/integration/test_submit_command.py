@@ -133,7 +133,7 @@ def test_a_manifest_is_run_as_it_says(submit: Submitting) -> None:
     status, printed, complaint = submit("--checkpoint", "kept", "--json")
     assert status == 0, complaint
     assert json.loads(printed)["name"] == "digits"
-    assert "edl: spec.pserver means nothing any more: every trainer holds the whole model" in complaint
+    assert "edl: spec.pserver is ignored: every trainer holds the whole model" in complaint
     assert submit.told("digits") == {
         "EDL_CHECKPOINT": str(submit.folder / "kept" / "digits"),
         "PADDLE_JOB_NAME": "digits",

@@ -159,7 +159,7 @@ def test_the_example_trains_in_several_copies(
         for more in ([], ["--name", "example-2", "--start", "2"]):
             done = subprocess.run([*submit, *more], env=environ, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
-            assert "spec.pserver means nothing any more" in done.stderr
+            assert "spec.pserver is ignored" in done.stderr
         for name in names:
             status, lines = asyncio.run(_end_of(backend, name))
             assert status.phase == "succeeded", (status, lines)

@@ -289,7 +289,7 @@ def test_what_is_outdated_stands_in_the_tasks_documentation_and_what_is_given_co
     assert (operator.checkpoint, operator.trainers) == ("c", "1:2")
     assert operator.doc_md
     assert operator.doc_md.startswith("From the TrainingJob `digits`.\n\n- ")
-    assert "- spec.pserver means nothing any more: every trainer holds" in operator.doc_md
+    assert "- spec.pserver is ignored: every trainer holds" in operator.doc_md
     assert EdlTrainOperator.from_manifest(manifest("digits"), task_id="train", doc_md="Ours.").doc_md == "Ours."
 
 
