@@ -1,10 +1,10 @@
-"""Trains a network that reads handwritten digits, by instances that come and go meanwhile.
+"""Trains a network on handwritten digits, by instances that may join and leave meanwhile.
 
-    python train.py                                           # alone
+    python train.py                                           # one instance
     edl run --instances 1:4 --checkpoint checkpoints -- python train.py
     edl resize train 3                                        # from another shell
 
-Started again it goes on from its newest checkpoint. dags/edl_nightly_elastic_training.py does the same in Airflow.
+After a restart, it continues from the newest checkpoint. dags/edl_nightly_elastic_training.py does the same in Airflow.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "mnist_distill"))  
 
 LEARNING_RATE = 1e-3
 MEASURED_EVERY = 50
-"""Steps between two measurements of how many of the held-out digits are named right."""
+"""Steps between two measurements of the accuracy on the held-out digits."""
 
 
 class Digits:
-    """Images and their labels, by index: what every instance has all of, and reads its part of."""
+    """Images and labels by index. Every instance has all of them, and reads its part."""
 
     def __init__(self, images: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> None:
         self.images = images
@@ -43,7 +43,7 @@ class Digits:
 
 
 def main() -> None:
-    """Train until all epochs are over, or this instance has to leave."""
+    """Train until all epochs are done, or this instance has to leave."""
     from digits import load_digits
     from networks import Convolutions, accuracy
 
@@ -56,7 +56,7 @@ def main() -> None:
     network = Convolutions()
     optimizer = paddle.optimizer.Adam(LEARNING_RATE, parameters=network.parameters())
     network, optimizer = run.wrap(network, optimizer)
-    print(f"goes on from step {run.step_number} as one of {run.world_size}", flush=True)
+    print(f"continues from step {run.step_number} as one of {run.world_size}", flush=True)
     batches = run.data(
         Digits(digits.images, digits.labels),
         global_batch=options.batch_size,
@@ -79,10 +79,10 @@ def _options() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="keeps the digits")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="caches the digits")
     parser.add_argument("--epochs", type=whole(1), default=10)
-    parser.add_argument("--batch-size", type=whole(1), default=64, help="images of a step, of all instances together")
-    parser.add_argument("--pause-s", type=float, default=0.0, help="seconds that each step takes longer, to watch it")
+    parser.add_argument("--batch-size", type=whole(1), default=64, help="images per step, over all instances")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="seconds added to each step, to watch it")
     parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=0)
     return parser.parse_args()
 

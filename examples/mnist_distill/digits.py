@@ -17,14 +17,14 @@ Labels = npt.NDArray[np.int64]  # [n], 0 to 9, or UNLABELLED
 TRAINED_ON = 4_000
 HELD_OUT = 1_000
 MOST_LABELS = 3_850
-"""Labels that a student may know at most: as many of each digit, and the rarest is there 385 times."""
+"""Most labels that a student may know: the same number of each digit, and the rarest occurs 385 times."""
 
 SPLIT_SEED = 2026
 FARTHEST_SHIFT = 2
 
 
 class Digits(NamedTuple):
-    """4,000 digits to train on, and 1,000 that nothing is ever trained on."""
+    """4,000 digits for training, and 1,000 held out."""
 
     images: Images
     labels: Labels
@@ -33,7 +33,7 @@ class Digits(NamedTuple):
 
 
 def load_digits(data_dir: Path) -> Digits:
-    """Return the digits. The first time takes five seconds; `data_dir` keeps them for the next."""
+    """Return the digits. The first call takes five seconds; `data_dir` caches them."""
     cached = data_dir / "digits.npz"
     if not cached.exists():
         _cache(cached)
@@ -46,9 +46,9 @@ def load_digits(data_dir: Path) -> Digits:
 
 
 def hide_labels(labels: Labels, keep: int, seed: int) -> Labels:
-    """Return `labels` with all but `keep` of them replaced by UNLABELLED: as many of each digit as of any other.
+    """Return `labels` with all but `keep` of them, the same number of each digit, replaced by UNLABELLED.
 
-    Raises ValueError for a `keep` that can't be so, rather than keep another number of labels.
+    Raises ValueError if that is not possible.
     """
     most = 10 * int(np.bincount(labels, minlength=10).min())
     if keep % 10 or not 0 < keep <= most:
@@ -61,7 +61,7 @@ def hide_labels(labels: Labels, keep: int, seed: int) -> Labels:
 
 
 def shift(images: Images, rng: np.random.Generator) -> Images:
-    """Return the images, each moved by up to two pixels: no epoch shows the same ones, so no answer can be reused."""
+    """Return the images, each moved by up to two pixels, so that epochs differ and no answer can be reused."""
     padded = np.pad(images, ((0, 0), (0, 0), (FARTHEST_SHIFT,) * 2, (FARTHEST_SHIFT,) * 2))
     windows = np.lib.stride_tricks.sliding_window_view(padded, images.shape[2:], axis=(2, 3))
     down, right = rng.integers(0, 2 * FARTHEST_SHIFT + 1, size=(2, len(images)))

@@ -1,4 +1,4 @@
-"""The teacher, and the students to choose from."""
+"""The teacher's and the students' networks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import paddle
 import paddle.nn.functional as F  # noqa: N812 -- as Paddle's own documents name it
 from paddle import nn
 
-paddle.disable_signal_handler()  # Paddle takes SIGTERM for a crash; ended by it, a script should just end
+paddle.disable_signal_handler()  # Paddle reports SIGTERM as a crash; a script should just end
 
 
 class Residual(nn.Layer):
@@ -67,7 +67,7 @@ STUDENTS = {"mlp": Perceptron, "cnn": Convolutions}
 
 
 def accuracy(network: nn.Layer, images: paddle.Tensor, labels: paddle.Tensor) -> float:
-    """Return the share of images, 0 to 1, that the network names right."""
+    """Return the share of images, 0 to 1, that the network classifies correctly."""
     network.eval()
     with paddle.no_grad():
         right = network(images).argmax(axis=1) == labels

@@ -1,6 +1,6 @@
-"""Shows what came out of a distillation as a table, and keeps it.
+"""Shows the result of a distillation as a table, and stores it.
 
-    python report.py --keep DIR < result.json     # the table, kept as DIR/summary.txt with the numbers beside it
+    python report.py --keep DIR < result.json     # also writes DIR/summary.txt and summary.json
     python report.py DIR/summary.json             # the same table again
 
 A result is what `EdlDistillOperator` returns.
@@ -21,9 +21,8 @@ WIDTH = 100
 
 
 def table_of(result: dict[str, Any]) -> Table:
-    """Return accuracies and speeds, and who answered how much, as a table."""
+    """Return a table of accuracies, speeds and requests per teacher."""
     metrics = result["metrics"]
-    alone, distilled = metrics["alone"], metrics["distilled"]
     answered = metrics["answered"]
     seeds = f"{len(metrics['seeds'])} seed{'s' if len(metrics['seeds']) > 1 else ''}"
     table = Table(
@@ -34,13 +33,13 @@ def table_of(result: dict[str, Any]) -> Table:
     for heading in ("accuracy", "samples/s", "accuracy by seed"):
         table.add_column(heading, justify="right")
     table.add_row("teacher", f"{metrics['teacher_accuracy']:.1%}")
-    for name, way in (("student alone", alone), ("student distilled", distilled)):
+    for name, way in (("student alone", metrics["alone"]), ("student distilled", metrics["distilled"])):
         accuracy = f"{way['accuracy_mean']:.1%} ± {way['accuracy_spread']:.1%}"
         by_seed = "  ".join(f"{value:.1%}" for value in way["accuracies"])
         table.add_row(name, accuracy, f"{way['samples_per_s']:,}", by_seed)
     table.add_section()
     table.add_row("teachers used", str(len(answered)))
-    for address, requests in sorted(answered.items()):  # the student asks for a whole batch at once
+    for address, requests in sorted(answered.items()):  # a request of the student is a whole batch
         table.add_row(f"  {address}", "", "", f"{requests:,} batches answered")
     return table
 
@@ -56,16 +55,16 @@ def keep(result: dict[str, Any], folder: Path) -> Path:
 
 
 def main() -> None:
-    """Read a result, show it and keep it."""
+    """Read a result, show it and store it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("summary", nargs="?", type=Path, help="a kept result; by default standard input")
-    parser.add_argument("--keep", type=Path, help="the folder to keep it in")
+    parser.add_argument("summary", nargs="?", type=Path, help="a stored result; by default standard input")
+    parser.add_argument("--keep", type=Path, help="the folder to store it in")
     options = parser.parse_args()
     result = json.loads(options.summary.read_text() if options.summary else sys.stdin.read())
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(table_of(result))
     if options.keep:
-        print(keep(result, options.keep))  # the last line: what a BashOperator returns
+        print(keep(result, options.keep))  # the last line is what a BashOperator returns
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Trains a small student that knows few labels: alone, and on the answers of teachers to all images.
+"""Trains a small student with few labels: alone, and with the answers of teachers to all images.
 
-    python student.py --use_distill_service                                          # where Airflow says (EDL_POOL)
+    python student.py --use_distill_service                                          # teachers of EDL_POOL
     python student.py --use_distill_service --distill_teachers=127.0.0.1:9000,127.0.0.1:9001
     python student.py                                                                # alone only
     edl compare --model teacher --pure --use_distill_service=no -- python student.py --use_distill_service
 
-Both get the same number of steps on batches of the same size, for several seeds. What differs: alone, it can learn only
-from the images whose labels it knows; the teachers' answers let it learn from all.
+Both train for the same number of steps on batches of the same size, for several seeds. The difference: alone, the
+student learns only from labelled images; with the teachers' answers it learns from all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEARNING_RATE = 5e-3
 
 
 class Batches:
-    """An epoch of shuffled, shifted images and their labels for each iteration."""
+    """Each iteration is an epoch of shuffled, shifted images and their labels."""
 
     def __init__(self, images: Images, labels: Labels, options: argparse.Namespace, seed: int) -> None:
         self.images = images
@@ -52,7 +52,7 @@ class Batches:
 
 
 class Trained(NamedTuple):
-    """A student, how good it is and how fast it was trained."""
+    """A student, its accuracy and its training speed."""
 
     student: paddle.nn.Layer
     accuracy: float
@@ -61,19 +61,19 @@ class Trained(NamedTuple):
 
 
 def train_distilled(digits: Digits, options: argparse.Namespace, seed: int, reporter: JobReporter) -> Trained:
-    """Train on all images: the teachers' answers to each, and the few labels."""
+    """Train on all images, with the teachers' answers and the few labels."""
     batches = Batches(digits.images, hide_labels(digits.labels, options.labels, seed), options, seed)
     student, optimizer = new_student(options, seed)
     started = time.monotonic()
 
-    # This is all that service distillation asks of a training script: a reader around one's own batches, to iterate
-    # over. What teachers there are, and when they come and go, is not the script's business.
+    # This is all that service distillation needs in a training script: a reader around the script's own batches.
+    # Teachers may come and go meanwhile.
     with DistillReader(
         batches,
-        inputs=["image", None],  # the slots of a batch: what the teachers take, and what they don't
-        outputs=["logits"],  # what the teachers answer, appended to the batch
+        inputs=["image", None],  # the parts of a batch: None is not sent to teachers
+        outputs=["logits"],  # the teachers' outputs, appended to the batch
         teachers=fixed_teachers(options),
-        teacher_batch_size=options.batch_size,  # so that one request is one batch
+        teacher_batch_size=options.batch_size,  # one request is one batch
         reporter=reporter,
     ) as reader:
         for _ in range(options.epochs):
@@ -95,7 +95,7 @@ def train_distilled(digits: Digits, options: argparse.Namespace, seed: int, repo
 
 
 def train_alone(digits: Digits, options: argparse.Namespace, seed: int, reporter: JobReporter) -> Trained:
-    """Train as many steps on the images whose labels are known, again and again."""
+    """Train for as many steps on the labelled images, repeated."""
     known = np.flatnonzero(hide_labels(digits.labels, options.labels, seed) != UNLABELLED)
     often = np.resize(known, len(digits.labels))
     batches = Batches(digits.images[often], digits.labels[often], options, seed)
@@ -114,7 +114,7 @@ def train_alone(digits: Digits, options: argparse.Namespace, seed: int, reporter
 
 
 def ask_teachers(digits: Digits, options: argparse.Namespace, reporter: JobReporter) -> tuple[float, Mapping[str, int]]:
-    """Return how many of the held-out digits the teachers name right, 0 to 1, and who answered."""
+    """Return the teachers' accuracy on the held-out digits, 0 to 1, and the requests by teacher."""
     with DistillReader(
         [(digits.test_images, digits.test_labels)],
         inputs=["image", None],
@@ -128,24 +128,24 @@ def ask_teachers(digits: Digits, options: argparse.Namespace, reporter: JobRepor
 
 
 def new_student(options: argparse.Namespace, seed: int) -> tuple[paddle.nn.Layer, paddle.optimizer.Optimizer]:
-    """Return an untrained student, the same for the same seed, and what trains it."""
+    """Return an untrained student, the same for the same seed, and its optimizer."""
     paddle.seed(seed)
     student = STUDENTS[options.model]()
     return student, paddle.optimizer.Adam(LEARNING_RATE, parameters=student.parameters())
 
 
 def fixed_teachers(options: argparse.Namespace) -> Fixed | None:
-    """Return the teachers of `--distill_teachers`; None leaves it to the environment."""
+    """Return the teachers of `--distill_teachers`; None for those of the environment."""
     return Fixed.parse(options.distill_teachers) if options.distill_teachers else None
 
 
 def accuracy_of(student: paddle.nn.Layer, digits: Digits) -> float:
-    """Return the share of the held-out digits that the student names right, 0 to 1."""
+    """Return the share of the held-out digits that the student classifies correctly, 0 to 1."""
     return accuracy(student, paddle.to_tensor(digits.test_images), paddle.to_tensor(digits.test_labels))
 
 
 def save(student: paddle.nn.Layer, checkpoint: Path) -> None:
-    """Keep the student's weights, in one step: there is an old checkpoint, or the whole new one."""
+    """Write the student's weights atomically."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     partial = checkpoint.with_name(f"partial-{checkpoint.name}")
     safetensors.numpy.save_file({name: weight.numpy() for name, weight in student.state_dict().items()}, partial)
@@ -164,7 +164,7 @@ def summary(trained: list[Trained]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train for all seeds, and leave the checkpoint of the last student and what came out."""
+    """Train for all seeds; write the checkpoint of the last student and the result."""
     options = _options()
     digits = load_digits(options.data_dir)
     seeds = range(options.seed, options.seed + options.seeds)
@@ -204,13 +204,11 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(STUDENTS), default="mlp", help="the student's network")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="keeps the digits")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="caches the digits")
     parser.add_argument(
-        "--use_distill_service", nargs="?", type=yes_or_no, const=True, default=False, help="train it distilled, too"
+        "--use_distill_service", nargs="?", type=yes_or_no, const=True, default=False, help="train with teachers, too"
     )
-    parser.add_argument(
-        "--train-alone", type=yes_or_no, default=True, help="before that, train it alone, to compare the two"
-    )
+    parser.add_argument("--train-alone", type=yes_or_no, default=True, help="train without teachers first, to compare")
     parser.add_argument("--distill_teachers", default="", help="host:port,…; by default EDL_TEACHERS or EDL_POOL")
     parser.add_argument("--epochs", type=whole(1), default=24, help="passes over all images, for each seed")
     parser.add_argument("--batch-size", type=whole(1, TRAINED_ON), default=64)
@@ -218,12 +216,14 @@ def _options() -> argparse.Namespace:
         "--labels",
         type=whole(10, MOST_LABELS, multiple_of=10),
         default=100,
-        help="how many the student knows, as many of each digit",
+        help="known labels, the same number of each digit",
     )
     parser.add_argument("--temperature", type=above_zero, default=4.0, help="softens the teachers' answers")
-    parser.add_argument("--weight", type=share, default=0.9, help="of the teachers' answers against the labels, 0 to 1")
+    parser.add_argument(
+        "--weight", type=share, default=0.9, help="of the teachers' answers relative to the labels, 0 to 1"
+    )
     parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=0, help="the first seed")
-    parser.add_argument("--seeds", type=whole(1), default=3, help="how many seeds, from the first on")
+    parser.add_argument("--seeds", type=whole(1), default=3, help="number of seeds, from the first on")
     parser.add_argument("--checkpoint", type=Path, default=Path("student.safetensors"))
     return parser.parse_args()
 

@@ -1,6 +1,6 @@
 """Trains the teacher on all labels and saves it as a Paddle inference model, for `edl teacher --model DIR`.
 
-Does nothing when the model that it would train is there already.
+Does nothing when the same model exists.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PEAK_LEARNING_RATE = 4e-3
 
 
 def main() -> None:
-    """Train, unless there is nothing to do."""
+    """Train, unless the model is up to date."""
     options = _options()
     recipe = _recipe(options)
     about = options.model_dir / "about.json"
@@ -84,15 +84,15 @@ def _save(teacher: nn.Layer, model_dir: Path, about: dict[str, Any]) -> None:
 
 
 def _recipe(options: argparse.Namespace) -> str:
-    """Return what names this model: the same code and the same flags make the same one."""
+    """Return a digest of code and flags: the same ones make the same model."""
     code = [(HERE / name).read_text() for name in ("digits.py", "networks.py", "train_teacher.py")]
     return hashlib.sha256("\n".join([*code, str(options.epochs), str(options.seed)]).encode()).hexdigest()
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="keeps the digits")
-    parser.add_argument("--model-dir", type=Path, default=Path("teacher"), help="where the model goes")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="caches the digits")
+    parser.add_argument("--model-dir", type=Path, default=Path("teacher"), help="the model's folder")
     parser.add_argument("--epochs", type=whole(1), default=6)
     parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=0)
     return parser.parse_args()

@@ -25,7 +25,8 @@ def test_a_short_night_trains_grows_ends_in_time_and_is_evaluated(airflow: Airfl
     run, night = grown_night(airflow, "edl_nightly_elastic_training", said)
     log = "\n".join(client.log(run, next(task for task in client.tasks(run) if task.task_id == "train")))
     for instance in (0, 1):
-        shown = re.findall(rf"\[{instance}(?: rank {instance})?\] goes on from step \d+ as one of {instance + 1}", log)
+        line = rf"\[{instance}(?: rank {instance})?\] continues from step \d+ as one of {instance + 1}"
+        shown = re.findall(line, log)
         assert len(shown) == len(set(shown)) > 0, log  # more than one where a slow machine met once more
     assert any(line.startswith("train: step ") and "2 instances" in line for line in said)
 
