@@ -35,8 +35,8 @@ KIND = "TrainingJob"
 class _Known(NamedTuple):
     """The fields of a mapping: those that are used, and the ignored ones with a note."""
 
-    now: tuple[str, ...]
-    gone: Mapping[str, str]
+    used: tuple[str, ...]
+    ignored: Mapping[str, str]
 
 
 TOP = _Known(("apiVersion", "kind", "metadata", "spec"), removed_fields.TOP)
@@ -307,12 +307,12 @@ def _fields(path: str, given: object, known: _Known, notes: list[str]) -> dict[s
     """Return the used fields, and add notes on ignored ones that have a value. Raises SpecError for unknown ones."""
     fields = {name: value for name, value in _mapping(path, given).items() if value is not None}
     for name, value in fields.items():
-        if name not in known.now and name not in known.gone:
-            allowed = f"one of the fields {', '.join(sorted([*known.now, *known.gone]))}"
+        if name not in known.used and name not in known.ignored:
+            allowed = f"one of the fields {', '.join(sorted([*known.used, *known.ignored]))}"
             raise SpecError(below(path, name), value, allowed)
-        if name in known.gone and value not in (0, "", [], {}):
-            notes.append(f"{below(path, name)} is ignored: {known.gone[name]}")
-    return {name: value for name, value in fields.items() if name in known.now}
+        if name in known.ignored and value not in (0, "", [], {}):
+            notes.append(f"{below(path, name)} is ignored: {known.ignored[name]}")
+    return {name: value for name, value in fields.items() if name in known.used}
 
 
 def _mapping(path: str, given: object) -> dict[str, Any]:

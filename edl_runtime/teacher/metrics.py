@@ -47,7 +47,6 @@ class TeacherMetrics:
             self.count_answer(status)
 
     def count_run(self, rows: int, busy_s: float) -> None:
-        """Count a run of the model."""
         self._runs[bisect_left(BOUNDS, rows)] += 1
         self._rows += rows
         self._busy_s += busy_s
@@ -96,7 +95,6 @@ class DeviceLoad:
         self._busy.begin(device, self._clock_s())
 
     def end(self, device: int) -> None:
-        """Count the answer of a request of this device."""
         self._busy.end(device, self._clock_s())
 
     def report(self) -> TeacherReport:

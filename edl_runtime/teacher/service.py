@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import msgspec
 
@@ -23,7 +23,7 @@ from edl_runtime.protocol.errors import TeacherError
 from edl_runtime.protocol.listener import accepting, connection_limit, listen
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tls import server_tls_context
-from edl_runtime.registry.lease import MakeReport, hold_lease
+from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member, check_weight
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import HUNG_AFTER_S
@@ -34,9 +34,6 @@ from edl_runtime.teacher.metrics import TeacherMetrics
 from edl_runtime.teacher.models.model import ModelOptions
 from edl_runtime.teacher.predictor.pool import run_predictors
 from edl_runtime.teacher.shm.arena import Arena
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
 
 DRAIN_S = 8.0
 """Longest time to deregister and answer requests in flight: a little less than a backend's default grace period."""
@@ -117,10 +114,12 @@ async def serve(
         async with AsyncExitStack() as membership:
             member = Member(id=address, address=address, weight=options.weight, signature=predictors.signature)
             service = Service(settings.namespace, options.pool)
-            registered = _registered(client, service, member, ttl_s=settings.lease_ttl_s, says=predictors.load.report)
-            refused = await unless_stopped(stop, membership.enter_async_context(registered))
-            if refused is not None:
-                reason = await unless_stopped(stop, first_completed(predictors.failed(options.hung_after_s), refused()))
+            refusals: list[Coroutine[Any, Any, EdlError]] = []
+            if client is not None:
+                lease = hold_lease(client, service, member, ttl_s=settings.lease_ttl_s, says=predictors.load.report)
+                if held := await unless_stopped(stop, membership.enter_async_context(lease)):
+                    refusals.append(held.refused())
+            reason = await unless_stopped(stop, first_completed(predictors.failed(options.hung_after_s), *refusals))
             server.draining = reason is not None  # so that health reports it before the teacher has deregistered
             leave_by = loop.time() + DRAIN_S
         drained = await server.drain(leave_by - loop.time())
@@ -166,20 +165,3 @@ def _reachable_host(bound: str) -> str:
     if ipaddress.ip_address(host).is_loopback:
         log.warning("teacher.local_only", host=host, advice="set --advertise for students on other machines")
     return host
-
-
-@asynccontextmanager
-async def _registered(
-    client: Redis | None, service: Service, member: Member, *, ttl_s: float, says: MakeReport
-) -> AsyncIterator[Callable[[], Coroutine[Any, Any, EdlError]]]:
-    """Register in the pool, if there is one; yields what waits until the registration is refused for good."""
-    if client is None:
-        yield _never
-        return
-    async with hold_lease(client, service, member, ttl_s=ttl_s, says=says) as lease:
-        yield lease.refused
-
-
-async def _never() -> NoReturn:
-    await asyncio.Event().wait()
-    raise AssertionError

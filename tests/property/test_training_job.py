@@ -22,7 +22,7 @@ from edl_runtime.specs import JobSpec
 
 FIELDS = st.sampled_from(
     [
-        *(*METADATA.now, *SPEC.now, *TRAINER.now, *removed_fields.SPEC, *removed_fields.TRAINER),
+        *(*METADATA.used, *SPEC.used, *TRAINER.used, *removed_fields.SPEC, *removed_fields.TRAINER),
         *("limits", "requests", "cpu", "memory", "nvidia.com/gpu", "name", "mountPath", "claimName", "subPath"),
         *("persistentVolumeClaim", "emptyDir", "status", "items", "kind"),
     ]

@@ -32,7 +32,6 @@ class SlotQueue:
 
     @property
     def contested(self) -> bool:
-        """Whether a request waits for a slot."""
         return bool(self._waiting)
 
     @property
@@ -127,7 +126,6 @@ class SideBuffers:
 
     @property
     def size(self) -> int:
-        """Bytes of all bodies that have a buffer."""
         return sum(self._sizes.values())
 
     def take(self, sender: BodySender, size: int) -> memoryview | None:

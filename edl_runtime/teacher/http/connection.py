@@ -137,9 +137,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._take_slot_if_due()
         self._pause_while_full()
 
-    def eof_received(self) -> None:
-        """Return None, with which asyncio closes the connection."""
-
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self.alive = False
         self._server.connections.remove(self)
@@ -180,7 +177,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def abort(self) -> None:
-        """Disconnect at once."""
         self._transport.abort()
 
     @property

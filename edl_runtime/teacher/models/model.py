@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
 import msgspec
 
-from edl_runtime.protocol.oip import ModelSignature
-from edl_runtime.protocol.tensors import Array
+from edl_runtime.protocol.oip import Datatype, ModelSignature
+from edl_runtime.protocol.tensors import Array, dtype_of
 from edl_runtime.specs import MAX_BATCH
 
 
@@ -24,6 +24,11 @@ class Model(Protocol):
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
         """Return at least `outputs`. `inputs` fit the signature, are read-only and valid during the call only."""
 
+
+DATATYPES: dict[str, Datatype] = {
+    dtype_of(datatype).name: datatype for datatype in get_args(Datatype) if datatype not in ("BF16", "BYTES")
+}
+"""The protocol's datatypes by numpy's names."""
 
 NO_FILE = "there is no such file"
 

@@ -6,25 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.teacher.errors import ModelError
-from edl_runtime.teacher.models.model import NO_FILE, ModelOptions, digest_of
+from edl_runtime.teacher.models.model import DATATYPES, NO_FILE, ModelOptions, digest_of
 
-_DATATYPES: dict[str, Datatype] = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-}
+_NUMPY_NAMES = {"float": "float32", "double": "float64"}  # ONNX has numpy's names for all other datatypes
 
 
 class OnnxModel:
@@ -69,11 +56,10 @@ def _providers(ort: Any, options: ModelOptions) -> list[str | tuple[str, dict[st
 def _specs(tensors: Sequence[Any], options: ModelOptions) -> tuple[TensorSpec, ...]:
     specs = []
     for tensor in tensors:
-        datatype = _DATATYPES.get(tensor.type)
+        name = tensor.type.removeprefix("tensor(").removesuffix(")")
+        datatype = DATATYPES.get(_NUMPY_NAMES.get(name, name))
         if datatype is None:
-            raise ModelError(
-                options.model, f"{tensor.name!r} is a {tensor.type}; supported are {', '.join(_DATATYPES)}"
-            )
+            raise ModelError(options.model, f"{tensor.name!r} is a {tensor.type}; supported are {', '.join(DATATYPES)}")
         shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in tensor.shape)
         specs.append(TensorSpec(tensor.name, datatype, shape))
     return tuple(specs)

@@ -15,22 +15,8 @@ from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.teacher.errors import ModelError
-from edl_runtime.teacher.models.model import ModelOptions, digest_of
+from edl_runtime.teacher.models.model import DATATYPES, ModelOptions, digest_of
 
-_DATATYPES: dict[str, Datatype] = {
-    "BOOL": "BOOL",
-    "UINT8": "UINT8",
-    "INT8": "INT8",
-    "INT16": "INT16",
-    "INT32": "INT32",
-    "INT64": "INT64",
-    "FLOAT16": "FP16",
-    "FLOAT32": "FP32",
-    "FLOAT64": "FP64",
-    "FP16": "FP16",  # these names are Paddle 2's
-    "FP32": "FP32",
-    "FP64": "FP64",
-}
 _FIRST_GPU_MEMORY_MB = 100  # grows as needed
 
 log = get_logger(__name__)
@@ -145,9 +131,9 @@ def _static_mode(paddle: Any, *, old: bool) -> Iterator[None]:
 
 
 def _kind_of(name: str, value: Any, options: ModelOptions) -> tuple[Datatype, tuple[int, ...]]:
-    datatype = _DATATYPES.get(value.dtype.name)
+    datatype = DATATYPES.get(value.dtype.name.lower().replace("fp", "float"))  # Paddle 3 has FLOAT32, Paddle 2 FP32
     if datatype is None:
-        supported = ", ".join(_DATATYPES)
+        supported = ", ".join(DATATYPES)
         raise ModelError(options.model, f"{name!r} has the datatype {value.dtype.name}; supported are {supported}")
     return datatype, tuple(int(size) for size in value.shape)
 

@@ -51,8 +51,6 @@ _MOST_RECORDS = 64  # read at one time
 
 
 class PredictorChannel:
-    """The predictor's end of the channel."""
-
     def __init__(self, channel: socket.socket) -> None:
         self._socket = channel
         self._partial = b""

@@ -84,7 +84,6 @@ class RegionTable:
         return region
 
     def close(self, region: MappedRegion) -> None:
-        """Close `region`."""
         self._open.discard(region)
         region.close()
 
