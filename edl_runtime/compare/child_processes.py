@@ -29,7 +29,7 @@ TEACHER_READY_S = 300.0
 """Limit for the teachers to load their model."""
 
 _ANSWERED = 'edl_teacher_requests_total{status="200"}'
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores http_proxy
 
 GRACE_S = 5.0
 """Time from SIGTERM to SIGKILL."""

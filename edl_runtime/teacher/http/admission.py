@@ -68,7 +68,7 @@ class SlotQueue:
             self._all_answered.set()
 
     def _give(self) -> None:
-        # `begin_body` may give the slot back before it returns, and so call this again: the loop below goes on instead.
+        # `begin_body` may give the slot back before it returns, which calls this again: the loop below continues.
         if self._is_giving:
             return
         self._is_giving = True

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 COPY_PIECE = 4 * 1024 * 1024
 """Bytes of a side buffer that are copied at a time: a few milliseconds, so that the event loop is not blocked."""
 
-_LINGER_S = 2.0
+_LINGER_S = 2.0  # for the client to read the answer before the socket is closed
 _SMALL_ANSWER = 128 * 1024  # bytes; copying so many is cheaper than a second system call
 _NOTHING = memoryview(b"")
 
@@ -286,7 +286,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _advance(self) -> None:
         """Handle the heads in the read buffer."""
-        if self._advancing:
+        if self._advancing:  # called again by `_sent` of an answer that `_begin` has sent: the loop continues
             return
         self._advancing = True
         while self._phase is _Phase.HEAD and self._ahead and not self._transport.is_closing():

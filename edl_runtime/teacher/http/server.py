@@ -87,6 +87,7 @@ class HttpServer:
         When bodies arrive too slowly for slots that others wait for, they and all waiting bodies move to side buffers:
         then only complete requests take slots, however many clients are slow.
         """
+        # Slots are given back last: by then, incomplete bodies that waited for one are in side buffers, too.
         slow = [connection for connection in self.connections if connection.check_progress()]
         for connection in slow:
             connection.move_aside()

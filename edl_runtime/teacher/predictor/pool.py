@@ -140,7 +140,7 @@ class _PredictorProcess(asyncio.Protocol):
             lifeline=lifeline,
         )
         plain, _ = split_secrets(os.environ)
-        module = "edl_runtime.teacher.predictor.process"
+        module = "edl_runtime.teacher.predictor.process"  # -P: files of the working directory must not shadow it
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", module, msgspec.json.encode(task).decode()),

@@ -17,7 +17,7 @@ _NUMBER = struct.Struct("=q")
 
 def region_channel() -> tuple[socket.socket, socket.socket]:
     """Return the server's and the predictor's end of a channel for regions, both non-blocking."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # datagrams keep number and descriptor together
     for end in (ours, theirs):
         end.setblocking(False)
     return ours, theirs
