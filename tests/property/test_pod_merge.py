@@ -1,16 +1,14 @@
-"""What holds for any pod, any template and any defaults."""
+"""What holds for any two pod templates."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_runtime.backends.kubernetes.pod_template import merge_templates, overlay, with_defaults
-from edl_runtime.errors import SpecError
+from edl_runtime.backends.kubernetes.pod_template import overlay
 
 SCALARS = st.sampled_from(["x", "y", 0, 1, True, ""])
 NAMES = st.sampled_from(["instance", "sidecar", "a", "b"])
@@ -54,10 +52,6 @@ LABELS = st.dictionaries(NAMES, SCALARS, max_size=3)
 TEMPLATES = st.fixed_dictionaries(
     {}, optional={"metadata": st.fixed_dictionaries({}, optional={"labels": LABELS}), "spec": SPECS}
 )
-ANYTHING = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=8
-)
-ANY_MAPPINGS = st.dictionaries(NAMES, ANYTHING, max_size=4)
 
 
 def leaves(value: Any, path: tuple[object, ...] = ()) -> set[tuple[object, ...]]:
@@ -79,96 +73,15 @@ def identity(part: object, thing: Any) -> object:
     return thing.get("mountPath") or thing.get("name") or str(thing)
 
 
-def outcome(ours: dict[str, Any], template: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
-    """Return both in one, or the place where they contradict each other."""
-    try:
-        return merge_templates(ours, template), ""
-    except SpecError as error:
-        return None, error.field
-
-
-def ends_in(tree: Any, path: str) -> bool:
-    """Whether a place that an error names is there: "spec.containers['a'].env['B'].value"."""
-    places = [tree]
-    for key, number, name in re.findall(r"\.?(\w+)|\[(\d+)\]|\['([^']*)'\]", path):
-        if key:
-            places = [place[key] for place in places if isinstance(place, Mapping) and key in place]
-        else:
-            entries = [entry for place in places if isinstance(place, list) for entry in place]
-            wanted = int(number) if number else name
-            places = [
-                entry
-                for entry in entries
-                if wanted in (entry.get("name"), entry.get("mountPath"), entry.get("containerPort"))
-            ]
-    return bool(places)
-
-
-@given(TEMPLATES)
-def test_an_empty_template_changes_nothing(ours: dict[str, Any]) -> None:
-    """Nor does one that repeats all that is stated; and to an empty pod a template is all there is."""
-    assert merge_templates(ours, {}) == merge_templates({}, ours) == merge_templates(ours, ours) == ours
-
-
-@given(ANY_MAPPINGS)
-def test_any_data_may_be_empty_or_said_by_one_only(ours: dict[str, Any]) -> None:
-    """Of whatever shape."""
-    assert merge_templates(ours, {}) == merge_templates({}, ours) == ours
-
-
 @given(TEMPLATES, TEMPLATES)
-def test_what_either_says_is_in_the_result_or_a_conflict_has_a_place_in_both(
-    ours: dict[str, Any], template: dict[str, Any]
-) -> None:
-    """Nothing is lost, nothing is made up, and an error names what is there."""
-    both, conflict = outcome(ours, template)
-    if both is None:
-        assert conflict.startswith("pod.template.")
-        assert ends_in({"pod": {"template": ours}}, conflict)
-        assert ends_in({"pod": {"template": template}}, conflict)
-        return
-    stated, said = leaves(ours), leaves(template)
-    empty = {leaf for leaf in stated | said if any(other[: len(leaf)] == leaf != other for other in stated | said)}
-    assert leaves(both) == (stated | said) - empty
-
-
-@given(TEMPLATES, TEMPLATES)
-def test_a_template_merged_twice_says_no_more(ours: dict[str, Any], template: dict[str, Any]) -> None:
-    """The same template again is a repetition."""
-    both, _ = outcome(ours, template)
-    if both is None:
-        return
-    assert merge_templates(both, template) == merge_templates(both, ours) == both
-
-
-@given(TEMPLATES, TEMPLATES)
-def test_a_template_lies_over_another_without_an_error(given_: dict[str, Any], beneath: dict[str, Any]) -> None:
-    """It loses nothing; what is beneath changes nothing that agrees with it; twice is once."""
+def test_a_template_lies_over_another(given_: dict[str, Any], beneath: dict[str, Any]) -> None:
+    """It loses nothing; twice is once."""
     laid = overlay(given_, beneath)
     assert leaves(given_) - leaves(laid) <= {leaf for leaf in leaves(given_) if covers(leaf, laid)}
     assert overlay(laid, beneath) == laid
     assert overlay(given_, {}) == overlay({}, given_) == overlay(given_, given_) == given_
-    both, _ = outcome(given_, laid)
-    assert both is not None
-    assert leaves(both) == leaves(laid)
 
 
 def covers(empty: tuple[object, ...], tree: dict[str, Any]) -> bool:
     """Whether something stands where there was an empty mapping or list."""
     return any(leaf[: len(empty)] == empty for leaf in leaves(tree))
-
-
-@given(ANY_MAPPINGS, ANY_MAPPINGS)
-def test_defaults_never_override(given_: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """All that is given stays; all keys of the defaults are there; filling twice is filling once."""
-    filled = with_defaults(given_, defaults)
-    assert kept(given_, filled)
-    assert filled.keys() == given_.keys() | defaults.keys()
-    assert with_defaults(filled, defaults) == filled
-    assert with_defaults(given_, {}) == with_defaults({}, given_) == given_
-
-
-def kept(given_: Any, filled: Any) -> bool:
-    if isinstance(given_, Mapping):
-        return isinstance(filled, Mapping) and all(key in filled and kept(given_[key], filled[key]) for key in given_)
-    return bool(given_ == filled)

@@ -80,7 +80,7 @@ def check_kept(job: TrainingJob) -> None:
     )
     assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec).digest == spec.digest
     assert all(isinstance(note, str) for note in job.notes)
-    pod_template(spec, (trainer.pod or Pod()).over(Pod(image="i")), beneath={})
+    pod_template(spec, Pod(image="i"))
 
 
 @given(manifest=almost_manifests())

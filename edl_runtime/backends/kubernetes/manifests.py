@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.kubernetes.pod_template import pod_template, resolved_pod
+from edl_runtime.backends.kubernetes.pod_template import pod_template
 from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.pods import Pod
 from edl_runtime.specs import Bounds, JobSpec
@@ -39,11 +39,11 @@ _SIGNALS = [128 + number for number in range(1, 65)]
 def job_manifest(spec: JobSpec, *, token: str, created_at: float, defaults: Pod) -> Manifest:
     """Return the Deployment or Job, which has no instances yet. `defaults`: of what its spec leaves open.
 
-    Raises SpecError for a pod template that fights the spec, and for a spec without an image.
+    Raises SpecError for a relative `cwd`, a secret in a template, and a spec without an image.
     """
     if spec.cwd and not spec.cwd.startswith("/"):
         raise SpecError("cwd", spec.cwd, "an absolute path, as in '/data': pods have no folder in common")
-    pod = resolved_pod(spec, defaults)
+    pod = (spec.pod or Pod()).over(defaults)
     labels = {**pod.labels, **names.labels(spec.name, spec.kind)}
     metadata = {
         "name": spec.name,
@@ -63,7 +63,7 @@ def job_manifest(spec: JobSpec, *, token: str, created_at: float, defaults: Pod)
             **({names.MOST_DISRUPTIONS: str(_max_disruptions(pod))} if spec.kind == "trainer" else {}),
         },
     }
-    template = pod_template(spec, pod, beneath=defaults.template)
+    template = pod_template(spec, defaults)
     if spec.kind == "pool":
         return {
             "apiVersion": "apps/v1",

@@ -329,40 +329,33 @@ def test_a_variable_is_not_set_twice(variable: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "place"),
+    "template",
     [
-        ({"spec": {"restartPolicy": "OnFailure"}}, "spec.restartPolicy"),
-        ({"spec": {"terminationGracePeriodSeconds": 60}}, "spec.terminationGracePeriodSeconds"),
-        ({"metadata": {"labels": {"edl-airflow/job": "x"}}}, "metadata.labels.edl-airflow/job"),
-        ({"spec": {"volumes": [{"name": "edl-0", "hostPath": {"path": "/"}}]}}, "spec.volumes['edl-0']"),
-        (of_instance(command=["python"]), "spec.containers['instance'].command"),
-        (of_instance(args=["python", "t.py"]), "spec.containers['instance'].args"),
-        (of_instance(image="other:1"), "spec.containers['instance'].image"),
-        (of_instance(workingDir="/"), "spec.containers['instance'].workingDir"),
-        (of_instance(env=[{"name": "EDL_JOB", "value": "x"}]), "spec.containers['instance'].env['EDL_JOB'].value"),
-        (of_instance(env=[{"name": "EDL_HOST", "value": "x"}]), "spec.containers['instance'].env['EDL_HOST']"),
-        (of_instance(env=[{"name": "EDL_REDIS_URL", "value": "x"}]), "spec.containers['instance'].env"),
-        (of_instance(terminationMessagePolicy="File"), "spec.containers['instance'].terminationMessagePolicy"),
-        (
-            of_instance(volumeMounts=[{"name": "mine", "mountPath": "/edl"}]),
-            "spec.containers['instance'].volumeMounts['/edl'].name",
-        ),
-        (
-            of_instance(livenessProbe={"periodSeconds": 99}),
-            "spec.containers['instance'].livenessProbe.periodSeconds",
-        ),
-        (
-            of_instance(resources={"limits": {"memory": "9Gi"}}),
-            "spec.containers['instance'].resources.limits.memory",
-        ),
+        {"spec": {"restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 60}},
+        {"metadata": {"labels": {"edl-airflow/job": "x"}}},
+        {"spec": {"volumes": [{"name": "edl-0", "hostPath": {"path": "/"}}]}},
+        of_instance(command=["python"], args=["python", "t.py"], image="other:1", workingDir="/"),
+        of_instance(env=[{"name": "EDL_JOB", "value": "x"}, {"name": "EDL_HOST", "value": "x"}]),
+        of_instance(terminationMessagePolicy="File", resources={"limits": {"memory": "9Gi"}}),
+        of_instance(volumeMounts=[{"name": "mine", "mountPath": "/edl/"}]),
     ],
 )
-def test_a_template_that_fights_the_spec_is_refused(template: dict[str, Any], place: str) -> None:
-    """By the place where it does."""
-    pod = Pod(image="runtime:1", resources={"memory": "1Gi"}, template=template)
-    with pytest.raises(SpecError) as caught:
-        owner(job(pod, serves_http=True))
-    assert caught.value.field == f"pod.template.{place}"
+def test_the_runtime_and_the_fields_of_a_pod_win_over_its_template(template: dict[str, Any]) -> None:
+    """A template that sets only what they set changes nothing."""
+    pod = Pod(image="runtime:1", resources={"memory": "1Gi"})
+    changed = Pod(image="runtime:1", resources={"memory": "1Gi"}, template=template)
+    assert owner(job(changed))["spec"] == owner(job(pod))["spec"]
+
+
+def test_a_template_replaces_probes_and_scratch_folders() -> None:
+    """Each as a whole."""
+    probe = {"httpGet": {"path": "/v2/health/live", "port": 8000}, "failureThreshold": 9}
+    template = of_instance(startupProbe=probe, volumeMounts=[{"name": "big", "mountPath": "/tmp"}])
+    template["spec"]["volumes"] = [{"name": "big", "emptyDir": {"sizeLimit": "8Gi"}}]
+    spec = pod_spec(with_template(template, serves_http=True))
+    assert spec["containers"][0]["startupProbe"] == probe
+    assert spec["containers"][0]["livenessProbe"]["failureThreshold"] == 6
+    assert [one["name"] for one in spec["volumes"]] == ["edl-0", "big", "edl-2"]
 
 
 def test_no_error_shows_a_secret() -> None:
@@ -451,7 +444,7 @@ def test_what_a_pod_says_is_in_its_manifest() -> None:
 
 
 def test_volumes_are_seen_where_they_are_wanted() -> None:
-    """Also in the place of our own folders for scratch."""
+    """Also in the place of our own folders for scratch. They are named after their paths."""
     pod = Pod(
         volumes=[
             Volume(path="/data", claim="data", read_only=True),
@@ -460,15 +453,16 @@ def test_volumes_are_seen_where_they_are_wanted() -> None:
     )
     spec = pod_spec(job(pod))
     assert spec["volumes"] == [
-        *SCRATCH[:2],
-        {"name": "volume-0", "persistentVolumeClaim": {"claimName": "data"}},
-        {"name": "volume-1", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}},
+        SCRATCH[0],
+        {"name": "volume-090463b7", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "volume-24e7d9c8", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}},
+        SCRATCH[1],
     ]
     assert spec["containers"][0]["volumeMounts"] == [
         {"name": "edl-0", "mountPath": "/edl"},
+        {"name": "volume-090463b7", "mountPath": "/data", "readOnly": True},
+        {"name": "volume-24e7d9c8", "mountPath": "/dev/shm/"},
         {"name": "edl-1", "mountPath": "/tmp"},
-        {"name": "volume-0", "mountPath": "/data", "readOnly": True},
-        {"name": "volume-1", "mountPath": "/dev/shm/"},
     ]
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from edl_runtime.backends.kubernetes import manifests
-from edl_runtime.backends.kubernetes.pod_template import without_overridden
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.specs import Bounds, JobSpec
@@ -51,15 +50,11 @@ def made(pod: Pod, defaults: Pod = CONNECTION, **given: Any) -> dict[str, Any]:
     return manifests.job_manifest(spec, token="t", created_at=1.0, defaults=defaults)
 
 
-def test_a_job_without_a_template_has_what_the_connection_says() -> None:
-    """All of it."""
-    assert without_overridden(CONNECTION, {}, ()) == CONNECTION
-
-
-@pytest.mark.parametrize("part", ["nodeSelector", "affinity", "containers", "volumes"])
-def test_what_is_not_as_it_should_be_is_left_to_the_cluster(part: str) -> None:
-    """It judges templates, and names what is wrong."""
-    assert without_overridden(CONNECTION, {"spec": {part: "odd"}}, ()) == CONNECTION
+@pytest.mark.parametrize("part", ["nodeSelector", "affinity", "volumes"])
+def test_malformed_parts_of_a_template_replace_nothing_of_the_connection(part: str) -> None:
+    """The cluster refuses what is malformed, where it has not been left out."""
+    spec = made(Pod(template={"spec": {part: "odd"}}))["spec"]["template"]["spec"]
+    assert spec["serviceAccountName"] == "connection"
 
 
 IN_FIELDS: dict[str, Any] = {
@@ -134,6 +129,7 @@ def test_a_job_says_otherwise_than_the_connection(pod: Pod, connection: Pod) -> 
     mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
     assert sources[mounts["/data"]["name"]] == "job"
     assert sources[mounts["/models"]["name"]] in ("connection", "models")
+    assert {one["name"] for one in mounts.values()} == set(sources)  # a volume whose mount was replaced is gone
     assert "readOnly" not in mounts["/data"]
     variables = {one["name"]: one.get("value") or one["valueFrom"] for one in container["env"]}
     assert variables["KEY"] in ("job", {"secretKeyRef": {"name": "job", "key": "key"}})
@@ -151,7 +147,7 @@ def test_the_template_of_a_connection_gives_way_to_our_own_work() -> None:
 
 
 def test_the_template_of_a_connection_gives_way_to_its_fields() -> None:
-    """A connection is no contradiction either."""
+    """Key by key."""
     connection = Pod(image="field:1", secret_env={"KEY": "a/b", "HOME": "a/b"}, template=OF_CONNECTION)
     container = made(Pod(), connection)["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == "field:1"
@@ -167,11 +163,3 @@ def test_a_secret_in_the_connection_is_not_blamed_on_the_job() -> None:
         made(Pod(), connection)
     assert caught.value.field == "the connection's pod.template.spec.containers['instance'].env"
     assert "open-sesame" not in str(caught.value)
-
-
-def test_the_job_contradicts_itself_whatever_the_connection_says() -> None:
-    """That alone is an error."""
-    template = {"spec": {"priorityClassName": "high", "containers": [{"name": "instance", "image": "b:1"}]}}
-    for field, given in (("priorityClassName", {"priority_class": "low"}), ("containers", {"image": "a:1"})):
-        with pytest.raises(SpecError, match=field):
-            made(Pod(template=template, **given), Pod(template=OF_CONNECTION))

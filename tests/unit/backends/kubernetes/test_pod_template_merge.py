@@ -1,4 +1,4 @@
-"""How a pod template and our own pod become one."""
+"""How two pod templates become one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from edl_runtime.backends.kubernetes.pod_template import merge_templates, overlay, with_defaults
-from edl_runtime.errors import SpecError
+from edl_runtime.backends.kubernetes.pod_template import overlay
 
 
 def containers(*each: dict[str, Any]) -> dict[str, Any]:
@@ -16,109 +15,6 @@ def containers(*each: dict[str, Any]) -> dict[str, Any]:
 
 def instance(**parts: Any) -> dict[str, Any]:
     return containers({"name": "instance", **parts})
-
-
-def seen_at_data(name: str, *volumes: dict[str, Any]) -> dict[str, Any]:
-    """Return a pod with these volumes, of which one is mounted."""
-    return {"spec": {**instance(volumeMounts=[{"name": name, "mountPath": "/data"}])["spec"], "volumes": [*volumes]}}
-
-
-@pytest.mark.parametrize(
-    ("ours", "template", "both"),
-    [
-        pytest.param(
-            instance(image="a"),
-            containers({"name": "audit"}, {"name": "instance", "tty": True}),
-            containers({"name": "instance", "image": "a", "tty": True}, {"name": "audit"}),
-            id="containers by their name, ours first",
-        ),
-        pytest.param(
-            instance(env=[{"name": "A", "value": "1"}]),
-            instance(env=[{"name": "B", "valueFrom": {}}, {"name": "A", "value": "1"}, {"name": "A"}]),
-            instance(env=[{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {}}]),
-            id="variables by their name",
-        ),
-        pytest.param(
-            instance(volumeMounts=[{"name": "x", "mountPath": "/a"}]),
-            instance(volumeMounts=[{"name": "x", "mountPath": "/b"}, {"mountPath": "/a", "subPath": "s"}]),
-            instance(volumeMounts=[{"name": "x", "mountPath": "/a", "subPath": "s"}, {"name": "x", "mountPath": "/b"}]),
-            id="mounts by their path, as one volume may be seen at two",
-        ),
-        pytest.param(
-            instance(ports=[{"containerPort": 8000}]),
-            instance(ports=[{"containerPort": 8000, "name": "http"}, {"containerPort": 8000, "protocol": "UDP"}]),
-            instance(ports=[{"containerPort": 8000, "name": "http"}, {"containerPort": 8000, "protocol": "UDP"}]),
-            id="ports by number and protocol",
-        ),
-        pytest.param(
-            {"volumes": [{"name": "edl-2", "emptyDir": {"medium": "Memory"}}]},
-            {"volumes": [{"name": "edl-2", "emptyDir": {"sizeLimit": "8Gi"}}]},
-            {"volumes": [{"name": "edl-2", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}]},
-            id="more about the same source of a volume",
-        ),
-        pytest.param(
-            {"tolerations": [{"key": "a"}]},
-            {"tolerations": [{"key": "a"}, {"key": "b"}]},
-            {"tolerations": [{"key": "a"}, {"key": "b"}]},
-            id="of other lists each entry once",
-        ),
-        pytest.param(
-            instance(envFrom=[{"secretRef": {"name": "a"}}]),
-            instance(envFrom=[{"configMapRef": {"name": "a"}}]),
-            instance(envFrom=[{"secretRef": {"name": "a"}}, {"configMapRef": {"name": "a"}}]),
-            id="sources of variables have no name of their own",
-        ),
-        pytest.param({"env": [{"name": "A"}]}, {"env": ["B"]}, {"env": [{"name": "A"}, "B"]}, id="half of them named"),
-        pytest.param({"x": [{"name": "A"}]}, {"x": [{"name": []}]}, {"x": [{"name": "A"}, {"name": []}]}, id="no name"),
-    ],
-)
-def test_both_say_their_part(ours: dict[str, Any], template: dict[str, Any], both: dict[str, Any]) -> None:
-    """The rules that the module states, one by one."""
-    assert merge_templates(ours, template) == both
-
-
-@pytest.mark.parametrize(
-    ("ours", "template", "place"),
-    [
-        ({"spec": {"a": {"b": 1}}}, {"spec": {"a": {"b": 2}}}, "spec.a.b"),
-        ({"spec": {"a": {"b": 1}}}, {"spec": {"a": "b"}}, "spec.a"),
-        ({"spec": {"a": [1]}}, {"spec": {"a": {}}}, "spec.a"),
-        (
-            instance(env=[{"name": "A", "value": "1"}]),
-            instance(env=[{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),
-            "spec.containers['instance'].env['A']",
-        ),
-        (
-            instance(volumeMounts=[{"name": "data", "mountPath": "/data/"}]),
-            instance(volumeMounts=[{"name": "mine", "mountPath": "/data"}]),
-            "spec.containers['instance'].volumeMounts['/data'].name",
-        ),
-        (
-            instance(ports=[{"containerPort": 8000, "name": "a"}]),
-            instance(ports=[{"containerPort": 8000, "protocol": "TCP", "name": "b"}]),
-            "spec.containers['instance'].ports[8000].name",
-        ),
-        (
-            containers(),
-            containers({"name": "a", "image": "x"}, {"name": "a", "image": "y"}),
-            "spec.containers['a'].image",
-        ),
-    ],
-)
-def test_saying_otherwise_is_an_error_that_names_the_place(
-    ours: dict[str, Any], template: dict[str, Any], place: str
-) -> None:
-    """And what is said there already."""
-    with pytest.raises(SpecError, match="or nothing: that is set already") as caught:
-        merge_templates(ours, template)
-    assert caught.value.field == f"pod.template.{place}"
-
-
-def test_defaults_fill_what_is_open_however_deep() -> None:
-    """They replace nothing, not even an empty or false value."""
-    given = {"a": {"b": False, "c": {}, "d": []}, "e": 0}
-    defaults = {"a": {"b": True, "c": {"x": 1}, "d": [1], "f": 2}, "e": {"g": 1}, "h": 3}
-    assert with_defaults(given, defaults) == {"a": {"b": False, "c": {"x": 1}, "d": [], "f": 2}, "e": 0, "h": 3}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +29,7 @@ def test_defaults_fill_what_is_open_however_deep() -> None:
         pytest.param(
             instance(image="a"),
             containers({"name": "audit"}),
-            containers({"name": "audit"}, {"name": "instance", "image": "a"}),
+            containers({"name": "instance", "image": "a"}, {"name": "audit"}),
             id="other containers",
         ),
         pytest.param(
@@ -147,9 +43,9 @@ def test_defaults_fill_what_is_open_however_deep() -> None:
             instance(env=[{"name": "A", "value": "beneath"}, {"name": "B", "value": "beneath"}]),
             instance(
                 env=[
-                    {"name": "B", "value": "beneath"},
                     {"name": "A", "valueFrom": {"fieldRef": {}}},
                     {"name": "C", "value": "given"},
+                    {"name": "B", "value": "beneath"},
                 ]
             ),
             id="a variable is one value",
@@ -161,28 +57,16 @@ def test_defaults_fill_what_is_open_however_deep() -> None:
             id="another volume at a path",
         ),
         pytest.param(
-            seen_at_data("new", {"name": "new"}),
-            seen_at_data("old", {"name": "old"}, {"name": "unseen"}),
-            seen_at_data("new", {"name": "unseen"}, {"name": "new"}),
-            id="a volume that nothing sees any more",
-        ),
-        pytest.param(
             instance(ports=[{"containerPort": 8000}], volumeDevices=[{"name": "a", "devicePath": "/dev/a"}]),
             instance(
                 ports=[{"containerPort": 8000, "name": "http"}, {"containerPort": 8000, "protocol": "UDP"}],
                 volumeDevices=[{"name": "b", "devicePath": "/dev/a"}],
             ),
             instance(
-                ports=[{"containerPort": 8000, "protocol": "UDP"}, {"containerPort": 8000, "name": "http"}],
+                ports=[{"containerPort": 8000}, {"containerPort": 8000, "protocol": "UDP"}],
                 volumeDevices=[{"name": "a", "devicePath": "/dev/a"}],
             ),
-            id="ports and devices are told apart as in a merge",
-        ),
-        pytest.param(
-            {"spec": {"volumes": [{"name": "edl-2", "emptyDir": {"medium": "Memory"}}]}},
-            {"spec": {"volumes": [{"name": "edl-2", "emptyDir": {"sizeLimit": "8Gi"}}]}},
-            {"spec": {"volumes": [{"name": "edl-2", "emptyDir": {"sizeLimit": "8Gi", "medium": "Memory"}}]}},
-            id="more about the same source of a volume",
+            id="ports by number and protocol, devices by path",
         ),
         pytest.param(
             {"spec": {"volumes": [{"name": "data", "emptyDir": {}}]}},
@@ -206,37 +90,35 @@ def test_defaults_fill_what_is_open_however_deep() -> None:
             instance(livenessProbe={"httpGet": {"path": "/"}, "periodSeconds": 1}),
             instance(livenessProbe={"exec": {"command": ["a"]}, "periodSeconds": 2}),
             instance(livenessProbe={"httpGet": {"path": "/"}, "periodSeconds": 1}),
-            id="a probe is one thing",
+            id="a probe is one value",
         ),
         pytest.param(
             {"spec": {"affinity": {"nodeAffinity": {"x": [1]}}}},
             {"spec": {"affinity": {"nodeAffinity": {"x": [2]}, "podAffinity": {"y": [3]}}}},
             {"spec": {"affinity": {"nodeAffinity": {"x": [1]}, "podAffinity": {"y": [3]}}}},
-            id="an affinity of one sort",
-        ),
-        pytest.param(
-            {"spec": {"serviceAccount": "given"}},
-            {"spec": {"serviceAccountName": "beneath"}},
-            {"spec": {"serviceAccount": "given"}},
-            id="an account by its other name",
+            id="affinities of each kind",
         ),
         pytest.param(
             {"spec": {"tolerations": [{"key": "a"}, {"key": "b"}]}},
             {"spec": {"tolerations": [{"key": "b"}, {"key": "c"}]}},
-            {"spec": {"tolerations": [{"key": "b"}, {"key": "c"}, {"key": "a"}]}},
+            {"spec": {"tolerations": [{"key": "a"}, {"key": "b"}, {"key": "c"}]}},
             id="of other lists each entry once",
+        ),
+        pytest.param(
+            instance(envFrom=[{"secretRef": {"name": "a"}}]),
+            instance(envFrom=[{"configMapRef": {"name": "a"}}]),
+            instance(envFrom=[{"configMapRef": {"name": "a"}}, {"secretRef": {"name": "a"}}]),
+            id="the last source of variables wins",
         ),
         pytest.param(
             {"spec": {"volumes": [], "nodeSelector": {}}},
             {"spec": {"volumes": "odd", "nodeSelector": "odd"}},
             {"spec": {"volumes": [], "nodeSelector": {}}},
-            id="what is not as it should be",
+            id="malformed parts",
         ),
     ],
 )
-def test_what_is_given_hides_what_is_beneath(
-    given: dict[str, Any], beneath: dict[str, Any], both: dict[str, Any]
-) -> None:
-    """And all else that is beneath is seen."""
+def test_the_upper_template_wins(given: dict[str, Any], beneath: dict[str, Any], both: dict[str, Any]) -> None:
+    """And keeps all else of the lower one."""
     assert overlay(given, beneath) == both
     assert overlay(both, beneath) == both
