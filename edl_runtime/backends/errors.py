@@ -1,4 +1,4 @@
-"""Errors of backends: jobs and pools that can't be started, found or changed, and clusters that refuse or are away."""
+"""Errors of backends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UnknownJobError(BackendError, LookupError):
 
 @dataclass(eq=False, repr=False)
 class JobEndedError(BackendError):
-    """Raised when a job that has ended, or ends just now, can't be resized."""
+    """Raised when a job can't be resized because it has ended or is ending."""
 
     name: str
     how: str
@@ -45,7 +45,7 @@ class SubmitError(BackendError):
 
 @dataclass(eq=False, repr=False)
 class OwnedElsewhereError(BackendError):
-    """Raised when a job or pool of that name runs and belongs to somebody else."""
+    """Raised when a running job or pool of that name has another owner."""
 
     name: str
     kind: str
@@ -61,9 +61,9 @@ class OwnedElsewhereError(BackendError):
 
 @dataclass(eq=False, repr=False)
 class JobRunsError(BackendError):
-    """Raised when a job is to be run by hand while one of its name runs.
+    """Raised by `edl run` when a job of that name is running.
 
-    `folder`: in which its instances were started, empty for one of each's own.
+    `folder`: where its instances were started, empty if each has its own.
     """
 
     name: str
@@ -73,15 +73,14 @@ class JobRunsError(BackendError):
     def __str__(self) -> str:
         where = f" in {self.folder}" if self.folder else ""
         return (
-            f"a job {self.name!r} runs{where} since {self.since:%Y-%m-%d %H:%M:%S}; "
-            f"`edl logs -f {self.name}` shows what it writes, `edl stop {self.name}` ends it, and --name gives this "
-            "one another name"
+            f"a job {self.name!r} runs{where} since {self.since:%Y-%m-%d %H:%M:%S}; follow it with "
+            f"`edl logs -f {self.name}`, end it with `edl stop {self.name}`, or choose another name with --name"
         )
 
 
 @dataclass(eq=False, repr=False)
 class ClusterError(BackendError):
-    """Raised when a Kubernetes API server refuses a request. `message` is its own, and names what is wrong."""
+    """Raised when a Kubernetes API server refuses a request. `message` is the server's."""
 
     status: int
     reason: str
@@ -90,22 +89,22 @@ class ClusterError(BackendError):
     def __str__(self) -> str:
         hint = {
             401: "; the credentials of the cluster are wrong or have expired",
-            403: "; the role in deploy/ has all verbs that are needed" if "cannot" in self.message else "",
+            403: "; deploy/role.yaml grants all that is needed" if "cannot" in self.message else "",
         }.get(self.status, "")
-        return f"the cluster refuses it: {self.message or self.reason}{hint}"
+        return f"the cluster refuses the request: {self.message or self.reason}{hint}"
 
 
 class ConflictError(ClusterError):
-    """Raised when an object in a cluster is another one than the request took it for, or is there already."""
+    """Raised when an object exists already, or has changed since it was read (409)."""
 
 
 class ResourceVersionExpiredError(ClusterError):
-    """Raised when a watch or a list of a cluster would go on in a past that the server has forgotten: list anew."""
+    """Raised when the resourceVersion of a watch or list has expired (410 Gone): list again."""
 
 
 @dataclass(eq=False, repr=False)
 class ClusterUnavailableError(BackendError, ConnectionError):
-    """Raised when a Kubernetes API server does not answer, for a while."""
+    """Raised when a Kubernetes API server has not answered for a while."""
 
     address: str
     cause: str
@@ -115,11 +114,11 @@ class ClusterUnavailableError(BackendError, ConnectionError):
 
 
 class BrokenStreamError(ClusterUnavailableError):
-    """Raised when the connection to a cluster broke while something was read bit by bit: go on from where that was."""
+    """Raised when the connection broke while a stream was read: open it again from the last position."""
 
 
 def _best_of(lines: Sequence[str]) -> str:
-    """Return the line that says most: what a traceback ends with, else the last."""
+    """Return the exception line of the last traceback, else the last line."""
     frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
     after = lines[frames[-1] + 1 :] if frames else lines[-1:]
     return next((line for line in after if line.strip() and not line.startswith(" ")), "")
@@ -127,7 +126,7 @@ def _best_of(lines: Sequence[str]) -> str:
 
 @dataclass(eq=False, repr=False)
 class JobFailedError(EdlError):
-    """Raised when a job or pool ended in failure. `last_lines` are the last lines of its log."""
+    """Raised when a job or pool has failed. `last_lines`: the end of its log."""
 
     name: str
     reason: str

@@ -1,11 +1,11 @@
-"""The verbs of a backend: where instances run.
+"""The interface of backends, which run instances as processes (`local`) or as pods (`kubernetes`).
 
-`edl_runtime.backends.local` runs processes on this machine, `edl_runtime.backends.kubernetes` pods. The suite in
-`tests/contract` says what every backend has to do and is run on each.
+`tests/contract` runs the same tests on both.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
@@ -18,18 +18,19 @@ from edl_runtime.specs import Bounds, JobKind, JobSpec
 Phase = Literal["pending", "running", "succeeded", "failed"]
 InstancePhase = Literal["pending", "running", "succeeded", "failed"]
 
-SUSPENDED = "suspended: it goes on when it is given instances"
+SUSPENDED = "suspended: it resumes when it is resized to one or more instances"
 """The `reason` of a job or pool that `Backend.resize` has suspended."""
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One process or pod. `exit_code` is None while it runs, negative for a signal. Times are Unix seconds.
 
-    `pending`: it waits for its place, its image or the like. `given_up`: it has failed and is not started again, though
-    the job goes on; see `JobStatus.attainable`. `disruptions`: how often the cluster has ended it, as by an eviction;
-    it is replaced then, and that is no failure. `disrupted`: the last time is now. `pod`: its name, of a pod. `node`:
-    where it is, empty while it has no place. `leaving`: it has been told to end, by whomever; another may take its
-    place already. `reason`: what is wrong with it, for people; empty otherwise.
+    - `pending`: it waits for a node, its image or the like.
+    - `given_up`: it has failed and is not started again, but the job continues; see `JobStatus.attainable`.
+    - `disruptions`: how often the cluster has ended and replaced it, as by an eviction; `disrupted`: just now.
+    - `pod`: the pod's name. `node`: empty while it has none.
+    - `leaving`: it is being terminated; its successor may run already.
+    - `reason`: what is wrong with it, for people, or empty.
     """
 
     index: int
@@ -47,20 +48,17 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides how many instances a job or pool should have, beside how many it has.
+    """What a planner needs to know to resize a job or pool.
 
-    - `bounds`: between which numbers it can be resized; 0, besides, suspends it.
-    - `resources`: what one instance reserves, by name: "cpu" in cores, "memory" in bytes, "gpu", and others as their
-      node calls them.
+    - `bounds`: the sizes it can have; 0 besides suspends it.
+    - `resources`: what one instance reserves: "cpu" in cores, "memory" in bytes, "gpu", extended resources by name.
     - `priority`, `weight`: as in its `JobSpec`.
-    - `resumes`: whether one that is suspended goes on where it was: a pool, or elastic trainers with checkpoints.
-    - `resized_at`: when it was last given another number of instances, in Unix seconds; None for never. That a job of
-      trainers was suspended while none of them had a place does not count.
-    - `queue`: the queue of Kueue's that it is in, where Kueue alone says when it begins and when it is suspended: it
-      can't be resized to 0, while it runs only where Kueue lets it, and to more only when all have been admitted.
-      Empty for none.
-    - `node_selector`, `tolerations`: on which nodes its instances may run, as in a pod's spec, and `node_terms`, those
-      of an affinity of which one has to hold; None for no affinity. See `edl_runtime.backends.placement`.
+    - `resumes`: whether it continues its work after a suspension: a pool, or elastic trainers with checkpoints.
+    - `resized_at`: Unix time of the last resize, or None. Suspending trainers none of which had a node does not count.
+    - `queue`: its Kueue queue, or empty. Kueue alone starts and suspends such a job: it can't be resized to 0, only
+      resized while it runs if Kueue supports that, and only grow once all its pods are admitted.
+    - `node_selector`, `tolerations`: as in a pod's spec. `node_terms`: the node selector terms of its required node
+      affinity, of which one has to match, or None. See `edl_runtime.backends.placement`.
     """
 
     bounds: Bounds
@@ -76,24 +74,20 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the backend knows of a job or pool.
+    """Status of a job or pool.
 
-    - `phase`: a job that runs may have instances that are pending still; one that is pending itself may have none yet,
-      as while it waits in a queue, or none any more: see `is_suspended`.
-    - `elastic`: whether its instances are agents of elastic trainers; see `JobSpec`.
-    - `token`: who may kill it; see `Backend.delete`.
-    - `cwd`: the folder that its instances start in, empty if each has one of its own.
-    - `wanted`: the number of instances asked for, 0 while it is suspended; `instances` are those that exist, by index.
-    - `scaling`: what decides how many it should have; None of a job that has ended, or is being deleted.
-    - `replaced`: the pods of a pool that the cluster has ended, as by an eviction, and still shows though others take
-      their places: of each, how it ended, the oldest first.
-    - `reason`: why it failed, why it waits, or why an instance of one that runs does not come up, for people; empty
-      otherwise.
-    - `last_lines`: the end of the log of the instance that `reason` is about; empty otherwise.
-    - `result`: what was left by `edl_runtime.result.write_result`, of several instances the newest; None before.
-    - `invalid_spec`: it has failed by what it was given, which the backend knows without an exit status: an image that
-      is not there, say.
-    - `most_disruptions`: it fails when the cluster has ended one of its instances more often than that; None for never.
+    - `phase`: "running" with instances still pending is possible; "pending" is queued or suspended.
+    - `elastic`: its instances are agents of elastic trainers; see `JobSpec`.
+    - `token`: who may delete it; see `Backend.delete`.
+    - `cwd`: the folder that its instances start in, empty if each has its own.
+    - `wanted`: the requested number of instances, 0 while suspended. `instances`: those that exist, by index.
+    - `scaling`: None once it has ended or is being deleted.
+    - `replaced`: by name, how pods of a pool ended that the cluster has evicted and not yet removed, oldest first.
+    - `reason`: why it failed, waits, or has an instance that does not start, for people, or empty.
+    - `last_lines`: the end of the log of the instance that `reason` is about.
+    - `result`: the newest that an instance left by `edl_runtime.result.write_result`, or None.
+    - `invalid_spec`: it has failed for its spec, known without an exit status, as an image that does not exist.
+    - `most_disruptions`: it fails when the cluster has ended one of its instances more often than that; None: never.
     """
 
     name: str
@@ -116,22 +110,21 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has succeeded or failed."""
         return self.phase in ("succeeded", "failed")
 
     @property
     def attainable(self) -> int:
-        """How many instances it can still come to have: those wanted, without those that were given up."""
+        """The requested number of instances without those that were given up."""
         return max(0, self.wanted - sum(instance.given_up for instance in self.instances))
 
     @property
     def is_suspended(self) -> bool:
-        """Whether it is to have no instances for now; those that it had may still be leaving."""
+        """Whether it was resized to 0; its instances may still be leaving."""
         return self.wanted == 0 and not self.has_ended
 
     @property
     def is_disrupted(self) -> bool:
-        """Whether it has failed by what the cluster did to its instances, so that it may well succeed later."""
+        """Whether it has failed by disruptions alone, so that it may succeed when it is submitted again."""
         limit = self.most_disruptions
         return (
             self.phase == "failed"
@@ -141,18 +134,18 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed_permanently(self) -> bool:
-        """Whether what it was given is wrong, if it has failed, so that submitting it again is pointless.
+        """Whether it has failed for its spec or input, so that submitting it again is pointless.
 
-        Of elastic trainers, an instance that was given up speaks for itself alone where another says that all failed.
+        For elastic trainers, given-up instances count only if no other instance exited with an error.
         """
         failed = [instance for instance in self.instances if instance.phase == "failed"]
-        said = [instance for instance in failed if not instance.given_up and (instance.exit_code or 0) > 0]
-        deciding = said if self.elastic and said else failed
+        errors = [instance for instance in failed if not instance.given_up and (instance.exit_code or 0) > 0]
+        deciding = errors if self.elastic and errors else failed
         return self.invalid_spec or any(instance.exit_code in (EX_CONFIG, EX_DATAERR) for instance in deciding)
 
 
 def check_size(instances: object, bounds: Bounds) -> int:
-    """Return `instances` if a job with these bounds can be resized to it, else raise SpecError."""
+    """Return `instances` if it is 0 or within the bounds, else raise SpecError."""
     if not isinstance(instances, int) or isinstance(instances, bool):
         raise SpecError("instances", instances, "a whole number")
     if instances != 0 and instances not in bounds:
@@ -161,12 +154,12 @@ def check_size(instances: object, bounds: Bounds) -> int:
 
 
 def token_owner(token: str) -> str:
-    """Return the OWNER of a token "OWNER/TRY": the same for all tries of one task. Empty for nobody's token."""
+    """Return the OWNER of a token "OWNER/TRY", the same for all tries of a task; empty for other tokens."""
     return token.rpartition("/")[0]
 
 
 def check_owner(job: JobStatus | None, token: str) -> None:
-    """Raise OwnedElsewhereError if `job` has not ended and belongs to another owner than `token` does."""
+    """Raise OwnedElsewhereError if `job` has not ended and `token` is of another owner."""
     if job and not job.has_ended and (owner := token_owner(job.token)) not in ("", token_owner(token)):
         raise OwnedElsewhereError(job.name, job.kind, owner)
 
@@ -179,14 +172,12 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of instances: what it has in `total`, by the names of `Scaling.resources`, and what of it is `free`.
+    """A node: its `total` resources, by the names of `Scaling.resources`, and what of them is `free`.
 
-    One that takes no more has no more than what is there reserves, and nothing is free.
-
-    `free` is beside all that is there, whoever started it, where instances that are leaving count as gone: whoever
-    wants their room gets it in a moment. `labels`: those of the node; None where it has none, as this machine or a
-    quota, so that whatever a job asks of them holds. `taints`: those that keep instances away unless these tolerate
-    them, each with `key`, `value` and `effect`, "NoSchedule" or "NoExecute". See `edl_runtime.backends.placement`.
+    - `total`: of a cordoned node or one that is not ready, what its instances reserve.
+    - `free`: what no instance or other pod reserves; instances that are leaving count as gone.
+    - `labels`: None for this machine or a quota, which match any node selector.
+    - `taints`: those with effect "NoSchedule" or "NoExecute". See `edl_runtime.backends.placement`.
     """
 
     name: str
@@ -197,13 +188,13 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is for instances.
+    """Resources for instances.
 
-    - `nodes`: those that instances may be on, by name.
-    - `quota_total`, `quota_left`: what all instances together may have whatever the nodes have, by resource, and what
-      is left of it, in which instances that have no node yet or are leaving count as gone. Empty for no such limit.
-    - `only_node`: where the backend sees no nodes, the name of the one in `nodes` that stands for all, and has what
-      the quota has. It is not what `InstanceStatus.node` says; see `place_of`.
+    - `nodes`: sorted by name.
+    - `quota_total`, `quota_left`: limits of all instances together, and what is left of them, where instances without
+      a node or that are leaving count as gone. Empty if there is no quota.
+    - `only_node`: where the backend may not list nodes, the name of the one in `nodes` that stands for all of them and
+      has the quota's resources; see `place_of`.
     """
 
     nodes: tuple[NodeCapacity, ...]
@@ -213,48 +204,42 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> dict[str, float]:
-        """What all nodes have together, by resource."""
         return _sums(node.total for node in self.nodes)
 
     @property
     def free(self) -> dict[str, float]:
-        """What is free on all nodes together, by resource."""
         return _sums(node.free for node in self.nodes)
 
     def place_of(self, instance: InstanceStatus) -> str:
-        """Return under which name the node of an instance is in `nodes`, if at all; empty while it has no place.
+        """Return the name in `nodes` of the instance's node: `only_node` if that is set, empty for none.
 
-        A planner has to ask this: with `only_node` all instances that have a place are there, and the place of one
-        that is leaving counts as free.
+        Empty for an instance that is leaving, too: its resources count as free.
         """
         return "" if instance.leaving else instance.node and (self.only_node or instance.node)
 
 
 def _sums(quantities: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    total = Counter[str]()
     for each in quantities:
-        for name, amount in each.items():
-            found[name] = found.get(name, 0.0) + amount
-    return found
+        total.update(each)
+    return dict(total)
 
 
 class Backend(Protocol):
-    """Where instances run. Every verb is safe to repeat: doing it twice is doing it once."""
+    """Where instances run. All methods are idempotent."""
 
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
-        """Get or create the job `spec.name` and let it carry `token`, "OWNER/TRY" or a plain word; see `token_owner`.
+        """Get or create the job `spec.name` and set its `token`, "OWNER/TRY" or any other text; see `token_owner`.
 
-        A job of that name with the same spec that runs or has succeeded is adopted as it is. Any other job of that
-        name is stopped first, down to its last process, and a new one is started. A running job of another owner
-        is neither adopted nor stopped. `secrets` are environment variables for the instances that are never
-        written down.
+        A job of that name with the same spec that runs or has succeeded is adopted. Any other is stopped first, down
+        to its last process. `secrets`: environment variables that are in no spec, status or file.
 
-        Raises OwnedElsewhereError; SubmitError when it can't be started.
+        Raises OwnedElsewhereError if a job of another owner runs; SubmitError when the job can't be started.
         """
         ...
 
     async def get(self, name: str) -> JobStatus:
-        """Return the job's status. Raises UnknownJobError."""
+        """Raises UnknownJobError."""
         ...
 
     async def list(self) -> list[JobStatus]:
@@ -262,46 +247,36 @@ class Backend(Protocol):
         ...
 
     async def resize(self, name: str, instances: int) -> JobStatus:
-        """Change the wanted number of instances; the highest index leaves first, by SIGTERM and its grace.
+        """Request another number of instances. Returns when the request is recorded.
 
-        0, whatever the bounds, suspends a job or pool: all instances leave, and it is pending until another number
-        resumes it. Elastic trainers write a checkpoint before they leave. A larger number also tries instances anew
-        that had been given up. Returns when the wish is recorded, not when it is fulfilled. Raises UnknownJobError;
-        SpecError for any other number outside the job's bounds; BackendError for a job that has ended, and for what
-        the queue of a job does not let it have; see `Scaling.queue`.
+        The highest index leaves first, by SIGTERM and its grace period. 0 is always allowed and suspends the job: it is
+        pending until it is resized again. A larger number also starts instances again that had been given up.
+
+        Raises UnknownJobError; SpecError outside the bounds; BackendError for a job that has ended, and for a size that
+        Kueue does not allow, see `Scaling.queue`.
         """
         ...
 
     def logs(
         self, name: str, *, instance: int | None = None, tail: int | None = None, follow: bool = False
     ) -> AsyncGenerator[LogLine, None]:
-        """Yield the output of all instances, or of one `instance`.
+        """Yield the output of all instances, or of one `instance`; of a deleted job, too. Raises UnknownJobError.
 
-        Only the last `tail` lines of each, if given; with `follow`, what they go on to write until the job ends.
-        Also serves the logs of a job that has been deleted.
-
-        Raises UnknownJobError.
+        `tail`: only the last lines of each. `follow`: also what they write until the job ends.
         """
         ...
 
     async def owner(self, name: str) -> str:
-        """Return whose the job is, or was, that `logs` serves: the OWNER of its token, empty for nobody's.
-
-        Also of a job that has been deleted. Raises UnknownJobError.
-        """
+        """Return the OWNER of the job whose `logs` there are, empty for none. Raises UnknownJobError."""
         ...
 
     async def delete(self, name: str, *, token: str | None = None) -> bool:
-        """Stop the job, down to its last process, and forget it; what its instances wrote is kept.
+        """Stop the job, down to its last process, and remove it; its logs are kept. Return whether there was one.
 
-        With a `token`, only if the job still carries it: a kill never hits a later try's work. Returns whether
-        there was something to delete.
+        `token`: delete only a job that has it, so that the kill of an earlier try can't hit a later one.
         """
         ...
 
     async def capacity(self) -> Capacity:
-        """Return what there is for instances, and what of it is free now.
-
-        Raises BackendError where that can't be known, which says what is to be granted.
-        """
+        """Raises BackendError where the capacity can't be read, which names the missing role."""
         ...

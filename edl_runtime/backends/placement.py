@@ -1,4 +1,4 @@
-"""On which nodes instances may be, whatever is free there, by Kubernetes' rules. Pure.
+"""Which nodes a job's instances may run on, by Kubernetes' rules. Pure.
 
 https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node
 """
@@ -11,15 +11,14 @@ from typing import Any
 from edl_runtime.backends.interface import NodeCapacity, Scaling
 
 _NAME = "metadata.name"
-"""The one field of a node that a term may ask for."""
+"""The only field that `matchFields` may name."""
 
 
 def may_run_on(scaling: Scaling, node: NodeCapacity) -> bool:
-    """Whether new instances of a job may be on a node.
+    """Whether new instances of a job may run on a node, whatever is free there.
 
-    The node has all labels that the job selects, is what one of the terms of its affinity says, and the job tolerates
-    all of its taints. Of one whose labels are None nothing is known against it but its taints. What a job only prefers
-    is not looked at, nor where it is to be beside or apart from other pods.
+    Checks node selector, required node affinity and taints; not preferences, nor affinity between pods. Labels that are
+    None match anything.
     """
     return _is_selected(scaling, node) and all(
         any(_tolerates(each, taint) for each in scaling.tolerations) for taint in node.taints
@@ -36,7 +35,7 @@ def _is_selected(scaling: Scaling, node: NodeCapacity) -> bool:
 
 
 def _holds(term: Mapping[str, Any], name: str, labels: Mapping[str, str]) -> bool:
-    """Whether a node is what a term of an affinity says; one that says nothing is of no node."""
+    """Whether a node matches a node selector term; an empty term matches none."""
     of_labels, of_fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     return bool(of_labels or of_fields) and (
         all(_fits(each, labels) for each in of_labels) and all(_fits(each, {_NAME: name}) for each in of_fields)
@@ -50,7 +49,7 @@ def _fits(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def _compared(found: str | None, values: Sequence[str]) -> int:
-    """Return how much larger a label is than the value; 0 if either is no whole number."""
+    """Return the difference between a label and the value; 0 if either is no whole number."""
     try:
         return int(found or "") - int(values[0])
     except (ValueError, IndexError):
@@ -68,7 +67,7 @@ _OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
-    """Whether a toleration is for that taint: one without a key is for all, and one without an effect for either."""
+    """Whether a toleration matches a taint. Without a key, or an effect, it matches any."""
     if any(toleration.get(part) not in (None, "", taint.get(part)) for part in ("key", "effect")):
         return False
     operator = toleration.get("operator") or "Equal"

@@ -1,7 +1,6 @@
-"""When an instance is started again after it ended, and when it or its job is given up. Pure.
+"""Whether an instance that has ended is restarted, given up, or fails its job. Pure.
 
-That is for pools and for elastic trainers that a signal has ended or that exit with EX_CONFIG, which speaks for the
-instance alone; whatever else a trainer exits with is how its job has ended.
+For instances of pools, and for elastic trainers ended by a signal or EX_CONFIG; other exits of trainers end their job.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from edl_runtime.exit_status import describe_exit
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient a job is with an instance that keeps ending: a pool in any way, elastic trainers by signals.
+    """Limits of restarts.
 
-    It waits `initial_delay_s` before it starts the instance again, twice as long each further time, at most
-    `max_delay_s`. Who lived `healthy_after_s` starts with a clean record. After `max_short_lives` in a row that
-    were shorter, whatever their exit status, the job fails, unless it is a pool with another instance to go on with.
+    The delay before a restart starts at `initial_delay_s` and doubles up to `max_delay_s`. An instance that ran for
+    `healthy_after_s` starts again from zero. `max_short_lives` shorter runs in a row fail the job, unless it is a pool
+    with another instance that works.
 
-    A trainer that has ended more than `max_hourly_exits` times within an hour fails its job however long it lived: it
-    ends before it has written a checkpoint, every 300 s by default, and would begin anew for ever.
+    More than `max_hourly_exits` of a trainer within an hour fail its job, however long each run was: it may end each
+    time before it writes a checkpoint, which it does every 300 s by default, and would never finish.
     """
 
     initial_delay_s: float = 0.2
@@ -31,7 +30,7 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restart(msgspec.Struct, frozen=True):
-    """Start it again after `delay_s`; it has had `short_lives` in a row, for `reason` once these are too many."""
+    """Restart it after `delay_s`. `reason`: set once it has had too many `short_lives` in a row."""
 
     delay_s: float
     short_lives: int
@@ -39,24 +38,22 @@ class Restart(msgspec.Struct, frozen=True):
 
 
 class GiveUpInstance(msgspec.Struct, frozen=True):
-    """Don't start it again, for `reason`; the others go on, if there are enough."""
+    """Don't restart it; the job continues if enough others are left."""
 
     reason: str
 
 
 class FailJob(msgspec.Struct, frozen=True):
-    """Fail the job, for `reason`."""
-
     reason: str
 
 
 def decide_restart(
     policy: RestartPolicy, exit_code: int, lived_s: float, short_lives: int, *, others: bool, within_an_hour: int = 0
 ) -> Restart | GiveUpInstance | FailJob:
-    """Decide on an instance that ended after `lived_s`, with `short_lives` in a row before this one.
+    """Decide on an instance that ended after `lived_s`, with `short_lives` in a row before.
 
-    - `others`: whether it is a pool with another instance that runs or has not had too many short lives yet.
-    - `within_an_hour`: how often it has ended by now, if it is a trainer; 0 for a pool's.
+    - `others`: it is a pool with another instance that runs or may still be restarted.
+    - `within_an_hour`: how often a trainer has ended in the last hour; 0 for a pool's instance.
     """
     if exit_code == EX_CONFIG:
         return GiveUpInstance(f"{describe_exit(exit_code)}, which says that it can never work as configured")

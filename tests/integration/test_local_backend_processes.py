@@ -117,7 +117,7 @@ async def test_a_supervisor_told_to_stop_stops_its_instances(backend: LocalBacke
     await says(backend, "up")
     supervisor(work_dir).terminate()
     status = await ended(backend)
-    assert (status.phase, status.reason) == ("failed", "its supervisor was told to stop")
+    assert (status.phase, status.reason) == ("failed", "its supervisor was stopped by SIGTERM")
     wait_until_gone(work_dir)
 
 

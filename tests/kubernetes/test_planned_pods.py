@@ -34,7 +34,7 @@ async def test_a_job_that_waits_in_a_queue_stays_there_whatever_its_size(
     assert submitted.reason == "suspended: it waits in Kueue's queue 'gpus'"
     assert submitted.scaling is not None
     assert (submitted.scaling.queue, submitted.scaling.resumes) == ("gpus", False)
-    with pytest.raises(BackendError, match="in Kueue's queue 'gpus', which alone says when it is suspended"):
+    with pytest.raises(BackendError, match="in Kueue's queue 'gpus': only Kueue may suspend it"):
         await backend.resize("job", 0)
     resized = await backend.resize("job", 3)
     assert (resized.phase, resized.wanted) == ("pending", 3)
@@ -56,7 +56,7 @@ async def test_a_job_that_runs_in_a_queue_grows_when_all_have_been_admitted(
     begun = await cluster.ask("PATCH", path, {"spec": {"suspend": False}}, content=merge)
     assert begun["metadata"]["annotations"][names.ELASTIC_IN_QUEUE] == "true"
     await reach(backend, "job", lambda status: status.reason == "instance 0 waits in Kueue's queue")
-    with pytest.raises(BackendError, match="1 of 'job' still wait in Kueue's queue 'gpus'"):
+    with pytest.raises(BackendError, match="1 pods of 'job' wait in Kueue's queue 'gpus'"):
         await backend.resize("job", 3)
     (pod,) = await cluster.found("pods")
     path = f"/api/v1/namespaces/{cluster.namespace}/pods/{pod['metadata']['name']}"

@@ -140,7 +140,7 @@ async def test_who_may_do_nothing_is_told_what_is_missing(cluster: Cluster, tmp_
     said = await refused(backend, cluster, "trainer", ClusterError)
     assert 'cannot list resource "' in said
     assert f'in the namespace "{cluster.namespace}"' in said
-    assert "the role in deploy/ has all verbs that are needed" in said
+    assert "deploy/role.yaml grants all that is needed" in said
     for asking in (backend.get("job"), backend.list(), backend.delete("job"), backend.resize("job", 1)):
         with pytest.raises(ClusterError, match='cannot list resource "'):
             await asking

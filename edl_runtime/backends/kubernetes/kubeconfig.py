@@ -1,4 +1,4 @@
-"""Ways to a cluster."""
+"""Connects to a cluster by a kubeconfig."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 def connect_by_kubeconfig(
     file: str | None = None, context: str | None = None
 ) -> Callable[[], AbstractAsyncContextManager[ApiClient]]:
-    """Return what opens a client of the cluster of a kubeconfig's context.
+    """Return a function that opens a client of a kubeconfig's context; it raises SpecError for an invalid one.
 
-    By default the file that KUBECONFIG names, else ~/.kube/config, and its current context. Raises SpecError when it is
-    opened and that is no kubeconfig.
+    `file`: KUBECONFIG by default, else ~/.kube/config. `context`: the current one by default.
     """
 
     @asynccontextmanager
@@ -41,7 +40,7 @@ def connect_by_kubeconfig(
 
 
 def kubeconfig_namespace(file: str | None = None, context: str | None = None) -> str:
-    """Return the namespace that a kubeconfig's context names, "default" if none. Raises SpecError."""
+    """Return the namespace of a kubeconfig's context, "default" if it has none. Raises SpecError."""
     from kubernetes_asyncio.config import ConfigException, list_kube_config_contexts
     from yaml import YAMLError
 
@@ -56,10 +55,10 @@ def kubeconfig_namespace(file: str | None = None, context: str | None = None) ->
 
 
 def _file(given: str | None) -> str | None:
-    """Return the file or files to read; None for the default: KUBECONFIG is read anew each time."""
+    """Return the file or files to read, None for the default. KUBECONFIG is read each time."""
     return given or kubeconfig_file(os.environ) or None
 
 
 def _no_kubeconfig(file: str | None, error: Exception) -> SpecError:
     given = _file(file) or "~/.kube/config"
-    return SpecError("KUBECONFIG", given, f"a kubeconfig, as the one that `kubectl` uses ({error})")
+    return SpecError("KUBECONFIG", given, f"a kubeconfig as `kubectl` uses it ({error})")

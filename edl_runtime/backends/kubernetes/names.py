@@ -1,4 +1,4 @@
-"""What objects of ours are called, and the labels and annotations by which they are known."""
+"""Names, labels and annotations of our objects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from edl_runtime import pods
 
 MANAGER = "edl-airflow"
-"""Who writes our objects, in labels and in the fields that server-side apply keeps of each writer."""
+"""Our label value and our field manager in server-side apply."""
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 JOB = f"{MANAGER}/job"
@@ -29,38 +29,38 @@ MOST_DISRUPTIONS = f"{MANAGER}/most-disruptions"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 QUEUE = "kueue.x-k8s.io/queue-name"
 ELASTIC_IN_QUEUE = "kueue.x-k8s.io/elastic-job"
-"""The annotation of a Job that asks Kueue to let it be resized while it runs. Kueue answers when the Job is made, by a
-scheduling gate of that name on its pods, which each has until the queue has admitted it."""
+"""The annotation that asks Kueue to let a Job be resized while it runs. A Kueue that supports it puts a scheduling gate
+of that name on the Job's pods, until the queue has admitted each."""
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
 DISRUPTIONS = "batch.kubernetes.io/job-index-ignored-failure-count"
 TRACKED = "batch.kubernetes.io/job-tracking"
-"""The finalizer of pods that a Job has yet to count."""
+"""The finalizer of pods that the Job controller has yet to count."""
 RUN = "batch.kubernetes.io/controller-uid"
 
 CONTAINER = "instance"
-"""The container of a pod that is the instance."""
+"""The name of an instance's container."""
 
 HOME = pods.HOME
 
 PORT = 8000
-"""At which an instance that serves HTTP does so."""
+"""The port of instances that serve HTTP."""
 
 
 def labels(job: str, kind: str) -> dict[str, str]:
-    """Return the labels of everything of a job."""
+    """Return the labels of a job's objects."""
     return {MANAGED_BY: MANAGER, JOB: job, KIND: kind}
 
 
 def selector(job: str = "") -> str:
-    """Return the label selector of everything of a job, or of all jobs."""
+    """Return the label selector of a job's objects, or of those of all jobs."""
     ours = f"{MANAGED_BY}={MANAGER}"
     return f"{ours},{JOB}={job}" if job else f"{ours},{JOB}"
 
 
 def is_of(labels: Mapping[str, str], job: str) -> bool:
-    """Whether what has these labels is the job's, or the log of an earlier one of its name."""
+    """Whether these labels are of the job's objects, or of the archived log of a job of that name."""
     return job in (labels.get(JOB), labels.get(LOG_OF))
 
 

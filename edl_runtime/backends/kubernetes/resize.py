@@ -1,4 +1,4 @@
-"""Changes how many instances a Job or a Deployment has, and what Kueue lets a Job in its queues have."""
+"""Resizes a Job or Deployment, and checks whether Kueue allows it."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ async def resize_owner(api: KubernetesClient, owner: Manifest, instances: int, b
         marked = (api.patch(pod, {"metadata": costs[pod["metadata"]["name"]]}) for pod in pods)
         await asyncio.gather(*marked)
     resized = await api.annotate(owner, size, {"replicas": instances})
-    if instances > desired_instances(owner):  # those that had been given up are tried anew
+    if instances > desired_instances(owner):  # replace those that had been given up
         given_up = [pod for pod in pods if seen[pod["metadata"]["name"]].given_up]
         await asyncio.gather(*(api.delete(pod) for pod in given_up))
     return resized
 
 
 async def _resize_job(api: KubernetesClient, owner: Manifest, instances: int, size: Mapping[str, str]) -> Manifest:
-    """Change the number of a Job's indexes, or suspend it: it can't have none.
+    """Change the number of a Job's indexes, or suspend it for 0.
 
-    One that has not begun, or that Kueue lets run, begins when these let it. Raises BackendError for what Kueue would
-    undo, or answer by stopping the job.
+    `submit` starts a Job that is not started yet, and Kueue one in its queue. Raises BackendError for what Kueue would
+    undo, or stop the job for.
     """
     queue = owner["metadata"]["labels"].get(names.QUEUE)
-    begins_itself = names.STARTED not in owner["metadata"]["annotations"] or queue is not None
+    started_elsewhere = names.STARTED not in owner["metadata"]["annotations"] or queue is not None
     if queue is not None:
         await _check_queue(api, owner, queue, instances)
     if instances == 0:
@@ -65,26 +65,26 @@ async def _resize_job(api: KubernetesClient, owner: Manifest, instances: int, si
         "parallelism": completions,
         "completions": completions,
         "maxFailedIndexes": manifests.max_failed_indexes(completions, bounds(owner), elastic=elastic),
-        **({} if begins_itself else {"suspend": False}),
+        **({} if started_elsewhere else {"suspend": False}),
     }
     return await api.annotate(owner, size, spec)
 
 
 async def _check_queue(api: KubernetesClient, owner: Manifest, queue: str, instances: int) -> None:
-    """Raise BackendError if Kueue, in whose queue the Job is, would not let it have so many instances.
+    """Raise BackendError if Kueue would not let the Job have so many instances.
 
-    Kueue stops a running Job whose size changes, unless it took the Job as elastic when that was made; and of one that
-    grows again before its last growth was admitted, it may admit the wrong pods (kubernetes-sigs/kueue#14580).
+    Kueue stops a running Job whose size changes, unless it was created as an elastic one; and if a Job grows again
+    before its last growth was admitted, Kueue may admit the wrong pods (kubernetes-sigs/kueue#14580).
     """
     name = owner["metadata"]["name"]
     if instances == 0:
-        raise BackendError(f"{name!r} is in Kueue's queue {queue!r}, which alone says when it is suspended")
+        raise BackendError(f"{name!r} is in Kueue's queue {queue!r}: only Kueue may suspend it")
     if owner["spec"].get("suspend") or instances == desired_instances(owner):
         return
     if not is_gated_by_queue(owner["spec"]["template"]):
         raise BackendError(
-            f"{name!r} runs in Kueue's queue {queue!r}, which would stop it if its size changed: resizing takes a job "
-            "that was made under Kueue 0.18, or under 0.13 with the feature gate ElasticJobsViaWorkloadSlices"
+            f"Kueue would stop {name!r}, in its queue {queue!r}, if its size changed: resizing needs a job submitted "
+            "under Kueue 0.18, or 0.13 with the feature gate ElasticJobsViaWorkloadSlices"
         )
     if instances < desired_instances(owner):
         return
@@ -92,14 +92,14 @@ async def _check_queue(api: KubernetesClient, owner: Manifest, queue: str, insta
     gated = sum(is_pod_of(pod, owner) and is_gated_by_queue(pod) for pod in found)
     if gated:
         raise BackendError(
-            f"{gated} of {name!r} still wait in Kueue's queue {queue!r}; resize it again when they have been admitted"
+            f"{gated} pods of {name!r} wait in Kueue's queue {queue!r}; resize it when they have been admitted"
         )
 
 
 async def _release_suspended_pods(api: KubernetesClient, owner: Manifest) -> None:
-    """Have the Job not count the pods of before it was suspended, which have left by a signal, among its failures.
+    """Remove the Job's finalizer from pods that left when it was suspended, so that it does not count them as failed.
 
-    It keeps an index's last pod until the next one is there, and would give up an index that has left a few times.
+    They ended by a signal, and a Job gives up an index that has failed a few times.
     """
     found, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))
     left = [pod for pod in found if is_pod_of(pod, owner) and is_leaving(pod)]

@@ -1,4 +1,4 @@
-"""The local backend's verbs."""
+"""The local backend: jobs as processes of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from edl_runtime import locks
 from edl_runtime.backends.errors import JobEndedError, SubmitError, UnknownJobError
-from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, token_owner
+from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, check_size, token_owner
 from edl_runtime.backends.local.capacity import free_capacity, machine_total
 from edl_runtime.backends.local.job_folders import JobFolder, WorkFolder, name_full_folder
 from edl_runtime.backends.local.logs import follow_run
@@ -21,7 +21,6 @@ from edl_runtime.backends.local.rpc import (
     Accepted,
     AdoptRequest,
     DeleteRequest,
-    Rejected,
     Reply,
     Request,
     ResizeRequest,
@@ -34,17 +33,17 @@ from edl_runtime.specs import JobSpec, check_name
 
 
 class LocalBackend:
-    """Runs jobs as processes of this machine; see `edl_runtime.backends.interface.Backend` for what the verbs promise.
+    """Runs jobs as processes of this machine; see `edl_runtime.backends.interface.Backend`.
 
-    All who use the same `work_dir` see the same jobs, also from other processes; those outlive whoever started them. It
-    is made when first needed, readable by its owner only.
+    All processes with the same `work_dir` see the same jobs, which outlive the process that started them. The folder is
+    made when it is needed, readable by its owner only.
     """
 
     def __init__(self, work_dir: Path | str) -> None:
         self._work = WorkFolder(Path(work_dir).expanduser().absolute())
 
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
-        """Get or create the job. Once a start has begun it is brought to its end, even when this is cancelled."""
+        """Get or create the job. When this is cancelled, a start that has begun is completed first."""
         await asyncio.to_thread(self._prepare, spec)
         folder = self._work.job(spec.name)
         async with locks.hold(self._work.lock(spec.name)) as held:
@@ -71,9 +70,9 @@ class LocalBackend:
         return await asyncio.to_thread(self._list)
 
     async def resize(self, name: str, instances: int) -> JobStatus:
-        if not isinstance(instances, int) or isinstance(instances, bool):
-            raise SpecError("instances", instances, "a whole number")
         status = await self.get(name)
+        if status.scaling:
+            check_size(instances, status.scaling.bounds)
         try:
             reply = await _ask_supervisor(self._job(name), ResizeRequest(instances))
         except TimeoutError:
@@ -83,11 +82,8 @@ class LocalBackend:
         match reply:
             case Accepted():
                 return reply.status
-            case Rejected(allowed=allowed) if allowed:
-                raise SpecError("instances", instances, allowed)
             case _:
-                ended = f"has {status.phase}" if status.has_ended else "is ending"
-                raise JobEndedError(name, ended)
+                raise JobEndedError(name, f"has {status.phase}" if status.has_ended else "is ending")
 
     async def logs(
         self, name: str, *, instance: int | None = None, tail: int | None = None, follow: bool = False
@@ -111,16 +107,13 @@ class LocalBackend:
 
     async def delete(self, name: str, *, token: str | None = None) -> bool:
         folder, lock = self._job(name), self._work.lock(name)
-        if not lock.exists():  # nobody ever tried to start it
+        if not lock.exists():  # it was never started
             return False
         async with locks.hold(lock):
             return await _stop_and_remove(folder, token)
 
     async def capacity(self) -> Capacity:
-        """Return what this machine has, and what of it no instance of a job here reserves.
-
-        An instance reserves what its pod would, whether or not its process takes it, and a core where nothing is said.
-        """
+        """Return what this machine has, and what no instance reserves: what its pod would, by default one core."""
         return await asyncio.to_thread(lambda: free_capacity(self._list(), machine_total()))
 
     def _prepare(self, spec: JobSpec) -> None:
@@ -160,7 +153,7 @@ class LocalBackend:
     def _job(self, name: str) -> JobFolder:
         try:
             check_name("name", name)
-        except SpecError:  # such a name might lead out of the work folder
+        except SpecError:  # as a path, it might lead out of the work folder
             raise self._unknown(name) from None
         return self._work.job(name)
 
@@ -173,7 +166,7 @@ class LocalBackend:
 
 
 async def _adopt(folder: JobFolder, spec: JobSpec, token: str) -> JobStatus | None:
-    """Return the job's status if it is one to adopt, with `token` as its owner. Needs the job's lock."""
+    """Return the job's status, with the new token, if it can be adopted. Needs the job's lock."""
     try:
         reply = await _ask_supervisor(folder, AdoptRequest(spec.digest, token))
     except TimeoutError:
@@ -189,13 +182,13 @@ async def _adopt(folder: JobFolder, spec: JobSpec, token: str) -> JobStatus | No
 
 
 async def _stop_and_remove(folder: JobFolder, token: str | None = None) -> bool:
-    """Stop the job down to its last process and remove it; with a `token`, only if it carries that.
+    """Stop and remove the job; with a `token`, only if the job has it. Needs the job's lock.
 
-    Needs the job's lock. A supervisor that does not answer is killed, and its instances with it.
+    A supervisor that does not answer is killed, and its instances with it.
     """
     status = await asyncio.to_thread(folder.read_status)
     if status is None:
-        await asyncio.to_thread(folder.remove)  # what a crash of the machine left, if anything
+        await asyncio.to_thread(folder.remove)  # a crash of the machine may have left files
         return False
     if token not in (None, status.token):
         return False
@@ -205,16 +198,16 @@ async def _stop_and_remove(folder: JobFolder, token: str | None = None) -> bool:
         except TimeoutError:
             folder.kill_supervisor()
         await released()
-    await asyncio.to_thread(folder.remove)  # what a supervisor left that had ended before
+    await asyncio.to_thread(folder.remove)  # a supervisor that had ended before leaves its files
     return True
 
 
 async def _ask_supervisor(folder: JobFolder, request: Request) -> Reply | None:
-    """Return the supervisor's reply, None when there is no supervisor (any more). Raises TimeoutError."""
+    """Return the supervisor's reply, None if it has ended. Raises TimeoutError."""
     async with asyncio.timeout(REPLY_TIMEOUT_S):
         while locks.is_held(folder.supervisor_lock):
             try:
                 return await send_request(folder.address(), request)
-            except (ConnectionError, FileNotFoundError):  # it is just ending, and frees the lock in a moment
+            except (ConnectionError, FileNotFoundError):  # it is ending and will release the lock
                 await asyncio.sleep(locks.POLL_S)
     return None

@@ -1,4 +1,4 @@
-"""What this machine has for instances, and what of it they reserve."""
+"""Resources of this machine, and what instances reserve of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from edl_runtime.settings import count_gpus
 from edl_runtime.specs import JobSpec
 
 NODE_NAME = "localhost"
-"""The node that all instances are on."""
+"""Name of this machine as a node."""
 
 
 def machine_total() -> dict[str, float]:
-    """Return this machine's cores, its memory and its GPUs."""
     import psutil
 
     return {
@@ -25,7 +24,7 @@ def machine_total() -> dict[str, float]:
 
 
 def free_capacity(jobs: Iterable[JobStatus], total: Mapping[str, float]) -> Capacity:
-    """Return what is free of `total` beside the instances of these jobs, but for those that are leaving."""
+    """Return what the running instances of these jobs leave of `total`; those that are leaving count as gone."""
     free = dict(total)
     for job in jobs:
         staying = sum(one.phase == "running" and not one.leaving for one in job.instances)
@@ -36,10 +35,9 @@ def free_capacity(jobs: Iterable[JobStatus], total: Mapping[str, float]) -> Capa
 
 
 def scaling_of(spec: JobSpec, total: Mapping[str, float]) -> Scaling:
-    """Return what decides on the size of a job that is about to start.
+    """Return the scaling of a new job.
 
-    It reserves what its pods would, of what a machine with so much in `total` has at all, and a core where that is
-    nothing: its processes start whatever they would ask for as pods.
+    Its instances reserve what their pods would of the resources in `total`, or else one core. Nothing enforces that.
     """
     asked = spec.pod.reserves() if spec.pod else {}
     asked = {name: much for name, much in asked.items() if much and total.get(name)}

@@ -1,11 +1,10 @@
-"""Runs one instance's command and outlives nothing: started by path, `python -I -S instance.py FDS COMMAND…`.
+"""Parent process of one instance's command: `python -I -S instance_wrapper.py FDS COMMAND…`.
 
-FDS are two descriptors, "LIFELINE,LOCK", or the first alone. The supervisor holds the other end of the lifeline; when
-that closes, because the supervisor lets this instance go or died, the command and all its descendants are killed. The
-lock is only held: it tells others that something of the job still runs. SIGTERM is passed on to the command alone, as
-on Kubernetes. When the command has ended, what it left behind is killed, and this process ends the way the command did.
+FDS: the descriptors "LIFELINE,LOCK", or the first alone. The supervisor holds the other end of the lifeline; when that
+closes, the command and all its descendants are killed. The lock is held while anything of the job runs. SIGTERM goes to
+the command alone, as on Kubernetes. When the command ends, its descendants are killed and this process exits as it did.
 
-Every instance has such a process above it, so this imports only what the standard library loads fast and small.
+Each instance has one, so this imports only what loads fast.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ import sys
 from collections.abc import Container, Iterator
 
 NOT_RUN = 127
-"""Exit status for a command that could not be run, as shells have it."""
+"""Exit status of a command that could not be run, as in shells."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of its descendants' orphans, where the system can (Linux)."""
+    """Make this process the parent of its descendants' orphans. Linux only."""
     if sys.platform == "linux":
         import ctypes
 
@@ -33,10 +32,8 @@ def adopt_orphans() -> None:
 
 
 def kill_descendants(spare: Container[int] = ()) -> None:
-    """Kill and reap this process's children but those in `spare`, and theirs, which become ours as their parents die.
-
-    Needs `adopt_orphans()` and Linux; elsewhere it does nothing.
-    """
+    """Kill and reap all descendants but the children in `spare`. Needs `adopt_orphans()`, so Linux only."""
+    # grandchildren become children as their parents die, hence the loop
     while children := [pid for pid in _children() if pid not in spare]:
         for pid in children:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -55,23 +52,23 @@ def _children() -> Iterator[int]:
                     yield int(entry)
 
 
-def run(command: list[str], lifeline: int, told: list[int] | None = None) -> int:
-    """Run the command until it ends or `lifeline` is cut. Return its exit status, negative for a signal.
+def run(command: list[str], lifeline: int, received: list[int] | None = None) -> int:
+    """Run the command until it ends or `lifeline` closes. Return its exit status, negative for a signal.
 
-    `told` gets the signals by which the command was told to go.
+    `received`: collects the SIGTERMs that were passed on.
     """
     adopt_orphans()
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)
     terminations: list[int] = []
-    told = [] if told is None else told
+    received = [] if received is None else received
 
-    def tell(number: int, _: object) -> None:
+    def on_terminate(number: int, _: object) -> None:
         terminations.append(number)
-        told.append(number)
+        received.append(number)
 
-    signal.signal(signal.SIGTERM, tell)
+    signal.signal(signal.SIGTERM, on_terminate)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     try:
@@ -96,10 +93,7 @@ def run(command: list[str], lifeline: int, told: list[int] | None = None) -> int
 
 
 def _wait(child: int, lifeline: int, woken: int, terminations: list[int]) -> int | None:
-    """Return the child's exit status once it has ended, None once the lifeline is cut.
-
-    The child is left unreaped in the second case and reaped in the first.
-    """
+    """Reap the child and return its exit status, or return None when the lifeline closes, without reaping it."""
     while True:
         readable, _, _ = select.select([lifeline, woken], [], [])
         if lifeline in readable:
@@ -115,7 +109,7 @@ def _wait(child: int, lifeline: int, woken: int, terminations: list[int]) -> int
 
 
 def _kill_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing of it is left (macOS says it so)
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it is empty; macOS raises PermissionError then
         os.killpg(leader, signal.SIGKILL)
 
 
@@ -130,7 +124,6 @@ def _end_as(exit_status: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run `arguments`: the descriptors, then the command."""
     descriptors = [int(word) for word in arguments[0].split(",")]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)

@@ -1,6 +1,6 @@
-"""A supervisor's instances: their slots, how their processes are started, stopped and reaped, and their environment.
+"""A supervisor's instances: slots, processes and launcher.
 
-Reaping happens in one place, on SIGCHLD, so that no process started in between is taken for an orphan.
+Processes are reaped in one place, on SIGCHLD, so that no process that was just started is taken for an orphan.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _HOUR_S = 3600.0
 
 
 class FailureDetail(msgspec.Struct, frozen=True):
-    """Why an instance does not come up, and the end of its log."""
+    """Why an instance has failed, and the end of its log."""
 
     reason: str
     last_lines: tuple[str, ...] = ()
 
 
 class InstanceSlot:
-    """The place of one instance: who is in it now, how that fares, and whether it has to go.
+    """One instance with all its restarts.
 
-    `finished`: nobody comes into it any more. `short_lives`: how many in a row it has had; see `restarts`.
+    `finished`: it is not started again. `short_lives`: how many in a row, see `restarts`.
     """
 
     def __init__(self, index: int) -> None:
@@ -56,27 +56,24 @@ class InstanceSlot:
         self.status = msgspec.structs.replace(self.status, **changes)
 
     def request_leave(self) -> None:
-        """Have its instance leave."""
         self.leave.set()
         self.update(leaving=True)
 
     def count_exit(self, now: float) -> int:
-        """Note that its instance has ended, and return how often that was so within the last hour of a clock."""
+        """Record an exit at a monotonic time, and return how many there were within the last hour."""
         self._ended_at.append(now)
         while self._ended_at[0] <= now - _HOUR_S:
             self._ended_at.popleft()
         return len(self._ended_at)
 
     def may_recover(self, max_short_lives: int) -> bool:
-        """Whether a pool can go on with this one: it runs, or has not had too many short lives yet."""
+        """Whether it runs, or has not had too many short lives yet."""
         running = self.status.phase == "running"
         return not self.status.given_up and (running or self.short_lives < max_short_lives)
 
 
-# The processes of a supervisor's instances: started, told to go, reaped.
-
 KILL_TIMEOUT_S = 5.0
-"""How long an instance's wrapper may take to kill what it holds before it is killed itself."""
+"""How long an instance's wrapper may take to kill its descendants before it is killed itself."""
 
 
 def start_wrapped(
@@ -88,11 +85,11 @@ def start_wrapped(
     cwd: Path | None = None,
     lock: int | None = None,
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start `command` in a wrapper (see `instance`) and a session of its own; return the wrapper and its lifeline.
+    """Start `command` in a wrapper (see `instance_wrapper`) and a new session; return the wrapper and its lifeline.
 
-    Closing the lifeline, as the end of this process does, kills the command and all that it started. The descriptor
-    `lock` stays open in the wrapper, which thus holds that lock. `errors` go to the `output` unless they have a file of
-    their own. Raises OSError; ValueError for a null byte.
+    When the lifeline closes, also by the end of this process, the command and its descendants are killed. `lock`: the
+    descriptor of a lock for the wrapper to hold. `errors`: for stderr, by default as `output`. Raises OSError;
+    ValueError for a null byte.
     """
     kept, lifeline = os.pipe()
     descriptors = (kept,) if lock is None else (kept, lock)
@@ -128,7 +125,7 @@ class InstanceProcess:
         return self._wrapper.pid
 
     def reap(self) -> bool:
-        """Return whether the process has ended; then `ended` has its exit code, negative for a signal."""
+        """Return whether the process has ended, and set `ended` to its exit code, negative for a signal."""
         exit_code = self._wrapper.poll()
         if exit_code is None:
             return False
@@ -137,7 +134,7 @@ class InstanceProcess:
         return True
 
     async def run(self, leave: asyncio.Event, grace_s: float) -> int:
-        """Return the exit code once the instance has ended; when `leave` is set, make it end within `grace_s`."""
+        """Wait for the exit code. Once `leave` is set, terminate the instance, and kill it after `grace_s`."""
         leaving = asyncio.create_task(leave.wait())
         first: list[asyncio.Future[Any]] = [self.ended, leaving]
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +146,7 @@ class InstanceProcess:
             self._close_lifeline()
             await asyncio.wait([self.ended], timeout=KILL_TIMEOUT_S)
         if not self.ended.done():
-            self._wrapper.kill()  # its orphans become the supervisor's and are killed when it is reaped
+            self._wrapper.kill()  # the supervisor adopts its orphans, and kills them when it is reaped
         return await self.ended
 
     def _close_lifeline(self) -> None:
@@ -161,7 +158,7 @@ class InstanceProcess:
 class ProcessTable:
     """All processes of one supervisor. Enter it in the main thread, with the loop running.
 
-    `lock` is the descriptor of a lock that each instance holds as long as anything of it lives.
+    `lock`: the descriptor of a lock that each instance holds while any process of it runs.
     """
 
     def __init__(self, lock: int) -> None:
@@ -181,7 +178,7 @@ class ProcessTable:
     def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> InstanceProcess:
         """Start `command` with its output appended to `log`. Raises OSError; ValueError for a null byte.
 
-        A command that can't be run is not noticed here: the instance says so in its log and exits with 127.
+        A command that can't be run raises nothing: the instance logs that and exits with 127.
         """
         with log.open("ab") as output:
             process = InstanceProcess(*start_wrapped(command, env=env, cwd=cwd, output=output, lock=self._lock))
@@ -196,20 +193,18 @@ class ProcessTable:
             instance_wrapper.kill_descendants(spare=self._running)
 
 
-# The instances of one run of a job: where they start, what they see and where they leave what they write.
-
 LAST_LINES = 30
 """How many lines of a failed instance's log go into the status."""
 
-AGENTS_WORD = "edl: "
-"""An agent's last line begins so: what follows is why it ended."""
+AGENT_PREFIX = "edl: "
+"""An agent's last line begins so, followed by why it ended."""
 
 
 class InstanceLauncher:
     """Starts instances of `spec`.
 
-    - `run_folder`: where their logs go, and where they start when the spec names no folder.
-    - `environ`: what every instance's environment starts from; the spec's variables and `secrets` come on top.
+    - `run_folder`: for their logs, and their working directories if the spec names none.
+    - `environ`: the base of their environment; the spec's variables and `secrets` override it.
     """
 
     def __init__(
@@ -237,8 +232,8 @@ class InstanceLauncher:
             "PYTHONUNBUFFERED": "1",
         }
         checkpoints = spec.env.get("EDL_CHECKPOINT", "")
-        places = [spec.cwd, "" if "://" in checkpoints else checkpoints]
-        self._folders = [*map(Path, filter(None, places)), run_folder, Path(tempfile.gettempdir()), Path("/dev/shm")]  # noqa: S108
+        written = [spec.cwd, "" if "://" in checkpoints else checkpoints]
+        self._folders = [*map(Path, filter(None, written)), run_folder, Path(tempfile.gettempdir()), Path("/dev/shm")]  # noqa: S108
         self._command = [sys.executable if spec.command[0] == "python" else spec.command[0], *spec.command[1:]]
 
     def start(self, index: int) -> InstanceProcess:
@@ -251,13 +246,10 @@ class InstanceLauncher:
         return self._processes.start(self._command, env=environ, cwd=cwd, log=self._log(index))
 
     def failure(self, index: int, reason: str) -> FailureDetail:
-        """Return what is wrong with the instance, with the end of its log, and which folder is full if that is it.
-
-        Of an agent, also why it ended by its own words.
-        """
+        """Return the reason with what the agent's last line and full disks add to it, and the end of the log."""
         lines = tuple(tail(self._log(index), LAST_LINES))
-        said = next((line for line in reversed(lines) if line.startswith(AGENTS_WORD)), "") if self._has_agents else ""
-        why = said.removeprefix(AGENTS_WORD).removeprefix(f"instance {index}: ")
+        last = next((line for line in reversed(lines) if line.startswith(AGENT_PREFIX)), "") if self._has_agents else ""
+        why = last.removeprefix(AGENT_PREFIX).removeprefix(f"instance {index}: ")
         full = full_folders(self._folders) if any(NO_SPACE in line for line in lines) else []
         where = f"; no space is left in {', '.join(full)}" if full else ""
         return FailureDetail(f"instance {index} {reason}{f': {why}' if why else ''}{where}", lines)

@@ -1,4 +1,4 @@
-"""Reading instances' logs: their ends without reading the rest, and what they go on to write."""
+"""Reads and follows instances' logs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import BinaryIO
 from edl_runtime.backends.interface import LogLine
 
 FOLLOW_POLL_S = 0.2
-"""How often logs are looked at for more: it costs one `stat` an instance, and works on every file system."""
+"""How often logs are polled. Unlike inotify, that works on every file system."""
 
 LONGEST_LINE = 1 << 16
-"""Bytes: a longer line is handed out in parts, so that a program without newlines fills nobody's memory."""
+"""Bytes. Longer lines are split, so that output without newlines does not fill the memory."""
 
 _BLOCK = 1 << 16
 
 
 def tail(log: Path, lines: int) -> list[str]:
-    """Return the last `lines` lines of `log`, fewer if there are fewer; none when it is not there."""
+    """Return the last `lines` lines of `log`; none if the file does not exist."""
     reader = _Reader(log, lines)
     found: list[str] = []
     while (more := reader.read()) is not None:
@@ -32,14 +32,14 @@ def tail(log: Path, lines: int) -> list[str]:
 async def follow_run(
     folder: Path, *, instance: int | None = None, last: int | None = None, ended: Callable[[], bool]
 ) -> AsyncIterator[LogLine]:
-    """Yield the lines of all logs in a run's `folder`, or of one `instance`, and those that come until `ended()`.
+    """Yield the lines of all logs in a run's `folder`, or of one `instance`, until `ended()`.
 
-    Starts `last` lines before the end of each log that is there already, if given.
+    `last`: begin so many lines before the end of each log that exists already.
     """
     readers: dict[int, _Reader] = {}
     skip = last
     while True:
-        stop = await asyncio.to_thread(ended)  # before reading: what is written up to now is read below
+        stop = await asyncio.to_thread(ended)  # checked before reading, so that no line is missed
         for index, log in await asyncio.to_thread(_logs, folder):
             if instance not in (None, index):
                 continue
@@ -50,7 +50,7 @@ async def follow_run(
                     yield LogLine(index, line)
         if stop:
             break
-        skip = None  # an instance that comes later is read from its start
+        skip = None  # logs of later instances are read from their start
         await asyncio.sleep(FOLLOW_POLL_S)
     for index, reader in readers.items():
         for line in reader.rest():
@@ -58,7 +58,7 @@ async def follow_run(
 
 
 class _Reader:
-    """Reads one log block by block, from the start or from `last` lines before its end."""
+    """Reads one log in blocks, from the start or from `last` lines before its end."""
 
     def __init__(self, log: Path, last: int | None = None) -> None:
         self._log = log
@@ -69,12 +69,12 @@ class _Reader:
                 self._offset = _start_of_last(file, last)
 
     def read(self) -> list[str] | None:
-        """Return the lines that the next block completes, None when there is no next block."""
+        """Return the lines that end in the next block, None at the end of the file."""
         try:
             with self._log.open("rb") as file:
                 file.seek(self._offset)
                 block = file.read(_BLOCK)
-        except FileNotFoundError:  # kept logs are limited: the run is gone
+        except FileNotFoundError:  # old runs are pruned
             return None
         if not block:
             return None
@@ -86,16 +86,16 @@ class _Reader:
         return [_text(line) for line in lines]
 
     def rest(self) -> list[str]:
-        """Return the last line if its newline never came."""
+        """Return the last line if it has no newline."""
         return [_text(self._partial)] if self._partial else []
 
 
 def _start_of_last(file: BinaryIO, lines: int) -> int:
-    """Return the offset at which the last `lines` lines of `file` start, reading it backwards."""
+    """Return the offset of the last `lines` lines, reading backwards."""
     position = file.seek(0, os.SEEK_END)
     if lines == 0 or position == 0:
         return position
-    position -= 1  # the newline that ends the last line, or some byte of that line
+    position -= 1  # the last byte may be the newline that ends the last line
     while position > 0:
         length = min(_BLOCK, position)
         position -= length
@@ -110,7 +110,6 @@ def _start_of_last(file: BinaryIO, lines: int) -> int:
 
 
 def _logs(folder: Path) -> list[tuple[int, Path]]:
-    """Return the instances that have a log, by index."""
     return sorted((int(log.stem), log) for log in folder.glob("*.log") if log.stem.isdecimal())
 
 

@@ -1,7 +1,6 @@
-"""How the local backend starts a job's supervisor and talks to it: one JSON request and one JSON reply a connection.
+"""Starts a job's supervisor, and sends it requests: one JSON request and one JSON reply per connection.
 
-Reading a status needs no supervisor, which keeps a file; only what decides goes through here, over a unix socket, so
-that one process decides on one job.
+Statuses are read from a file. Changes go through the supervisor's Unix socket, so that one process decides on a job.
 """
 
 from __future__ import annotations
@@ -37,48 +36,43 @@ _INHERITED_PREFIXES = (
 
 
 def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what of the caller's `environ` a supervisor and its instances start from."""
+    """Return the variables that a supervisor and its instances inherit."""
     return {
         name: value for name, value in environ.items() if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
     }
 
 
-# What the backend asks a job's supervisor: one JSON request and one JSON reply a connection, on a unix socket.
-
 REPLY_TIMEOUT_S = 15.0
-"""Supervisors answer at once; one that takes so long is stuck."""
+"""Supervisors reply at once; one that takes longer is stuck."""
 
 
 class AdoptRequest(msgspec.Struct, frozen=True, tag="adopt"):
-    """Make `token` the owner, if the job has this digest and runs or has succeeded."""
+    """Replace the token, if the job has this digest and has not failed."""
 
     digest: str
     token: str
 
 
 class ResizeRequest(msgspec.Struct, frozen=True, tag="resize"):
-    """Change the wanted number of instances."""
+    """Request another number of instances."""
 
     instances: int
 
 
 class DeleteRequest(msgspec.Struct, frozen=True, tag="delete"):
-    """Stop all instances, forget the job and end; with a token, only if that is the owner."""
+    """Stop all instances, remove the job and exit; with a token, only if the job has it."""
 
     token: str | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="done"):
-    """It is done, or for `DeleteRequest` under way."""
+    """It is done; a `DeleteRequest` has begun."""
 
     status: JobStatus
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="refused"):
-    """It is not done: `allowed` says what would be, for people."""
-
     reason: str
-    allowed: str = ""
 
 
 Request = AdoptRequest | ResizeRequest | DeleteRequest
@@ -87,10 +81,10 @@ _reply_decoder: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
 
 
 class SupervisorStart(msgspec.Struct, frozen=True):
-    """What a supervisor is given on its standard input. `secrets` are in no file and no argument.
+    """Input of a supervisor, on stdin so that `secrets` are in no file and no argument.
 
-    - `folder`: the hidden folder that becomes `work_folder`'s `jobs/NAME` once the supervisor is up.
-    - `held`: the descriptor of the job's lock, which the supervisor holds until it is up.
+    - `folder`: a hidden folder, which the supervisor renames to `jobs/NAME` once it is ready.
+    - `held`: the descriptor of the job's lock, which the supervisor holds until it is ready.
     """
 
     spec: JobSpec
@@ -102,9 +96,9 @@ class SupervisorStart(msgspec.Struct, frozen=True):
 
 
 async def send_request(address: Path, request: Request) -> Reply:
-    """Return the reply of the supervisor whose socket is at `address`.
+    """Send a request to the supervisor whose socket is at `address`.
 
-    Raises ConnectionError or FileNotFoundError when none is there (any more), TimeoutError when it is stuck.
+    Raises ConnectionError or FileNotFoundError if it has ended, TimeoutError if it does not reply.
     """
     async with asyncio.timeout(REPLY_TIMEOUT_S):
         reader, writer = await asyncio.open_unix_connection(address)
@@ -119,15 +113,13 @@ async def send_request(address: Path, request: Request) -> Reply:
     return _reply_decoder.decode(content)
 
 
-# Starting a job's supervisor, from the caller's side.
-
 START_TIMEOUT_S = 30.0
 
 
 def launch_supervisor(start: SupervisorStart) -> JobStatus:
-    """Start a supervisor and return its job's status once it is up. Blocks for some tenths of a second.
+    """Start a supervisor and return its job's first status. Blocks for some tenths of a second.
 
-    Raises SubmitError or OSError. Whatever happens to the caller, there is then a job that is up or nothing.
+    Even if the caller dies, the job is started completely or not at all. Raises SubmitError or OSError.
     """
     name = start.spec.name
     folder = WorkFolder(Path(start.work_folder)).job(name).path
@@ -145,8 +137,8 @@ def launch_supervisor(start: SupervisorStart) -> JobStatus:
             timeout=START_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise SubmitError(name, f"its supervisor was not up within {START_TIMEOUT_S:.0f} s") from error
+        raise SubmitError(name, f"its supervisor was not ready within {START_TIMEOUT_S:.0f} s") from error
     if not run.stdout:
-        lines = run.stderr.decode(errors="replace").strip().splitlines() or ["its supervisor ended without a word"]
+        lines = run.stderr.decode(errors="replace").strip().splitlines() or ["its supervisor ended without output"]
         raise SubmitError(name, lines[-1])
     return msgspec.json.decode(run.stdout, type=JobStatus)

@@ -1,8 +1,7 @@
 """A job's supervisor: `python -m edl_runtime.backends.local.supervisor JOB_FOLDER`.
 
-It is given a `SupervisorStart` on standard input. It leaves its caller's process tree, session and signal settings
-behind, so that no zombie, terminal or signal mask ties the two, and says on standard output that it is up. A start that
-goes wrong says so on standard error and leaves nothing.
+It reads a `SupervisorStart` from stdin, detaches from its caller's process tree, session and signal settings, and
+writes the job's first status to stdout when it is ready. A failed start writes to stderr and leaves no files.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ if TYPE_CHECKING:
 
 
 class SupervisedJob:
-    """Runs `spec` until its instances have ended, it has failed or it is told to stop.
+    """Runs `spec` until its instances have ended, it has failed or it is stopped. `status`: the first one.
 
-    All that changes the job happens between two awaits of the one event loop, so nothing can come between; each
-    change is in the job's status file before anybody is told of it. `status` is as it is to begin with.
+    Each change happens between two awaits of one event loop, so changes can't interleave, and is in the status file
+    before a reply is sent.
     """
 
     def __init__(
@@ -77,14 +76,14 @@ class SupervisedJob:
         self._deleted = False
 
     async def run(self) -> None:
-        """Keep the job running and return once the last process is gone. Then `close` it."""
+        """Keep the job running and return when its last process has ended. Then `close` it."""
         async with self._slot_tasks:
             self._start_missing()
             await self._ending.wait()
             self._stop_all_except(())
 
     def close(self) -> None:
-        """Write down what became of the job, or remove it if it was deleted."""
+        """Write the last status, or remove the job if it was deleted."""
         if self._deleted:
             self._folder.remove()
             _log().info("job.deleted", job=self._spec.name)
@@ -93,11 +92,11 @@ class SupervisedJob:
             _log().info("job.ended", job=self._spec.name, phase=self._status.phase, reason=self._status.reason)
 
     def stop(self, reason: str) -> None:
-        """End the job as failed because of `reason`, which lies outside of it."""
+        """End the job as failed."""
         self._end("failed", FailureDetail(reason))
 
     def answer(self, request: Request) -> Reply:
-        """Decide on `request` and carry it out, or in the case of Delete begin to."""
+        """Execute a request, or reject it. A `DeleteRequest` is only begun."""
         match request:
             case AdoptRequest():
                 return self._adopt(request)
@@ -121,10 +120,9 @@ class SupervisedJob:
             return Rejected("it has ended")
         try:
             check_size(instances, self._spec.bounds)
-        except SpecError as error:
-            return Rejected("outside its bounds", error.allowed)
+        except SpecError:
+            return Rejected("outside its bounds")
         before, scaling = self._status.wanted, self._status.scaling
-        raised = instances > before
         if scaling and instances != before:
             scaling = msgspec.structs.replace(scaling, resized_at=time.time())
         given_up = [slot.status.index for _, slot in sorted(self._slots.items()) if slot.status.given_up]
@@ -132,7 +130,7 @@ class SupervisedJob:
         self._indexes = indexes_for(instances, living, given_up)
         self._stop_all_except(self._indexes)
         self._change(wanted=instances, phase="running" if instances else "pending", scaling=scaling)
-        if raised:
+        if instances > before:
             self._slots = {index: slot for index, slot in self._slots.items() if not slot.status.given_up}
         self._start_missing()
         self._save()
@@ -141,7 +139,7 @@ class SupervisedJob:
 
     def _delete(self, request: DeleteRequest) -> Reply:
         if request.token not in (None, self._status.token):
-            return Rejected("it carries another token")
+            return Rejected("it has another token")
         self._deleted = True
         self._change(scaling=None)
         self._ending.set()
@@ -163,26 +161,23 @@ class SupervisedJob:
                 del self._slots[index]
 
     async def _run_slot(self, slot: InstanceSlot) -> None:
-        """Keep instances in the slot until it has to be left or its work is done."""
+        """Run the slot's instance, with its restarts, until it leaves or its work is done."""
         index = slot.status.index
         try:
             await self._run_with_restarts(slot)
-        except (OSError, ValueError) as error:  # a ValueError for a null byte in the command or a variable
+        except (OSError, ValueError) as error:  # ValueError: a null byte in the command or a variable
             self._end("failed", FailureDetail(f"instance {index} could not be started: {error}"))
         slot.finished = True
         if self._ending.is_set():
             return
         if slot.leave.is_set():
             del self._slots[index]
-            self._start_missing()  # it may be wanted again since
+            self._start_missing()  # a resize may have requested it again meanwhile
             self._save()
         self._end_if_done(slot)
 
     def _end_if_done(self, ended: InstanceSlot) -> None:
-        """End the job if nobody is left to go on with, since the instance in this slot has ended.
-
-        One that is suspended waits for others.
-        """
+        """End the job if too few instances are left to continue, now that this one has ended."""
         if self._status.is_suspended:
             return
         is_pool = self._spec.kind == "pool"
@@ -203,8 +198,8 @@ class SupervisedJob:
                 settling.cancel()
             if slot.leave.is_set():
                 return
-            for_itself = exit_code < 0 or exit_code == EX_CONFIG  # a signal is nothing that the program decides
-            if self._spec.kind == "trainer" and not (self._spec.elastic and for_itself):
+            instance_only = exit_code < 0 or exit_code == EX_CONFIG  # a signal says nothing about the job
+            if self._spec.kind == "trainer" and not (self._spec.elastic and instance_only):
                 if exit_code:
                     self._end("failed", self._instances.failure(slot.status.index, describe_exit(exit_code)))
                 return
@@ -217,7 +212,7 @@ class SupervisedJob:
             slot.update(phase="running", started_at=time.time(), exit_code=None, restarts=slot.status.restarts + 1)
 
     def _decide_restart(self, slot: InstanceSlot, exit_code: int, started: float, now: float) -> float | None:
-        """Return how long to wait before the instance is started again, None if it is not."""
+        """Return the delay before the instance is restarted, None if it is not."""
         most, is_pool = self._restarts.max_short_lives, self._spec.kind == "pool"
         decision = decide_restart(
             self._restarts,
@@ -240,14 +235,14 @@ class SupervisedJob:
         return decision.delay_s if isinstance(decision, Restart) else None
 
     def _mark_healthy(self, slot: InstanceSlot) -> None:
-        """Forget the troubles of an instance that has come up after all."""
+        """Reset the failure of an instance that has run for long enough."""
         slot.short_lives = 0
         if slot.failure:
             slot.failure = None
             self._save()
 
     def _failure(self) -> FailureDetail | None:
-        """Return what is wrong with an instance, the first that has something, or that there are to be none."""
+        """Return the failure of the first instance that has one, or that the job is suspended."""
         if self._status.is_suspended:
             return FailureDetail(SUSPENDED)
         return next((slot.failure for _, slot in sorted(self._slots.items()) if slot.failure), None)
@@ -274,20 +269,19 @@ class SupervisedJob:
 
     def _save(self) -> None:
         instances = tuple(slot.status for _, slot in sorted(self._slots.items()))
-        told = {} if self._ending.is_set() else _failure_fields(self._failure())
-        self._status = msgspec.structs.replace(self._status, instances=instances, **told)
+        failure = {} if self._ending.is_set() else _failure_fields(self._failure())
+        self._status = msgspec.structs.replace(self._status, instances=instances, **failure)
         try:
             self._folder.write_status(self._status)
         except OSError as error:  # a full disk must not end the job
-            _log().warning("status.unwritten", job=self._spec.name, error=str(error))
+            _log().warning("status.write_failed", job=self._spec.name, error=str(error))
 
 
 def indexes_for(instances: int, living: Sequence[int], given_up: Sequence[int]) -> set[int]:
-    """Return the indexes of a job that is to have so many instances.
+    """Return the indexes of a job with so many instances. `living`, `given_up`: those that it has, sorted.
 
-    `living`, `given_up`: those that it has, sorted. A smaller number is one of instances that live as far as there are
-    enough, of the lowest indexes. A larger one keeps all that live and takes the lowest other indexes, those that were
-    given up among them.
+    A smaller job keeps the lowest living indexes, and given-up ones only if there are not enough. A larger one keeps
+    all that live and adds the lowest free indexes, given-up ones included.
     """
     kept = living[:instances]
     missing = instances - len(kept)
@@ -297,13 +291,13 @@ def indexes_for(instances: int, living: Sequence[int], given_up: Sequence[int]) 
 
 
 def _failure_fields(failure: FailureDetail | None) -> dict[str, Any]:
-    """Return the fields of a status that tell of the failure, or of its absence."""
+    """Return the failure as fields of a status, empty without one."""
     return msgspec.structs.asdict(failure or FailureDetail(""))
 
 
 @cache
 def _log() -> FilteringBoundLogger:
-    from edl_runtime.log import get_logger  # takes longer than the rest of the start: the caller has its answer first
+    from edl_runtime.log import get_logger  # slow to import: after the caller has its reply
 
     log: FilteringBoundLogger = get_logger(__name__)
     return log
@@ -312,18 +306,17 @@ def _log() -> FilteringBoundLogger:
 _requests: JsonDecoder[Request] = JsonDecoder(Request)
 
 _LONGEST_SOCKET_PATH = 100
-"""Bytes, a little below what systems allow (104 to 108)."""
+"""Bytes. Systems allow 104 to 108."""
 
 
 def main() -> None:
-    """Become a supervisor, and end with its job."""
     _detach()
     asyncio.run(_supervise(msgspec.json.decode(sys.stdin.buffer.read(), type=SupervisorStart)))
 
 
 def _detach() -> None:
     if os.fork():
-        os._exit(0)  # the caller waits for this process only: the other one is nobody's child
+        os._exit(0)  # the caller waits for this process; init adopts the child
     os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # Python itself ignores these two
@@ -360,7 +353,7 @@ async def _supervise(start: SupervisorStart) -> None:
             os.close(start.held)
             _redirect(run_folder / "supervisor.log")
             loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGTERM, job.stop, "its supervisor was told to stop")
+            loop.add_signal_handler(signal.SIGTERM, job.stop, "its supervisor was stopped by SIGTERM")
             pruning = loop.run_in_executor(None, prune_runs, work, start.spec.name)
             await job.run()
             await asyncio.wait([pruning])
@@ -383,7 +376,7 @@ def _first_status(start: SupervisorStart) -> JobStatus:
 
 
 async def _serve(job: SupervisedJob, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer one connection's request. Who asks nonsense, or nothing in time, gets no answer."""
+    """Reply to one connection's request. Invalid or late requests get no reply."""
     try:
         async with asyncio.timeout(REPLY_TIMEOUT_S):
             request = _requests.decode(await reader.read())
@@ -404,7 +397,7 @@ def _take_lock(lock: Path) -> int:
 
 
 def _socket(hidden: JobFolder, target: JobFolder) -> Path:
-    """Return where to listen, and write down where that will be found."""
+    """Return the path to listen at, and write the address file: the hidden folder will be renamed to the target."""
     path, address = hidden.path / "socket", target.path / "socket"
     if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
         path = address = Path(tempfile.mkdtemp(prefix="edl-")) / "socket"

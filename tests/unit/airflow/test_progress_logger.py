@@ -172,7 +172,7 @@ async def test_that_a_job_is_suspended_is_said_once(site: FakeClient) -> None:
         TaskState(trainer=job_status("student", **waits)),
     )
     both = TaskState(pool=job_status(**pool, **waits), trainer=job_status("student"), started=True)
-    said = "suspended: it goes on when it is given instances"
+    said = "suspended: it resumes when it is resized to one or more instances"
     assert await _said_of(site, runs, rests, rests, runs, both, both, rests) == [
         f"'student': {said}",
         f"Pool 'digits': {said}",

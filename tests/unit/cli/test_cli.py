@@ -271,7 +271,7 @@ def test_a_pool_is_resized_within_its_bounds_and_suspended(edl: Edl) -> None:
     said = "pool is suspended; `edl resize pool N` lets it go on, as a rescaling does\n"
     assert edl("resize", "pool", "0") == (0, said, "")
     _, table, _ = edl("jobs")
-    for words in ("pending", "/0 ", "suspended: it goes on when it is given instances"):
+    for words in ("pending", "/0 ", "suspended: it resumes when it is resized to one or more instances"):
         assert words in table
     assert msgspec.json.decode(edl("resize", "pool", "1", "--json")[1])["wanted"] == 1
 

@@ -138,7 +138,7 @@ def test_a_result_that_cannot_be_handed_over_changes_no_ending(pod: Pod) -> None
     pod.message.mkdir()
     status, _, err = pod.run("sh", "-c", 'echo {} > "$EDL_RESULT_FILE"')
     assert status == 0
-    assert "can't hand over the result" in err
+    assert "can't copy the result" in err
 
 
 def test_it_is_run_as_a_module(pod: Pod) -> None:
