@@ -1,7 +1,6 @@
-"""The Kubernetes API by its few verbs, on plain data: `kubernetes_asyncio`'s client without its models.
+"""A client of the Kubernetes API on plain data: `kubernetes_asyncio`'s client without its models.
 
-Reads and writes that can be repeated are repeated while the API server is away or has too much to do; an outage is
-logged once, however many requests wait for it.
+Requests are repeated while the API server is away or busy; an outage is logged once for all of them.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ import asyncio
 import builtins
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
 LOG_OUTAGE_AFTER_S = 1.0
-"""A server that is back so soon is not worth a line."""
+"""Shorter outages are not logged."""
 
 log = get_logger(__name__)
 
@@ -41,59 +40,25 @@ clock = time.monotonic
 
 
 class Outage:
-    """Whether a server is away, for all that its requests have come to know."""
+    """Logs when a server is away and when it is back, once for all requests that wait for it."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._waiting = 0
 
-    @contextmanager
-    def waiting(self, address: str) -> Iterator[PendingRequest]:
-        """Give what one request to the server at that address tells of its wait for an answer."""
-        wait = PendingRequest(self, address)
-        try:
-            yield wait
-        finally:
-            self._waiting -= wait.is_logged
-            if wait.is_finished:
-                self._end_if_idle(address)
-
-    def start(self, since: float, address: str, cause: str) -> None:
-        """Know that a request waits, since when and why."""
+    def add(self, since: float, address: str, cause: str) -> None:
+        """Count a request that waits for its response."""
         self._waiting += 1
         if self._since is None:
             self._since = since
             log.warning("cluster.away", address=address, cause=cause)
 
-    def _end_if_idle(self, address: str) -> None:
-        """Know that a request has been answered. The server is back when no other waits any more."""
-        if self._since is not None and not self._waiting:
+    def remove(self, address: str, *, was_added: bool, is_answered: bool) -> None:
+        """Count a request out. The server is back when one was answered and no other waits."""
+        self._waiting -= was_added
+        if is_answered and self._since is not None and not self._waiting:
             log.info("cluster.back", address=address, away_s=round(clock() - self._since, 1))
             self._since = None
-
-
-class PendingRequest:
-    """A request that may have to wait for its answer. `is_finished`: it has one."""
-
-    def __init__(self, outage: Outage, address: str) -> None:
-        self.is_logged = False
-        self.is_finished = False
-        self._outage = outage
-        self._address = address
-        self._began = clock()
-
-    def waited_s(self) -> float:
-        return clock() - self._began
-
-    def note_failure(self, cause: str) -> None:
-        """Know that there is no answer yet."""
-        if not self.is_logged and self.waited_s() >= LOG_OUTAGE_AFTER_S:
-            self.is_logged = True
-            self._outage.start(self._began, self._address, cause)
-
-    def finish(self) -> None:
-        """Know that there is an answer, also one that refuses."""
-        self.is_finished = True
 
 
 Manifest = dict[str, Any]
@@ -101,28 +66,28 @@ Answer = TypeVar("Answer")
 Kept = TypeVar("Kept")
 
 MAX_OUTAGE_S = 300.0
-"""How long a request is repeated to an API server that is away, or says that it has too much to do."""
+"""How long a request is repeated while the API server is away or busy."""
 
 REQUEST_TIMEOUT_S = 30.0
-"""An API server that takes longer over a request is taken for one that is away."""
+"""An API server that takes longer counts as away."""
 
 PAGE_SIZE = 500
-"""Objects in one answer to a list of all namespaces."""
+"""Objects in one page of a list of all namespaces."""
 
 MAX_LIST_ATTEMPTS = 3
-"""How often a list of all namespaces is begun when the server forgets between two answers where it was."""
+"""How often a list of all namespaces is begun when its resourceVersion expires between two pages."""
 
 WATCH_TIMEOUT_S = 290
-"""How long one watch lasts; the next goes on where it ended."""
+"""How long one watch lasts; the next continues at its resourceVersion."""
 
 RETRY_DELAYS_S = (0.2, 5.0)
-"""How long to wait before a request is repeated: first, and at most."""
+"""Delays before a request is repeated: the first, and the longest."""
 
 WATCH_SILENCE_S = 90.0
-"""A watch that says nothing for so long has lost its connection: the server notes each minute that nothing happened."""
+"""A watch without events for so long has lost its connection: the server sends a bookmark each minute."""
 
 RECONNECT_DELAY_S = 0.5
-"""How long to wait before a stream that broke is asked for anew."""
+"""Delay before a broken stream is opened again."""
 
 _PATHS = {
     "Pod": ("/api/v1", "pods"),
@@ -136,20 +101,20 @@ _PATHS = {
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
 }
 _BUSY_STATUSES = frozenset({429, 500, 502, 503, 504})
+_DRY_RUN = {"dryRun": "All"}
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
 class _ServerBusyError(Exception):
-    """The server asks for patience."""
+    """The server is busy (429 or 5xx), or a proxy answers for it."""
 
 
 class WatchEvent(msgspec.Struct, frozen=True):
-    """What a watch tells.
+    """An event of a watch.
 
-    - `type`: "LISTED", all that there is; "ADDED", "MODIFIED" or "DELETED"; "BOOKMARK", nothing else up to this
-      version; "OPENED" and "CLOSED", from when to when the server tells at once what happens.
-    - `version`: of the world that is known by now.
-    - `objects`: which it is about.
+    - `type`: "LISTED" with all objects; "ADDED", "MODIFIED" or "DELETED"; "BOOKMARK": no other changes
+      up to this version; "OPENED" and "CLOSED": between them, the server reports changes at once.
+    - `version`: the resourceVersion up to which changes are known.
     """
 
     type: str
@@ -177,7 +142,7 @@ class _List(msgspec.Struct, frozen=True):
     items: list[Manifest]
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what are no objects."""
+        """Raise ValueError for invalid objects."""
         for item in self.items:
             _check(item, "name")
 
@@ -187,23 +152,23 @@ class _Event(msgspec.Struct, frozen=True):
     object: Manifest
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what is about no object."""
+        """Raise ValueError for an event without a valid object."""
         if self.type != "ERROR":
             _check(self.object, "resourceVersion", *(() if self.type == "BOOKMARK" else ("name",)))
 
 
 def _check(thing: Manifest, *needed: str) -> None:
-    """Raise ValueError for an object whose metadata lack one of these."""
+    """Raise ValueError for an object without these metadata."""
     metadata = thing.get("metadata")
     if not isinstance(metadata, dict) or not all(isinstance(metadata.get(field), str) for field in needed):
-        raise ValueError(f"an object without metadata that have {' and '.join(needed)}")
+        raise ValueError(f"an object without {' and '.join(needed)} in its metadata")
 
 
 class KubernetesClient:
-    """Objects of one namespace. `client` is open already, and stays the caller's to close.
+    """Reads and writes objects of one namespace. `client` is open; the caller closes it.
 
-    `renew`: gives it new credentials, for the server has refused those that it has; None if they last long enough.
-    `outage`: what all who ask the same server know of its being away.
+    `renew`: gives the client new credentials when the server has refused the old ones; None if they do not expire.
+    `outage`: shared by all clients of the same server.
     """
 
     def __init__(
@@ -225,18 +190,18 @@ class KubernetesClient:
         return await self._request_if_found(_Request("GET", self._path(kind, name)))
 
     async def metadata(self, manifest: Mapping[str, Any]) -> Manifest | None:
-        """Return the metadata of what has that kind and name, None if nothing has.
+        """Return the metadata of the object with that kind and name, None if there is none.
 
-        That takes the verb patch, and so is to be had of Secrets, which we may not get. Metadata are all that is asked
-        for here; but a patch's answer is what the object holds, so whoever may patch a Secret can be shown that, too.
+        It is a dry-run patch, because our role may patch Secrets but not get them. Note that whoever may patch a Secret
+        can also read it from the response.
         """
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
-        query, content_type = {"fieldManager": MANAGER, "dryRun": "All"}, "application/merge-patch+json"
+        query, content_type = {"fieldManager": MANAGER, **_DRY_RUN}, "application/merge-patch+json"
         found = await self._request_if_found(_Request("PATCH", path, query, {}, content_type, _METADATA_ONLY))
         return found["metadata"] if found else None
 
     async def list(self, kind: str, *, labels: str = "", fields: str = "") -> tuple[list[Manifest], str]:
-        """Return the objects and the version of the world that they are of."""
+        """Return the objects and the resourceVersion of the list."""
         query = {"labelSelector": labels, "fieldSelector": fields}
         found = await self._request(_Request("GET", self._path(kind), query), _list_decoder)
         return [{**item, "kind": kind} for item in found.items], found.metadata.version
@@ -244,10 +209,10 @@ class KubernetesClient:
     async def list_all_namespaces(
         self, kind: str, keep: Callable[[Manifest], Kept], *, fields: str = ""
     ) -> builtins.list[Kept]:
-        """Return what is to be kept of each object of all namespaces, or that are in none.
+        """Return what `keep` returns for each object of all namespaces, or of a kind without namespaces.
 
-        Of a large cluster in several answers, of which no two are there at a time. Raises ResourceVersionExpiredError
-        where it takes so long, time and again, that the server forgets where it was.
+        Reads and keeps one page at a time, to save memory. Raises ResourceVersionExpiredError if the list expires
+        between two pages each time.
         """
         for _ in range(MAX_LIST_ATTEMPTS - 1):
             with suppress(ResourceVersionExpiredError):
@@ -268,31 +233,25 @@ class KubernetesClient:
             query = {**query, "continue": more}
 
     async def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Manifest:
-        """Create the object. Raises ConflictError if it is there.
-
-        `dry_run`, here and below: let the server judge it and change nothing.
-        """
-        query = {"fieldManager": MANAGER, **_dry_run_query(dry_run=dry_run)}
+        """Create the object. Raises ConflictError if it exists. `dry_run`: only check the request."""
+        query = {"fieldManager": MANAGER, **(_DRY_RUN if dry_run else {})}
         return await self._request(_Request("POST", self._path(manifest["kind"]), query, manifest), _decoder)
 
     async def apply(
         self, manifest: Mapping[str, Any], *, over: Mapping[str, Any] | None = None, dry_run: bool = False
     ) -> Manifest:
-        """Make the object what the manifest says (server-side apply).
+        """Create or change the object (server-side apply).
 
-        `over`: the metadata of what is there. Raises ConflictError if that has changed since, or is gone.
+        `over`: the metadata of the object to change. Raises ConflictError if it has changed since, or was deleted.
         """
-        query = {"fieldManager": MANAGER, "force": "true", **_dry_run_query(dry_run=dry_run)}
+        query = {"fieldManager": MANAGER, "force": "true", **(_DRY_RUN if dry_run else {})}
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
         exactly = {key: over[key] for key in ("uid", "resourceVersion")} if over else {}
         applied = {**manifest, "metadata": {**manifest["metadata"], **exactly}}
         return await self._request(_Request("PATCH", path, query, applied, "application/apply-patch+yaml"), _decoder)
 
     async def patch(self, manifest: Mapping[str, Any], change: Mapping[str, Any]) -> Manifest:
-        """Change what `change` says of the object (JSON merge patch).
-
-        Raises ConflictError if `change` names a resourceVersion, and it is another by now.
-        """
+        """Change the object (JSON merge patch). Raises ConflictError if `change` has an old resourceVersion."""
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
         query = {"fieldManager": MANAGER}
         return await self._request(_Request("PATCH", path, query, change, "application/merge-patch+json"), _decoder)
@@ -300,23 +259,20 @@ class KubernetesClient:
     async def annotate(
         self, owner: Manifest, annotations: Mapping[str, str], spec: Mapping[str, Any] | None = None
     ) -> Manifest:
-        """Change its annotations, and of its spec what is given. Raises ConflictError if it has changed since."""
+        """Change annotations and fields of the spec. Raises ConflictError if the object has changed since."""
         metadata = {"resourceVersion": owner["metadata"]["resourceVersion"], "annotations": dict(annotations)}
         return await self.patch(owner, {"metadata": metadata, **({"spec": dict(spec)} if spec else {})})
 
     async def delete(self, manifest: Mapping[str, Any], *, foreground: bool = False, exactly: bool = False) -> None:
-        """Delete this object, and no other of its name; `exactly`: only as it is here, or ConflictError.
+        """Delete this object, but no other of its name; do nothing if it was deleted.
 
-        `foreground`: it is gone once everything that it owns is. Does nothing if it is gone.
+        `foreground`: delete what it owns first. `exactly`: raise ConflictError if it has changed.
         """
         metadata = manifest["metadata"]
         preconditions = {"uid": metadata["uid"]}
         if exactly:
             preconditions["resourceVersion"] = metadata["resourceVersion"]
-        body = {
-            "preconditions": preconditions,
-            "propagationPolicy": "Foreground" if foreground else "Background",
-        }
+        body = {"preconditions": preconditions, "propagationPolicy": "Foreground" if foreground else "Background"}
         try:
             await self._request_if_found(_Request("DELETE", self._path(manifest["kind"], metadata["name"]), {}, body))
         except ConflictError:
@@ -324,20 +280,17 @@ class KubernetesClient:
                 raise
 
     async def dry_run_delete(self, manifest: Mapping[str, Any]) -> None:
-        """Let the server judge whether what has that kind and name, if anything has, may be deleted."""
+        """Check that an object of that kind and name may be deleted."""
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
-        await self._request_if_found(_Request("DELETE", path, {"dryRun": "All"}))
+        await self._request_if_found(_Request("DELETE", path, _DRY_RUN))
 
     async def dry_run_watch(self, kind: str) -> None:
-        """Let the server judge whether that kind may be watched."""
+        """Check that objects of that kind may be watched."""
         async with self.stream(self._path(kind), {"watch": "true", "timeoutSeconds": "1"}, silent_s=REQUEST_TIMEOUT_S):
             pass
 
     async def watch(self, kind: str, *, labels: str = "", fields: str = "") -> AsyncIterator[dict[str, Manifest]]:
-        """Yield all objects, by name, at first and after each change: one dict, which is changed in between.
-
-        Never ends.
-        """
+        """Yield all objects by name, first and after each change: the same dict each time. Never ends."""
         objects: dict[str, Manifest] = {}
         async for change in self.changes(kind, labels=labels, fields=fields):
             if change.type == "LISTED":
@@ -352,10 +305,7 @@ class KubernetesClient:
                 yield objects
 
     async def changes(self, kind: str, *, labels: str = "", fields: str = "") -> AsyncIterator[WatchEvent]:
-        """Yield what happens to objects.
-
-        Lists once and watches from there; lists anew when the server has forgotten where that was. Never ends.
-        """
+        """List, then yield all changes; list again when the resourceVersion has expired. Never ends."""
         while True:
             items, version = await self.list(kind, labels=labels, fields=fields)
             yield WatchEvent("LISTED", version, items)
@@ -393,9 +343,9 @@ class KubernetesClient:
 
     @asynccontextmanager
     async def stream(self, path: str, query: Mapping[str, str], *, silent_s: float) -> AsyncIterator[ClientResponse]:
-        """Open what a GET returns bit by bit. A connection that breaks while it is read is a BrokenStreamError.
+        """Open the response of a GET as a stream. Raises BrokenStreamError if the connection breaks while it is read.
 
-        `silent_s`: for so long it may say nothing.
+        `silent_s`: the longest time without data.
         """
         import aiohttp
 
@@ -416,7 +366,7 @@ class KubernetesClient:
         return f"{group}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
     async def _request_if_found(self, request: _Request) -> Manifest | None:
-        """As `_request`, with None for what is not there."""
+        """As `_request`, with None for 404."""
         try:
             return await self._request(request, _decoder)
         except ClusterError as error:
@@ -427,29 +377,35 @@ class KubernetesClient:
     async def _request(self, request: _Request, decoder: JsonDecoder[Answer]) -> Answer:
         return await self._with_retries(partial(self._answer, decoder), request)
 
-    async def _with_retries(self, ask: Callable[[_Request], Awaitable[Answer]], request: _Request) -> Answer:
-        """Return what `ask` does, which is repeated while nobody is there to answer it to the end."""
+    async def _with_retries(self, send: Callable[[_Request], Awaitable[Answer]], request: _Request) -> Answer:
+        """Return what `send` does, and repeat it while the server is away or busy."""
         import aiohttp
 
         away = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError, _ServerBusyError)
         pause_s = RETRY_DELAYS_S[0]
-        with self._outage.waiting(self.address) as wait:
+        began, is_logged, is_answered = clock(), False, False
+        try:
             while True:
                 try:
-                    answer = await ask(request)
+                    answer = await send(request)
                 except away as error:
                     cause = str(error) or type(error).__name__
-                    if wait.waited_s() + pause_s > MAX_OUTAGE_S:
+                    waited_s = clock() - began
+                    if waited_s + pause_s > MAX_OUTAGE_S:
                         raise ClusterUnavailableError(self.address, cause) from error
-                    wait.note_failure(cause)
+                    if not is_logged and waited_s >= LOG_OUTAGE_AFTER_S:
+                        is_logged = True
+                        self._outage.add(began, self.address, cause)
                 except ClusterError:
-                    wait.finish()
+                    is_answered = True
                     raise
                 else:
-                    wait.finish()
+                    is_answered = True
                     return answer
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - to come apart, not to hide
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - to spread retries
                 pause_s = min(2 * pause_s, RETRY_DELAYS_S[1])
+        finally:
+            self._outage.remove(self.address, was_added=is_logged, is_answered=is_answered)
 
     async def _answer(self, decoder: JsonDecoder[Answer], request: _Request) -> Answer:
         async with await self._open(request) as response:
@@ -486,23 +442,19 @@ class KubernetesClient:
 
 
 def _abort_connection(response: ClientResponse) -> None:
-    """Close the connection at once: a goodbye would still be under way when the event loop is closed."""
+    """Close the connection at once: a graceful close may outlast the event loop."""
     connection = response.connection
     if connection and connection.transport:
         connection.transport.abort()
     response.close()
 
 
-def _dry_run_query(*, dry_run: bool) -> dict[str, str]:
-    return {"dryRun": "All"} if dry_run else {}
-
-
 def _decode_body(content: bytes, decoder: JsonDecoder[Answer]) -> Answer:
-    """Return what a server says. Raises _BusyError for what is none of an API server: it may be a proxy's own page."""
+    """Decode a response. Raises _ServerBusyError if it is not from an API server, as a proxy's error page."""
     try:
         return decoder.decode(content)
     except msgspec.DecodeError as error:
-        raise _ServerBusyError(f"it answers what no API server does: {content[:80]!r}: {error}") from None
+        raise _ServerBusyError(f"the response is not from an API server: {content[:80]!r}: {error}") from None
 
 
 _decoder = JsonDecoder(Manifest)
@@ -518,30 +470,26 @@ def _error_for(status: int, answer: Mapping[str, Any]) -> ClusterError | _Server
 
 
 async def read_lines(response: ClientResponse, longest: int = 1 << 26) -> AsyncIterator[tuple[bytes, bool]]:
-    """Yield a response's lines, each with whether it has its end, which is left out: the last one may have none.
+    """Yield a response's lines without newlines, each with whether the line ends there.
 
-    A line of more than `longest` bytes comes in parts of so many, always the same; only the last has the line's end.
-    What there is of a line when the connection breaks comes before the error.
+    Lines of more than `longest` bytes are split, always at the same positions. When the connection breaks, the start of
+    an unfinished line comes before the error.
     """
     rest = b""
     try:
         async for block in response.content.iter_any():
-            *whole, rest = (rest + block).split(b"\n")
-            for line in whole:
-                parts = _split_long(line, longest)
-                for part in parts[:-1]:
-                    yield part, False
-                yield parts[-1], True
-            *parts, rest = _split_long(rest, longest)
-            for part in parts:
-                yield part, False
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                while len(line) > longest:
+                    yield line[:longest], False
+                    line = line[longest:]  # noqa: PLW2901 - the rest of it
+                yield line, True
+            while len(rest) > longest:
+                yield rest[:longest], False
+                rest = rest[longest:]
     except Exception:
         if rest:
             yield rest, False
         raise
     if rest:
         yield rest, False
-
-
-def _split_long(line: bytes, longest: int) -> builtins.list[bytes]:
-    return [line[at : at + longest] for at in range(0, len(line), longest)] or [b""]

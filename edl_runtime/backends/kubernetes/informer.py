@@ -1,8 +1,7 @@
-"""What a process knows of the jobs of a namespace, kept up to date by watches, so that nobody has to ask again.
+"""A cache of the jobs in a namespace, kept up to date by one watch for each kind of object.
 
-One watch for each kind of object, whatever the number of jobs. Each tells of its kind in order, and nothing of the
-others: what a Job has come to may be known here before the pods that it has come to it by. So a job's pods are listed
-once more whenever what it says of itself has changed, and a status is given when the watch has told of all of them.
+Watches of different kinds are not ordered: the end of a Job may arrive before that of its pods. So a job's pods are
+listed once more whenever the conditions of its Job change, and its status is returned when the watch has caught up.
 """
 
 from __future__ import annotations
@@ -38,24 +37,24 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 
 IDLE_TIMEOUT_S = 30.0
-"""Watches that nobody has asked for so long are closed."""
+"""Watches are closed when they have not been used for so long."""
 
 SILENCE_REPORTED_S = 5.0
-"""How long the API server may tell nothing before a status says so."""
+"""How long the API server may be away before statuses report it."""
 
 RETRY_AFTER_S = 5.0
-"""How long after the server has refused a list or a watch it is asked again."""
+"""Delay before a list or watch that the server has refused is repeated."""
 
 BATCH_SIZE = 32
-"""So many jobs are looked at before others in the event loop have their turn, some milliseconds."""
+"""Jobs whose statuses are computed at a time, some milliseconds, so that other tasks of the event loop run."""
 
 clock = time.monotonic
 
 
 class Indexer:
-    """The objects of one kind, as a watch has told of them up to now, by what they are about.
+    """The objects of one kind that a watch has reported, by subject.
 
-    `fields`: those to watch, beside those of ours. `subject_of`: what an object is about.
+    `labels`, `fields`: selectors of the objects to watch. `subject_of`: returns the subject of an object.
     """
 
     def __init__(self, kind: str, subject_of: Callable[[Manifest], str], *, labels: str = "", fields: str = "") -> None:
@@ -67,7 +66,6 @@ class Indexer:
         self.clear()
 
     def clear(self) -> None:
-        """Know nothing any more."""
         self.is_known = False
         self.error = None
         self._objects: dict[str, Manifest] = {}
@@ -77,16 +75,13 @@ class Indexer:
         self._heard_at = clock()
 
     def of(self, subject: str) -> list[Manifest]:
-        """Return the objects about that."""
         return list(self._by_subject.get(subject, {}).values())
 
     @property
     def subjects(self) -> Iterable[str]:
-        """What there are objects about."""
         return self._by_subject.keys()
 
     def apply(self, change: WatchEvent) -> None:
-        """Take in what the watch tells."""
         self._heard_at = clock()
         self._version = int(change.version)
         self._is_open = change.type not in ("LISTED", "CLOSED")
@@ -103,17 +98,17 @@ class Indexer:
                 self._objects[name] = self._by_subject[self._subject_of(thing)][name] = thing
 
     def close(self) -> None:
-        """Know that nobody tells of changes any more."""
+        """Mark the watch as closed."""
         if self._is_open:
             self._is_open = False
             self._heard_at = clock()
 
     def silence_s(self) -> float:
-        """Return for how long nobody has told of changes."""
+        """Return for how long no watch has been open."""
         return 0.0 if self._is_open else clock() - self._heard_at
 
     def is_behind(self, subject: str, listed: Iterable[Manifest], version: int) -> bool:
-        """Whether the watch has still to tell of what was listed about a subject at a version of the world."""
+        """Whether the watch is behind a list of the subject's objects at a resourceVersion."""
         uids = {thing["metadata"]["uid"] for thing in listed}
         gone = [thing for thing in self.of(subject) if thing["metadata"]["uid"] not in uids]
         newest = max((resource_version(thing) for thing in listed), default=0)
@@ -126,12 +121,12 @@ class Indexer:
 
 
 def resource_version(thing: Manifest) -> int:
-    """Return the version of the world that the object is of. A larger number is a later one, for all kinds."""
+    """Return the object's resourceVersion. A larger number is later, for all kinds."""
     return int(thing["metadata"]["resourceVersion"])
 
 
 class Informer:
-    """The jobs of a namespace. Watches them from the first `get` on, until nobody asks any more; see `close`.
+    """The jobs of a namespace. Watches them from the first `get` on while it is used; `close` it in the end.
 
     `outage`: see `edl_runtime.backends.kubernetes.client.KubernetesClient`.
     """
@@ -156,15 +151,15 @@ class Informer:
         self._changed = asyncio.Condition()
         self._asking = 0
         self._asked_at = 0.0
-        self._synced: dict[str, tuple[str, ...]] = {}  # by job, what it has said of itself when its pods were listed
-        self._stale: dict[str, int] = {}  # by job, the number of the last change that a watch may not have told of
+        self._synced: dict[str, tuple[str, ...]] = {}  # by job, its state when its pods were listed
+        self._stale: dict[str, int] = {}  # by job, the number of the last change that watches may not have seen
         self._count = 0
 
     async def get(self, name: str) -> JobStatus:
-        """Return the job's status. Asks nobody if all that it depends on is known.
+        """Return the job's status, without a request if the cache is up to date.
 
-        While the API server is away, what was known last, which says so as its reason. Raises UnknownJobError;
-        ClusterUnavailableError when it has been away for long; ClusterError.
+        While the API server is away, that is the last known status, with the outage as its reason. Raises
+        UnknownJobError; ClusterError; ClusterUnavailableError after MAX_OUTAGE_S.
         """
         self._asking += 1
         try:
@@ -191,17 +186,16 @@ class Informer:
             self._asked_at = clock()
 
     def mark_stale(self, name: str) -> None:
-        """Take what is known of the job for old, as something has been done to it."""
+        """Have the job's objects listed again before its next status."""
         if self._running and not self._running.done():
             self._count += 1
             self._stale[name] = self._count
 
     def has(self, name: str) -> bool:
-        """Whether there is such a job, for all that is known."""
         return self._owner(name) is not None
 
     async def close(self) -> None:
-        """Stop to watch, and close the connection, for good."""
+        """Close the watches and the connection for good."""
         self._is_closed = True
         if self._running:
             self._running.cancel()
@@ -211,11 +205,11 @@ class Informer:
     async def _if_there(self, name: str) -> JobStatus | None:
         try:
             return await self.get(name)
-        except UnknownJobError:  # it is gone meanwhile
+        except UnknownJobError:  # it was deleted meanwhile
             return None
 
     async def _begin(self) -> None:
-        """Watch, if nobody does so yet, and return when all objects are known."""
+        """Start the watches if they are closed, and return when all objects are known."""
         if not self._is_closed and (self._running is None or self._running.done()):
             self._clear()
             self._running = asyncio.create_task(self._run())
@@ -225,23 +219,23 @@ class Informer:
         return name in self._stale or self._synced.get(name) != _job_state(self._owner(name))
 
     async def _sync(self, name: str) -> None:
-        """Wait until the watches have told of all that there is of the job now."""
+        """Wait until the watches have seen all current objects of the job."""
         marked = self._stale.get(name)
-        says = _job_state(self._owner(name))
+        state = _job_state(self._owner(name))
         indexers = (self._jobs, self._deployments, self._pods) if marked else (self._pods,)
         found = await asyncio.gather(*(self._list(indexer, name) for indexer in indexers))
         listed = [(indexer, things, int(version)) for indexer, (things, version) in zip(indexers, found, strict=True)]
         await self._wait_until(lambda: not any(indexer.is_behind(name, things, at) for indexer, things, at in listed))
-        if says is None:
+        if state is None:
             self._synced.pop(name, None)
         else:
-            self._synced[name] = says
+            self._synced[name] = state
         if marked == self._stale.get(name):
             self._stale.pop(name, None)
 
     async def _list(self, indexer: Indexer, name: str) -> tuple[builtins.list[Manifest], str]:
         if self._api is None:
-            raise RuntimeError("a job is asked about before anybody watches")
+            raise RuntimeError("the informer is not started")
         return await self._api.list(indexer.kind, labels=names.selector(name))
 
     def _status(self, name: str) -> JobStatus:
@@ -262,7 +256,6 @@ class Informer:
         return msgspec.structs.replace(status, reason=f"the Kubernetes API at {self._address} does not answer")
 
     def _silence_s(self) -> float:
-        """Return for how long the API server has not told of changes."""
         return max(indexer.silence_s() for indexer in self._indexers)
 
     @property
@@ -273,7 +266,7 @@ class Informer:
         return next(iter([*self._jobs.of(name), *self._deployments.of(name)]), None)
 
     async def _wait_until(self, so: Callable[[], bool]) -> None:
-        """Wait until all objects are known and it is so. Raises what keeps the watches from telling."""
+        """Wait until all objects are known and `so()`. Raises the error of a watch."""
         async with self._changed:
             await self._changed.wait_for(
                 lambda: self._error() or (all(indexer.is_known for indexer in self._indexers) and so())
@@ -283,16 +276,16 @@ class Informer:
 
     def _error(self) -> Exception | None:
         if self._is_closed:
-            return BackendError(f"the jobs in {self._namespace!r} are not followed any more")
+            return BackendError(f"the watches of {self._namespace!r} are closed")
         errors = (indexer.error for indexer in self._indexers)
         if error := self._failure or next(filter(None, errors), None):
             return error
         if self._silence_s() > MAX_OUTAGE_S:
-            return ClusterUnavailableError(self._address, f"it has told nothing for {self._silence_s():.0f} s")
+            return ClusterUnavailableError(self._address, f"no answer for {self._silence_s():.0f} s")
         return None
 
     async def _run(self) -> None:
-        """Watch for as long as somebody asks."""
+        """Watch while the informer is used."""
         try:
             while self._idle_in() > 0:
                 async with self._connect() as client, asyncio.TaskGroup() as tasks:
@@ -306,12 +299,12 @@ class Informer:
                     self._clear()
                     for task in watching:
                         task.cancel()
-        except Exception as error:  # noqa: BLE001 - whoever asks is told
+        except Exception as error:  # noqa: BLE001 - `get` and `list` raise it
             self._failure = error
             await self._notify()
 
     async def _renew(self, client: ApiClient) -> None:
-        """Give the client, which has been open for long, the token that one has which is opened now."""
+        """Give the client the token of a new one: its own has expired."""
         async with self._connect() as fresh:
             client.configuration.api_key = fresh.configuration.api_key
 
@@ -331,7 +324,7 @@ class Informer:
                 async for change in api.changes(indexer.kind, labels=indexer.labels, fields=indexer.fields):
                     indexer.apply(change)
                     if change.type in ("LISTED", "DELETED"):
-                        self._synced = {name: says for name, says in self._synced.items() if self.has(name)}
+                        self._synced = {name: state for name, state in self._synced.items() if self.has(name)}
                     await self._notify()
             except BackendError as error:
                 indexer.error = error
@@ -354,14 +347,14 @@ def _uid_of(event: Manifest) -> str:
 
 
 def _job_state(owner: Manifest | None) -> tuple[str, ...] | None:
-    """Return which one it is and, of a Job, how it fares as it says itself: its pods knew that before."""
+    """Return the owner's uid and a Job's true conditions, which change after its pods did."""
     if owner is None:
         return None
     return (owner["metadata"]["uid"], *(true_conditions(owner) if owner["kind"] == "Job" else ()))
 
 
 class InformedBackend:
-    """A backend whose jobs a mirror follows, so that `get` and `list` cost nothing; all else is the backend's own."""
+    """A backend whose `get` and `list` read an informer."""
 
     def __init__(self, backend: Backend, informer: Informer) -> None:
         self._backend = backend

@@ -1,4 +1,4 @@
-"""The logs of jobs that were deleted: the cluster forgets a pod's log with the pod, so the end of it is kept."""
+"""Keeps the end of deleted jobs' logs in ConfigMaps, because a cluster deletes a pod's log with the pod."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from edl_runtime.backends.kubernetes.client import KubernetesClient
 from edl_runtime.log import get_logger
 
 MAX_LINES = 2000
-"""Of each instance, the last."""
+"""Lines of each instance that are kept."""
 
 MAX_BYTES = 512 * 1024
-"""Of a job, packed: a ConfigMap holds 1 MiB."""
+"""Compressed size of a job's log: a ConfigMap holds 1 MiB."""
 
 MAX_JOBS = 20
-"""In a namespace, those that were deleted last."""
+"""Deleted jobs of a namespace whose logs are kept."""
 
 _DELETED = "edl-airflow/deleted-at"
 _RUN = "edl-airflow/log-of-uid"
@@ -35,29 +35,29 @@ log = get_logger(__name__)
 
 
 class ArchivedLog(NamedTuple):
-    """The end of a deleted job's log, and whose the job was; see `token_owner`."""
+    """The end of a deleted job's log, and the job's owner, see `token_owner`."""
 
     lines: list[LogLine]
     owner: str
 
 
 def archive_manifest(job: str) -> dict[str, Any]:
-    """Return the ConfigMap that holds a job's log, as yet without it."""
+    """Return the ConfigMap for a job's log, without the log."""
     labels = {names.MANAGED_BY: names.MANAGER, names.LOG_OF: job}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": names.archive_name(job), "labels": labels}}
 
 
 async def archive_log(api: KubernetesClient, job: str, lines: Sequence[LogLine], *, run: str, owner: str = "") -> None:
-    """Keep the end of a job's log, in place of that of an earlier job of its name, and forget the oldest.
+    """Keep the end of a job's log, replace that of an earlier job of its name, and delete the oldest logs.
 
-    `run`: which job of that name it is; `owner`: whose. Of several who have deleted the same one, who has read the
-    most keeps it. Where a ConfigMap of somebody else has the name, that one is left alone, and the log is not kept.
+    `run`: the uid of the job; `owner`: its owner. If several clients delete the same job, the longest log is kept. A
+    ConfigMap of that name that is not ours is left alone, and the log is not kept.
     """
-    place = archive_manifest(job)
+    manifest = archive_manifest(job)
     annotations = {_DELETED: repr(time.time()), _RUN: run, _LENGTH: str(len(lines)), _OWNER: owner}
     kept = {
-        **place,
-        "metadata": {**place["metadata"], "annotations": annotations},
+        **manifest,
+        "metadata": {**manifest["metadata"], "annotations": annotations},
         "binaryData": {"lines": base64.b64encode(_pack(lines)).decode()},
     }
     while True:
@@ -72,7 +72,7 @@ async def archive_log(api: KubernetesClient, job: str, lines: Sequence[LogLine],
                 await api.create(kept)
             else:
                 await api.apply(kept, over=there["metadata"])
-        except ConflictError:  # somebody else was faster
+        except ConflictError:  # another client was faster
             continue
         break
     logs, _ = await api.list("ConfigMap", labels=names.LOG_OF)
@@ -82,7 +82,7 @@ async def archive_log(api: KubernetesClient, job: str, lines: Sequence[LogLine],
 
 
 async def read_archived_log(api: KubernetesClient, job: str) -> ArchivedLog | None:
-    """Return what was kept of a job that has been deleted, None if there was none."""
+    """Return the log of a deleted job, None if there is none."""
     kept = await api.get("ConfigMap", names.archive_name(job))
     if kept is None or not _is_log_of(kept, job):
         return None
@@ -100,7 +100,7 @@ def _deleted_at(config_map: Mapping[str, Any]) -> float:
 
 
 def _length(config_map: Mapping[str, Any], run: str) -> int:
-    """Return how many lines were kept or left out of that run's log; -1 for another's."""
+    """Return the length of that run's log before it was cut, -1 for another run."""
     annotations = _annotations(config_map)
     return int(annotations.get(_LENGTH, 0)) if annotations.get(_RUN) == run else -1
 
@@ -110,15 +110,13 @@ def _annotations(config_map: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _pack(lines: Sequence[LogLine]) -> bytes:
-    """Return the last lines of each instance, as many of each as there is room for."""
+    """Compress the last lines of each instance, as many of each as fit."""
     of_each: dict[int, list[LogLine]] = defaultdict(list)
     for line in lines:
         of_each[line.instance].append(line)
     most = min(MAX_LINES, max(map(len, of_each.values()), default=0))
     while True:
-        kept = [
-            line for _, of_one in sorted(of_each.items()) for line in of_one[len(of_one) - min(most, len(of_one)) :]
-        ]
+        kept = [line for _, of_one in sorted(of_each.items()) for line in (of_one[-most:] if most else [])]
         packed = gzip.compress(msgspec.json.encode(kept))
         if len(packed) <= MAX_BYTES or not most:
             return packed

@@ -1,9 +1,9 @@
 """The output of all pods of a job in one stream, also of pods that start later; each line once.
 
-A log whose connection breaks is asked for anew from a whole second on, so some of it comes twice. A line is known by
-its timestamp, and one that is too long comes in parts, which are counted. That takes timestamps for ascending: a
-runtime that stamps stdout and stderr apart may write one that is a little earlier than the one before; no line is
-repeated for that, but one is lost if a log breaks off between the two.
+A log whose connection breaks is opened again from a whole second on, so some lines come twice. They are recognized by
+their timestamp and, within it, their number; long lines come in parts, which count alike. This expects ascending
+timestamps: if a runtime stamps stdout and stderr separately, a line that is stamped earlier than the one before it is
+lost when the log breaks off between the two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,21 +33,21 @@ _NS = 10**9
 
 
 class LogOffset(msgspec.Struct, frozen=True, order=True):
-    """How much of a log has been told: all from before a moment, and so many parts of lines that were begun at it.
+    """A position in a log: all before a timestamp, and so many parts of lines with that timestamp.
 
-    `moment`: in nanoseconds since 1970, -1 before any.
+    `moment`: the timestamp in nanoseconds since 1970, -1 before any.
     """
 
     moment: int = -1
     parts: int = 0
 
     def then(self, moment: int) -> LogOffset:
-        """Return how much it is with one more part of a line that was begun at a moment."""
+        """Return the position after one more part of a line with this timestamp."""
         return LogOffset(moment, self.parts + 1 if moment == self.moment else 1)
 
     @property
     def since(self) -> str:
-        """From which second on the rest of the log has to be read; empty for all of it."""
+        """The second to read the rest of the log from, empty for all of it."""
         if self.moment < 0:
             return ""
         return f"{_EPOCH + timedelta(seconds=self.moment // _NS):%Y-%m-%dT%H:%M:%SZ}"
@@ -57,12 +57,12 @@ START_OF_LOG = LogOffset()
 
 
 def may_be_timestamp(text: str) -> bool:
-    """Whether nothing is in the text but what moments are written with."""
+    """Whether the text may be the start of a timestamp."""
     return _LETTERS.issuperset(text)
 
 
 def parse_timestamp(text: str) -> int | None:
-    """Return a moment as RFC 3339 writes it, with any offset, in nanoseconds since 1970; None if it is none."""
+    """Return an RFC 3339 timestamp, with any offset, in nanoseconds since 1970; None for other text."""
     found = _RFC_3339.fullmatch(text)
     if not found:
         return None
@@ -74,35 +74,34 @@ def parse_timestamp(text: str) -> int | None:
     return (second - _EPOCH) // timedelta(seconds=1) * _NS + int((fraction or "").ljust(9, "0"))
 
 
-# What instances write: of all pods of a job in one stream, also of those that come later.
-
 Manifest = dict[str, Any]
+Entry = TypeVar("Entry")
 
 LONGEST_LINE = 1 << 16
-"""Bytes: a longer line is handed out in parts."""
+"""Bytes. Longer lines are split."""
 
 MAX_QUEUED_LINES = 1000
-"""Lines: readers wait while so many are not taken yet."""
+"""Readers wait while so many lines are not taken."""
 
 NO_LOG_YET = 400
-"""How the log of a container is refused that has not begun, or whose predecessor's is gone."""
+"""Status for the log of a container that has not started, or whose previous log was deleted."""
 
 NO_LOG = (
     "unable to retrieve container logs for ",
     "failed to try resolving symlinks in path ",
     "failed to open log file ",
 )
-"""How a node's answer begins, which has no moment, when a container's log is just being removed."""
+"""How a node's response begins, without a timestamp, while a container's log is being deleted."""
 
 POD_UPDATE_WITHIN_S = 3.0
-"""So soon after a container has ended its pod says so."""
+"""How soon after a container has ended its pod's status shows it."""
 
 LOG_SILENCE_S = 60.0
-"""A log that says nothing for so long is opened anew from where it stopped: its connection may be gone, untold."""
+"""A log without lines for so long is opened again at its last position: its connection may be dead."""
 
 
 class LogSource(msgspec.Struct, frozen=True):
-    """A pod whose log is read, as which instance. `opened` is called when it is, and when there is none to read."""
+    """A pod to read. `opened` is called when its log is open, and when there is none."""
 
     instance: int
     pod: str
@@ -110,13 +109,10 @@ class LogSource(msgspec.Struct, frozen=True):
 
 
 class LogChunk(msgspec.Struct, frozen=True):
-    """A line of a log, or a part of one that is too long.
-
-    `told`: how much of the log has been told with it. `ends`: whether its line does.
-    """
+    """A line of a log, or a part of a long one. `offset`: the position after it. `ends`: it ends its line."""
 
     text: str
-    told: LogOffset
+    offset: LogOffset
     ends: bool
 
 
@@ -128,7 +124,7 @@ def follow_job(
     last: int | None,
     opened: asyncio.Event | None = None,
 ) -> AsyncGenerator[LogLine, None]:
-    """Return what yields what the job's instances write until it has ended. `opened`: see `logs.follow`."""
+    """Follow the output of the job's instances until it has ended. `opened`: see `follow`."""
     name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
 
     async def end_of_job() -> None:
@@ -140,7 +136,7 @@ def follow_job(
     seen: dict[str, int] = {}
 
     def numbers(pods: dict[str, Any]) -> dict[str, int]:
-        """Return each pod's instance: a Job's index; of a pool the first number that no other has now."""
+        """Return each pod's instance: a Job's index; in a pool, the first number that no other pod has."""
         mine = [pod for pod in pods.values() if is_pod_of(pod, owner)]
         if owner["kind"] == "Job":
             return {pod["metadata"]["name"]: index_of(pod) for pod in mine}
@@ -159,7 +155,7 @@ def follow_job(
 
 
 def pods_by_instance(owner: Manifest, pods: list[Manifest]) -> list[tuple[int, Mapping[str, Any]]]:
-    """Return a job's pods by the instance that each is or was, an instance's oldest first."""
+    """Return a job's pods with their instances' indexes, sorted by index and age."""
     mine = [pod for pod in pods if is_pod_of(pod, owner)]
     if owner["kind"] == "Job":
         return sorted(((index_of(pod), pod) for pod in sorted_by_age(mine)), key=lambda each: each[0])
@@ -171,15 +167,18 @@ def select_lines(kept: list[LogLine], instance: int | None, tail: int | None) ->
     for line in kept:
         if instance in (None, line.instance):
             of_each[line.instance].append(line)
-    return [
-        line for _, lines in sorted(of_each.items()) for line in (lines if tail is None else lines[-tail:] * bool(tail))
-    ]
+    return [line for _, lines in sorted(of_each.items()) for line in _last(lines, tail)]
+
+
+def _last(entries: list[Entry], count: int | None) -> list[Entry]:
+    """Return the last entries, all for None."""
+    return entries if count is None else entries[max(0, len(entries) - count) :]
 
 
 async def read_logs(
     api: KubernetesClient, pods: Iterable[tuple[int, Mapping[str, Any]]], last: int | None
 ) -> AsyncIterator[LogLine]:
-    """Yield what each instance's pod has written up to now, or its `last` lines."""
+    """Yield the current log of each instance's pod, or its `last` lines."""
     for instance, pod in pods:
         container = container_status(pod)
         if not has_log(container):
@@ -192,7 +191,7 @@ async def read_logs(
             except ClusterError as error:
                 if error.status not in (404, NO_LOG_YET):
                     raise
-        for text in found if last is None else found[len(found) - min(last, len(found)) :]:
+        for text in _last(found, last):
             yield LogLine(instance, text)
 
 
@@ -206,10 +205,10 @@ async def follow(
     end_of_job: Callable[[], Awaitable[None]],
     opened: asyncio.Event | None = None,
 ) -> AsyncGenerator[LogLine, None]:
-    """Yield what the pods with these labels write, each line once, until `end_of_job` returns and all is read.
+    """Yield the output of the pods with these labels, each line once, until `end_of_job` returns and all is read.
 
-    `numbers`: the instance that each pod is, by its name. `last`: only so many lines of what there was to begin with.
-    `opened` is set when the logs of all pods that there were to begin with are being read: they may be deleted then.
+    `numbers`: returns the index of each pod's instance by the pod's name. `last`: begin so many lines before the end of
+    the first pods' logs. `opened` is set once the logs of all first pods are open, so that the pods may be deleted.
     """
     lines: asyncio.Queue[LogLine | None] = asyncio.Queue(MAX_QUEUED_LINES)
     pods = _PodStates()
@@ -259,7 +258,7 @@ async def _raise_first() -> AsyncIterator[None]:
 
 
 class _PendingOpens:
-    """Which logs are still to be opened; `all_done` is set when none is any more."""
+    """Which logs are still to be opened. Sets `all_done` when all are open."""
 
     def __init__(self, all_done: asyncio.Event) -> None:
         self._all_done = all_done
@@ -276,7 +275,7 @@ class _PendingOpens:
 
 
 class _PodStates:
-    """The pods of a job as they are now. `over`: no more come."""
+    """The current pods of a job. `over`: no more pods will start."""
 
     def __init__(self) -> None:
         self.now: dict[str, Manifest] = {}
@@ -296,7 +295,7 @@ class _PodStates:
             self._changed.notify_all()
 
     async def started(self, name: str, restarts: int) -> bool:
-        """Wait until the pod's container has been started `restarts` times again; False if it never will be."""
+        """Wait until the pod's container has been restarted so often; False if it never will be."""
 
         def decided() -> bool:
             return self.over or self._is_over(name) or self._has(name, restarts)
@@ -306,7 +305,7 @@ class _PodStates:
         return self._has(name, restarts)
 
     async def ended(self, name: str, restarts: int) -> bool:
-        """Whether that container of the pod ends, soon: a kubelet that restarts also ends the log of one that runs."""
+        """Whether that container has ended: a kubelet that restarts ends logs of running containers, too."""
 
         def decided() -> bool:
             running = "running" in container_status(self.now.get(name, {})).get("state", {})
@@ -332,14 +331,14 @@ class _PodStates:
 async def _follow_pod(
     api: KubernetesClient, source: LogSource, pods: _PodStates, lines: asyncio.Queue[LogLine | None], last: int | None
 ) -> None:
-    """Put all that a pod writes, of one container after the other."""
+    """Queue the output of a pod's containers, one after the other."""
     reader = _Reader(api, source, lines, last)
     restarts = 0
     while await pods.started(source.pod, restarts):
         restarts = pods.restarts(source.pod)
         try:
             await reader.read_on()
-        except ClusterUnavailableError:  # the connection, or a node; the job's watches know whether it is the cluster
+        except ClusterUnavailableError:  # a connection or node; the job's watches notice if the cluster is away
             await asyncio.sleep(RECONNECT_DELAY_S)
             continue
         except ClusterError as error:
@@ -351,13 +350,13 @@ async def _follow_pod(
             await asyncio.sleep(RECONNECT_DELAY_S)
             continue
         if await pods.ended(source.pod, restarts):
-            await reader.tell_rest()
+            await reader.put_rest()
             restarts += 1
-    await reader.tell_rest()
+    await reader.put_rest()
 
 
 class _Reader:
-    """Puts what a pod writes, each line once, however often its log breaks off. `last`: see `follow`."""
+    """Queues the lines of a pod, each once, however often its log breaks off. `last`: see `follow`."""
 
     def __init__(
         self, api: KubernetesClient, source: LogSource, lines: asyncio.Queue[LogLine | None], last: int | None
@@ -366,41 +365,41 @@ class _Reader:
         self._source = source
         self._lines = lines
         self._last = last
-        self._told = START_OF_LOG
+        self._offset = START_OF_LOG
         self._rest: LogChunk | None = None
 
     async def read_on(self) -> None:
-        """Put what comes until the log ends, but for a rest without a line's end, which may not be all of its line."""
+        """Queue all lines until the log ends, but keep an unfinished one: more of it may come."""
         if self._last is not None:
             await self._read_end(self._last)
             self._last = None
         pod, opened = self._source.pod, self._source.opened
-        async for part in _read_chunks(self._api, pod, after=self._told, follow=True, opened=opened):
-            if self._rest and part.told > self._rest.told:
-                await self.tell_rest()
-            self._rest = None  # else it is what comes again, by now maybe to its line's end
+        async for part in _read_chunks(self._api, pod, after=self._offset, follow=True, opened=opened):
+            if self._rest and part.offset > self._rest.offset:
+                await self.put_rest()
+            self._rest = None  # else this part repeats it, and may be complete now
             if part.ends:
-                await self._tell(part)
+                await self._put(part)
             else:
                 self._rest = part
 
-    async def tell_rest(self) -> None:
-        """Put what came after the last line's end: no more of it comes."""
+    async def put_rest(self) -> None:
+        """Queue the unfinished line: no more of it comes."""
         if self._rest:
-            await self._tell(self._rest)
+            await self._put(self._rest)
             self._rest = None
 
     async def _read_end(self, last: int) -> None:
-        """Put the last lines that there are now. One more is read: only who knows one can tell what comes after it."""
+        """Queue the current last lines. One more is read, as the position for `last=0`."""
         found = [part async for part in _read_chunks(self._api, self._source.pod, last=last + 1)]
         if found and not found[-1].ends:
             del found[-1]
-        for part in found[len(found) - min(last, len(found)) :]:
-            await self._tell(part)
-        self._told = max((part.told for part in found), default=self._told)
+        for part in _last(found, last):
+            await self._put(part)
+        self._offset = max((part.offset for part in found), default=self._offset)
 
-    async def _tell(self, part: LogChunk) -> None:
-        self._told = max(self._told, part.told)
+    async def _put(self, part: LogChunk) -> None:
+        self._offset = max(self._offset, part.offset)
         await self._lines.put(LogLine(self._source.instance, part.text))
 
 
@@ -414,7 +413,7 @@ async def _read_chunks(
     previous: bool = False,
     opened: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[LogChunk]:
-    """Yield the lines of a pod's log, those only that come `after` what has been told of it."""
+    """Yield the lines of a pod's log after a position."""
     query = {
         "container": names.CONTAINER,
         "timestamps": "true",
@@ -423,7 +422,7 @@ async def _read_chunks(
         "tailLines": "" if last is None else str(last),
         "sinceTime": after.since,
     }
-    told, begins = START_OF_LOG, True
+    offset, begins = START_OF_LOG, True
     async with api.stream(api.log_path(pod), query, silent_s=LOG_SILENCE_S) as response:
         opened()
         async for line, ends in read_lines(response, LONGEST_LINE):
@@ -431,16 +430,16 @@ async def _read_chunks(
             if begins:
                 stamp, _, rest = text.partition(" ")
                 if not ends and not rest and may_be_timestamp(stamp):
-                    continue  # it broke off before any word
+                    continue  # it broke off within the timestamp
                 moment = parse_timestamp(stamp)
                 if moment is None and text.startswith(NO_LOG):
                     continue
                 text = text if moment is None else rest
-            # without a moment it belongs to what is before it, which may have been left out as too old
-            told = told.then(told.moment if moment is None else moment)
+            # a part without a timestamp belongs to the one before it, which may be before `after`
+            offset = offset.then(offset.moment if moment is None else moment)
             begins = ends
-            if told > after:
-                yield LogChunk(text.rstrip("\r") if ends else text, told, ends)
+            if offset > after:
+                yield LogChunk(text.rstrip("\r") if ends else text, offset, ends)
 
 
 def has_log(container: Mapping[str, Any]) -> bool:

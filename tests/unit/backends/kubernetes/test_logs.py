@@ -82,7 +82,7 @@ async def test_lines_come_with_their_moment(kubelet: Kubelet) -> None:
     """However they are cut on the way, and whatever bytes are in them."""
     text = f"{AT}1.5Z one\n{AT}1.6Z \n{AT}1.7Z a  b\r\n{AT}1.8Z \xff\n".encode("latin-1")
     kubelet.blocks["p", False] = [text[at : at + 7] for at in range(0, len(text), 7)]
-    assert [(part.told.moment, part.text) for part in await parts(kubelet)] == [
+    assert [(part.offset.moment, part.text) for part in await parts(kubelet)] == [
         (ns(f"{AT}1.5Z"), "one"),
         (ns(f"{AT}1.6Z"), ""),
         (ns(f"{AT}1.7Z"), "a  b"),
@@ -112,7 +112,7 @@ async def test_reading_goes_on_after_a_moment(kubelet: Kubelet) -> None:
     """The server knows whole seconds only, so what was read of that second is left out."""
     kubelet.blocks["p", False] = [f"{AT}1.100Z one\n{AT}1.200Z two\n{AT}1.300Z three\n".encode()]
     (rest,) = await parts(kubelet, after=LogOffset(ns(f"{AT}1.200Z"), 1), follow=True)
-    assert (rest.text, rest.told) == ("three", LogOffset(ns(f"{AT}1.300Z"), 1))
+    assert (rest.text, rest.offset) == ("three", LogOffset(ns(f"{AT}1.300Z"), 1))
     (asked,) = kubelet.asked
     assert asked == {"container": "instance", "timestamps": "true", "follow": "true", "sinceTime": f"{AT}1Z"}
 
