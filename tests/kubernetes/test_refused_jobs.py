@@ -97,7 +97,7 @@ async def test_what_is_somebody_elses_is_named_and_left_alone(
     made = await cluster.ask("POST", path, theirs)
     try:
         said = await refused(cluster.backend(), cluster, kind, SubmitError)
-        assert f"the {made['kind']} {name!r} is there and is not ours; give the job another name" in said
+        assert f"the {made['kind']} {name!r} exists and is not ours; give the job another name" in said
         now = await cluster.ask("GET", f"{path}/{name}")
         assert now.get("data") == made.get("data")
         assert now["metadata"]["uid"] == made["metadata"]["uid"]
@@ -113,7 +113,7 @@ async def test_what_has_become_somebody_elses_is_left_alone(cluster: Cluster) ->
     await backend.submit(job(WAITS), token="mine", secrets={"WORD": "ours"})
     await cluster.ask("DELETE", f"{path}/job-env")
     await cluster.ask("POST", path, {"metadata": {"name": "job-env"}, "stringData": {"KEY": "theirs"}})
-    with pytest.raises(SubmitError, match="the Secret 'job-env' is there and is not ours"):
+    with pytest.raises(SubmitError, match="the Secret 'job-env' exists and is not ours"):
         await backend.submit(job(WAITS), token="mine", secrets={"WORD": "ours"})
     assert (await cluster.ask("GET", f"{path}/job-env"))["data"].keys() == {"KEY"}
     await cluster.ask("DELETE", f"{path}/job-env")

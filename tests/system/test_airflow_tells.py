@@ -23,7 +23,7 @@ def test_a_task_that_waits_for_gpus_shows_which_pods_do(airflow: Airflow) -> Non
     for task_id, link, job in (("train", "Trainers", "waits"), ("pool", "Teacher pool", "waiting-pool")):
         page = airflow.until(
             lambda task_id=task_id, link=link: (
-                "finds no place" in (shown := _page(airflow, run, task_id, link)) and shown
+                "can't be scheduled" in (shown := _page(airflow, run, task_id, link)) and shown
             )
         )
         (pod,) = asyncio.run(pods_of(airflow.pods.cluster, job))

@@ -1,20 +1,21 @@
-"""The Kubernetes backend's verbs."""
+"""The Kubernetes backend: jobs as pods."""
 
 from __future__ import annotations
 
 import asyncio
 import builtins
+import copy
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edl_runtime.backends.errors import ClusterError, ConflictError, JobEndedError, SubmitError, UnknownJobError
 from edl_runtime.backends.interface import Backend, Capacity, JobStatus, LogLine, check_owner, check_size, token_owner
 from edl_runtime.backends.kubernetes import capacity, log_archive, logs, manifests, names
-from edl_runtime.backends.kubernetes.client import KubernetesClient, Outage
-from edl_runtime.backends.kubernetes.informer import InformedBackend, Informer
+from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest, Outage
+from edl_runtime.backends.kubernetes.informer import Informer
 from edl_runtime.backends.kubernetes.job_status import (
     bounds,
     desired_instances,
@@ -38,33 +39,29 @@ from edl_runtime.specs import JobSpec, check_name
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
-Manifest = dict[str, Any]
-
 _SCHEDULED_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-"""Pods that take something of a node, as a field selector."""
+"""Field selector of pods that use resources of a node."""
 
 OWNERS = ("Job", "Deployment")
-"""What a trainer job and a pool are."""
+"""Kinds of trainer jobs and pools."""
 
 LOG_COLLECT_TIMEOUT_S = 3.0
-"""How long a job is deleted later to have its logs opened, and how long these are read when its last pod is gone."""
+"""How long deletion waits for logs to open, and how long they are read after the last pod was deleted."""
 
 log = get_logger(__name__)
 
 
 class KubernetesBackend:
-    """Runs jobs as pods in one namespace; see `edl_runtime.backends.interface.Backend` for what the verbs promise.
+    """Runs jobs as pods in one namespace; see `edl_runtime.backends.interface.Backend`.
 
-    All who use the same namespace see the same jobs. `connect` opens a client of the cluster; `defaults`: what specs of
-    pods leave open.
+    `connect` opens a client of the cluster. `defaults`: the Pod of the connection.
 
-    The cluster's own rules decide when an instance is started again: those of a pool as often as need be, with up to
-    five minutes between two; those of a trainer job five times in all, and after evictions and the like as often as
-    `Pod.disruptions` says. A number that was given up is not tried again when a job of trainers grows: a new one takes
-    its place. Of instances that have left by a resize only those see the log who follow it; of a job that was deleted,
-    the last lines are kept for a while.
+    Kubernetes restarts instances: those of a pool without limit, at most five minutes apart; those of a trainer job
+    five times in all, and after disruptions as often as `Pod.disruptions` allows. When a trainer job grows, new indexes
+    replace given-up ones. Logs of instances that left by a resize are only seen by followers; the end of deleted jobs'
+    logs is kept in ConfigMaps.
 
-    All verbs raise ClusterUnavailableError and ClusterError.
+    All methods raise ClusterUnavailableError and ClusterError.
     """
 
     def __init__(
@@ -79,15 +76,13 @@ class KubernetesBackend:
         self._defaults = defaults or Pod()
         self._outage = Outage()
         self._informers: dict[asyncio.AbstractEventLoop, tuple[Informer, set[object]]] = {}
+        self._informer: Informer | None = None
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[Backend]:
-        """Yield this backend as one whose `get` and `list` ask the cluster nothing: watches keep it up to date.
+        """Yield a backend whose `get` and `list` read a cache that watches keep up to date; see `Informer`.
 
-        They begin with the first of these, and are closed while nobody asks for a while, and on exit. All who have it
-        open in the same event loop at the same time share them, so one backend for many tasks costs as much as for one.
-        What is done by the backend that is yielded is seen by its next look. While the API server is away, these return
-        what was known last; they raise ClusterUnavailableError when that lasts.
+        All contexts of one event loop share the watches. Changes made through the yielded backend are seen at once.
         """
         loop, user = asyncio.get_running_loop(), object()
         informer, users = self._informers.setdefault(
@@ -95,7 +90,9 @@ class KubernetesBackend:
         )
         users.add(user)
         try:
-            yield InformedBackend(self, informer)
+            informed = copy.copy(self)
+            informed._informer = informer  # noqa: SLF001 - a copy of this backend
+            yield informed
         finally:
             users.remove(user)
             if not users:
@@ -103,9 +100,9 @@ class KubernetesBackend:
                 await informer.close()
 
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
-        """Get or create the job. What a caller that dies leaves half done has its token and no instances."""
+        """Get or create the job. If the caller dies meanwhile, the job has its token and no instances."""
         manifest = manifests.job_manifest(spec, token=token, created_at=time.time(), defaults=self._defaults)
-        async with self._api() as api:
+        async with self._api(changing=spec.name) as api:
             while True:
                 owner = await _find_owner(api, spec.name)
                 if owner is None:
@@ -128,10 +125,14 @@ class KubernetesBackend:
                 manifest["metadata"]["annotations"][names.CREATED_AT] = repr(time.time())
 
     async def get(self, name: str) -> JobStatus:
+        if self._informer:
+            return await self._informer.get(name)
         async with self._api() as api:
             return await _status(api, await self._owner(api, name))
 
     async def list(self) -> builtins.list[JobStatus]:
+        if self._informer:
+            return await self._informer.list()
         async with self._api() as api:
             found = await asyncio.gather(*(api.list(kind, labels=names.selector()) for kind in (*OWNERS, "Pod")))
             *owners, pods = (items for items, _ in found)
@@ -144,7 +145,7 @@ class KubernetesBackend:
         return sorted(statuses, key=lambda status: status.name)
 
     async def resize(self, name: str, instances: int) -> JobStatus:
-        async with self._api() as api:
+        async with self._api(changing=name) as api:
             while True:
                 owner = await self._owner(api, name)
                 status = await _status(api, owner)
@@ -189,7 +190,8 @@ class KubernetesBackend:
             return kept.owner
 
     async def delete(self, name: str, *, token: str | None = None) -> bool:
-        async with self._api() as api:
+        is_known = self._informer is not None and self._informer.has(name)  # other names may be no names of jobs
+        async with self._api(changing=name if is_known else "") as api:
             while True:
                 owner = await _find_owner(api, name)
                 if owner is None or token not in (None, owner["metadata"]["annotations"].get(names.TOKEN)):
@@ -201,10 +203,10 @@ class KubernetesBackend:
                 return True
 
     async def capacity(self) -> Capacity:
-        """Return what the nodes have, and what the namespace's quota leaves of it.
+        """Return the nodes' capacity and what the namespace's quota leaves.
 
-        Where the nodes may not be seen, that is one node "quota of NAMESPACE" which has what the quota has; see
-        `Capacity.only_node`. Raises BackendError where there is no quota either.
+        Without the right to list nodes, that is one node "quota of NAMESPACE", see `Capacity.only_node`. Raises
+        BackendError if there is no quota either.
         """
         async with self._api() as api:
             (quotas, _), (ours, _), *found = await asyncio.gather(
@@ -232,14 +234,16 @@ class KubernetesBackend:
         if there := capacity.combine(placed, total, left, self._namespace):
             return there
         raise BackendError(
-            f"nobody says how much there is for instances: the namespace {self._namespace!r} has no ResourceQuota, and "
-            f"{why}; grant the ClusterRole of deploy/cluster-role.yaml"
+            f"the cluster's capacity is unknown: the namespace {self._namespace!r} has no ResourceQuota, and {why}; "
+            "grant the ClusterRole of deploy/cluster-role.yaml"
         )
 
     @asynccontextmanager
-    async def _api(self) -> AsyncIterator[KubernetesClient]:
+    async def _api(self, *, changing: str = "") -> AsyncIterator[KubernetesClient]:
         async with self._connect() as client:
             yield KubernetesClient(client, self._namespace, outage=self._outage)
+        if changing and self._informer:
+            self._informer.mark_stale(changing)  # its watches may not have seen the change yet
 
     async def _owner(self, api: KubernetesClient, name: str) -> Manifest:
         owner = await _find_owner(api, name)
@@ -253,7 +257,7 @@ class KubernetesBackend:
 
 
 async def _find_owner(api: KubernetesClient, name: str) -> Manifest | None:
-    """Return the Job or Deployment of that name, if it is one of ours."""
+    """Return our Job or Deployment of that name, None if there is none."""
     try:
         check_name("name", name)
     except SpecError:
@@ -271,15 +275,10 @@ async def _read_archived(api: KubernetesClient, name: str) -> log_archive.Archiv
 
 
 async def _dry_run(api: KubernetesClient, manifest: Manifest, spec: JobSpec) -> None:
-    """Let the cluster judge all that a job takes, so that nothing is made where something is wrong or forbidden.
-
-    Also what is done to it later: what can't be resized or deleted is not begun.
-
-    Raises SubmitError.
-    """
+    """Check by dry runs that the job can be created, and resized, watched and deleted later. Raises SubmitError."""
     owned = _owned_manifests(spec, {})
-    judged = await asyncio.gather(
-        # asking for metadata is a dry-run PATCH: of the job itself it shows that it may be resized
+    results = await asyncio.gather(
+        # metadata are read by a dry-run PATCH, which also shows that the job may be resized
         *(
             _existing_metadata(api, one, spec.name)
             for one in (manifest, *owned, log_archive.archive_manifest(spec.name))
@@ -294,25 +293,25 @@ async def _dry_run(api: KubernetesClient, manifest: Manifest, spec: JobSpec) -> 
         *(_dry_run_shrinking(api, spec.name) if spec.kind == "pool" else ()),
         return_exceptions=True,
     )
-    errors = [error for error in judged if isinstance(error, BaseException)]
+    errors = [error for error in results if isinstance(error, BaseException)]
     for error in errors:
         if not isinstance(error, ClusterError | SubmitError):
             raise error
-    # a conflict says that the job is there by now, which `_create` sees to
+    # a conflict means that another client has created the job; `_create` handles that
     refused = [error for error in errors if not isinstance(error, ConflictError)]
     if refused:
-        said = [error.reason if isinstance(error, SubmitError) else str(error) for error in refused]
-        raise SubmitError(spec.name, "; ".join(dict.fromkeys(said)))
+        reasons = [error.reason if isinstance(error, SubmitError) else str(error) for error in refused]
+        raise SubmitError(spec.name, "; ".join(dict.fromkeys(reasons)))
 
 
 def _dry_run_shrinking(api: KubernetesClient, name: str) -> builtins.list[Awaitable[object]]:
-    """Return what asks whether pods of a pool may be marked and deleted, by a name that none of them has."""
+    """Check that pods of a pool may be patched and deleted, with a name that none of them has."""
     pod = {"kind": "Pod", "metadata": {"name": name}}
     return [api.metadata(pod), api.dry_run_delete(pod)]
 
 
 async def _create(api: KubernetesClient, manifest: Manifest, name: str) -> Manifest | None:
-    """Create the owner of all else; None if somebody has just done so. Raises SubmitError."""
+    """Create the job; None if another client has just created it. Raises SubmitError."""
     try:
         return await api.create(manifest)
     except ConflictError as error:
@@ -324,13 +323,13 @@ async def _create(api: KubernetesClient, manifest: Manifest, name: str) -> Manif
 
 
 async def _start(api: KubernetesClient, owner: Manifest, spec: JobSpec, secrets: Mapping[str, str]) -> JobStatus:
-    """Make all else that belongs to the job, and let it begin, unless that was done before."""
+    """Create the job's other objects and start it, unless that was done before."""
     owned = _owned_manifests(spec, secrets)
     for manifest in owned:
         manifest["metadata"]["ownerReferences"] = [_reference(owner)]
     await asyncio.gather(*(_create_or_apply(api, manifest, spec.name) for manifest in owned))
     while names.STARTED not in owner["metadata"]["annotations"]:
-        queued = names.QUEUE in owner["metadata"]["labels"]  # then it is Kueue that lets it begin
+        queued = names.QUEUE in owner["metadata"]["labels"]  # then Kueue starts it
         suspend = {} if queued else {"suspend": desired_instances(owner) == 0}
         begin = {"replicas": desired_instances(owner)} if owner["kind"] == "Deployment" else suspend
         try:
@@ -341,7 +340,7 @@ async def _start(api: KubernetesClient, owner: Manifest, spec: JobSpec, secrets:
 
 
 async def _create_or_apply(api: KubernetesClient, manifest: Manifest, job: str) -> None:
-    """Make something of a job what the manifest says. Raises SubmitError where somebody else has one of its name."""
+    """Create or update an object of a job. Raises SubmitError if one of its name is not ours."""
     while True:
         there = await _existing_metadata(api, manifest, job)
         try:
@@ -349,13 +348,13 @@ async def _create_or_apply(api: KubernetesClient, manifest: Manifest, job: str) 
                 await api.create(manifest)
             else:
                 await api.apply(manifest, over=there)
-        except ConflictError:  # it came, went or changed since
+        except ConflictError:  # another client was faster
             continue
         return
 
 
 async def _existing_metadata(api: KubernetesClient, manifest: Manifest, job: str) -> Manifest | None:
-    """Return the metadata of what has that kind and name, if anything has. Raises SubmitError if it isn't the job's."""
+    """Return the metadata of the existing object, None if there is none. Raises SubmitError if it isn't the job's."""
     there = await api.metadata(manifest)
     labels = (there or {}).get("labels") or {}
     if there is None or names.is_of(labels, job):
@@ -365,7 +364,7 @@ async def _existing_metadata(api: KubernetesClient, manifest: Manifest, job: str
 
 def _name_taken(manifest: Manifest, job: str) -> SubmitError:
     kind, name = manifest["kind"], manifest["metadata"]["name"]
-    return SubmitError(job, f"the {kind} {name!r} is there and is not ours; give the job another name, or remove that")
+    return SubmitError(job, f"the {kind} {name!r} exists and is not ours; give the job another name, or delete it")
 
 
 def _owned_manifests(spec: JobSpec, secrets: Mapping[str, str]) -> list[Manifest]:
@@ -394,9 +393,9 @@ async def _status_of_pods(api: KubernetesClient, owner: Manifest, pods: builtins
 
 
 async def _delete_with_logs(api: KubernetesClient, owner: Manifest) -> None:
-    """Delete what the owner owns, down to the last pod, and keep the end of its log. Raises ConflictError.
+    """Delete the job, down to its last pod, and archive the end of its log. Raises ConflictError.
 
-    That a log can't be read or kept is no reason to fail: it is told.
+    A log that can't be read or archived is only logged as a warning.
     """
     name = owner["metadata"]["name"]
     kept: dict[int, deque[LogLine]] = defaultdict(lambda: deque(maxlen=log_archive.MAX_LINES))
@@ -419,18 +418,17 @@ async def _delete_with_logs(api: KubernetesClient, owner: Manifest) -> None:
             task.cancel()
         collected, _ = await asyncio.gather(collecting, opening, return_exceptions=True)
     if isinstance(collected, Exception):
-        log.warning("log.not_kept", job=name, cause=str(collected))
+        log.warning("log.archive_failed", job=name, cause=str(collected))
         return
     lines = [line for _, of_one in sorted(kept.items()) for line in of_one]
     try:
         token = owner["metadata"]["annotations"].get(names.TOKEN, "")
         await log_archive.archive_log(api, name, lines, run=owner["metadata"]["uid"], owner=token_owner(token))
     except BackendError as error:
-        log.warning("log.not_kept", job=name, cause=str(error))
+        log.warning("log.archive_failed", job=name, cause=str(error))
 
 
 async def _wait_until_gone(api: KubernetesClient, owner: Manifest) -> None:
-    """Wait until the owner is not there any more."""
     name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
     async for objects in api.watch(owner["kind"], fields=f"metadata.name={name}"):
         if name not in objects or objects[name]["metadata"]["uid"] != uid:

@@ -1,4 +1,4 @@
-"""What the nodes have for instances, where somebody lets us look, and what a namespace's quota leaves of it. Pure."""
+"""Capacity of a cluster for instances, by its nodes and the namespace's quotas. Pure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from edl_runtime.backends.interface import Capacity, NodeCapacity
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.kubernetes.job_status import pool_pods, pool_size
-from edl_runtime.backends.kubernetes.pod_status import index_of, is_leaving
-from edl_runtime.pods import PODS, amount, reserved_resources, resource_name
-
-Manifest = Mapping[str, Any]
+from edl_runtime.backends.kubernetes.job_status import pool_pods
+from edl_runtime.backends.kubernetes.pod_status import index_of, is_leaving, pod_has_ended
+from edl_runtime.pods import PODS, Manifest, amount, reserved_resources, resource_name
 
 _LIMITED = {
     "cpu": "cpu", "requests.cpu": "cpu",
@@ -24,14 +21,13 @@ _LIMITED = {
     "ephemeral-storage": "ephemeral-storage", "requests.ephemeral-storage": "ephemeral-storage",
     "pods": PODS, "count/pods": PODS,
 }  # fmt: skip
-"""What a quota may limit that instances ask for; of memory, what they ask for is also their limit."""
+"""Resources by the names of quotas. Instances' memory requests are also their limits."""
 
 
 def leaving_pods(pods: Iterable[Manifest], owners: Iterable[Manifest]) -> set[str]:
-    """Return the uids of the pods that are on their way out.
+    """Return the uids of the pods that are or will be deleted.
 
-    They are deleted already, or are about to be: of our jobs, the `owners`, those beyond what is wanted, and all of one
-    that is deleted itself.
+    Those are pods beyond the requested size of their job, one of the `owners`, and all of a job that is being deleted.
     """
     by_job: dict[str, list[Manifest]] = {}
     gone = set()
@@ -50,14 +46,14 @@ def _surplus(owner: Manifest, pods: Sequence[Manifest]) -> Iterable[Manifest]:
     if is_leaving(owner):
         return pods
     if owner["kind"] == "Deployment":
-        return pool_pods(pods)[pool_size(owner) :]
+        return pool_pods(pods)[owner["spec"].get("replicas") or 0 :]
     if owner["spec"].get("suspend"):
         return pods
     return [pod for pod in pods if index_of(pod) >= owner["spec"]["completions"]]
 
 
 class PodUsage(msgspec.Struct, frozen=True):
-    """What a pod takes of a node: nothing, and no node, if it is not there or about to leave."""
+    """What a pod reserves of its node: nothing, and no node, if it is not scheduled, ended or leaving."""
 
     uid: str
     node: str = ""
@@ -65,15 +61,15 @@ class PodUsage(msgspec.Struct, frozen=True):
 
 
 def pod_usage(pod: Manifest) -> PodUsage:
-    """Return what a pod takes of its node. A cluster has so many that nothing else of them is kept."""
+    """Return what a pod reserves. Large clusters have many pods, so nothing else of them is kept."""
     uid, where = pod["metadata"]["uid"], pod["spec"].get("nodeName")
-    if not where or _has_ended(pod) or is_leaving(pod):
+    if not where or pod_has_ended(pod) or is_leaving(pod):
         return PodUsage(uid)
     return PodUsage(uid, sys.intern(where), {sys.intern(name): much for name, much in reserved_resources(pod).items()})
 
 
 def trim_node(node: Manifest) -> Manifest:
-    """Return what is needed of a node, which lists all images that it has besides."""
+    """Return what is needed of a node, without its list of images and the like."""
     metadata, spec, status = (node.get(part) or {} for part in ("metadata", "spec", "status"))
     return {
         "metadata": {part: metadata.get(part) for part in ("name", "labels")},
@@ -83,10 +79,9 @@ def trim_node(node: Manifest) -> Manifest:
 
 
 def node_capacities(nodes: Iterable[Manifest], pods: Iterable[PodUsage], gone: set[str]) -> tuple[NodeCapacity, ...]:
-    """Return what nodes have allocatable, and what of it the pods on them have not asked for.
+    """Return the nodes' allocatable resources, and what of them the pods of all namespaces do not request.
 
-    A node that takes no pods now, as one that is cordoned or not ready, has what those reserve that stay there, and
-    nothing is free. `pods`: those of all namespaces. `gone`: the uids of those that count as gone besides.
+    A node that is cordoned or not ready has only what its pods request. `gone`: uids of pods that do not count.
     """
     there = {node["metadata"]["name"]: node for node in nodes}
     used = {name: Counter[str]() for name in there}
@@ -109,7 +104,7 @@ def _node(node: Manifest, used: Mapping[str, float]) -> NodeCapacity:
 
 
 def _taints(node: Manifest) -> tuple[dict[str, str], ...]:
-    """Return those that keep pods away; by the others a node is only taken last."""
+    """Return the taints that keep pods away, without PreferNoSchedule."""
     found = (node.get("spec") or {}).get("taints") or ()
     kept_away = [taint for taint in found if taint.get("effect") in ("NoSchedule", "NoExecute")]
     return tuple({part: taint.get(part) or "" for part in ("key", "value", "effect")} for taint in kept_away)
@@ -124,10 +119,6 @@ def _without(there: Mapping[str, float], used: Mapping[str, float]) -> dict[str,
     return {name: max(0.0, much - used.get(name, 0.0)) for name, much in there.items()}
 
 
-def _has_ended(pod: Manifest) -> bool:
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-
-
 def _takes_pods(node: Manifest) -> bool:
     conditions = node["status"].get("conditions") or []
     is_ready = all(one["status"] == "True" for one in conditions if one["type"] == "Ready")
@@ -137,17 +128,16 @@ def _takes_pods(node: Manifest) -> bool:
 def quota_capacity(
     quotas: Iterable[Manifest], pods: Iterable[Manifest], gone: set[str]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return what a namespace's quotas allow, and what the tightest of them leave; empty if none limits anything.
+    """Return what a namespace's quotas allow, and what the tightest of them leave; empty if there are none.
 
-    `pods`: the instances in that namespace. Those that have no node yet, and those that are `gone`, count as if they
-    were not there: whoever plans gives them their places, or takes them away. Quotas for some pods only, as for those
-    of a priority class, say nothing of all others.
+    `pods`: the instances in the namespace. Those without a node, and the `gone` ones, do not count: a planner places or
+    removes them. Quotas for some pods only, as of a priority class, are ignored.
     """
     total: dict[str, float] = {}
     left: dict[str, float] = {}
     back = Counter[str]()
     for pod in pods:
-        if not _has_ended(pod) and (pod["metadata"]["uid"] in gone or not pod["spec"].get("nodeName")):
+        if not pod_has_ended(pod) and (pod["metadata"]["uid"] in gone or not pod["spec"].get("nodeName")):
             back.update(reserved_resources(pod))
     for quota in filter(_is_for_instances, quotas):
         status = quota.get("status") or {}
@@ -162,7 +152,7 @@ def quota_capacity(
 
 
 def _limited(name: str) -> str | None:
-    """Return the resource that a quota limits under that name; None for one that no instance asks for."""
+    """Return the resource that a quota limits under that name, None if instances do not request it."""
     extended = name.removeprefix("requests.")
     if extended != name and "/" in extended:
         return resource_name(extended)
@@ -177,7 +167,7 @@ def _is_for_instances(quota: Manifest) -> bool:
 def combine(
     nodes: tuple[NodeCapacity, ...] | None, total: Mapping[str, float], left: Mapping[str, float], namespace: str
 ) -> Capacity | None:
-    """Return what there is, by the nodes (None if they may not be seen) and by the quotas; None if nobody knows."""
+    """Return the capacity by nodes, None if we may not list them, and quotas; None if there are neither."""
     if nodes is not None:
         return Capacity(nodes=nodes, quota_total=dict(total), quota_left=dict(left))
     if not total:

@@ -10,17 +10,17 @@ import asyncio
 import builtins
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from edl_runtime.backends.errors import ClusterUnavailableError, UnknownJobError
-from edl_runtime.backends.interface import Backend, Capacity, JobStatus, LogLine
+from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.kubernetes.client import MAX_OUTAGE_S, KubernetesClient, Outage, WatchEvent
+from edl_runtime.backends.kubernetes.client import MAX_OUTAGE_S, KubernetesClient, Manifest, Outage, WatchEvent
 from edl_runtime.backends.kubernetes.job_status import job_status, lacks_pods, refusals, true_conditions
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
@@ -29,12 +29,9 @@ from edl_runtime.backends.kubernetes.pod_status import (
     start_delays,
 )
 from edl_runtime.errors import BackendError
-from edl_runtime.specs import JobSpec
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
-
-Manifest = dict[str, Any]
 
 IDLE_TIMEOUT_S = 30.0
 """Watches are closed when they have not been used for so long."""
@@ -351,44 +348,3 @@ def _job_state(owner: Manifest | None) -> tuple[str, ...] | None:
     if owner is None:
         return None
     return (owner["metadata"]["uid"], *(true_conditions(owner) if owner["kind"] == "Job" else ()))
-
-
-class InformedBackend:
-    """A backend whose `get` and `list` read an informer."""
-
-    def __init__(self, backend: Backend, informer: Informer) -> None:
-        self._backend = backend
-        self._informer = informer
-
-    async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
-        status = await self._backend.submit(spec, token=token, secrets=secrets)
-        self._informer.mark_stale(spec.name)
-        return status
-
-    async def get(self, name: str) -> JobStatus:
-        return await self._informer.get(name)
-
-    async def list(self) -> builtins.list[JobStatus]:
-        return await self._informer.list()
-
-    async def resize(self, name: str, instances: int) -> JobStatus:
-        status = await self._backend.resize(name, instances)
-        self._informer.mark_stale(name)
-        return status
-
-    def logs(
-        self, name: str, *, instance: int | None = None, tail: int | None = None, follow: bool = False
-    ) -> AsyncGenerator[LogLine, None]:
-        return self._backend.logs(name, instance=instance, tail=tail, follow=follow)
-
-    async def owner(self, name: str) -> str:
-        return await self._backend.owner(name)
-
-    async def delete(self, name: str, *, token: str | None = None) -> bool:
-        deleted = await self._backend.delete(name, token=token)
-        if self._informer.has(name):
-            self._informer.mark_stale(name)
-        return deleted
-
-    async def capacity(self) -> Capacity:
-        return await self._backend.capacity()

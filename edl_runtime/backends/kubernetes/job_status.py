@@ -1,11 +1,10 @@
-"""The status of a job: what its Job or Deployment and its pods, as the cluster has them, say of it. Pure."""
+"""Status of a job from its Job or Deployment, pods and events. Pure."""
 
 from __future__ import annotations
 
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from edl_runtime.backends.interface import SUSPENDED, InstanceStatus, JobStatus, Phase, Scaling
@@ -16,24 +15,19 @@ from edl_runtime.backends.kubernetes.pod_status import (
     condition,
     created_at,
     describe_end,
-    have_ended,
     index_of,
     is_leaving,
-    mapping_in,
     observed_pool_pod,
     observed_trainer,
+    pod_has_ended,
     sorted_by_age,
     unix_time,
     with_delay,
 )
-from edl_runtime.backends.kubernetes.pod_template import instance_container, mappings_at
+from edl_runtime.backends.kubernetes.pod_template import instance_container, mapping_at, mappings_at
 from edl_runtime.errors import EX_CONFIG
-from edl_runtime.pods import kubernetes_name, reserved_resources
+from edl_runtime.pods import Manifest, kubernetes_name, reserved_resources
 from edl_runtime.specs import Bounds
-
-Manifest = Mapping[str, Any]
-
-_NO_DELAYS: Mapping[str, str] = MappingProxyType({})
 
 _NEVER_CREATED = (
     "violates PodSecurity",
@@ -43,7 +37,7 @@ _NEVER_CREATED = (
     "must specify",
     " is invalid: ",
 )
-"""What is wrong with pods that the cluster refuses for ever. A quota may be raised, and a service account made."""
+"""Permanent reasons to refuse pods; a quota may be raised, and a service account created."""
 
 
 def job_status(
@@ -51,18 +45,18 @@ def job_status(
     pods: Sequence[Manifest],
     now: float,
     refusals: Sequence[str] = (),
-    delays: Mapping[str, str] = _NO_DELAYS,
+    delays: Mapping[str, str] | None = None,
 ) -> JobStatus:
-    """Return what a Deployment or Job and its pods say of the job at a time (Unix).
+    """Return the status of a Deployment or Job at a Unix time.
 
-    `refusals` to create pods, and `delays` of pods by name, are what events say.
+    `refusals` to create pods and `delays` of pods by name come from events.
     """
-    annotations = mapping_in(owner, "metadata", "annotations")
+    annotations = mapping_at(owner, "metadata", "annotations")
     is_pool = owner["kind"] == "Deployment"
-    told = pool_instances(pods, now) if is_pool else trainer_instances(owner, pods)
+    observed = pool_instances(pods, now) if is_pool else trainer_instances(owner, pods)
     elastic = annotations.get(names.ELASTIC) == "true"
-    phase, about = _pool_phase(owner, told) if is_pool else _trainer_phase(owner, told, elastic=elastic)
-    seen = [with_delay(one, delays.get(one.status.pod, "")) for one in told]
+    phase, about = _pool_phase(owner, observed) if is_pool else _trainer_phase(owner, observed, elastic=elastic)
+    seen = [with_delay(one, (delays or {}).get(one.status.pod, "")) for one in observed]
     if phase == "running" and about is None:
         about = next((one for one in seen if one.problem), None)
     refusal = _creation_failure(owner, refusals) if phase == "running" else ""
@@ -92,43 +86,37 @@ def job_status(
 
 
 def is_felt_when_suspended(job: JobStatus) -> bool:
-    """Whether suspending the job is felt: not by trainers none of which has a place yet."""
+    """Whether suspending the job stops anything: not for trainers none of which has a node yet."""
     return job.kind == "pool" or any(one.node for one in job.instances)
 
 
 def lacks_pods(owner: Manifest, pods: Sequence[Manifest]) -> bool:
-    """Whether a Job has fewer pods than it should, so that its events may tell why."""
+    """Whether a Job has too few pods; its events may explain why."""
     return owner["kind"] == "Job" and len(pods) < desired_instances(owner) and not owner["spec"].get("suspend")
 
 
 def refusals(events: Iterable[Manifest], pods: Sequence[Manifest] = ()) -> list[str]:
-    """Return what events say of pods that can't be created, the last at the end.
+    """Return why pods could not be created, the newest reason last.
 
-    Events are kept for an hour, so those from before the newest pod tell of troubles that are over.
+    Events are kept for an hour; those from before the newest pod are outdated.
     """
     newest = max((pod["metadata"].get("creationTimestamp") or "" for pod in pods), default="")
-    told = [(event.get("lastTimestamp") or "", event.get("message", "")) for event in events]
-    return [message for at, message in sorted(told, key=lambda one: one[0]) if at >= newest]
+    messages = [(event.get("lastTimestamp") or "", event.get("message", "")) for event in events]
+    return [message for at, message in sorted(messages, key=lambda one: one[0]) if at >= newest]
 
 
 def desired_instances(owner: Manifest) -> int:
-    """Return how many instances were asked for last."""
+    """Return the requested number of instances."""
     size = "replicas" if owner["kind"] == "Deployment" else "completions"
-    return int(mapping_in(owner, "metadata", "annotations").get(names.WANTED) or owner["spec"].get(size) or 0)
-
-
-def pool_size(deployment: Manifest) -> int:
-    """Return how many pods the Deployment is to have, as its controller sees it."""
-    return int(deployment["spec"].get("replicas") or 0)
+    return int(mapping_at(owner, "metadata", "annotations").get(names.WANTED) or owner["spec"].get(size) or 0)
 
 
 def scaling(owner: Manifest, pods: Sequence[Manifest]) -> Scaling | None:
-    """Return what decides how many instances a job should have, as it was submitted; None if somebody removed it.
+    """Return the job's scaling, None if its annotations were removed.
 
-    What an instance reserves is told by the newest of its pods, if there is any: the cluster may have given it more
-    than the template asks for, as a LimitRange does.
+    Resources are those of its newest pod, if there is one: the cluster may add to the template, as by a LimitRange.
     """
-    annotations, template = mapping_in(owner, "metadata", "annotations"), mapping_in(owner, "spec", "template")
+    annotations, template = mapping_at(owner, "metadata", "annotations"), mapping_at(owner, "spec", "template")
     if names.BOUNDS not in annotations:
         return None
     resized_at = annotations.get(names.RESIZED_AT)
@@ -140,62 +128,60 @@ def scaling(owner: Manifest, pods: Sequence[Manifest]) -> Scaling | None:
         resumes=_resumes(owner),
         resized_at=float(resized_at) if resized_at else None,
         queue=_queue(owner),
-        node_selector=dict(mapping_in(template, "spec", "nodeSelector")),
+        node_selector=dict(mapping_at(template, "spec", "nodeSelector")),
         tolerations=_tolerations(template),
         node_terms=_node_terms(template),
     )
 
 
 def _tolerations(template: Manifest) -> tuple[dict[str, Any], ...]:
-    """Return what pods of a template tolerate.
+    """Return the template's tolerations, and those that the admission plugin ExtendedResourceToleration adds to pods.
 
-    Where nodes are tainted by the name of a resource that only they have, as for GPUs, the cluster lets pods that ask
-    for it tolerate that (its admission plugin ExtendedResourceToleration); a template knows nothing of this.
+    Those are for taints named after an extended resource that the pod requests, as on GPU nodes.
     """
-    given = [dict(toleration) for toleration in mappings_at(mapping_in(template, "spec"), "tolerations")]
+    given = [dict(toleration) for toleration in mappings_at(mapping_at(template, "spec"), "tolerations")]
     extended = [name for name in map(kubernetes_name, reserved_resources(template)) if "/" in name]
     return (*given, *({"key": name, "operator": "Exists", "effect": "NoSchedule"} for name in extended))
 
 
 def _node_terms(template: Manifest) -> tuple[dict[str, Any], ...] | None:
-    """Return the terms of which one has to hold of a node; None where nothing is required of nodes."""
-    required = mapping_in(template, "spec", "affinity", "nodeAffinity").get(
+    """Return the node selector terms of which one has to match, None if there are none."""
+    required = mapping_at(template, "spec", "affinity", "nodeAffinity").get(
         "requiredDuringSchedulingIgnoredDuringExecution"
     )
     return tuple(map(dict, mappings_at(required, "nodeSelectorTerms"))) if required else None
 
 
 def _queue(owner: Manifest) -> str:
-    """Return the name of Kueue's queue that a Job is in, empty for none. Of a pool's pods each is for itself there."""
-    return str(mapping_in(owner, "metadata", "labels").get(names.QUEUE) or "") if owner["kind"] == "Job" else ""
+    """Return a Job's Kueue queue, empty for none. Kueue queues a pool's pods one by one."""
+    return str(mapping_at(owner, "metadata", "labels").get(names.QUEUE) or "") if owner["kind"] == "Job" else ""
 
 
 def _resumes(owner: Manifest) -> bool:
     if owner["kind"] == "Deployment":
         return True
-    env = mappings_at(instance_container(mapping_in(owner, "spec", "template")), "env")
-    kept = [variable for variable in env if variable.get("name") == "EDL_CHECKPOINT"]
-    has_checkpoints = any(variable.get("value") or variable.get("valueFrom") for variable in kept)
-    is_elastic = mapping_in(owner, "metadata", "annotations").get(names.ELASTIC) == "true"
+    env = mappings_at(instance_container(mapping_at(owner, "spec", "template")), "env")
+    checkpoints = [variable for variable in env if variable.get("name") == "EDL_CHECKPOINT"]
+    has_checkpoints = any(variable.get("value") or variable.get("valueFrom") for variable in checkpoints)
+    is_elastic = mapping_at(owner, "metadata", "annotations").get(names.ELASTIC) == "true"
     return is_elastic and has_checkpoints and not _queue(owner)
 
 
 def bounds(owner: Manifest) -> Bounds:
-    """Return between which numbers it may be resized."""
     return Bounds.parse(owner["metadata"]["annotations"][names.BOUNDS])
 
 
 def most_disruptions(job: Manifest) -> int:
-    """Return how often the cluster may end an instance; one more time, and its job has failed.
+    """Return how often the cluster may end an instance before its job has failed.
 
-    The Job knows no such limit and goes on until it is deleted, which whoever waits for it does at once.
+    A Job has no such limit: it runs until it is deleted, which the waiting task does at once.
     """
-    return int(mapping_in(job, "metadata", "annotations").get(names.MOST_DISRUPTIONS) or DEFAULT_MAX_DISRUPTIONS)
+    return int(mapping_at(job, "metadata", "annotations").get(names.MOST_DISRUPTIONS) or DEFAULT_MAX_DISRUPTIONS)
 
 
 def failed_indexes(job: Manifest) -> list[int]:
-    """Return the indexes that the Job has given up, sorted, as it writes them: "1,3-5"."""
-    text = mapping_in(job, "status").get("failedIndexes") or ""
+    """Return the indexes that the Job has given up, which it writes as "1,3-5"."""
+    text = mapping_at(job, "status").get("failedIndexes") or ""
     found: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -206,8 +192,8 @@ def failed_indexes(job: Manifest) -> list[int]:
 def completions_for(job: Manifest, instances: int) -> int:
     """Return how many indexes a Job must have for that many instances.
 
-    Indexes that were given up stay so for ever. So a larger number is made of new ones in their place, and a smaller
-    one takes from the top, of those that live.
+    Given-up indexes stay given up, so a larger job needs new ones in their place; a smaller job loses the highest
+    living ones.
     """
     before: int = job["spec"]["completions"]
     failed = set(failed_indexes(job))
@@ -224,44 +210,38 @@ def completions_for(job: Manifest, instances: int) -> int:
 
 
 def has_ended(owner: Manifest) -> bool:
-    """Whether a Job has completed or failed, as it says itself."""
     return any(condition(owner, kind) is not None for kind in ("Complete", "Failed"))
 
 
 def true_conditions(owner: Manifest) -> list[str]:
-    """Return how it fares, as it says itself, sorted."""
     conditions = owner.get("status", {}).get("conditions") or []
     return sorted(one["type"] for one in conditions if one["status"] == "True")
 
 
 def pool_instances(pods: Iterable[Manifest], now: float) -> list[ObservedInstance]:
-    """Return a pool's instances."""
     return [observed_pool_pod(pod, index, now) for index, pod in enumerate(pool_pods(pods))]
 
 
 def pool_pods(pods: Iterable[Manifest]) -> list[Manifest]:
-    """Return the pods that are a pool's instances: all the same, so each one's index is its place by age.
+    """Return the pods that are a pool's instances, by age: the position is the index.
 
-    The cluster tells that in seconds, and those of one second go by their names. Without those that have failed as a
-    whole, as by an eviction: others take their place.
+    Failed pods, as by an eviction, are left out: others replace them.
     """
-    return [pod for pod in sorted_by_age(pods) if mapping_in(pod, "status").get("phase") != "Failed"]
+    return [pod for pod in sorted_by_age(pods) if mapping_at(pod, "status").get("phase") != "Failed"]
 
 
 def _replaced(pods: Iterable[Manifest]) -> dict[str, str]:
-    """Return how those of a pool ended that have failed as a whole, and by the cluster: their nodes, mostly."""
-    failed = [pod for pod in sorted_by_age(pods) if mapping_in(pod, "status").get("phase") == "Failed"]
+    """Return by name how pods of a pool ended that the cluster has evicted."""
+    failed = [pod for pod in sorted_by_age(pods) if mapping_at(pod, "status").get("phase") == "Failed"]
     lost = {pod["metadata"]["name"]: pod for pod in failed if condition(pod, "DisruptionTarget") is not None}
     return {name: f"pod {name} {describe_end(pod, None)}" for name, pod in lost.items()}
 
 
 def trainer_instances(job: Manifest, pods: Iterable[Manifest]) -> list[ObservedInstance]:
-    """Return a trainer job's instances, each by its newest pod.
+    """Return a trainer job's instances, each by its newest pod, which counts the failures of those before it.
 
-    Without those that others have taken the place of, and those that have left by a resize, be it to none; with those
-    that were given up and whose pods are gone. An index's newest pod knows how often those before it were ended, and by
-    whom; a Job keeps it until its successor is there. Only an index that has left by a resize and comes back begins
-    anew.
+    Given-up instances that were replaced, and those that left by a resize, are left out; given-up ones whose pods were
+    deleted are included.
     """
     by_index: dict[int, list[Manifest]] = defaultdict(list)
     for pod in pods:
@@ -276,7 +256,7 @@ def trainer_instances(job: Manifest, pods: Iterable[Manifest]) -> list[ObservedI
             sorted_by_age(of_index)[-1], given_up=index in failed, most_disruptions=most_disruptions(job)
         )
         for index, of_index in by_index.items()
-        if (index in shown or index not in failed) and (index < staying or not have_ended(of_index))
+        if (index in shown or index not in failed) and (index < staying or not all(map(pod_has_ended, of_index)))
     }
     gone = {index: _observed_missing(index, job) for index in shown if index not in present}
     return [one for _, one in sorted({**present, **gone}.items())]
@@ -287,16 +267,16 @@ def _failed_below(job: Manifest, completions: int) -> list[int]:
 
 
 def _observed_missing(index: int, job: Manifest) -> ObservedInstance:
-    """Return an instance of which only the Job knows, which has started it at once when it was begun or resumed."""
+    """Return a given-up instance whose pod was deleted. It started when the Job started or resumed."""
     reason = f"instance {index} was given up, and its pod is gone"
-    began = unix_time(mapping_in(job, "status").get("startTime")) or created_at(job)
+    began = unix_time(mapping_at(job, "status").get("startTime")) or created_at(job)
     return ObservedInstance(
         status=InstanceStatus(index=index, phase="failed", started_at=began, given_up=True, reason=reason)
     )
 
 
 def _pool_phase(owner: Manifest, seen: Sequence[ObservedInstance]) -> tuple[Phase, ObservedInstance | None]:
-    """Return how a pool fares and which instance tells why: it fails when it has none to go on with."""
+    """Return a pool's phase and the instance that explains it. A pool fails when no instance is left."""
     if desired_instances(owner) == 0:
         return "pending", None
     troubled = [one for one in seen if one.problem]
@@ -309,7 +289,7 @@ def _pool_phase(owner: Manifest, seen: Sequence[ObservedInstance]) -> tuple[Phas
 def _trainer_phase(
     job: Manifest, seen: Sequence[ObservedInstance], *, elastic: bool
 ) -> tuple[Phase, ObservedInstance | None]:
-    """Return how a trainer job fares and which instance tells why."""
+    """Return a trainer job's phase and the instance that explains it."""
     troubled = [one for one in seen if one.problem]
     deciding = [one for one in troubled if one.status.phase == "failed" and not _is_instance_only(one, elastic=elastic)]
     ended_by_cluster = [one for one in troubled if one.status.disruptions > most_disruptions(job)]
@@ -324,10 +304,9 @@ def _trainer_phase(
 
 
 def _has_failed(job: Manifest, *, elastic: bool) -> bool:
-    """Whether the Job says that it has failed, or is about to end for that.
+    """Whether the Job has failed or is about to.
 
-    Of elastic trainers one that is about to end for the indexes that were given up has none that goes on; how those
-    ended that are left is known once it has ended itself.
+    Elastic trainers that are about to fail for given-up indexes may still have succeeded; the ended Job will show it.
     """
     target = condition(job, "FailureTarget")
     is_failing = target is not None and not (elastic and target.get("reason") == "FailedIndexes")
@@ -335,14 +314,14 @@ def _has_failed(job: Manifest, *, elastic: bool) -> bool:
 
 
 def _all_left_have_succeeded(job: Manifest, seen: Sequence[ObservedInstance]) -> bool:
-    """Whether all indexes but those that were given up have; a Job that has given up some says that it failed."""
+    """Whether all indexes but the given-up ones have succeeded. A Job with given-up indexes counts as failed."""
     completions: int = job["spec"]["completions"]
     left = [one.status.phase for one in seen if not one.status.given_up]
     return set(left) == {"succeeded"} and len(left) >= completions - len(_failed_below(job, completions))
 
 
 def _is_instance_only(one: ObservedInstance, *, elastic: bool) -> bool:
-    """Whether a failed instance says nothing of the job: the Job starts it again, or gives it up alone."""
+    """Whether a failed instance does not fail the job: it is restarted, or given up alone."""
     exit_code = one.status.exit_code
     if one.status.disrupted or exit_code is None or (elastic and exit_code == EX_CONFIG):
         return True
@@ -351,14 +330,14 @@ def _is_instance_only(one: ObservedInstance, *, elastic: bool) -> bool:
 
 
 def _creation_failure(owner: Manifest, refusals: Sequence[str]) -> str:
-    """Return why the cluster creates no further pods, by what a Deployment says itself and the events of a Job."""
+    """Return why no further pods are created, from a Deployment's condition or a Job's events."""
     if failure := condition(owner, "ReplicaFailure"):
         return str(failure.get("message") or failure.get("reason", ""))
     return refusals[-1] if refusals else ""
 
 
 def _reason(owner: Manifest, phase: Phase, refusal: str) -> str:
-    """Return what is to be said where no instance tells why."""
+    """Return the reason of a job where no instance has one."""
     if phase == "pending" and desired_instances(owner) == 0:
         return SUSPENDED
     if phase == "pending":

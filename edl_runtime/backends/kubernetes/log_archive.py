@@ -63,7 +63,7 @@ async def archive_log(api: KubernetesClient, job: str, lines: Sequence[LogLine],
     while True:
         there = await api.get("ConfigMap", names.archive_name(job))
         if there is not None and not _is_log_of(there, job):
-            log.warning("log.not_kept", job=job, cause=f"the ConfigMap {names.archive_name(job)} is not ours")
+            log.warning("log.archive_failed", job=job, cause=f"the ConfigMap {names.archive_name(job)} is not ours")
             return
         if there is not None and _length(there, run) >= len(lines):
             return
@@ -76,7 +76,7 @@ async def archive_log(api: KubernetesClient, job: str, lines: Sequence[LogLine],
             continue
         break
     logs, _ = await api.list("ConfigMap", labels=names.LOG_OF)
-    logs.sort(key=_deleted_at, reverse=True)
+    logs.sort(key=lambda one: float(_annotations(one).get(_DELETED, 0)), reverse=True)
     for old in logs[MAX_JOBS:]:
         await api.delete(old)
 
@@ -93,10 +93,6 @@ async def read_archived_log(api: KubernetesClient, job: str) -> ArchivedLog | No
 
 def _is_log_of(config_map: Mapping[str, Any], job: str) -> bool:
     return bool((config_map["metadata"].get("labels") or {}).get(names.LOG_OF) == job)
-
-
-def _deleted_at(config_map: Mapping[str, Any]) -> float:
-    return float(_annotations(config_map).get(_DELETED, 0))
 
 
 def _length(config_map: Mapping[str, Any], run: str) -> int:

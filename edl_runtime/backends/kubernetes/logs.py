@@ -22,7 +22,7 @@ import msgspec
 from edl_runtime.backends.errors import ClusterError, ClusterUnavailableError
 from edl_runtime.backends.interface import LogLine
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.kubernetes.client import RECONNECT_DELAY_S, KubernetesClient, read_lines
+from edl_runtime.backends.kubernetes.client import RECONNECT_DELAY_S, KubernetesClient, Manifest, read_lines
 from edl_runtime.backends.kubernetes.job_status import has_ended, pool_pods
 from edl_runtime.backends.kubernetes.pod_status import container_status, index_of, is_pod_of, sorted_by_age
 
@@ -74,7 +74,6 @@ def parse_timestamp(text: str) -> int | None:
     return (second - _EPOCH) // timedelta(seconds=1) * _NS + int((fraction or "").ljust(9, "0"))
 
 
-Manifest = dict[str, Any]
 Entry = TypeVar("Entry")
 
 LONGEST_LINE = 1 << 16

@@ -1,43 +1,39 @@
-"""A job's spec → the objects that run it. Pure.
+"""The objects of a job. Pure.
 
-A pool is a Deployment, a trainer job an elastic Indexed Job. Either owns all else of it, so deleting it deletes all.
+A pool is a Deployment, a trainer job an elastic Indexed Job. It owns all other objects, so they are deleted with it.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.kubernetes.pod_template import pod_template
+from edl_runtime.backends.kubernetes.pod_template import Manifest, pod_template
 from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.pods import Pod
 from edl_runtime.specs import Bounds, JobSpec
 
-Manifest = dict[str, Any]
-
 MAX_STARTS = 5
-"""How often an instance of a trainer job is started, in all, before it is given up: its pod's own failures count,
-a pod that was evicted or preempted does not."""
+"""How often an instance of a trainer job is started before it is given up. Evictions and preemptions do not count."""
 
 DEFAULT_MAX_DISRUPTIONS = 20
-"""How often the cluster may end an instance of a trainer job, unless its spec says otherwise."""
+"""How often the cluster may end an instance of a trainer job by default."""
 
 TTL_AFTER_FINISHED_S = 7 * 24 * 3600
-"""How long a trainer job that has ended is kept, with its pods and their logs, unless it is deleted before."""
+"""How long a trainer job that has ended is kept, with its pods and their logs."""
 
 TERMINATED = 128 + signal.SIGTERM
-"""Exit status of an instance that was told to go: a Job judges also those that leave by a resize."""
+"""Exit status after SIGTERM. The Job's failure policy applies to instances that leave by a resize, too."""
 
 _SIGNALS = [128 + number for number in range(1, 65)]
-"""Exit statuses that stand for a signal."""
+"""Exit statuses of all signals."""
 
 
 def job_manifest(spec: JobSpec, *, token: str, created_at: float, defaults: Pod) -> Manifest:
-    """Return the Deployment or Job, which has no instances yet. `defaults`: of what its spec leaves open.
+    """Return the Deployment or Job, without instances at first. `defaults`: the connection's Pod.
 
     Raises SpecError for a relative `cwd`, a secret in a template, and a spec without an image.
     """
@@ -100,11 +96,10 @@ def _is_resized_in_queue(spec: JobSpec, pod: Pod) -> bool:
 
 
 def max_failed_indexes(completions: int, bounds: Bounds, *, elastic: bool) -> int:
-    """Return how many indexes of a Job may be given up before it ends all others: none, but of elastic trainers.
+    """Return how many indexes a Job may give up before it ends all others: none, unless its trainers are elastic.
 
-    Of these, one that says itself that it can't work leaves the others to go on. One that signals have ended too often
-    fails its job, and so says the status; the Job counts both alike, so its other pods run until it is deleted, which
-    whoever waits for it does at once. To end them sooner would take somebody of ours in the cluster.
+    An elastic instance that exits with EX_CONFIG is given up alone. One that signals end too often fails its job; the
+    Job can't tell the two apart, so its other pods run until the waiting task deletes it.
     """
     return max(0, completions - bounds.min) if elastic else 0
 
@@ -114,13 +109,13 @@ def _max_disruptions(pod: Pod) -> int:
 
 
 def secret_manifest(spec: JobSpec, secrets: Mapping[str, str]) -> Manifest:
-    """Return the Secret with the variables that are written nowhere else."""
+    """Return the Secret with the job's secret variables."""
     metadata = {"name": names.secret_name(spec.name), "labels": names.labels(spec.name, spec.kind)}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": dict(secrets)}
 
 
 def disruption_budget_manifest(spec: JobSpec) -> Manifest:
-    """Return what keeps all but one of a pool's instances where they are while nodes are drained."""
+    """Return the budget that lets drained nodes evict one instance of a pool at a time."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -130,7 +125,7 @@ def disruption_budget_manifest(spec: JobSpec) -> Manifest:
 
 
 def _failure_rules(*, elastic: bool) -> list[Manifest]:
-    """Return what a failed pod of a trainer job means: see `JobSpec.elastic`."""
+    """Return the pod failure policy of a trainer job, see `JobSpec.elastic`."""
     disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     if not elastic:
         return [disrupted, _exits("FailJob", "NotIn", [0, TERMINATED])]

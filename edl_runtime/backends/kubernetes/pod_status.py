@@ -1,9 +1,9 @@
-"""What a pod says of its instance: phase, exit status, what is wrong with it and whether that can mend. Pure."""
+"""Status of an instance from its pod: phase, exit status, problem, and whether that is permanent. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,18 +12,17 @@ import msgspec
 from edl_runtime.backends.interface import InstancePhase, InstanceStatus
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.manifests import MAX_STARTS
-from edl_runtime.backends.kubernetes.pod_template import mappings_at
+from edl_runtime.backends.kubernetes.pod_template import mapping_at, mappings_at
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.exit_status import describe_exit
 from edl_runtime.parsing import JsonDecoder
-
-Manifest = Mapping[str, Any]
+from edl_runtime.pods import Manifest
 
 LAST_LINES = 30
 """How many lines of a failed instance's log go into the status."""
 
 SETTLED_S = 10.0
-"""An instance of a pool that has run for so long has come up."""
+"""A pool's instance that has run for so long has started well."""
 
 _NO_SUCH_IMAGE = (
     "not found",
@@ -35,10 +34,7 @@ _NO_SUCH_IMAGE = (
     "401 unauthorized",
     "403 forbidden",
 )
-"""What a registry answers that is there: the image is not, or nobody may pull it without `pod.pull_secrets`.
-
-All else that keeps an image from being pulled, as a name that does not resolve, may be over soon.
-"""
+"""Messages for images that do not exist or need `pod.pull_secrets`. Other pull errors, as of DNS, may be temporary."""
 
 _NEVER_PULLED = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 
@@ -66,10 +62,10 @@ _NO_DELAY = frozenset(
         "Unhealthy",
     }
 )
-"""Events of pods that say nothing of why a container is not made yet; there are many of them."""
+"""Frequent events of pods that do not explain why a container is not created yet."""
 
 POD_EVENT_SELECTOR = ",".join(["involvedObject.kind=Pod", *(f"reason!={reason}" for reason in sorted(_NO_DELAY))])
-"""All others, as a field selector."""
+"""Field selector of all other events of pods."""
 
 _ID = re.compile(r"\b[0-9a-f]{64}\b")
 
@@ -77,10 +73,7 @@ _NO_RUNTIME = ("No module named edl_runtime", "No module named 'edl_runtime'", '
 
 
 class ObservedInstance(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance as its pod tells of it, and what is wrong with it.
-
-    `permanent`: no restart mends that.
-    """
+    """An instance as seen by its pod. `permanent`: no restart can repair its problem."""
 
     status: InstanceStatus
     last_lines: tuple[str, ...] = ()
@@ -90,19 +83,18 @@ class ObservedInstance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def problem(self) -> str:
-        """What is wrong with it, for people."""
         return self.status.reason
 
 
 def observed_trainer(pod: Manifest, *, given_up: bool, most_disruptions: int) -> ObservedInstance:
     restarts = _earlier_pods(pod)
     container = container_status(pod)
-    terminated = mapping_in(container, "state").get("terminated")
+    terminated = mapping_at(container, "state").get("terminated")
     phase = _phase(pod, container)
     exit_code = _exit_code(terminated)
     index = index_of(pod)
     disrupted = condition(pod, "DisruptionTarget") is not None and not given_up and phase != "succeeded"
-    disruptions = int(mapping_in(pod, "metadata", "annotations").get(names.DISRUPTIONS, 0)) + disrupted
+    disruptions = int(mapping_at(pod, "metadata", "annotations").get(names.DISRUPTIONS, 0)) + disrupted
     problem, permanent = _start_problem(pod, index)
     if not problem and phase == "failed":
         problem, permanent = _exit_problem(pod, index, terminated)
@@ -112,31 +104,35 @@ def observed_trainer(pod: Manifest, *, given_up: bool, most_disruptions: int) ->
             problem = f"instance {index} ended {restarts + 1} times, the last time it {describe_end(pod, terminated)}"
     if disrupted or (disruptions > most_disruptions and phase != "succeeded"):
         problem = _disruption_problem(pod, index, disruptions, most_disruptions)
-    seen = _observed(
+    status = _instance_status(
         pod,
-        index,
+        index=index,
         phase=phase,
         restarts=restarts,
         disruptions=disruptions,
         disrupted=disrupted,
         exit_code=exit_code,
         given_up=given_up,
-        problem=problem,
-        permanent=permanent and not disrupted,
-        wrote=(terminated or mapping_in(_failed_before(pod), "state", "terminated")) if phase == "failed" else None,
+        reason=problem,
     )
-    ended_at = unix_time(terminated.get("finishedAt")) if terminated else 0.0
-    return msgspec.structs.replace(seen, result=_result(terminated), ended_at=ended_at)
+    logged = (terminated or mapping_at(_failed_before(pod), "state", "terminated")) if phase == "failed" else None
+    return ObservedInstance(
+        status=status,
+        last_lines=_last_lines(logged),
+        result=_result(terminated),
+        ended_at=unix_time(terminated.get("finishedAt")) if terminated else 0.0,
+        permanent=permanent and not disrupted,
+    )
 
 
 def observed_pool_pod(pod: Manifest, index: int, now: float) -> ObservedInstance:
     container = container_status(pod)
-    state = mapping_in(container, "state")
-    ended = state.get("terminated") or mapping_in(container, "lastState").get("terminated")
+    state = mapping_at(container, "state")
+    ended = state.get("terminated") or mapping_at(container, "lastState").get("terminated")
     restarts = int(container.get("restartCount", 0))
     exit_code = _exit_code(ended)
     settled = "running" in state and now >= _started(pod, container) + SETTLED_S
-    given_up = exit_code == EX_CONFIG and not settled  # the kubelet tries it again, now and then
+    given_up = exit_code == EX_CONFIG and not settled  # though the kubelet restarts it now and then
     down = "running" not in state and ended is not None
     disrupted = condition(pod, "DisruptionTarget") is not None
     phase: InstancePhase = "failed" if given_up or down else _phase(pod, container)
@@ -150,125 +146,87 @@ def observed_pool_pod(pod: Manifest, index: int, now: float) -> ObservedInstance
         problem = ending_of if permanent else ""
     if disrupted:
         problem, permanent = f"instance {index} {describe_end(pod, ended)} and is replaced", False
-    return _observed(
+    status = _instance_status(
         pod,
-        index,
+        index=index,
         phase=phase,
         restarts=restarts,
         disruptions=int(disrupted),
         disrupted=disrupted,
         exit_code=exit_code if phase == "failed" else None,
         given_up=given_up,
-        problem=problem,
-        permanent=permanent,
-        wrote=ended if problem else None,
-    )
-
-
-def _observed(
-    pod: Manifest,
-    index: int,
-    *,
-    phase: InstancePhase,
-    restarts: int,
-    disruptions: int,
-    disrupted: bool,
-    exit_code: int | None,
-    given_up: bool,
-    problem: str,
-    permanent: bool,
-    wrote: Manifest | None,
-) -> ObservedInstance:
-    """Return an instance as it is shown. `wrote`: how the container ended whose last lines tell of the problem."""
-    status = InstanceStatus(
-        index=index,
-        phase=phase,
-        started_at=_started(pod, container_status(pod)),
-        restarts=restarts,
-        disruptions=disruptions,
-        disrupted=disrupted,
-        exit_code=exit_code,
-        given_up=given_up,
-        pod=pod["metadata"]["name"],
-        node=mapping_in(pod, "spec").get("nodeName") or "",
-        leaving=is_leaving(pod),
         reason=problem,
     )
-    return ObservedInstance(status=status, last_lines=_last_lines(wrote), permanent=permanent)
+    return ObservedInstance(status=status, last_lines=_last_lines(ended if problem else None), permanent=permanent)
+
+
+def _instance_status(pod: Manifest, **fields: Any) -> InstanceStatus:
+    return InstanceStatus(
+        started_at=_started(pod, container_status(pod)),
+        pod=pod["metadata"]["name"],
+        node=mapping_at(pod, "spec").get("nodeName") or "",
+        leaving=is_leaving(pod),
+        **fields,
+    )
 
 
 def sorted_by_age(pods: Iterable[Manifest]) -> list[Manifest]:
-    """Return pods, the oldest first; of a trainer's, which may have begun in the same second, the first life first."""
+    """Sort pods, the oldest first. Pods of one index may start in the same second, so their count comes first."""
     return sorted(pods, key=lambda pod: (_earlier_pods(pod), created_at(pod), pod["metadata"]["name"]))
 
 
 def index_of(pod: Manifest) -> int:
-    """Return which instance of its Job a pod is."""
-    return int(mapping_in(pod, "metadata", "annotations").get(names.INDEX, 0))
+    return int(mapping_at(pod, "metadata", "annotations").get(names.INDEX, 0))
 
 
 def _earlier_pods(pod: Manifest) -> int:
-    """Return how many pods of its index there were before."""
-    annotations = mapping_in(pod, "metadata", "annotations")
+    """Return how many pods its index had before."""
+    annotations = mapping_at(pod, "metadata", "annotations")
     return sum(int(annotations.get(name, 0)) for name in (names.FAILURES, names.DISRUPTIONS))
 
 
 def is_leaving(thing: Manifest) -> bool:
-    """Whether somebody has deleted it, though it is still there."""
+    """Whether it is being deleted."""
     return "deletionTimestamp" in thing["metadata"]
 
 
 def is_pod_of(pod: Manifest, owner: Manifest) -> bool:
-    """Whether the pod is one of this owner, and not of one of its name that is just going."""
+    """Whether the pod is of this owner, not of an earlier one with its name."""
     run = pod["metadata"]["labels"].get(names.RUN)
     return run is None or bool(run == owner["metadata"]["uid"])
 
 
-def have_ended(pods: Iterable[Manifest]) -> bool:
-    return all(mapping_in(pod, "status").get("phase") in ("Succeeded", "Failed") for pod in pods)
+def pod_has_ended(pod: Manifest) -> bool:
+    return mapping_at(pod, "status").get("phase") in ("Succeeded", "Failed")
 
 
 def is_creating_containers(pod: Manifest) -> bool:
-    """Whether a pod has its node, and none of its containers yet, so that its events may tell why."""
-    status = mapping_in(pod, "status")
+    """Whether a pod is scheduled but has no container yet; its events may explain why."""
+    status = mapping_at(pod, "status")
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     return bool(
-        mapping_in(pod, "spec").get("nodeName")
+        mapping_at(pod, "spec").get("nodeName")
         and status.get("phase") == "Pending"
         and not condition(pod, "PodReadyToStartContainers")
-        and all(mapping_in(one, "state", "waiting").get("reason") in _CREATING for one in containers)
+        and all(mapping_at(one, "state", "waiting").get("reason") in _CREATING for one in containers)
     )
 
 
 def start_delays(events: Iterable[Manifest], pods: Iterable[Manifest]) -> dict[str, str]:
-    """Return by name which pods have no container yet for a reason, which is what the newest event says.
+    """Return by pod name why pods have no container yet, from their newest events, as that a volume can't be mounted.
 
-    As that a volume can't be mounted. An image that is pulled since then says that this is over; the pod itself does
-    not know before it has its image.
+    A later "Pulling" event ends such a delay; the pod's own status shows that only once it has its image.
     """
     found: dict[str, str] = {}
     names_by_uid = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in pods if is_creating_containers(pod)}
-    for event in sorted(events, key=lambda one: (_event_time(one), _is_pulling(one))):
-        name = names_by_uid.get(mapping_in(event, "involvedObject").get("uid"))
-        if name and _is_delay(event):
-            found[name] = f"{event['reason']}: {_without_ids(event.get('message') or '')}"
-        elif name and _is_pulling(event):
+    for event in sorted(events, key=lambda one: (_event_time(one), one.get("reason") == "Pulling")):
+        name, reason = names_by_uid.get(mapping_at(event, "involvedObject").get("uid")), event.get("reason") or ""
+        if name and (reason == "NetworkNotReady" or (reason.startswith("Failed") and reason not in _NO_DELAY)):
+            message = (event.get("message") or "").removeprefix("(combined from similar events): ")
+            found[name] = f"{reason}: {_ID.sub('...', message)}"  # each attempt has another sandbox id
+        elif name and reason == "Pulling":
             found.pop(name, None)
     return found
-
-
-def _is_delay(event: Manifest) -> bool:
-    reason = event.get("reason") or ""
-    return reason == "NetworkNotReady" or (reason.startswith("Failed") and reason not in _NO_DELAY)
-
-
-def _without_ids(message: str) -> str:
-    """Return what stays the same of a message from try to try: each has a sandbox of its own, by an id."""
-    return _ID.sub("...", message.removeprefix("(combined from similar events): "))
-
-
-def _is_pulling(event: Manifest) -> bool:
-    return event.get("reason") == "Pulling"
 
 
 def _event_time(event: Manifest) -> float:
@@ -276,7 +234,7 @@ def _event_time(event: Manifest) -> float:
 
 
 def with_delay(one: ObservedInstance, delay: str) -> ObservedInstance:
-    """Return an instance with what keeps it from being made, unless it tells of a problem itself."""
+    """Add a delay as the instance's problem, if it has none yet."""
     if not delay or one.problem:
         return one
     reason = f"instance {one.status.index} can't start yet: {delay}"
@@ -284,30 +242,30 @@ def with_delay(one: ObservedInstance, delay: str) -> ObservedInstance:
 
 
 def container_status(pod: Manifest) -> Manifest:
-    """Return what is said of the container that is the instance, empty if nothing is yet."""
+    """Return the status of the instance's container, empty if there is none yet."""
     return next(
-        (one for one in mapping_in(pod, "status").get("containerStatuses") or [] if one["name"] == names.CONTAINER), {}
+        (one for one in mapping_at(pod, "status").get("containerStatuses") or [] if one["name"] == names.CONTAINER), {}
     )
 
 
 def _failed_before(pod: Manifest) -> Manifest:
-    """Return the init container that has failed, so that the instance was never started; empty if none has."""
-    before = mapping_in(pod, "status").get("initContainerStatuses") or []
-    return next((one for one in before if mapping_in(one, "state", "terminated").get("exitCode")), {})
+    """Return the status of the first failed init container, empty if none has failed."""
+    before = mapping_at(pod, "status").get("initContainerStatuses") or []
+    return next((one for one in before if mapping_at(one, "state", "terminated").get("exitCode")), {})
 
 
 def _phase(pod: Manifest, container: Manifest) -> InstancePhase:
-    state = mapping_in(container, "state")
+    state = mapping_at(container, "state")
     if terminated := state.get("terminated"):
         return "failed" if terminated["exitCode"] else "succeeded"
     if "running" in state:
         return "running"
     phases: dict[str, InstancePhase] = {"Failed": "failed", "Succeeded": "succeeded"}
-    return phases.get(mapping_in(pod, "status").get("phase", ""), "pending")
+    return phases.get(mapping_at(pod, "status").get("phase", ""), "pending")
 
 
 def _exit_code(terminated: Manifest | None) -> int | None:
-    """Return a process's exit status, negative for a signal, where the container has 128 and its number."""
+    """Return a container's exit status, negative for a signal instead of 128 + its number."""
     if not terminated:
         return None
     code: int = terminated["exitCode"]
@@ -318,27 +276,23 @@ def describe_end(pod: Manifest, terminated: Manifest | None) -> str:
     if disruption := condition(pod, "DisruptionTarget"):
         return f"was ended by the cluster ({disruption.get('message') or disruption.get('reason', '')})"
     code = _exit_code(terminated)
-    status = mapping_in(pod, "status")
+    status = mapping_at(pod, "status")
     why = ": ".join(text.strip() for text in (status.get("reason"), status.get("message")) if text)
     if code is None:
         return f"was ended by the cluster ({why or 'no reason given'})"
-    if terminated and _is_oom(terminated):
+    if terminated and terminated.get("reason") == "OOMKilled":
         why = "OOMKilled: it took more memory than its limit"
     return describe_exit(code, why)
 
 
 def _disruption_problem(pod: Manifest, index: int, times: int, most: int) -> str:
-    """Say of an instance that the cluster has ended so many times that it is replaced, or that it was too often."""
+    """Describe a disruption: the instance is replaced, or it was one too many."""
     disruption = condition(pod, "DisruptionTarget")
     last = (disruption.get("message") or disruption.get("reason", "")) if disruption else ""
     if times <= most:
         return f"instance {index} was ended by the cluster ({last}) and is replaced: {times} of at most {most}"
-    said = f"instance {index} was evicted, preempted or lost with its node {times} times, and pod.disruptions is {most}"
-    return f"{said}; the last time: {last}" if last else said
-
-
-def _is_oom(terminated: Manifest) -> bool:
-    return bool(terminated.get("reason") == "OOMKilled")
+    problem = f"instance {index} was evicted, preempted or lost with its node {times} times"
+    return f"{problem}, and pod.disruptions is {most}" + (f"; the last time: {last}" if last else "")
 
 
 def _exit_problem(pod: Manifest, index: int, terminated: Manifest | None) -> tuple[str, bool]:
@@ -355,7 +309,7 @@ def _exit_problem(pod: Manifest, index: int, terminated: Manifest | None) -> tup
 
 
 def _start_problem(pod: Manifest, index: int) -> tuple[str, bool]:
-    """Return why an instance that is to come does not, and whether it never will."""
+    """Return why a pending instance does not start, and whether that is permanent."""
     for container in _waiting(pod):
         waiting = container["state"]["waiting"]
         reason, message = waiting.get("reason") or "", waiting.get("message") or ""
@@ -371,29 +325,29 @@ def _start_problem(pod: Manifest, index: int) -> tuple[str, bool]:
         return f"instance {index} waits in Kueue's queue", False
     scheduled = condition(pod, "PodScheduled", status="False")
     if scheduled:
-        return f"instance {index} finds no place: {scheduled.get('message') or scheduled.get('reason', '')}", False
+        return f"instance {index} can't be scheduled: {scheduled.get('message') or scheduled.get('reason', '')}", False
     return "", False
 
 
 def is_gated_by_queue(pod_or_template: Manifest) -> bool:
-    """Whether Kueue has yet to admit a pod, of an elastic Job; of a template, whether it will decide on each pod."""
+    """Whether Kueue has yet to admit a pod of an elastic Job; for a template, whether it admits each pod."""
     return any(
         gate.get("name") == names.ELASTIC_IN_QUEUE
-        for gate in mappings_at(mapping_in(pod_or_template, "spec"), "schedulingGates")
+        for gate in mappings_at(mapping_at(pod_or_template, "spec"), "schedulingGates")
     )
 
 
 def _waiting(pod: Manifest) -> list[Manifest]:
-    """Return the containers that an instance which has not started waits for, itself among them."""
-    status = mapping_in(pod, "status")
-    if mapping_in(container_status(pod), "state").keys() & {"running", "terminated"}:
+    """Return the waiting containers of an instance that has not started, init containers included."""
+    status = mapping_at(pod, "status")
+    if mapping_at(container_status(pod), "state").keys() & {"running", "terminated"}:
         return []
     containers = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    return [one for one in containers if mapping_in(one, "state", "waiting")]
+    return [one for one in containers if mapping_at(one, "state", "waiting")]
 
 
 def is_image_unpullable(reason: str, message: str) -> bool:
-    """Whether an image that can't be pulled for that reason has to be given another name, or a pull secret."""
+    """Whether a pull failed for good: the image needs another name or a pull secret."""
     return reason in _NEVER_PULLED or any(words in message.lower() for words in _NO_SUCH_IMAGE)
 
 
@@ -403,7 +357,7 @@ def _last_lines(terminated: Manifest | None) -> tuple[str, ...]:
 
 
 def _result(terminated: Manifest | None) -> dict[str, Any] | None:
-    """Return the result that was left as a termination message, which may be the end of a log in its place."""
+    """Return the result in the termination message, None if that is the end of the log."""
     message = (terminated or {}).get("message") or ""
     try:
         found = JsonDecoder(Any).decode(message)
@@ -414,7 +368,7 @@ def _result(terminated: Manifest | None) -> dict[str, Any] | None:
 
 def _started(pod: Manifest, container: Manifest) -> float:
     for part in ("running", "terminated"):
-        if started := unix_time(mapping_in(container, "state", part).get("startedAt")):
+        if started := unix_time(mapping_at(container, "state", part).get("startedAt")):
             return started
     return created_at(pod)
 
@@ -423,15 +377,8 @@ def created_at(thing: Manifest) -> float:
     return unix_time(thing["metadata"].get("creationTimestamp"))
 
 
-def mapping_in(thing: Manifest, *path: str) -> Manifest:
-    """Return what is there, empty if that is missing or null."""
-    for part in path:
-        thing = thing.get(part) or {}
-    return thing
-
-
 def unix_time(text: str | None) -> float:
-    """Return a moment, which without a zone is one of UTC, as Unix time; 0 for none."""
+    """Return an ISO 8601 time, UTC by default, as Unix time; 0 for none."""
     if not text:
         return 0.0
     moment = datetime.fromisoformat(text)
@@ -439,5 +386,5 @@ def unix_time(text: str | None) -> float:
 
 
 def condition(thing: Manifest, kind: str, *, status: str = "True") -> Manifest | None:
-    conditions = mapping_in(thing, "status").get("conditions") or []
+    conditions = mapping_at(thing, "status").get("conditions") or []
     return next((one for one in conditions if one.get("type") == kind and one.get("status") == status), None)

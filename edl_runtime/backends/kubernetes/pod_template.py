@@ -36,7 +36,7 @@ def pod_template(spec: JobSpec, defaults: Pod) -> Manifest:
     template: Manifest = overlay(stated, _default_template(spec, stated))
     mounted = _mounted_volumes(template["spec"])
     # a pod waits for all its volumes, so those whose mounts were replaced must not stay
-    template["spec"]["volumes"] = [v for v in mappings_at(template["spec"], "volumes") if v.get("name") in mounted]
+    template["spec"]["volumes"] = [v for v in mappings_at(template["spec"], "volumes") if str(v.get("name")) in mounted]
     return template
 
 
@@ -139,7 +139,7 @@ def _escape(text: str) -> str:
 
 
 def _default_template(spec: JobSpec, stated: Manifest) -> Manifest:
-    """Return our defaults for a job whose pods are `stated` so far."""
+    """Return our defaults for a job whose other layers are `stated`."""
     restricted = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -215,7 +215,7 @@ def _placement(spec: JobSpec, stated: Mapping[str, Any]) -> Manifest:
 
 
 def mapping_at(thing: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """Return the mapping that is there, empty for anything else."""
+    """Return the mapping at a path, empty if it is missing, null or no mapping."""
     for part in path:
         found = thing.get(part)
         thing = found if isinstance(found, Mapping) else {}
@@ -223,7 +223,7 @@ def mapping_at(thing: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
 
 
 def mappings_at(thing: Mapping[str, Any], part: str) -> list[Mapping[str, Any]]:
-    """Return the mappings of the list that is there, none for anything else."""
+    """Return the mappings in a list, none if it is missing or no list."""
     found = thing.get(part)
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
@@ -245,7 +245,7 @@ _REPLACED = frozenset({"command", "args", "add", "drop", "topologySpreadConstrai
 """Lists that are one value."""
 
 _KEYS = {"volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort"}
-"""By what the entries of a list are told apart, where it is not their name."""
+"""Keys that identify entries of lists, where it is not their name."""
 
 
 def overlay(given: Any, beneath: Any, part: str = "template") -> Any:
@@ -253,8 +253,8 @@ def overlay(given: Any, beneath: Any, part: str = "template") -> Any:
 
     Merged key by key: the pod, its containers, labels, annotations, node selectors, affinities of different kinds,
     security contexts, and resources by name. One value each: all else, as a variable, a mount, a volume or a probe.
-    Entries of lists are told apart by name, mounts by path, ports by number and protocol; lists of entries without a
-    name hold those of both.
+    Entries of lists are identified by name, mounts by path, ports by number and protocol; lists of entries without
+    names are joined.
     """
     if isinstance(given, Mapping) and isinstance(beneath, Mapping) and part in _MERGED:
         if part == "resources":
@@ -281,7 +281,7 @@ def _overlay_list(given: list[Any], beneath: list[Any], part: str) -> list[Any]:
 def _identity(entry: Mapping[str, Any], key: str) -> tuple[Any, ...]:
     if key == "mountPath":
         return (str(entry[key]).rstrip("/"),)
-    return (entry[key], entry.get("protocol", "TCP")) if key == "containerPort" else (entry[key],)
+    return (entry[key], str(entry.get("protocol", "TCP"))) if key == "containerPort" else (entry[key],)
 
 
 def _other_resources(given: Mapping[str, Any], beneath: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,8 +296,8 @@ def _other_resources(given: Mapping[str, Any], beneath: Mapping[str, Any]) -> di
     return {part: amounts for part, amounts in others.items() if amounts}
 
 
-def _mounted_volumes(spec: Mapping[str, Any]) -> set[Any]:
+def _mounted_volumes(spec: Mapping[str, Any]) -> set[str]:
     """Return the names of the volumes that containers mount."""
     containers = [one for part in _CONTAINERS for one in mappings_at(spec, part)]
     uses = [use for one in containers for part in ("volumeMounts", "volumeDevices") for use in mappings_at(one, part)]
-    return {use.get("name") for use in uses}
+    return {str(use.get("name")) for use in uses}

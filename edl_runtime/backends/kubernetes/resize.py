@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from edl_runtime.backends.errors import ClusterError
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.kubernetes import manifests, names
-from edl_runtime.backends.kubernetes.client import KubernetesClient
+from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest
 from edl_runtime.backends.kubernetes.job_status import (
     bounds,
     completions_for,
@@ -21,8 +20,6 @@ from edl_runtime.backends.kubernetes.job_status import (
 )
 from edl_runtime.backends.kubernetes.pod_status import is_gated_by_queue, is_leaving, is_pod_of
 from edl_runtime.errors import BackendError
-
-Manifest = dict[str, Any]
 
 
 async def resize_owner(api: KubernetesClient, owner: Manifest, instances: int, before: JobStatus) -> Manifest:

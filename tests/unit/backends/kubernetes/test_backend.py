@@ -91,7 +91,7 @@ async def test_a_job_is_deleted_though_its_log_is_lost(
             assert await backend.delete("job")
     assert cluster.has == {}
     assert len(cluster.kept) == kept
-    found = [(one["job"], one["cause"]) for one in told if one["event"] == "log.not_kept"]
+    found = [(one["job"], one["cause"]) for one in told if one["event"] == "log.archive_failed"]
     assert len(found) == (cause is not None)
     assert all(job == "job" and str(cause) in why for job, why in found)
 

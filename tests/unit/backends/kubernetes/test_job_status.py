@@ -153,7 +153,7 @@ def test_a_job_tells_what_it_was_given() -> None:
     [
         pytest.param(pod(phase="Pending"), "pending", None, "", False, id="just made"),
         pytest.param(pod(0, waiting("ContainerCreating"), "Pending"), "pending", None, "", False, id="creating"),
-        pytest.param(unschedulable(), "pending", None, f"instance 0 finds no place: {NO_GPU}", False, id="no GPU"),
+        pytest.param(unschedulable(), "pending", None, f"instance 0 can't be scheduled: {NO_GPU}", False, id="no GPU"),
         pytest.param(gated(), "pending", None, "instance 0 waits in Kueue's queue", False, id="not admitted yet"),
         pytest.param(
             pod(0, waiting("ErrImagePull", "dial tcp 10.0.0.1:443: i/o timeout"), "Pending"),
@@ -389,7 +389,7 @@ def test_what_delays_an_instance_is_told_after_all_other_troubles() -> None:
     events = [event("FailedMount", MOUNT, 7)]
     waits = placed()
     status = with_events(job(2), events, waits, unschedulable(1))
-    assert status.reason == f"instance 1 finds no place: {NO_GPU}"
+    assert status.reason == f"instance 1 can't be scheduled: {NO_GPU}"
     assert status.instances[0].reason == f"instance 0 can't start yet: FailedMount: {MOUNT}"
     failing = job(2, conditions={"FailureTarget": {"reason": "PodFailurePolicy", "message": "exit code 1"}})
     assert with_events(failing, events, waits).reason == "exit code 1"
