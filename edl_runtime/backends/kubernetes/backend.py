@@ -8,7 +8,7 @@ import copy
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from edl_runtime.backends.errors import ClusterError, ConflictError, JobEndedError, SubmitError, UnknownJobError
@@ -128,26 +128,25 @@ class KubernetesBackend:
         if self._informer:
             return await self._informer.get(name)
         async with self._api() as api:
-            return await _status(api, await self._owner(api, name))
+            return await _status(api, await _existing_owner(api, name))
 
     async def list(self) -> builtins.list[JobStatus]:
         if self._informer:
             return await self._informer.list()
         async with self._api() as api:
-            found = await asyncio.gather(*(api.list(kind, labels=names.selector()) for kind in (*OWNERS, "Pod")))
-            *owners, pods = (items for items, _ in found)
+            owners, (pods, _) = await asyncio.gather(_owners(api), api.list("Pod", labels=names.selector()))
             by_job: dict[str, list[Manifest]] = defaultdict(list)
             for pod in pods:
                 by_job[pod["metadata"]["labels"][names.JOB]].append(pod)
             statuses = await asyncio.gather(
-                *(_status_of_pods(api, owner, by_job[owner["metadata"]["name"]]) for kind in owners for owner in kind)
+                *(_status_of_pods(api, owner, by_job[owner["metadata"]["name"]]) for owner in owners)
             )
         return sorted(statuses, key=lambda status: status.name)
 
     async def resize(self, name: str, instances: int) -> JobStatus:
         async with self._api(changing=name) as api:
             while True:
-                owner = await self._owner(api, name)
+                owner = await _existing_owner(api, name)
                 status = await _status(api, owner)
                 if is_leaving(owner) or status.has_ended:
                     ended = "is ending" if is_leaving(owner) else f"has {status.phase}"
@@ -164,10 +163,8 @@ class KubernetesBackend:
         async with self._api() as api:
             owner = await _find_owner(api, name)
             if owner is None:
-                kept = await _read_archived(api, name)
-                if kept is None:
-                    raise UnknownJobError(name, await self._known(api))
-                for line in logs.select_lines(kept.lines, instance, tail):
+                archived = await _archived_log(api, name)
+                for line in logs.select_lines(archived.lines, instance, tail):
                     yield line
             elif follow:
                 async with aclosing(logs.follow_job(api, owner, instance=instance, last=tail)) as lines:
@@ -183,11 +180,9 @@ class KubernetesBackend:
 
     async def owner(self, name: str) -> str:
         async with self._api() as api:
-            if there := await _find_owner(api, name):
-                return token_owner(there["metadata"]["annotations"].get(names.TOKEN, ""))
-            if (kept := await _read_archived(api, name)) is None:
-                raise UnknownJobError(name, await self._known(api))
-            return kept.owner
+            if owner := await _find_owner(api, name):
+                return token_owner(owner["metadata"]["annotations"].get(names.TOKEN, ""))
+            return (await _archived_log(api, name)).owner
 
     async def delete(self, name: str, *, token: str | None = None) -> bool:
         is_known = self._informer is not None and self._informer.has(name)  # other names may be no names of jobs
@@ -209,10 +204,8 @@ class KubernetesBackend:
         BackendError if there is no quota either.
         """
         async with self._api() as api:
-            (quotas, _), (ours, _), *found = await asyncio.gather(
-                api.list("ResourceQuota"),
-                api.list("Pod", labels=names.selector()),
-                *(api.list(kind, labels=names.selector()) for kind in OWNERS),
+            (quotas, _), (ours, _), owners = await asyncio.gather(
+                api.list("ResourceQuota"), api.list("Pod", labels=names.selector()), _owners(api)
             )
             try:
                 nodes, others = await asyncio.gather(
@@ -222,17 +215,14 @@ class KubernetesBackend:
             except ClusterError as error:
                 if error.status != 403:
                     raise
-                of_nodes, why = None, str(error)
+                on_nodes, why = None, str(error)
             else:
-                of_nodes, why = (nodes, others), ""
-        gone = capacity.leaving_pods(ours, [owner for owners, _ in found for owner in owners])
+                on_nodes, why = (nodes, others), ""
+        gone = capacity.leaving_pods(ours, owners)
         total, left = capacity.quota_capacity(quotas, ours, gone)
-        placed = None
-        if of_nodes:
-            nodes, others = of_nodes
-            placed = capacity.node_capacities(nodes, others, gone)
-        if there := capacity.combine(placed, total, left, self._namespace):
-            return there
+        by_node = capacity.node_capacities(*on_nodes, gone) if on_nodes else None
+        if found := capacity.combine(by_node, total, left, self._namespace):
+            return found
         raise BackendError(
             f"the cluster's capacity is unknown: the namespace {self._namespace!r} has no ResourceQuota, and {why}; "
             "grant the ClusterRole of deploy/cluster-role.yaml"
@@ -245,16 +235,6 @@ class KubernetesBackend:
         if changing and self._informer:
             self._informer.mark_stale(changing)  # its watches may not have seen the change yet
 
-    async def _owner(self, api: KubernetesClient, name: str) -> Manifest:
-        owner = await _find_owner(api, name)
-        if owner is None:
-            raise UnknownJobError(name, await self._known(api))
-        return owner
-
-    async def _known(self, api: KubernetesClient) -> builtins.list[str]:
-        found = await asyncio.gather(*(api.list(kind, labels=names.selector()) for kind in OWNERS))
-        return sorted(owner["metadata"]["name"] for owners, _ in found for owner in owners)
-
 
 async def _find_owner(api: KubernetesClient, name: str) -> Manifest | None:
     """Return our Job or Deployment of that name, None if there is none."""
@@ -262,16 +242,31 @@ async def _find_owner(api: KubernetesClient, name: str) -> Manifest | None:
         check_name("name", name)
     except SpecError:
         return None
+    return next(iter(await _owners(api, name)), None)
+
+
+async def _existing_owner(api: KubernetesClient, name: str) -> Manifest:
+    if owner := await _find_owner(api, name):
+        return owner
+    raise await _unknown(api, name)
+
+
+async def _owners(api: KubernetesClient, name: str = "") -> list[Manifest]:
+    """Return the Job or Deployment of that name, or of all jobs."""
     found = await asyncio.gather(*(api.list(kind, labels=names.selector(name)) for kind in OWNERS))
-    owners = [owner for items, _ in found for owner in items]
-    return owners[0] if owners else None
+    return [owner for owners, _ in found for owner in owners]
 
 
-async def _read_archived(api: KubernetesClient, name: str) -> log_archive.ArchivedLog | None:
-    try:
-        return await log_archive.read_archived_log(api, check_name("name", name))
-    except SpecError:
-        return None
+async def _unknown(api: KubernetesClient, name: str) -> UnknownJobError:
+    return UnknownJobError(name, sorted(owner["metadata"]["name"] for owner in await _owners(api)))
+
+
+async def _archived_log(api: KubernetesClient, name: str) -> log_archive.ArchivedLog:
+    """Return the log of a deleted job. Raises UnknownJobError."""
+    with suppress(SpecError):
+        if archived := await log_archive.read_archived_log(api, check_name("name", name)):
+            return archived
+    raise await _unknown(api, name)
 
 
 async def _dry_run(api: KubernetesClient, manifest: Manifest, spec: JobSpec) -> None:
