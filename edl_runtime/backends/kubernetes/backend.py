@@ -404,6 +404,7 @@ async def _delete_with_logs(api: KubernetesClient, owner: Manifest) -> None:
     collecting = asyncio.create_task(collect())
     opening = asyncio.create_task(opened.wait())
     try:
+        # a log is deleted with its pod, so it must be open before
         await asyncio.wait([collecting, opening], timeout=LOG_COLLECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         await api.delete(owner, foreground=True, exactly=not is_leaving(owner))
         await _wait_until_gone(api, owner)

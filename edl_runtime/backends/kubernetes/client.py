@@ -275,7 +275,7 @@ class KubernetesClient:
         body = {"preconditions": preconditions, "propagationPolicy": "Foreground" if foreground else "Background"}
         try:
             await self._request_if_found(_Request("DELETE", self._path(manifest["kind"], metadata["name"]), {}, body))
-        except ConflictError:
+        except ConflictError:  # unless `exactly`, another object has this name now: this one is gone
             if exactly:
                 raise
 

@@ -219,6 +219,7 @@ class Informer:
         """Wait until the watches have seen all current objects of the job."""
         marked = self._stale.get(name)
         state = _job_state(self._owner(name))
+        # after a change of ours any watch may be behind; after a change of the Job only that of its pods
         indexers = (self._jobs, self._deployments, self._pods) if marked else (self._pods,)
         found = await asyncio.gather(*(self._list(indexer, name) for indexer in indexers))
         listed = [(indexer, things, int(version)) for indexer, (things, version) in zip(indexers, found, strict=True)]
@@ -227,7 +228,7 @@ class Informer:
             self._synced.pop(name, None)
         else:
             self._synced[name] = state
-        if marked == self._stale.get(name):
+        if marked == self._stale.get(name):  # else it was changed again meanwhile
             self._stale.pop(name, None)
 
     async def _list(self, indexer: Indexer, name: str) -> tuple[builtins.list[Manifest], str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from edl_runtime.errors import SpecError
@@ -25,14 +25,11 @@ def connect_by_kubeconfig(
     @asynccontextmanager
     async def connect() -> AsyncIterator[ApiClient]:
         from kubernetes_asyncio.client import ApiClient, Configuration
-        from kubernetes_asyncio.config import ConfigException, load_kube_config
-        from yaml import YAMLError
+        from kubernetes_asyncio.config import load_kube_config
 
         configuration = Configuration()
-        try:
-            await load_kube_config(config_file=_file(file), context=context, client_configuration=configuration)
-        except (ConfigException, OSError, YAMLError) as error:
-            raise _no_kubeconfig(file, error) from error
+        with _reading(file) as path:
+            await load_kube_config(config_file=path, context=context, client_configuration=configuration)
         async with ApiClient(configuration) as client:
             yield client
 
@@ -41,24 +38,25 @@ def connect_by_kubeconfig(
 
 def kubeconfig_namespace(file: str | None = None, context: str | None = None) -> str:
     """Return the namespace of a kubeconfig's context, "default" if it has none. Raises SpecError."""
-    from kubernetes_asyncio.config import ConfigException, list_kube_config_contexts
-    from yaml import YAMLError
+    from kubernetes_asyncio.config import list_kube_config_contexts
 
-    try:
-        contexts, current = list_kube_config_contexts(config_file=_file(file))
-    except (ConfigException, OSError, YAMLError) as error:
-        raise _no_kubeconfig(file, error) from error
+    with _reading(file) as path:
+        contexts, current = list_kube_config_contexts(config_file=path)
     chosen = next((each for each in contexts if each["name"] == context), None) if context else current
     if chosen is None:
         raise SpecError("EDL_KUBE_CONTEXT", context, " or ".join(repr(each["name"]) for each in contexts))
     return chosen["context"].get("namespace") or "default"
 
 
-def _file(given: str | None) -> str | None:
-    """Return the file or files to read, None for the default. KUBECONFIG is read each time."""
-    return given or kubeconfig_file(os.environ) or None
+@contextmanager
+def _reading(file: str | None) -> Iterator[str | None]:
+    """Yield the file or files to read, None for the default; raise SpecError if they are no kubeconfig."""
+    from kubernetes_asyncio.config import ConfigException
+    from yaml import YAMLError
 
-
-def _no_kubeconfig(file: str | None, error: Exception) -> SpecError:
-    given = _file(file) or "~/.kube/config"
-    return SpecError("KUBECONFIG", given, f"a kubeconfig as `kubectl` uses it ({error})")
+    path = file or kubeconfig_file(os.environ) or None  # KUBECONFIG may change while this process runs
+    try:
+        yield path
+    except (ConfigException, OSError, YAMLError) as error:
+        allowed = f"a kubeconfig as `kubectl` uses it ({error})"
+        raise SpecError("KUBECONFIG", path or "~/.kube/config", allowed) from error

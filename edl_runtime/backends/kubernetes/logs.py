@@ -230,7 +230,7 @@ async def follow(
 
         async def end() -> None:
             await end_of_job()
-            await pods.listed.wait()
+            await pods.listed.wait()  # a job that has ended before has logs, too
             await pods.end()
             while waiting := [task for task in reading.values() if not task.done()]:
                 await asyncio.wait(waiting)

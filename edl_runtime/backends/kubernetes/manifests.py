@@ -77,13 +77,13 @@ def job_manifest(spec: JobSpec, *, token: str, created_at: float, defaults: Pod)
         "kind": "Job",
         "metadata": metadata,
         "spec": {
-            "suspend": True,
+            "suspend": True,  # until its Secret exists
             "completionMode": "Indexed",
             "parallelism": spec.instances,
             "completions": spec.instances,
             "backoffLimitPerIndex": MAX_STARTS - 1,
             "maxFailedIndexes": max_failed_indexes(spec.instances, spec.bounds, elastic=spec.elastic),
-            "podReplacementPolicy": "Failed",
+            "podReplacementPolicy": "Failed",  # not beside a pod that still writes its checkpoint
             "podFailurePolicy": {"rules": _failure_rules(elastic=spec.elastic)},
             "ttlSecondsAfterFinished": TTL_AFTER_FINISHED_S,
             "template": template,

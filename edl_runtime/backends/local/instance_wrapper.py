@@ -84,7 +84,7 @@ def run(command: list[str], lifeline: int, received: list[int] | None = None) ->
         print(f"edl: can't run {command[0]!r}: {error.strerror}", file=sys.stderr, flush=True)  # noqa: T201 - the log
         return NOT_RUN
     exit_status = _wait(child, lifeline, woken, terminations)
-    _kill_group(child)
+    _kill_group(child)  # all at once, so that few are left to fork meanwhile
     if exit_status is None:
         os.kill(child, signal.SIGKILL)  # it may have left its group
         exit_status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -344,13 +344,13 @@ async def _supervise(start: SupervisorStart) -> None:
             try:
                 work.new_run(status)
                 hidden.write_status(status)
-                hidden.path.rename(folder.path)
+                hidden.path.rename(folder.path)  # now the job is visible, so its files must be complete
                 _report_started(status)
             except BaseException:
                 shutil.rmtree(run_folder, ignore_errors=True)
                 folder.remove()
                 raise
-            os.close(start.held)
+            os.close(start.held)  # releases the job's lock: it may be stopped from now on
             _redirect(run_folder / "supervisor.log")
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGTERM, job.stop, "its supervisor was stopped by SIGTERM")
