@@ -17,6 +17,7 @@ from edl_runtime.backends.kubernetes.pod_status import (
     describe_end,
     index_of,
     is_leaving,
+    message_of,
     observed_pool_pod,
     observed_trainer,
     pod_has_ended,
@@ -332,7 +333,7 @@ def _is_instance_only(one: ObservedInstance, *, elastic: bool) -> bool:
 def _creation_failure(owner: Manifest, refusals: Sequence[str]) -> str:
     """Return why no further pods are created, from a Deployment's condition or a Job's events."""
     if failure := condition(owner, "ReplicaFailure"):
-        return str(failure.get("message") or failure.get("reason", ""))
+        return message_of(failure)
     return refusals[-1] if refusals else ""
 
 
@@ -345,5 +346,5 @@ def _reason(owner: Manifest, phase: Phase, refusal: str) -> str:
         return f"suspended: it waits in Kueue's queue {queue!r}" if queue else "suspended"
     kinds = ("Failed", "FailureTarget") if phase == "failed" else ()
     for failure in filter(None, (condition(owner, kind) for kind in kinds)):
-        return str(failure.get("message") or failure.get("reason", ""))
+        return message_of(failure)
     return f"its pods can't be created: {refusal}" if refusal else ""

@@ -274,7 +274,7 @@ def _exit_code(terminated: Manifest | None) -> int | None:
 
 def describe_end(pod: Manifest, terminated: Manifest | None) -> str:
     if disruption := condition(pod, "DisruptionTarget"):
-        return f"was ended by the cluster ({disruption.get('message') or disruption.get('reason', '')})"
+        return f"was ended by the cluster ({message_of(disruption)})"
     code = _exit_code(terminated)
     status = mapping_at(pod, "status")
     why = ": ".join(text.strip() for text in (status.get("reason"), status.get("message")) if text)
@@ -288,7 +288,7 @@ def describe_end(pod: Manifest, terminated: Manifest | None) -> str:
 def _disruption_problem(pod: Manifest, index: int, times: int, most: int) -> str:
     """Describe a disruption: the instance is replaced, or it was one too many."""
     disruption = condition(pod, "DisruptionTarget")
-    last = (disruption.get("message") or disruption.get("reason", "")) if disruption else ""
+    last = message_of(disruption) if disruption else ""
     if times <= most:
         return f"instance {index} was ended by the cluster ({last}) and is replaced: {times} of at most {most}"
     problem = f"instance {index} was evicted, preempted or lost with its node {times} times"
@@ -323,9 +323,8 @@ def _start_problem(pod: Manifest, index: int) -> tuple[str, bool]:
             return problem, False
     if is_gated_by_queue(pod):
         return f"instance {index} waits in Kueue's queue", False
-    scheduled = condition(pod, "PodScheduled", status="False")
-    if scheduled:
-        return f"instance {index} can't be scheduled: {scheduled.get('message') or scheduled.get('reason', '')}", False
+    if unscheduled := condition(pod, "PodScheduled", status="False"):
+        return f"instance {index} can't be scheduled: {message_of(unscheduled)}", False
     return "", False
 
 
@@ -383,6 +382,10 @@ def unix_time(text: str | None) -> float:
         return 0.0
     moment = datetime.fromisoformat(text)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def message_of(condition: Manifest) -> str:
+    return str(condition.get("message") or condition.get("reason", ""))
 
 
 def condition(thing: Manifest, kind: str, *, status: str = "True") -> Manifest | None:
