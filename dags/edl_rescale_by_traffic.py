@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from airflow.sdk import DAG, AssetOrTimeSchedule, MultipleCronTriggerTimetable, Param
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import DAG, AssetOrTimeSchedule, MultipleCronTriggerTimetable, Param, task
 
 from edl_airflow.assets import jobs_asset
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
+from edl_airflow.results import RescalingResult
 from edl_airflow.traffic_windows import load_windows
 
 WINDOWS = load_windows(Path(__file__).resolve().with_name("traffic_windows.yaml"))
@@ -21,7 +24,10 @@ MAX_LOAD = 1.0
 """The share of each resource that everything on the nodes together may reserve, above 0, up to 1."""
 
 APPROVE_SHRINKS = False
-"""Ask a person, under Required Actions, before jobs and pools shrink. What can grow grows at once."""
+"""Ask a person, under Required Actions, before a run in which jobs or pools shrink."""
+
+ANSWER_WITHIN = timedelta(minutes=15)
+"""No answer by then counts as a refusal."""
 
 JOBS = jobs_asset()
 
@@ -43,7 +49,7 @@ with DAG(
         timetable=MultipleCronTriggerTimetable(*TIMES, timezone=WINDOWS.time_zone), assets=[JOBS]
     ),
     catchup=False,
-    max_active_runs=6,  # while two that have asked at the same time wait for a person, all others go on
+    max_active_runs=1,
     default_args={"retries": 1, "retry_delay": timedelta(seconds=10)},
     params=PARAMS,
     tags=["edl", "traffic"],
@@ -52,24 +58,41 @@ with DAG(
 
 `rescale` makes one pass of the policy over all jobs and pools of the connection `edl_default`: what the web is not
 likely to need, as `traffic_windows.yaml` beside this file says, is for training, and is shared out by priority and
-weight. Its link *Rescaling* shows what the last pass has decided, and why; its log says the same.
+weight. Its link *Rescaling* and its log show what the last pass has decided, and why.
 
 It runs whenever a traffic window begins or ends, every five minutes between, and some seconds after a job was
 submitted, has ended or has become pending: the asset `edl_jobs:edl_default` has an event then. Before a window that
 leaves less to training, jobs shrink by the pass before its beginning. A run by hand goes by the window that holds then,
-and with *Dry run* only shows what it would do. Two runs at once do no harm.
+and with *Dry run* only shows what it would do.
 
 What holds for all runs is set at the beginning of this file: how often (`EVERY_MINUTES`), how much everything together
 may reserve (`MAX_LOAD`), and whether a person is asked, under *Required Actions*, before something shrinks
-(`APPROVE_SHRINKS`). With that, what should shrink keeps what it has until somebody approves; meanwhile runs go on
-without it. An answer holds for an hour. When that is over, or nobody has answered for an hour, the next run asks again.
+(`APPROVE_SHRINKS`). With that, `dry_run` shows what `rescale` would do. If anything would shrink, `approve` waits for
+an answer, and so do later runs. After a refusal, or without an answer within 15 minutes (`ANSWER_WITHIN`), this run
+changes nothing, and the next one asks again.
 """,
 ):
+    rules = {"windows": WINDOWS, "lead_s": EVERY_MINUTES * 60, "max_load": MAX_LOAD}
     rescale = EdlAutoscaleOperator(
-        task_id="rescale",
-        windows=WINDOWS,
-        lead_s=EVERY_MINUTES * 60,
-        max_load=MAX_LOAD,
-        dry_run="{{ params.dry_run }}",
-        approve_shrinks=APPROVE_SHRINKS,
+        task_id="rescale", dry_run="{{ params.dry_run }}", trigger_rule="none_failed_min_one_success", **rules
     )
+
+    if APPROVE_SHRINKS:
+
+        @task.branch
+        def needs_approval(plan: RescalingResult, params: dict[str, Any]) -> str:
+            """Ask only if something would shrink."""
+            shrinks = any(one["target"] < one["instances"] for one in plan["targets"])
+            return "approve" if shrinks and not params["dry_run"] else "rescale"
+
+        dry_run = EdlAutoscaleOperator(task_id="dry_run", dry_run=True, **rules)
+        approve = ApprovalOperator(
+            task_id="approve",
+            subject="Shrink jobs or pools?",
+            body="{% for one in ti.xcom_pull('dry_run').targets if one.target < one.instances %}"
+            "- {{ one.name }} {{ one.reason }}\n{% endfor %}",
+            defaults="Reject",
+            response_timeout=ANSWER_WITHIN,
+        )
+        needs_approval(dry_run.output) >> [approve, rescale]
+        approve >> rescale

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
     from edl_runtime.autoscale.planner import RescalingPlan, RescalingRules
-    from edl_runtime.autoscale.policy.wrappers import Policy, ShrinkApproval
+    from edl_runtime.autoscale.policy.wrappers import Policy
     from edl_runtime.autoscale.rescale import RescaleOutcome
     from edl_runtime.backends.interface import Backend
     from edl_runtime.backends.kubernetes.backend import KubernetesBackend
@@ -238,20 +238,6 @@ class EdlClient:
         from edl_runtime.autoscale.rescale import last_plan
 
         return await last_plan(self._client, self.namespace)
-
-    async def save_shrink_approval(
-        self, job: str, answer: ShrinkApproval, *, for_s: float, unless_kept: bool = False
-    ) -> None:
-        """Keep for so many seconds whether a job or pool may shrink, `unless_kept` only where no answer is kept."""
-        from edl_runtime.autoscale.approval_store import save_shrink_approval
-
-        await save_shrink_approval(self._client, self.namespace, job, answer, for_s=for_s, unless_kept=unless_kept)
-
-    async def shrink_approval(self, job: str) -> ShrinkApproval | None:
-        """Return whether a job or pool may shrink, None if nobody has said so lately."""
-        from edl_runtime.autoscale.approval_store import load_shrink_approval
-
-        return await load_shrink_approval(self._client, self.namespace, job)
 
     async def started_by(self, job: str) -> str:
         """Return the token of the try that has started the job last, empty for none."""

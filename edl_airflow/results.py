@@ -49,7 +49,6 @@ class RescalingResult(TypedDict):
       much training may use; `capacity`: that, by resource.
     - `targets`: of each job and pool that can be resized, by name.
     - `refused`: of those that could not be resized, as they have ended meanwhile, by name, why.
-    - `waiting`: which jobs and pools would shrink, or shrink further, if somebody approved it.
     - `notes`: what is odd about the windows.
     - `dry_run`: whether nothing was changed.
     """
@@ -61,7 +60,6 @@ class RescalingResult(TypedDict):
     capacity: dict[str, float]
     targets: list[RescalingTarget]
     refused: dict[str, str]
-    waiting: list[str]
     notes: list[str]
     dry_run: bool
 

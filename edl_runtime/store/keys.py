@@ -117,10 +117,6 @@ def rescaling(namespace: str) -> str:
     return f"edl:{{{namespace}}}:rescaling"
 
 
-def shrink_approval(namespace: str, job: str) -> str:
-    return f"edl:{{{namespace}/{job}}}:shrink-answer"
-
-
 def speeds(namespace: str, job: str) -> str:
     return f"edl:{{{namespace}/{job}}}:speeds"
 

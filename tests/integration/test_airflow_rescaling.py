@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import TaskAwaitingInput
 from structlog.testing import capture_logs
-from support.airflow.human_questions import ShownQuestions
 from support.airflow.rescaling_task import context, supervisor
 from support.airflow.world import World, until
 from support.backends.jobs import WAITS
@@ -112,7 +110,7 @@ def test_a_pass_resizes_jobs_and_says_why(
     assert jobs.wanted() == {"first": 3, "second": 3}
     assert json.loads(json.dumps(result)) == result
     assert {**result, "at": dry["at"], "dry_run": True} == dry
-    assert (result["refused"], result["waiting"]) == ({}, [])
+    assert result["refused"] == {}
     said = caplog.text + capsys.readouterr().out
     assert "NAME    NOW  TARGET  REASON" in said
     assert "first     5       3  shrinks from 5 to 3" in said
@@ -217,145 +215,3 @@ def test_a_job_that_ends_meanwhile_is_told_and_keeps_nobody(
     assert jobs.wanted() == {"second": 3}
     assert list(result["refused"]) == ["first"]
     assert "no job or pool named 'first'" in result["refused"]["first"]
-
-
-@pytest.fixture
-def questions(monkeypatch: pytest.MonkeyPatch) -> ShownQuestions:
-    """What tasks ask a person, as Airflow shows it."""
-    return ShownQuestions(monkeypatch)
-
-
-def _asked(task: EdlAutoscaleOperator, given: Any = None) -> TaskAwaitingInput:
-    """Return the question of a run."""
-    with pytest.raises(TaskAwaitingInput) as caught:
-        task.execute(given or context())
-    return caught.value
-
-
-def _answer(option: str, name: str = "ada") -> dict[str, Any]:
-    return {"chosen_options": [option], "params_input": {}, "responded_by_user": {"id": "1", "name": name}}
-
-
-def test_shrinks_wait_for_a_person_and_growth_does_not(world: World, jobs: Jobs, questions: ShownQuestions) -> None:
-    """After the approval the pass is made by what is then; those shrink that were asked about, and no further."""
-    jobs.submit(first=6, second=1)
-    given: dict[str, Any] = {"max_load": jobs.load_of(8), "approve_shrinks": True, "approval_timeout_s": 60}
-    waiting = _asked(_task(world, **given))
-    assert jobs.wanted() == {"first": 6, "second": 2}
-    (question,) = questions.asked
-    assert question["subject"] == "Shrink first from 6 to 4?"
-    assert "| first | 6 | 4 | " in question["body"]
-    assert (question["options"], question["defaults"]) == (["Approve", "Reject"], ["Reject"])
-    assert (waiting.method_name, waiting.kwargs) == ("go_on", {"targets": {"first": 4}})
-    assert waiting.timeout
-    assert waiting.timeout.total_seconds() == 60
-
-    jobs.submit(third=4)  # by then it is too many
-    result = _task(world, **given).go_on(context(), **waiting.kwargs, event=_answer("Approve"))
-    assert jobs.wanted() == {"first": 4, "second": 2, "third": 4}
-    assert {"first", "third"} <= {*result["waiting"]}
-
-
-def test_an_approval_is_for_the_number_that_was_shown(
-    world: World, jobs: Jobs, questions: ShownQuestions, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A job that is to have still less by then, or later, shrinks so far, and a question is due for the rest."""
-    jobs.submit(first=4)
-    given: dict[str, Any] = {"approve_shrinks": True, "approval_timeout_s": 60}
-    waiting = _asked(_task(world, **given, max_load=jobs.load_of(3)))
-    result = _task(world, **given, max_load=jobs.load_of(1)).go_on(
-        context(), **waiting.kwargs, event=_answer("Approve")
-    )
-    assert jobs.wanted() == {"first": 3}
-    assert result["waiting"] == ["first"]
-    assert "the next run asks whether these shrink: first to 1" in capsys.readouterr().out
-    waiting = _asked(_task(world, **given, max_load=jobs.load_of(1)))
-    assert [question["subject"] for question in questions.asked] == [
-        "Shrink first from 4 to 3?",
-        "Shrink first from 3 to 1?",
-    ]
-    assert waiting.kwargs == {"targets": {"first": 1}}
-    assert jobs.wanted() == {"first": 3}
-
-
-def test_a_task_that_is_tried_again_goes_by_the_question_that_is_shown(
-    world: World, jobs: Jobs, questions: ShownQuestions, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """That is the first try's: what a later one would ask about nobody has seen, and keeps what it has."""
-    jobs.submit(first=4, second=4)
-    given: dict[str, Any] = {"approve_shrinks": True, "approval_timeout_s": 60}
-    task_instance = context()
-    sizes = {"default": {"jobs": {"first": 3, "second": 4}}, "windows": []}
-    _asked(_task(world, **given, windows=sizes), task_instance)
-    sizes = {"default": {"jobs": {"first": 1, "second": 1}}, "windows": []}
-    again = _task(world, **given, windows=sizes)
-    waiting = _asked(again, task_instance)
-    assert questions.asked[-1]["subject"] == "Shrink 2 jobs and pools?"
-    assert (
-        "Airflow still asks what the task's first try has asked, and only that: first to 3" in capsys.readouterr().out
-    )
-    again.go_on(task_instance, **waiting.kwargs, event=_answer("Approve"))
-    assert jobs.wanted() == {"first": 3, "second": 4}
-
-
-def test_who_was_refused_is_not_asked_about_again_for_a_while(
-    world: World, jobs: Jobs, questions: ShownQuestions
-) -> None:
-    """And nothing shrinks; where nobody has answered, the next run asks again, or shrinks if that was wanted."""
-    jobs.submit(first=5)
-    given: dict[str, Any] = {"max_load": jobs.load_of(3), "approve_shrinks": "true", "approval_timeout_s": 600}
-    task = _task(world, **given)
-    waiting = _asked(task)
-    nobody = {**_answer("Reject"), "responded_by_user": None, "timedout": True}
-    task.go_on(context(), **waiting.kwargs, event=nobody)
-    waiting = _asked(task)
-    result = task.go_on(context(), **waiting.kwargs, event=_answer("Reject"))
-    assert result["waiting"] == ["first"]
-    assert task.execute(context())["waiting"] == ["first"]
-    assert len(questions.asked) == 2
-    assert jobs.wanted() == {"first": 5}
-    asyncio.run(_let_time_pass(world, keys.shrink_approval(world.namespace, "first"), most_s=600))
-    waiting = _asked(task)
-    willing = _task(world, **given, unanswered="shrink")
-    assert _asked(willing).method_name == "go_on"
-    assert questions.asked[-1]["defaults"] == ["Approve"]
-    willing.go_on(context(), **waiting.kwargs, event={**nobody, "chosen_options": ["Approve"]})
-    assert jobs.wanted() == {"first": 3}
-
-
-def test_one_question_at_a_time(
-    world: World, jobs: Jobs, questions: ShownQuestions, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """While a run waits for an answer the others make their pass, and say about whom they would ask.
-
-    A dry run asks nobody ever. Questions of other tasks, which are about other connections, keep none from asking.
-    """
-    jobs.submit(first=5)
-    given: dict[str, Any] = {"max_load": jobs.load_of(3), "approve_shrinks": True}
-    other = context(("rescale", "rescale", -1))
-    assert _task(world, **given).execute(other)["waiting"] == ["first"]
-    assert "until then nobody is asked whether these shrink: first to 3" in capsys.readouterr().out
-    assert _targets(_task(world, **given, dry_run=True).execute(context())) == {"first": 3}
-    assert questions.asked == []
-    assert jobs.wanted() == {"first": 5}
-    others = (("rescale", "rescale", 0), ("rescale", "other", -1), ("other", "rescale", -1))
-    _asked(_task(world, **given), context(*others))
-    assert len(questions.asked) == 1
-
-
-@pytest.mark.parametrize("option", ["Approve", "Reject"])
-def test_of_two_questions_the_one_that_a_person_answers_counts(
-    world: World, jobs: Jobs, questions: ShownQuestions, option: str
-) -> None:
-    """Two runs at once have asked both: the end of the second's time says nothing about what was answered."""
-    jobs.submit(first=5)
-    unanswered = "shrink" if option == "Reject" else "keep"
-    task = _task(world, max_load=jobs.load_of(3), approve_shrinks=True, unanswered=unanswered)
-    first, second = (_asked(task, context()) for _ in range(2))
-    assert len(questions.asked) == 2
-    task.go_on(context(), **first.kwargs, event=_answer(option))
-    default = questions.asked[1]["defaults"][0]
-    nobody = {**_answer(default), "responded_by_user": None, "timedout": True}
-    assert default != option
-    task.go_on(context(), **second.kwargs, event=nobody)
-    assert jobs.wanted() == {"first": 3 if option == "Approve" else 5}

@@ -20,7 +20,7 @@ READ_S = 5.0
 
 @beside_others
 def test_a_job_that_comes_is_given_room_and_gives_it_back_when_a_person_approves(airflow: Airflow) -> None:
-    """Nobody has triggered the first run; the second waits for an answer, and only then does the job shrink.
+    """Nobody has triggered the first run; the second asks a person, and only then does the job shrink.
 
     Another job is given room, too.
     """
@@ -40,16 +40,13 @@ def test_a_job_that_comes_is_given_room_and_gives_it_back_when_a_person_approves
     assert "grows from 1 to 3" in page
     assert client._http.get("/edl/rescaling/edl_rescaled", headers={"Authorization": ""}).status_code == 401
 
-    shrinks = client.trigger("rescales", {"cpus": 0.0015, "approve": True})
+    shrinks = client.trigger("rescales", {"cpus": 0.0015})
     question = _answered(airflow, shrinks)
-    assert question["subject"] == "Shrink first from 3 to 1?"
-    assert "| first | 3 | 1 | shrinks from 3 to 1" in question["body"]
-    result = client.xcom(shrinks, "rescale")
-    assert (result["waiting"], result["targets"][0]["target"]) == ([], 1)
+    assert question["subject"] == "Shrink jobs or pools?"
+    assert "- first shrinks from 3 to 1" in question["body"]
+    assert client.xcom(shrinks, "rescale")["targets"][0]["target"] == 1
     _until_sizes(airflow, {"first": (1, 1)})
     assert "shrinks from 3 to 1" in _page(airflow, shrinks)
-    log = "\n".join(client.log(shrinks, client.tasks(shrinks)[0]))
-    assert "admin approves that these shrink: first to 1" in log
 
     second = airflow.begin("submits", {"job": "second"})
     airflow.until(lambda: _sizes(airflow).get("second", (0, 0))[0] == 2, lambda: str(_sizes(airflow)))
@@ -64,12 +61,12 @@ def test_a_job_that_comes_is_given_room_and_gives_it_back_when_a_person_approves
 def _answered(airflow: Airflow, run: DagRun) -> dict[str, Any]:
     """Approve whatever the run asks until it has ended; return the first question."""
     client = airflow.client
-    path = f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/rescale/-1/hitlDetails"
+    path = f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/approve/-1/hitlDetails"
     asked: list[dict[str, Any]] = []
     seen_at: dict[int, float] = {}
 
     def has_ended() -> bool:
-        (task,) = client.tasks(run)
+        task = next(task for task in client.tasks(run) if task.task_id == "approve")
         if task.state == "awaiting_input":
             assert asked or _sizes(airflow) == {"first": (3, 3)}
             question = client._ask("GET", path)

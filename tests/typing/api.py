@@ -56,8 +56,8 @@ EdlResizeOperator(task_id="follow", job="night", windows=windows)
 EdlResizeOperator(
     task_id="shut", teacher_pool="digits", windows=Path("traffic_windows.yaml"), window="{{ params.window }}"
 )
-EdlAutoscaleOperator(task_id="all_of_it", windows=windows, max_load="{{ params.most }}", approve_shrinks=True)
-EdlAutoscaleOperator(task_id="show", policy="mine.policies:decide", dry_run="{{ params.dry_run }}", unanswered="shrink")
+EdlAutoscaleOperator(task_id="all_of_it", windows=windows, max_load="{{ params.most }}")
+EdlAutoscaleOperator(task_id="show", policy="mine.policies:decide", dry_run="{{ params.dry_run }}")
 DAG("rescales", schedule=[jobs_asset("edl_default")])
 EdlCheckpointSensor(task_id="good", stream="nightly/t", metric="accuracy>=0.9", max_age=timedelta(hours=1))
 Asset("digits", watchers=[AssetWatcher(name="landed", trigger=EdlCheckpointTrigger(stream="nightly/t"))])

@@ -138,10 +138,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             instances += index < instances
         return instances
 
-    def excluding_stranded(self, instances: int) -> int:
-        """Return how many of its first instances are not stranded."""
-        return instances - sum(index < instances for index in self.stranded)
-
     @property
     def since_s(self) -> float:
         """Since when it has run or waited as it does now."""

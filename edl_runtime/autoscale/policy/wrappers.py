@@ -1,4 +1,4 @@
-"""The policy interface, and wrappers that hold for any policy: `ProtectUnresumable`, `RequireApproval`. Pure."""
+"""The policy interface, and `ProtectUnresumable`, which wraps any policy. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Protocol
 
-import msgspec
-
-from edl_runtime.autoscale.policy.decide import decide as default_policy
 from edl_runtime.autoscale.policy.model import Node, Target, Workload
 from edl_runtime.errors import SpecError
 
@@ -135,79 +132,3 @@ def _going_on(job: Workload, due: Target) -> Target:
     since = "students use it" if job.students else "it has no checkpoint to be suspended with"
     why = f"goes on with {count}, since {since}; else it {due.reason}"
     return Target(instances=count, reason=why, nodes=job.nodes[:count])
-
-
-# Shrinks that wait for a person: jobs keep what they have until then, and others grow beside them.
-
-
-class ShrinkApproval(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether it was `approved` that a job or pool shrinks to so many instances, its `target`."""
-
-    approved: bool
-    target: int
-
-
-class RequireApproval:
-    """A policy as another one, but that only approved jobs may lose instances that run, and none below its approval.
-
-    - `answers`: by the job's name, what a person has said of it.
-    - `waiting`: the names of those that would lose more if all were approved, the last time that it decided.
-
-    The last instances of a job leave first, and so it keeps all up to the last one that runs. Who would have to shrink
-    only because others keep what they have does not, and waits for nothing.
-    """
-
-    def __init__(self, answers: Mapping[str, ShrinkApproval], policy: Policy = default_policy) -> None:
-        self.waiting: frozenset[str] = frozenset()
-        self._answers = dict(answers)
-        self._policy = ProtectUnresumable(policy)  # who can't be suspended does not wait for leave to be
-
-    def __call__(
-        self,
-        jobs: Sequence[Workload],
-        nodes: Sequence[Node],
-        capacity: Mapping[str, float],
-        *,
-        now_s: float,
-        pause_s: float,
-    ) -> dict[str, Target]:
-        """Decide as the policy does beside jobs that keep what they have."""
-        kept: dict[str, Target] = {}
-        due: Mapping[str, Target] = {}
-        while True:
-            others = [job for job in jobs if job.name not in kept]
-            staying = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
-            targets = ask_policy(
-                self._policy, others, *left_beside(staying, nodes, capacity), now_s=now_s, pause_s=pause_s
-            )
-            due = due or targets
-            shrinking = [job for job in others if targets[job.name].instances < self._least(job)]
-            if not shrinking:
-                self.waiting = frozenset(job.name for job in jobs if due[job.name].instances < self._least(job))
-                return {job.name: kept.get(job.name) or targets[job.name] for job in jobs}
-            kept |= {job.name: self._keeping(job, due[job.name]) for job in shrinking}
-
-    def _least(self, job: Workload) -> int:
-        """Return the fewest instances that a job may have without another answer."""
-        answer = self._answers.get(job.name)
-        if not answer or not answer.approved:
-            return job.up_to_last_placed
-        return min(job.up_to_last_placed, job.excluding_stranded(answer.target))  # a person was shown all that it has
-
-    def _keeping(self, job: Workload, due: Target) -> Target:
-        """Return the target of a job that may not shrink further; `due` is what it would be if all were approved.
-
-        What waits for a place may go, but for its minimum.
-        """
-        least = self._least(job)
-        instances = min(job.instances, max(least, job.bounds.min))
-        shrinks = any(job.nodes[instances:])
-        so_far = f"shrinks so far as was approved, to {instances}," if shrinks else f"stays at {instances}"
-        answer = self._answers.get(job.name)
-        if due.instances >= least:
-            why = "beside others that may not shrink"
-        elif answer and not answer.approved:
-            why = f"as somebody has refused that it {due.reason}"
-        else:
-            why = f"until somebody approves that it {due.reason}"
-        return Target(instances=instances, reason=f"{so_far} {why}", nodes=job.nodes[:instances])

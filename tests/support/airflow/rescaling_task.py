@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 from edl_runtime.autoscale.policy.decide import decide
 from edl_runtime.autoscale.policy.model import Node, Target, Workload
@@ -40,20 +39,9 @@ def supervisor(work_dir: Path, name: str) -> int:
     return int(WorkFolder(work_dir).job(name).supervisor_lock.read_text())
 
 
-def context(*waiting: tuple[str, str, int]) -> Any:
-    """Return what Airflow gives to `execute`, as far as it is used; what is pushed goes nowhere.
-
-    `waiting` are the DAG, task and map index of other task instances, which wait for a person's answer.
-    """
-    given = {"dag_id": "rescale", "task_id": "rescale", "map_index": -1}
-    there = [(*given.values(), "running"), *((*one, "awaiting_input") for one in waiting)]
-
-    def count(*, dag_id: str, task_ids: Sequence[str], map_index: int, states: Sequence[str]) -> int:
-        found = [(dag_id, task_id, map_index, state) for task_id in task_ids for state in states]
-        return sum(one in found for one in there)
-
-    ti = SimpleNamespace(**given, id=uuid4(), run_id="manual__1", xcom_push=lambda **_: None, get_ti_count=count)
-    return {"ti": ti}
+def context() -> Any:
+    """Return what Airflow gives to `execute`, as far as it is used; what is pushed goes nowhere."""
+    return {"ti": SimpleNamespace(xcom_push=lambda **_: None)}
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-from airflow.sdk import DAG, Param
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import DAG, Param, task
 
 from edl_airflow.assets import jobs_asset
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
@@ -36,14 +38,24 @@ windows:
 with DAG(
     "rescales",
     schedule=[jobs_asset(CONN_ID)],
-    params={"cpus": Param(0.0035, type="number"), "approve": Param(default=False, type="boolean")},
+    params={"cpus": Param(0.0035, type="number")},
     max_active_runs=2,
+    default_args={"retries": 1, "retry_delay": timedelta(seconds=1)},
 ):
-    EdlAutoscaleOperator(
-        task_id="rescale",
-        windows=WINDOWS,
-        approve_shrinks="{{ params.approve }}",
-        edl_conn_id=CONN_ID,
-        retries=1,
-        retry_delay=timedelta(seconds=1),
+    rules: dict[str, Any] = {"windows": WINDOWS, "edl_conn_id": CONN_ID}
+    rescale = EdlAutoscaleOperator(task_id="rescale", trigger_rule="none_failed_min_one_success", **rules)
+    dry_run = EdlAutoscaleOperator(task_id="dry_run", dry_run=True, **rules)
+    approve = ApprovalOperator(
+        task_id="approve",
+        subject="Shrink jobs or pools?",
+        body="{% for one in ti.xcom_pull('dry_run').targets if one.target < one.instances %}"
+        "- {{ one.name }} {{ one.reason }}\n{% endfor %}",
     )
+
+    @task.branch
+    def needs_approval(plan: dict[str, Any]) -> str:
+        shrinks = any(one["target"] < one["instances"] for one in plan["targets"])
+        return "approve" if shrinks else "rescale"
+
+    needs_approval(dry_run.output) >> [approve, rescale]
+    approve >> rescale

@@ -1,4 +1,4 @@
-"""Rescaling tasks and their questions, without a database, a backend or a Redis."""
+"""Rescaling tasks, without a database, a backend or a Redis."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from support.airflow.fakes import FakeClient, rendered
 
-from edl_airflow.operators.approval import table, targets_in
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
-from edl_airflow.results import RescalingTarget
 from edl_runtime.autoscale.planner import RescalingPlan
 from edl_runtime.autoscale.rescale import RescaleOutcome
 
@@ -47,13 +45,6 @@ def test_a_dry_run_has_no_link(
     found = rescaling.get_link(operator, ti_key=context["ti"])
     assert (found.endswith(link), bool(found)) == (True, bool(link))
     assert list(context["ti"].xcoms) == ([rescaling.xcom_key] if link else [])
-
-
-def test_a_reason_does_not_add_rows_or_columns_to_the_table() -> None:
-    """Policies of one's own may say anything."""
-    odd = RescalingTarget(name="a", kind="trainer", instances=5, target=3, reason="no\n| b | 5 | 0 | room |")
-    assert targets_in(table([odd])) == {"a": 3}
-    assert r"| a | 5 | 3 | a \| b |" in table([RescalingTarget(**{**odd, "reason": "a | b"})])
 
 
 @pytest.mark.usefixtures("site")

@@ -125,10 +125,9 @@ def test_what_is_set_for_rescaling_holds_for_every_run(context: Any, tmp_path: P
     (task,) = made["rescale"].dag.tasks
     context["params"] = {name: param.value for name, param in made["PARAMS"].items()}
     task = rendered(task, context)
-    assert (task.dry_run, task.max_load, task.approve_shrinks, task.lead_s) == ("False", 1.0, False, 300)
+    assert (task.dry_run, task.max_load, task.lead_s) == ("False", 1.0, 300)
     assert task.windows["time_zone"] == "UTC"
     assert set(made["PARAMS"]) == {"dry_run"}
-    assert task.dag.max_active_runs > 4
     text = (DAGS / "edl_rescale_by_traffic.py").read_text()
     for name, value in (("EVERY_MINUTES", "15"), ("MAX_LOAD", "0.8"), ("APPROVE_SHRINKS", "True")):
         assert f"\n{name} = {made[name]}\n" in text
@@ -136,9 +135,23 @@ def test_what_is_set_for_rescaling_holds_for_every_run(context: Any, tmp_path: P
     (tmp_path / "edited.py").write_text(text)
     (tmp_path / "traffic_windows.yaml").write_text((DAGS / "traffic_windows.yaml").read_text())
     edited = runpy.run_path(str(tmp_path / "edited.py"))
-    rescale = edited["rescale"]
-    assert (rescale.max_load, rescale.approve_shrinks, rescale.lead_s) == (0.8, True, 900)
+    for rescaling in (edited["dry_run"], edited["rescale"]):
+        assert (rescaling.max_load, rescaling.lead_s) == (0.8, 900)
     assert edited["TIMES"][0] == "*/15 * * * *"
+
+    assert edited["dry_run"].dry_run is True
+    assert edited["rescale"].upstream_task_ids == {"needs_approval", "approve"}
+    decide = edited["needs_approval"].function
+    grows, shrinks = (
+        {"targets": [{"name": "job", "instances": 2, "target": target, "reason": f"gets {target}"}]}
+        for target in (3, 1)
+    )
+    assert decide(grows, {"dry_run": False}) == "rescale"
+    assert decide(shrinks, {"dry_run": True}) == "rescale"
+    assert decide(shrinks, {"dry_run": False}) == "approve"
+    approve = edited["approve"]
+    approve.render_template_fields({"ti": SimpleNamespace(xcom_pull=lambda _: shrinks)})
+    assert (approve.body, approve.defaults) == ("- job gets 1\n", ["Reject"])
 
 
 def test_an_evaluation_gets_the_checkpoint_from_the_event_that_led_to_it() -> None:

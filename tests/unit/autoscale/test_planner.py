@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot
 from edl_runtime.autoscale.planner import RescalingPlan, RescalingRules, make_plan
 from edl_runtime.autoscale.policy.decide import decide
 from edl_runtime.autoscale.policy.model import Limit
-from edl_runtime.autoscale.policy.wrappers import Policy, RequireApproval, ShrinkApproval
+from edl_runtime.autoscale.policy.wrappers import Policy
 from edl_runtime.autoscale.traffic.schema import to_windows
 from edl_runtime.backends.interface import Capacity, JobStatus, NodeCapacity
 from edl_runtime.errors import SpecError
@@ -287,19 +286,6 @@ def test_no_more_of_a_job_run_than_its_share_whichever_of_them_lost_its_place() 
         found = counts(planned([before], places, max_load=2 / places))["job"]
         assert found == target, lost
         assert sum(index not in lost for index in range(found)) == 2
-
-
-def test_an_approval_counts_those_that_wait_before_others_too() -> None:
-    """A person approves the number that was shown, and is asked no more."""
-    for lost in (0, 2):
-        before = stranded(job("job", Bounds(1, 6), 1.0, 5), lost)
-        half = partial(on, [NodeCapacity(name="node", total={"cpu": 4.0}, free={})], before, max_load=0.5)
-        (due,) = half().changes
-        policy = RequireApproval({"job": ShrinkApproval(approved=True, target=due.target)})
-        assert half(policy=policy).changes == (due,)
-        assert not policy.waiting
-        assert not half(policy=RequireApproval({})).changes
-        assert counts(half(policy=RequireApproval({"job": ShrinkApproval(approved=True, target=4)}))) == {"job": 4}
 
 
 def test_clusters_may_have_more_than_one_node_can() -> None:
