@@ -12,11 +12,11 @@ import msgspec
 
 from edl_airflow.connection import EdlConnection
 from edl_airflow.results import CheckpointResult
-from edl_airflow.runtime.log import LogPosition
 from edl_airflow.runtime.spec import (
     BackendRef,
     KubernetesBackendRef,
     LocalBackendRef,
+    LogPosition,
     TrainingStatus,
 )
 from edl_runtime import progress

@@ -1,4 +1,4 @@
-"""What an Airflow connection of type `edl` says: which backend, which Redis, which secrets."""
+"""The Airflow connection of type `edl`: which backend, which Redis, which secrets."""
 
 from __future__ import annotations
 
@@ -26,23 +26,7 @@ DEFAULT_PORT = 6379
 
 _DEFAULTS = RuntimeSettings()
 
-_HOST = re.compile(r"[\w.-]+|[\da-fA-F:.]+(%\w+)?")
-
-_NAMESPACE = re.compile(r"[A-Za-z0-9._-]+")
-
-_HOST_AND_PORT = re.compile(r"[\w.-]+(:\d{1,5})?")
-
-_BACKEND = re.compile("local|kubernetes")
-
-_CONN_ID = re.compile(r"[\w.-]+")
-
-_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-
-_FOLDER = re.compile(r"[/~].*")
-
 _VARIABLE = r"(?!EDL_)[A-Za-z_]\w*\*?"
-
-_VARIABLES = re.compile(rf"{_VARIABLE}([\s,]+{_VARIABLE})*", re.ASCII)
 
 _YES = frozenset({"true", "1", "yes", "on"})
 
@@ -50,12 +34,11 @@ CONN_TYPE = "edl"
 
 
 class EdlConnection(msgspec.Struct, frozen=True, kw_only=True):
-    """What an `edl` connection says. `redis_url` holds the password: this is never logged, kept or serialised.
+    """The fields of an `edl` connection. `redis_url` has the password in it: never log, store or serialise this.
 
-    - `pass_on`: names of environment variables that instances see too, each with a "*" at its end for all that begin
-      so.
-    - `redis_url_inside`: of the same Redis, as instances reach it; empty if that is no other.
-    - `teacher_token`: what students show to teachers; empty where these serve their own machine alone.
+    - `pass_on`: environment variables that instances get, too; a "*" at the end stands for any ending.
+    - `redis_url_inside`: the address of the same Redis inside the cluster; empty if it is the same address.
+    - `teacher_token`: students authenticate to teachers by it; empty on the local backend, which serves loopback only.
     """
 
     redis_url: str
@@ -70,24 +53,24 @@ class EdlConnection(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, connection: Connection, extra: Mapping[str, Any]) -> Self:
-        """Read an Airflow connection and its extra fields. Raises SpecError that names the field to fill or mend."""
+        """Read an Airflow connection and its extra fields. Raises SpecError, which names the field."""
         fields = _Fields(f"connection {connection.conn_id!r}", extra)
         if connection.conn_type != CONN_TYPE:
             raise SpecError(f"{fields.where}, type", connection.conn_type, repr(CONN_TYPE))
-        backend = fields.check("Backend", "backend", _BACKEND, "'local' or 'kubernetes'", "local")
+        backend = fields.check("Backend", "backend", "local|kubernetes", "'local' or 'kubernetes'", "local")
         host, allowed = connection.host or "", "the name or address of a Redis 6.2 or newer, as in 127.0.0.1"
-        if not _HOST.fullmatch(host):
-            shown = host.rpartition("@")[2]  # before it may stand a password
+        if not re.fullmatch(r"[\w.-]+|[\da-fA-F:.]+(%\w+)?", host):
+            shown = host.rpartition("@")[2]  # a password may precede it
             raise SpecError(f"{fields.where}, field 'Redis host'", shown, allowed)
         port = connection.port or DEFAULT_PORT
         if not 0 < port < 1 << 16:
             raise SpecError(f"{fields.where}, field 'Redis port'", port, "1 to 65535")
         namespace = fields.check(
-            "Namespace", "namespace", _NAMESPACE, "letters, digits and . _ - alone", _DEFAULTS.namespace
+            "Namespace", "namespace", r"[A-Za-z0-9._-]+", "letters, digits and . _ - alone", _DEFAULTS.namespace
         )
         tls = str(extra.get("tls") or "").lower() in _YES
         allowed = "names of variables, as in 'AWS_PROFILE, AWS_ACCESS_*', and none that begins with EDL_"
-        pass_on = fields.check("Variables to pass on", "pass_on", _VARIABLES, allowed, "")
+        pass_on = fields.check("Variables to pass on", "pass_on", rf"(?a:{_VARIABLE}([\s,]+{_VARIABLE})*)", allowed, "")
         known = cls(
             redis_url=_redis_url(connection, host, port, tls=tls),
             namespace=namespace,
@@ -107,7 +90,7 @@ class EdlConnection(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def secrets(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that instances see and that are never written down: Redis's, and those to pass on."""
+        """Return environment variables for instances that are never written to disk: Redis's URL, and `pass_on`."""
         passed = {
             name: value for name, value in environ.items() if any(fnmatchcase(name, each) for each in self.pass_on)
         }
@@ -119,26 +102,28 @@ class _Fields(msgspec.Struct, frozen=True):
     where: str
     extra: Mapping[str, Any]
 
-    def check(self, label: str, key: str, pattern: re.Pattern[str], allowed: str, default: str) -> str:
+    def check(self, label: str, key: str, pattern: str, allowed: str, default: str) -> str:
         """Return the field's text, `default` if it is empty."""
         given = self.extra.get(key)
         if given in (None, ""):
             return default
-        if not isinstance(given, str) or not pattern.fullmatch(given):
+        if not isinstance(given, str) or not re.fullmatch(pattern, given):
             raise SpecError(f"{self.where}, field {label!r}", given, allowed)
         return given
 
 
 def _local_place(fields: _Fields) -> LocalBackendRef:
-    work_dir = fields.check("Working folder", "work_dir", _FOLDER, "a path that starts with / or ~", _DEFAULTS.work_dir)
+    allowed = "a path that starts with / or ~"
+    work_dir = fields.check("Working folder", "work_dir", "[/~].*", allowed, _DEFAULTS.work_dir)
     return LocalBackendRef(str(Path(work_dir).expanduser()))
 
 
 def _kubernetes_place(fields: _Fields) -> KubernetesBackendRef:
     allowed = "the name of a namespace in the cluster"
-    namespace = fields.check("Kubernetes namespace", "kubernetes_namespace", _DNS_NAME, allowed, "default")
+    dns_label = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+    namespace = fields.check("Kubernetes namespace", "kubernetes_namespace", dns_label, allowed, "default")
     allowed = "the id of an Airflow connection of type 'kubernetes'"
-    conn_id = fields.check("Kubernetes connection", "kubernetes_conn_id", _CONN_ID, allowed, "")
+    conn_id = fields.check("Kubernetes connection", "kubernetes_conn_id", r"[\w.-]+", allowed, "")
     return KubernetesBackendRef(namespace=namespace, conn_id=conn_id, pod=_pod(fields))
 
 
@@ -159,9 +144,9 @@ def _pod(fields: _Fields) -> Pod:
 
 
 def _inside(fields: _Fields, host: str, port: int) -> tuple[str, int]:
-    """Return where pods reach Redis."""
+    """Return the host and port of Redis for pods."""
     allowed = "a host, or host:port, as in edl-redis.ml.svc:6379"
-    given = fields.check("Redis for pods", "redis_for_pods", _HOST_AND_PORT, allowed, "")
+    given = fields.check("Redis for pods", "redis_for_pods", r"[\w.-]+(:\d{1,5})?", allowed, "")
     if not given:
         return host, port
     inside, _, inside_port = given.partition(":")
@@ -169,7 +154,7 @@ def _inside(fields: _Fields, host: str, port: int) -> tuple[str, int]:
 
 
 def _teacher_token(password: str, namespace: str) -> str:
-    """Return a token that all who know Redis's password come to, and nobody can come back from."""
+    """Derive a token from Redis's password, one way, so that all who know the password get the same."""
     return hmac.new(password.encode(), f"edl teachers of {namespace}".encode(), "sha256").hexdigest()
 
 

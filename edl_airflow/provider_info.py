@@ -1,4 +1,4 @@
-"""What Airflow learns about this provider."""
+"""Metadata of this provider for Airflow."""
 
 from __future__ import annotations
 
@@ -8,48 +8,16 @@ _NAME = "Elastic Deep Learning"
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Return what the entry point `apache_airflow_provider` promises: see Airflow's provider_info.schema.json."""
+    """Return the provider's metadata, as Airflow's provider_info.schema.json defines them."""
     return {
         "package-name": "edl-airflow",
         "name": _NAME,
         "description": "Elastic training, and service distillation with elastic teacher pools.",
         "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
-        "operators": [
-            {
-                "integration-name": _NAME,
-                "python-modules": [
-                    "edl_airflow.operators.autoscale",
-                    "edl_airflow.operators.distill",
-                    "edl_airflow.operators.resize",
-                    "edl_airflow.operators.teacher_pool",
-                    "edl_airflow.operators.train",
-                ],
-            }
-        ],
-        "sensors": [
-            {
-                "integration-name": _NAME,
-                "python-modules": [
-                    "edl_airflow.sensors.checkpoint",
-                    "edl_airflow.sensors.job",
-                    "edl_airflow.sensors.teacher_pool",
-                    "edl_airflow.sensors.traffic",
-                ],
-            }
-        ],
-        "hooks": [{"integration-name": _NAME, "python-modules": ["edl_airflow.hooks.edl"]}],
-        "triggers": [
-            {
-                "integration-name": _NAME,
-                "python-modules": [
-                    "edl_airflow.triggers.checkpoint",
-                    "edl_airflow.triggers.task",
-                    "edl_airflow.triggers.jobs",
-                    "edl_airflow.triggers.conditions",
-                    "edl_airflow.triggers.conditions",
-                ],
-            }
-        ],
+        "operators": _modules("operators", "autoscale", "distill", "resize", "teacher_pool", "train"),
+        "sensors": _modules("sensors", "checkpoint", "job", "teacher_pool", "traffic"),
+        "hooks": _modules("hooks", "edl"),
+        "triggers": _modules("triggers", "checkpoint", "conditions", "jobs", "task"),
         "connection-types": [
             {
                 "connection-type": "edl",
@@ -61,47 +29,31 @@ def get_provider_info() -> dict[str, Any]:
                         "description": "Where teachers and students run.",
                         "schema": {"type": "string", "enum": ["local", "kubernetes"], "default": "local"},
                     },
-                    "tls": {
-                        "label": "Redis over TLS",
-                        "schema": {"type": ["boolean", "null"], "default": False},
-                    },
-                    "namespace": {
-                        "label": "Namespace",
-                        "description": "Prefix of all keys, so that several teams share one Redis.",
-                        "schema": {"type": ["string", "null"], "default": "default"},
-                    },
-                    "work_dir": {
-                        "label": "Working folder",
-                        "description": "Where the local backend keeps jobs and logs; ~/.edl when empty.",
-                        "schema": {"type": ["string", "null"]},
-                    },
-                    "kubernetes_conn_id": {
-                        "label": "Kubernetes connection",
-                        "description": "Id of the connection of type kubernetes; empty for the rights of the pod that "
-                        "Airflow runs in.",
-                        "schema": {"type": ["string", "null"]},
-                    },
-                    "kubernetes_namespace": {
-                        "label": "Kubernetes namespace",
-                        "description": "Where pods run.",
-                        "schema": {"type": ["string", "null"], "default": "default"},
-                    },
-                    "redis_for_pods": {
-                        "label": "Redis for pods",
-                        "description": "host:port at which pods reach Redis, if it is another than Airflow's.",
-                        "schema": {"type": ["string", "null"]},
-                    },
+                    "tls": {"label": "Redis over TLS", "schema": {"type": ["boolean", "null"], "default": False}},
+                    "namespace": _field(
+                        "Namespace", "Prefix of all keys, so that several teams share one Redis.", default="default"
+                    ),
+                    "work_dir": _field(
+                        "Working folder", "Where the local backend keeps jobs and logs; ~/.edl when empty."
+                    ),
+                    "kubernetes_conn_id": _field(
+                        "Kubernetes connection",
+                        "Id of the connection of type kubernetes; empty for the service account of Airflow's pod.",
+                    ),
+                    "kubernetes_namespace": _field("Kubernetes namespace", "Where pods run.", default="default"),
+                    "redis_for_pods": _field(
+                        "Redis for pods", "host:port at which pods reach Redis, if it is another than Airflow's."
+                    ),
                     "pod": {
                         "label": "Pod",
-                        "description": 'What specs of pods leave open, as JSON: {"image": "…", "resources": {…}}.',
+                        "description": 'Defaults for the pods of specs, as JSON: {"image": "…", "resources": {…}}.',
                         "schema": {"type": ["object", "string", "null"]},
                     },
-                    "pass_on": {
-                        "label": "Variables to pass on",
-                        "description": "Names of the workers' and triggerers' environment variables that teachers and "
-                        "trainers see too, as in AWS_*; the values are never written down.",
-                        "schema": {"type": ["string", "null"]},
-                    },
+                    "pass_on": _field(
+                        "Variables to pass on",
+                        "Names of environment variables of Airflow's workers and triggerers that teachers and trainers "
+                        "get, too, as in AWS_*; the values are never written to disk.",
+                    ),
                 },
                 "ui-field-behaviour": {
                     "hidden-fields": ["schema", "extra"],
@@ -125,3 +77,12 @@ def get_provider_info() -> dict[str, Any]:
             "edl_airflow.links.TrainersLink",
         ],
     }
+
+
+def _modules(package: str, *names: str) -> list[dict[str, Any]]:
+    return [{"integration-name": _NAME, "python-modules": [f"edl_airflow.{package}.{name}" for name in names]}]
+
+
+def _field(label: str, description: str, **schema: Any) -> dict[str, Any]:
+    """Return a text field of the connection's form, which may be empty."""
+    return {"label": label, "description": description, "schema": {"type": ["string", "null"], **schema}}

@@ -41,9 +41,7 @@ from edl_airflow.traffic_windows import (
     window_for_run,
     windows_field,
 )
-from edl_airflow.waits.base import evaluate, wait_for
-from edl_airflow.waits.job import JobCondition
-from edl_airflow.waits.pool import PoolCondition
+from edl_airflow.waits.conditions import JobCondition, PoolCondition, evaluate, wait_for
 from edl_runtime.autoscale.traffic.windows import Sizes
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.errors import BackendError, SpecError

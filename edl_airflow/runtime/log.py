@@ -7,16 +7,24 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from edl_airflow.runtime.decisions import TaskState, missing_teachers
-from edl_airflow.runtime.spec import TaskSpec, TrainingStatus
-from edl_runtime.backends.interface import Backend, JobStatus, LogLine
+from edl_airflow.runtime.spec import LogPosition, TaskSpec
+from edl_runtime.backends.interface import JobStatus, LogLine
 from edl_runtime.errors import BackendError
 from edl_runtime.progress import Progress, is_progress_line, progress_of_run
 from edl_runtime.store.errors import RegistryUnavailableError
+
+if TYPE_CHECKING:
+    from edl_airflow.client import EdlClient
+
+LogFunction = Callable[[str], None]
+
+MAX_NAMED = 3
+"""How many teachers one line names; it counts the others."""
 
 MAX_LINES = 40
 """So many of the lines that came since the last time are shown, the newest."""
@@ -28,36 +36,6 @@ FINAL_LINES_WAIT_S = 3.0
 """Seconds that the log of a job that has ended is read for its last lines."""
 
 
-class LogPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """How much has been shown of the run of the job that was created at this time.
-
-    Of each instance: how many lines, and how many of the times that the cluster has ended it (`disruptions`).
-    """
-
-    created_at: float
-    lines: dict[int, int] = {}
-    disruptions: dict[int, int] = {}
-
-
-class LogPositionStore(Protocol):
-    """Where the backend is, and where a position can be kept, so that another process goes on there."""
-
-    @property
-    def backend(self) -> Backend: ...
-
-    async def training(self, job: str) -> TrainingStatus | None:
-        """Raises RegistryUnavailableError."""
-        ...
-
-    async def log_position(self, job: str) -> LogPosition | None:
-        """Raises RegistryUnavailableError."""
-        ...
-
-    async def save_log_position(self, job: str, position: LogPosition) -> None:
-        """Raises RegistryUnavailableError."""
-        ...
-
-
 class JobLogRelay:
     """Collects a job's lines as they come, and says them in bunches, at most one every `every_s`.
 
@@ -66,9 +44,9 @@ class JobLogRelay:
     triggerer that is killed between the two shows one bunch again, and so does one that finds Redis away.
     """
 
-    def __init__(self, job: JobStatus, logs: LogPositionStore, log: Callable[[str], None], every_s: float) -> None:
+    def __init__(self, job: JobStatus, client: EdlClient, log: LogFunction, every_s: float) -> None:
         self._job = job
-        self._logs = logs
+        self._client = client
         self._log_line = log
         self._every_s = every_s
         self._next_at = 0.0
@@ -109,7 +87,7 @@ class JobLogRelay:
     async def _collect(self) -> None:
         try:
             shown = (await self._position()).lines
-            async for line in self._logs.backend.logs(self._job.name, follow=True):
+            async for line in self._client.backend.logs(self._job.name, follow=True):
                 self._read[line.instance] += 1
                 is_new = self._read[line.instance] > shown.get(line.instance, 0)
                 if is_new and not is_progress_line(line.text, self._job.name):
@@ -125,7 +103,7 @@ class JobLogRelay:
         if not self._shown:
             position = None
             with suppress(RegistryUnavailableError):
-                position = await self._logs.log_position(self._job.name)
+                position = await self._client.log_position(self._job.name)
             known = position if position and position.created_at == self._job.created_at else None
             self._shown = self._shown or known or LogPosition(created_at=self._job.created_at)
         return self._shown
@@ -134,11 +112,11 @@ class JobLogRelay:
         """Keep what has been shown, for whoever goes on."""
         self._shown = msgspec.structs.replace(await self._position(), **changes)
         with suppress(RegistryUnavailableError):
-            await self._logs.save_log_position(self._job.name, self._shown)
+            await self._client.save_log_position(self._job.name, self._shown)
 
     async def _ranks(self) -> dict[int, int]:
         try:
-            training = await self._logs.training(self._job.name)
+            training = await self._client.training(self._job.name)
         except RegistryUnavailableError:
             return {}
         return {instance: rank for rank, instance in enumerate(training.members)} if training else {}
@@ -178,26 +156,6 @@ def _cut(text: str) -> str:
     )
 
 
-# Tells a task's log how far its work is.
-
-LogFunction = Callable[[str], None]
-
-MAX_NAMED = 3
-"""So many teachers are named in one line; how many more there are is said."""
-
-
-class ProgressSource(Protocol):
-    """Where a job's reports are."""
-
-    async def progress(self, job: str) -> Progress | None:
-        """Return the job's last report. Raises RegistryUnavailableError."""
-        ...
-
-
-class TaskLogSource(ProgressSource, LogPositionStore, Protocol):
-    """Where both its reports and what it writes are."""
-
-
 class ProgressLogger:
     """Says how far the work is, and what the job writes: only what is new, and at most every `progress_every_s`.
 
@@ -205,9 +163,9 @@ class ProgressLogger:
     there stands in the lines of progress. Used as a context: it reads the job's log meanwhile.
     """
 
-    def __init__(self, spec: TaskSpec, source: TaskLogSource, log: LogFunction) -> None:
+    def __init__(self, spec: TaskSpec, client: EdlClient, log: LogFunction) -> None:
         self._spec = spec
-        self._source = source
+        self._client = client
         self._log_line = log
         self._log: JobLogRelay | None = None
         self._said: dict[str, str] = {}
@@ -248,10 +206,10 @@ class ProgressLogger:
         if view.trainer and view.trainer.token == self._spec.token:
             await self._log_of(view.trainer).finish(is_over=is_over)
             with suppress(RegistryUnavailableError):
-                self._log_report(await latest_progress(view.trainer, self._source))
+                self._log_report(await latest_progress(view.trainer, self._client))
 
     def _log_of(self, job: JobStatus) -> JobLogRelay:
-        self._log = self._log or JobLogRelay(job, self._source, self._log_line, self._spec.progress_every_s)
+        self._log = self._log or JobLogRelay(job, self._client, self._log_line, self._spec.progress_every_s)
         return self._log
 
     def _log_pool(self, pool: JobStatus) -> None:
@@ -269,7 +227,7 @@ class ProgressLogger:
 
     async def _log_progress(self, job: JobStatus) -> None:
         try:
-            progress = await latest_progress(job, self._source)
+            progress = await latest_progress(job, self._client)
         except RegistryUnavailableError as error:
             self._log_if_new("progress", f"{error}. The training goes on without progress shown here")
             return
@@ -315,6 +273,6 @@ def _named(quarantined: Mapping[str, str]) -> str:
     return "; ".join([*said, f"and {more} more"] if more else said)
 
 
-async def latest_progress(job: JobStatus, reports: ProgressSource) -> Progress | None:
+async def latest_progress(job: JobStatus, client: EdlClient) -> Progress | None:
     """Return the last report of this run of the job; an earlier run's may still lie in Redis."""
-    return progress_of_run(await reports.progress(job.name), job.created_at)
+    return progress_of_run(await client.progress(job.name), job.created_at)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 
-from edl_airflow.client import job_status
-from edl_airflow.results import CheckpointResult
+from edl_airflow.client import EdlClient, job_status
 from edl_airflow.runtime.decisions import TaskState, decide
-from edl_airflow.runtime.log import LogFunction, LogPosition, ProgressLogger, latest_progress
-from edl_airflow.runtime.spec import TaskOutcome, TaskSpec, TrainingStatus
+from edl_airflow.runtime.log import LogFunction, ProgressLogger, latest_progress
+from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
 from edl_runtime.backends.interface import Backend, check_owner, token_owner
-from edl_runtime.progress import Progress
 from edl_runtime.store.errors import RegistryUnavailableError
 
 clock = time.time
@@ -29,61 +26,7 @@ POLL_INTERVAL_S = 0.5
 """Seconds between two looks at what the work waits for."""
 
 
-class TaskServices(Protocol):
-    """Where the work is done: what a connection leads to. All but the backend raises RegistryUnavailableError."""
-
-    @property
-    def backend(self) -> Backend: ...
-
-    @property
-    def secrets(self) -> Mapping[str, str]:
-        """Environment variables for instances that are never written down."""
-        ...
-
-    async def teachers(self, pool: str) -> list[str]:
-        """Return the addresses of the registered teachers."""
-        ...
-
-    async def progress(self, job: str) -> Progress | None:
-        """Return the job's last report."""
-        ...
-
-    async def training(self, job: str) -> TrainingStatus | None:
-        """Return what the job's agents have agreed on, None if there are none."""
-        ...
-
-    async def checkpoint(self, stream: str, job: str, since: float) -> CheckpointResult | None:
-        """Return the last checkpoint of the job that has landed in the stream and was not complete before `since`."""
-        ...
-
-    async def generations(self, job: str) -> int:
-        """Return how many memberships of its trainers the job has had."""
-        ...
-
-    async def request_stop(self, job: str, reason: str) -> bool:
-        """Ask a job's trainers to end with a checkpoint; False when there are none yet. The first reason counts."""
-        ...
-
-    async def started_by(self, job: str) -> str:
-        """Return the token of the try that has started the job last, empty for none."""
-        ...
-
-    async def save_started_by(self, job: str, token: str) -> None:
-        """Keep that for whoever goes on."""
-        ...
-
-    async def log_position(self, job: str) -> LogPosition | None:
-        """Return how much of the job's log is in its task's log already."""
-        ...
-
-    async def save_log_position(self, job: str, position: LogPosition) -> None:
-        """Keep that for whoever goes on."""
-        ...
-
-
-async def start(
-    spec: TaskSpec, client: TaskServices, check: Callable[[], None] | None = None
-) -> TaskOutcome | TaskSpec:
+async def start(spec: TaskSpec, client: EdlClient, check: Callable[[], None] | None = None) -> TaskOutcome | TaskSpec:
     """Start what can be started at once, taking over what an earlier try left, and look once.
 
     Only for the first half of a try: it makes this try's token the owner. Returns the outcome if the work has
@@ -111,7 +54,7 @@ async def start(
     return msgspec.structs.replace(spec, started=adopted or starts)
 
 
-async def run(spec: TaskSpec, client: TaskServices, log: LogFunction) -> TaskOutcome:
+async def run(spec: TaskSpec, client: EdlClient, log: LogFunction) -> TaskOutcome:
     """Go on until the work has ended, logging progress and what the job writes with `say`.
 
     Trainers are started once in a try, also if the triggerer restarts: those that a person stops stay stopped. Rides
@@ -156,7 +99,7 @@ async def stop_all_tries(owner: str, backend: Backend) -> None:
     await asyncio.gather(*(backend.delete(job.name, token=job.token) for job in left))
 
 
-async def _submit_trainer(spec: TaskSpec, client: TaskServices) -> None:
+async def _submit_trainer(spec: TaskSpec, client: EdlClient) -> None:
     if spec.trainer_job:
         await client.backend.submit(spec.trainer_job, token=spec.token, secrets=client.secrets)
 
@@ -173,7 +116,7 @@ async def _adopts_trainers(spec: TaskSpec, backend: Backend) -> bool:
     return False
 
 
-async def _observe(spec: TaskSpec, client: TaskServices, *, started: bool) -> TaskState:
+async def _observe(spec: TaskSpec, client: EdlClient, *, started: bool) -> TaskState:
     trainer = await job_status(client.backend, spec.trainer_job.name) if spec.trainer_job else None
     started = started or trainer is not None
     pool = await job_status(client.backend, spec.pool) if spec.pool_job or (spec.pool and not started) else None
@@ -187,7 +130,7 @@ async def _observe(spec: TaskSpec, client: TaskServices, *, started: bool) -> Ta
         return TaskState(pool=pool, teachers=None)
 
 
-async def _record_started(spec: TaskSpec, client: TaskServices) -> bool:
+async def _record_started(spec: TaskSpec, client: EdlClient) -> bool:
     """Keep that this try has started its trainers, for a triggerer that goes on; False while Redis is away."""
     try:
         await client.save_started_by(spec.name, spec.token)
@@ -196,7 +139,7 @@ async def _record_started(spec: TaskSpec, client: TaskServices) -> bool:
     return True
 
 
-async def _request_stop(spec: TaskSpec, client: TaskServices) -> bool:
+async def _request_stop(spec: TaskSpec, client: EdlClient) -> bool:
     """Ask at each look: it may be heard by instances that are dead, and those that take their place know nothing."""
     try:
         return await client.request_stop(spec.name, "its time to train is over")
@@ -204,7 +147,7 @@ async def _request_stop(spec: TaskSpec, client: TaskServices) -> bool:
         return False
 
 
-async def _with_progress(spec: TaskSpec, outcome: TaskOutcome, view: TaskState, client: TaskServices) -> TaskOutcome:
+async def _with_progress(spec: TaskSpec, outcome: TaskOutcome, view: TaskState, client: EdlClient) -> TaskOutcome:
     """Add what Redis knows of how far the training came, if it answers."""
     since = view.trainer.created_at if view.trainer else spec.began_at
     try:

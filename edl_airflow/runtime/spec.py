@@ -108,6 +108,17 @@ class TrainingStatus(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.members)
 
 
+class LogPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """How much has been shown of the run of the job that was created at this time.
+
+    Of each instance: how many lines, and how many of the times that the cluster has ended it (`disruptions`).
+    """
+
+    created_at: float
+    lines: dict[int, int] = {}
+    disruptions: dict[int, int] = {}
+
+
 class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How some work, or a wait, has ended.
 

@@ -16,7 +16,7 @@ from edl_airflow.failures import WaitTimeoutError, error_for, failing_without_re
 from edl_airflow.hooks.edl import EdlHook
 from edl_airflow.operators.templates import TemplatedOperator, run_start
 from edl_airflow.runtime.spec import TaskOutcome
-from edl_airflow.waits.base import Condition, Observation, evaluate
+from edl_airflow.waits.conditions import Condition, Observation, evaluate
 from edl_runtime.distill.errors import NoTeacherError
 
 if TYPE_CHECKING:

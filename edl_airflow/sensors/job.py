@@ -18,7 +18,7 @@ from edl_airflow.operators.templates import (
 from edl_airflow.results import RunningJob
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.sensors.base import EdlSensor
-from edl_airflow.waits.job import PHASES, JobCondition, JobPhase
+from edl_airflow.waits.conditions import PHASES, JobCondition, JobPhase
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import check_name
 

@@ -18,7 +18,7 @@ from edl_airflow.operators.templates import (
 from edl_airflow.results import PoolResult
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.sensors.base import EdlSensor
-from edl_airflow.waits.pool import PoolCondition
+from edl_airflow.waits.conditions import PoolCondition
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import check_name
 

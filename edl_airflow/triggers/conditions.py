@@ -12,10 +12,8 @@ from edl_airflow.client import open_client
 from edl_airflow.connection import EdlConnection
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.triggers.base import EdlTrigger
-from edl_airflow.waits.base import evaluate, wait_for
 from edl_airflow.waits.checkpoint import CheckpointCondition
-from edl_airflow.waits.job import JobCondition
-from edl_airflow.waits.pool import PoolCondition
+from edl_airflow.waits.conditions import JobCondition, PoolCondition, evaluate, wait_for
 from edl_airflow.waits.traffic import TrafficCondition
 
 

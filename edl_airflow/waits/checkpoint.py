@@ -14,7 +14,7 @@ from edl_airflow.client import EdlClient, job_status
 from edl_airflow.results import CheckpointResult
 from edl_airflow.runtime.decisions import failed_outcome, outcome_from_registry
 from edl_airflow.runtime.spec import TaskOutcome, TrainingStatus
-from edl_airflow.waits.base import Condition
+from edl_airflow.waits.conditions import Condition, Observation
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.errors import SpecError
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -53,18 +53,16 @@ class Threshold(msgspec.Struct, frozen=True):
         return value is not None and _COMPARE[self.compare](value, self.bound)
 
 
-class CheckpointObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """What has landed since the last look, up to the id `last_id`, oldest first; and the job, if one was named.
+class CheckpointObservation(Observation, frozen=True, kw_only=True):
+    """The checkpoints since the last observation, up to the id `last_id`, oldest first; and the job, if one was named.
 
-    `training`: what its agents left in Redis, if the backend does not know it. `trouble`: why Redis could not be asked,
-    in words; empty if it could.
+    `training`: what its agents left in Redis, if the backend does not know the job any more.
     """
 
     landed: tuple[CheckpointResult, ...] = ()
     last_id: str = ""
     job: JobStatus | None = None
     training: TrainingStatus | None = None
-    trouble: str = ""
     at: float = 0.0
 
 

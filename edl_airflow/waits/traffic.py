@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Self
 
-import msgspec
-
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.traffic_windows import capacity_in_window, describe_sizes, sizes_by_name, to_window_result
-from edl_airflow.waits.base import Condition
+from edl_airflow.waits.conditions import Condition, Observation
 from edl_runtime.autoscale.traffic.windows import FARTHEST, Sizes, TrafficWindows, WindowSpan
 
 LOOK_AGAIN_S = 60.0
@@ -20,11 +18,10 @@ LOOK_SOON_S = 0.1
 """Seconds between two looks at least: sleeps may end a little early."""
 
 
-class TrafficObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds at a moment."""
+class TrafficObservation(Observation, frozen=True, kw_only=True):
+    """The window that holds at a moment."""
 
     span: WindowSpan
-    trouble: str = ""
 
 
 class TrafficCondition(Condition[TrafficObservation], frozen=True, kw_only=True, tag="traffic"):

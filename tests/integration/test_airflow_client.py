@@ -10,8 +10,7 @@ import pytest
 
 from edl_airflow.client import EdlClient, open_client
 from edl_airflow.connection import EdlConnection
-from edl_airflow.runtime.log import LogPosition
-from edl_airflow.runtime.spec import LocalBackendRef
+from edl_airflow.runtime.spec import LocalBackendRef, LogPosition
 from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint
 from edl_runtime.store import keys

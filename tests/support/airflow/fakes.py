@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
+from edl_airflow.client import EdlClient
 from edl_airflow.results import CheckpointResult
-from edl_airflow.runtime.log import LogPosition
-from edl_airflow.runtime.spec import LocalBackendRef, TaskOutcome, TaskSpec, TrainingStatus
+from edl_airflow.runtime.spec import LocalBackendRef, LogPosition, TaskOutcome, TaskSpec, TrainingStatus
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import Capacity, InstanceStatus, JobStatus, LogLine, NodeCapacity, check_owner
 from edl_runtime.errors import EX_CONFIG
@@ -97,12 +97,11 @@ class MadeUpBackend:
         return True
 
 
-class FakeClient:
+class FakeClient(EdlClient):
     """A backend, and a Redis that knows what the test says; `away` makes it silent, `refused` times by now."""
 
-    secrets: Mapping[str, str] = {"EDL_REDIS_URL": "redis://:secret@nowhere:1/0"}
-
     def __init__(self) -> None:
+        self.secrets = {"EDL_REDIS_URL": "redis://:secret@nowhere:1/0"}
         self.backend: Any = MadeUpBackend()
         self.registered: list[str] = []
         self.reports: dict[str, Progress] = {}

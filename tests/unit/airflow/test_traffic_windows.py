@@ -29,7 +29,7 @@ from edl_airflow.traffic_windows import (
     windows_to_data,
 )
 from edl_airflow.triggers.conditions import EdlTrafficTrigger
-from edl_airflow.waits.base import evaluate
+from edl_airflow.waits.conditions import evaluate
 from edl_airflow.waits.traffic import TrafficCondition
 from edl_runtime.autoscale.traffic.schema import to_windows
 from edl_runtime.autoscale.traffic.windows import DAYS, WindowSpan

@@ -35,10 +35,15 @@ from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
 from edl_airflow.triggers.conditions import EdlConditionTrigger
 from edl_airflow.triggers.task import EdlTaskTrigger
-from edl_airflow.waits.base import evaluate
 from edl_airflow.waits.checkpoint import CheckpointCondition, CheckpointObservation, Threshold
-from edl_airflow.waits.job import JobCondition, JobObservation
-from edl_airflow.waits.pool import POOL_STOPPED_REASON, PoolCondition, PoolObservation
+from edl_airflow.waits.conditions import (
+    POOL_STOPPED_REASON,
+    JobCondition,
+    JobObservation,
+    PoolCondition,
+    PoolObservation,
+    evaluate,
+)
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import InstanceStatus, JobStatus
 from edl_runtime.errors import BackendError, SpecError
@@ -299,9 +304,9 @@ def test_the_sensor_of_a_job(context: Any, site: FakeClient) -> None:
 def test_a_job_without_agents_is_not_waited_for(context: Any, site: FakeClient) -> None:
     """A student that is one process will never be seen to train; the error says what would."""
     site.backend.jobs = {"student": PLAIN}
-    with pytest.raises(AirflowFailException, match=r"'student': it is no job of elastic trainers.*`students`"):
+    with pytest.raises(AirflowFailException, match=r"'student': it is not a job of elastic trainers.*`students`"):
         EdlJobSensor(task_id="wait", job="student").execute(context)
-    with pytest.raises(AirflowFailException, match="'student': it is no job of elastic trainers"):
+    with pytest.raises(AirflowFailException, match="'student': it is not a job of elastic trainers"):
         _grow(instances=1).execute(context)
     assert _grow(instances=1, wait=False).execute(context) == {"job": "student", "instances": 0}
 
