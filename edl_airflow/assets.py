@@ -1,4 +1,4 @@
-"""Assets that stand for what a connection leads to."""
+"""Assets with events about the jobs of a connection."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from edl_airflow.triggers.jobs import EdlJobsTrigger
 
 
 def jobs_asset(edl_conn_id: str = DEFAULT_CONN_ID) -> Asset:
-    """Return the asset "edl_jobs:CONN_ID": it has an event when jobs or pools of the connection come, go or lack room.
+    """Return the asset "edl_jobs:CONN_ID", which has an event when jobs or pools are submitted, end or become pending.
 
-    A DAG that is scheduled on it runs some seconds after a job was submitted, has ended or has become pending; see
-    `EdlJobsTrigger`.
+    A DAG that is scheduled on it runs some seconds later; see `EdlJobsTrigger`.
     """
     watcher = AssetWatcher(name="changes", trigger=EdlJobsTrigger(edl_conn_id=edl_conn_id))
     return Asset(f"edl_jobs:{edl_conn_id}", watchers=[watcher])

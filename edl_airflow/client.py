@@ -1,4 +1,4 @@
-"""Client of what an `edl` connection leads to: a backend that runs jobs, and the Redis with who is alive."""
+"""Client for an `edl` connection: its backend, which runs jobs, and its Redis, which holds their state."""
 
 from __future__ import annotations
 
@@ -43,15 +43,14 @@ if TYPE_CHECKING:
     from edl_runtime.store.keys import Role
 
 _hooks: dict[str, AsyncKubernetesHook] = {}
-"""A hook keeps what it has looked up: `on_kill`, in the middle of anything, may ask nothing of Airflow."""
+"""Hooks cache their connection, because `on_kill` must not call Airflow: it may interrupt another call."""
 
 
 def cluster_client_factory(conn_id: str) -> Callable[[], AbstractAsyncContextManager[ApiClient]]:
-    """Return what opens a client of the cluster that a connection of type `kubernetes` leads to.
+    """Return a factory of API clients for a connection of type `kubernetes`; in-cluster credentials for an empty id.
 
-    Empty for that of the pod that this runs in. What the connection says is looked up when the first client is opened,
-    and again after `forget_cluster_connection`. Opening raises SpecError for a connection that leads nowhere, and
-    Airflow's AirflowNotFoundException for one that does not exist.
+    The connection is looked up by the first client, and again after `forget_cluster_connection`. Opening a client
+    raises SpecError for unusable credentials, and AirflowNotFoundException for a connection that does not exist.
     """
 
     @asynccontextmanager
@@ -64,7 +63,7 @@ def cluster_client_factory(conn_id: str) -> Callable[[], AbstractAsyncContextMan
             client = await opened.__aenter__()
         except (ConfigException, OSError) as error:
             where = f"connection {conn_id!r}" if conn_id else "in-cluster credentials"
-            raise SpecError(where, str(error), "what leads to a cluster, as for KubernetesPodOperator") from error
+            raise SpecError(where, str(error), "credentials of a cluster, as for KubernetesPodOperator") from error
         try:
             yield client
         finally:
@@ -74,7 +73,7 @@ def cluster_client_factory(conn_id: str) -> Callable[[], AbstractAsyncContextMan
 
 
 def forget_cluster_connection(conn_id: str) -> None:
-    """Look the connection up anew when it is next opened."""
+    """Look the connection up again when the next client is opened."""
     _hooks.pop(conn_id, None)
 
 
@@ -82,25 +81,22 @@ def _kubernetes_hook(conn_id: str) -> AsyncKubernetesHook:
     try:
         from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
     except ImportError:
-        allowed = "what the extra edl-airflow[airflow-kubernetes,kubernetes] brings along"
+        allowed = "what the extra edl-airflow[airflow-kubernetes,kubernetes] installs"
         raise SpecError("backend 'kubernetes'", "no provider for Kubernetes", allowed) from None
     return AsyncKubernetesHook(kubernetes_conn_id=conn_id or None, in_cluster=None if conn_id else True)
-
-
-# What a connection leads to: a backend that runs jobs, and a Redis that knows who is alive.
 
 
 _kubernetes_backends: dict[bytes, KubernetesBackend] = {}
 
 LOG_POSITION_TTL_S = 24 * 3600
-"""How long it is known how much of a job's log has been shown, after the last that was."""
+"""How long the position in a job's log is kept after the last line."""
 
 STARTED_BY_TTL_S = 30 * 24 * 3600
-"""How long it is known which try has started a job: longer than one trains."""
+"""How long it is kept which try has started a job: longer than a training takes."""
 
 
 def backend_for(place: BackendRef) -> Backend:
-    """Return the backend: all that is needed to stop a job, without Redis and without the `edl` connection."""
+    """Return the backend. It can stop jobs without Redis and without the `edl` connection."""
     if isinstance(place, LocalBackendRef):
         from edl_runtime.backends.local.backend import LocalBackend
 
@@ -109,7 +105,7 @@ def backend_for(place: BackendRef) -> Backend:
 
 
 def _kubernetes_backend(place: KubernetesBackendRef) -> KubernetesBackend:
-    """Return the one backend of that place: all tasks of a triggerer share what it watches."""
+    """Return one backend for each `place`, so that all tasks of a triggerer share its watches."""
     from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 
     made = KubernetesBackend(cluster_client_factory(place.conn_id), namespace=place.namespace, defaults=place.pod)
@@ -118,12 +114,12 @@ def _kubernetes_backend(place: KubernetesBackendRef) -> KubernetesBackend:
 
 @asynccontextmanager
 async def _watching_backend(place: BackendRef) -> AsyncIterator[Backend]:
-    """Open a backend that is asked often, without asking a cluster as often."""
+    """Open a backend that reads jobs from watches instead of asking the cluster each time."""
     if isinstance(place, LocalBackendRef):
         yield await asyncio.to_thread(backend_for, place)
         return
 
-    forget_cluster_connection(place.conn_id)  # what it says may have been edited since
+    forget_cluster_connection(place.conn_id)  # a user may have edited it since
     pods = await asyncio.to_thread(_kubernetes_backend, place)
     async with pods.following() as followed:
         yield followed
@@ -131,14 +127,13 @@ async def _watching_backend(place: BackendRef) -> AsyncIterator[Backend]:
 
 @asynccontextmanager
 async def open_client(edl_connection: EdlConnection) -> AsyncIterator[EdlClient]:
-    """Open what a connection leads to, and close its sockets on exit. Raises nothing for a Redis that is away.
+    """Open a client, and close its sockets on exit.
 
-    Nothing is sent to Redis yet, so work that needs only the backend goes on while Redis is away.
+    Sends nothing to Redis yet, so work that needs only the backend continues while Redis is away.
     """
     async with _watching_backend(edl_connection.place) as backend:
-        client = await asyncio.to_thread(
-            EdlClient, edl_connection, backend
-        )  # imports Redis's client, which takes a second
+        # In a thread: it imports Redis's client, which would block the event loop for a second
+        client = await asyncio.to_thread(EdlClient, edl_connection, backend)
         try:
             yield client
         finally:
@@ -146,9 +141,9 @@ async def open_client(edl_connection: EdlConnection) -> AsyncIterator[EdlClient]
 
 
 class EdlClient:
-    """Where instances run (`backend`), what they may know (`secrets`) and who is alive. Made by `open_client`.
+    """The `backend`, the `secrets` for its instances, and the state in Redis. Made by `open_client`.
 
-    All that asks Redis raises RegistryUnavailableError.
+    Every method but `close` raises RegistryUnavailableError.
     """
 
     def __init__(self, edl_connection: EdlConnection, backend: Backend) -> None:
@@ -178,7 +173,7 @@ class EdlClient:
         return await self._directory.members(pool, role)
 
     async def demand(self, pool: str) -> PoolDemand:
-        """Return what the pool's teachers and students report."""
+        """Return the pool's last reports of teachers and students."""
         return (await self._demands(self._client, self.namespace, [pool]))[pool]
 
     async def progress(self, job: str) -> Progress | None:
@@ -186,27 +181,27 @@ class EdlClient:
         return await progress.read_progress(self._client, self.namespace, job)
 
     async def checkpoint(self, stream: str, job: str, since: float) -> CheckpointResult | None:
-        """Return the last checkpoint of the job that has landed in the stream and was not complete before `since`."""
+        """Return the job's newest checkpoint in the stream that was complete at `since` or later."""
         found = await self._landed.newest(self._client, self.namespace, stream, job=job, since=since)
         return to_checkpoint_result(found) if found else None
 
     async def next_checkpoints(
         self, stream: str, last_id: str, *, block_ms: int = 1000
     ) -> list[tuple[str, CheckpointResult | None]]:
-        """Return what has landed since `last_id` (from the start, if empty), with ids; waits for something to land.
+        """Return checkpoints after `last_id` (empty: from the start) with their ids; wait up to `block_ms` for one.
 
-        None stands for what can't be read.
+        None stands for an entry that can't be read.
         """
         last_id = last_id or self._landed.START
         found = await self._landed.after(self._client, self.namespace, stream, last_id, block_ms=block_ms)
         return [(entry_id, to_checkpoint_result(one) if one else None) for entry_id, one in found]
 
     async def end_of_checkpoints(self, stream: str) -> str:
-        """Return the id after which nothing has landed yet."""
+        """Return the id of the last checkpoint in the stream."""
         return await self._landed.end(self._client, self.namespace, stream)
 
     async def training(self, job: str) -> TrainingStatus | None:
-        """Return what the job's agents have agreed on, None if there are none."""
+        """Return the state that the job's agents have agreed on, None if there are none."""
         found = await self._events.group_status(self._client, self.namespace, job)
         if not found:
             return None
@@ -219,12 +214,12 @@ class EdlClient:
         )
 
     async def generations(self, job: str) -> int:
-        """Return how many memberships of its trainers the job has had."""
+        """Return how many generations of trainers the job has had."""
         happened = await self._events.read(self._client, self.namespace, job)
         return len({event.generation for event in happened if event.kind == "active"})
 
     async def request_stop(self, job: str, reason: str) -> bool:
-        """Ask a job's trainers to end with a checkpoint; False when there are none yet."""
+        """Ask a job's trainers to end with a checkpoint; False when there are none yet. The first reason counts."""
         return await self._membership.request_stop(self._client, self.namespace, job, reason)
 
     async def rescale(self, rules: RescalingRules, *, dry_run: bool, policy: Policy) -> RescaleOutcome:
@@ -234,7 +229,7 @@ class EdlClient:
         return await rescale(self.backend, self._client, self.namespace, rules, dry_run=dry_run, policy=policy)
 
     async def last_plan(self) -> RescalingPlan | None:
-        """Return what the last pass has decided, None when there was none within a day."""
+        """Return the plan of the last pass, None when there was none within a day."""
         from edl_runtime.autoscale.rescale import last_plan
 
         return await last_plan(self._client, self.namespace)
@@ -246,18 +241,16 @@ class EdlClient:
         return str(token or "")
 
     async def save_started_by(self, job: str, token: str) -> None:
-        """Keep that for whoever goes on."""
         with unavailable_if_lost(self._client):
             await self._client.set(keys.started_by(self.namespace, job), token, ex=STARTED_BY_TTL_S)
 
     async def log_position(self, job: str) -> LogPosition | None:
-        """Return how much of the job's log is in its task's log already; None, too, for what can't be read."""
+        """Return how much of the job's log the task's log has already, None if that is not known."""
         with unavailable_if_lost(self._client):
             kept = await self._client.get(keys.log_position(self.namespace, job))
         return decode_record(kept, LogPosition)
 
     async def save_log_position(self, job: str, position: LogPosition) -> None:
-        """Keep that for whoever goes on."""
         with unavailable_if_lost(self._client):
             await self._client.set(
                 keys.log_position(self.namespace, job), msgspec.json.encode(position), ex=LOG_POSITION_TTL_S
@@ -265,14 +258,14 @@ class EdlClient:
 
 
 def to_checkpoint_result(found: SavedCheckpoint) -> CheckpointResult:
-    """Return a checkpoint that has landed as tasks return it."""
+    """Return a saved checkpoint in the form of tasks' results."""
     return CheckpointResult(
         job=found.job, checkpoint=found.url, step=found.step, epoch=found.epoch, metrics=found.metrics, at=found.at
     )
 
 
 async def job_status(backend: Backend, name: str) -> JobStatus | None:
-    """Return what the backend knows of the job or pool, None if nothing."""
+    """Return the status of the job or pool, None if the backend has none of that name."""
     try:
         return await backend.get(name)
     except UnknownJobError:

@@ -1,7 +1,7 @@
-"""Finds the mistakes of mapped tasks when a DAG file is read; Airflow makes operators of them only when they run.
+"""Reports mistakes in mapped tasks when the DAG file is parsed; Airflow makes their operators only at run time.
 
-Registered by the entry point `airflow.policy`. Every process of Airflow imports this, so nothing else of ours is
-imported before there is a task of ours.
+Registered by the entry point `airflow.policy`. Every process of Airflow imports this module, so it imports other
+modules of ours only once it meets one of our tasks.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from airflow.policies import hookimpl
 
 @hookimpl
 def task_policy(task: Any) -> None:
-    """Make the operators of a mapped task of ours, as far as their arguments are known, and forget them.
+    """Make the operators of a mapped task of ours, as far as their arguments are known, and drop them.
 
-    Raises AirflowClusterPolicyViolation, which is the DAG's import error, for what no operator can be made of. Leaves
-    classes that extend ours to the task: theirs is the right to do at their making what is not for a DAG file.
+    Raises AirflowClusterPolicyViolation, which becomes the DAG's import error. Skips subclasses of ours: their
+    constructors may do what must not happen at parse time.
     """
     mapping = getattr(task, "expand_input", None)
     if mapping is None or not task.operator_class.__module__.startswith("edl_airflow."):
@@ -31,10 +31,9 @@ def task_policy(task: Any) -> None:
 
 
 def known_arguments(given: Any, template_fields: Collection[str]) -> Iterator[Mapping[str, Any]]:
-    """Yield what is mapped to some operators: each value that `.expand` or `.expand_kwargs` was given, at least once.
+    """Yield arguments of mapped operators: each value given to `.expand` or `.expand_kwargs` at least once.
 
-    What an upstream task returns stands for itself where the field is a template, as it does where nothing is mapped.
-    Operators that need to know it before they run are left out.
+    The output of an upstream task stays as it is in template fields; arguments with one in another field are left out.
     """
     from edl_airflow.operators.templates import is_output
 
@@ -44,7 +43,7 @@ def known_arguments(given: Any, template_fields: Collection[str]) -> Iterator[Ma
 
 
 def _together(given: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield each value of each field, beside some of the other fields': none where a field has none."""
+    """Yield each value of each field at least once, with some value of the others; nothing if a field is empty."""
     columns = {name: list(_values(of)) for name, of in given.items()}
     if all(columns.values()):
         for at in range(max(map(len, columns.values()))):
@@ -52,7 +51,7 @@ def _together(given: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _values(given: Any) -> Iterable[Any]:
-    """Return what Airflow maps over, as it does; what an upstream task returns is one value here."""
+    """Return the values that Airflow maps over; the output of an upstream task counts as one value."""
     if isinstance(given, Mapping):
         return given.items()
     return given if isinstance(given, Sequence) else [given]

@@ -1,4 +1,4 @@
-"""When a training has to end. Pure."""
+"""Deadlines of trainings (`ends_by`). Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TypeAlias
 from edl_runtime.errors import SpecError
 
 EndsBy: TypeAlias = str | timedelta | datetime
-"""A time of day, as in "07:00"; how long after the start, as a timedelta or "PT8H30M"; or a moment, as an ISO text or a
-datetime."""
+"""A time of day ("07:00"), a duration since the start (a timedelta, "PT8H30M"), or a moment (ISO text, datetime)."""
 
 ALLOWED = "a time of day as '07:00', a duration above 0 as 'PT8H30M' or a timedelta, or a moment as '2026-01-31T07:00'"
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d\S*")
@@ -21,9 +20,9 @@ _TIME_OF_DAY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?")
 def deadline_of(ends_by: object, *, start: datetime, due: datetime | None = None, zone: tzinfo = UTC) -> datetime:
     """Return the moment that `ends_by` means for a run that started at `start`. Raises SpecError.
 
-    A time of day is the next such time in `zone` after `due`, when the run was to start (None: when it did), so for one
-    that starts too late it has passed. A moment without a zone is one in `zone`. It is the same in every try, so a try
-    after it has passed does not go on till the next day.
+    A time of day is the next one in `zone` after `due`, when the run was scheduled to start (None: after `start`), so
+    it may have passed for a run that starts late. It is the same for every try: a late try does not train until the
+    next day. A moment without a zone is in `zone`.
     """
     if isinstance(ends_by, str) and (found := _DURATION.fullmatch(ends_by.strip())):
         hours, minutes, seconds = (int(part or 0) for part in found.groups())
@@ -40,7 +39,7 @@ def deadline_of(ends_by: object, *, start: datetime, due: datetime | None = None
 
 
 def check_ends_by(ends_by: object) -> None:
-    """Raise SpecError unless `ends_by` means a moment."""
+    """Raise SpecError unless `ends_by` is valid."""
     deadline_of(ends_by, start=datetime(2026, 1, 1, tzinfo=UTC))
 
 
@@ -53,9 +52,9 @@ def _next(at: time, after: datetime, zone: tzinfo) -> datetime:
 
 
 def _such_times(local: datetime, zone: tzinfo) -> list[datetime]:
-    """Return when clocks in `zone` show this: twice in the hour that comes again, else once.
+    """Return the moments of a local time: two in the hour that repeats in autumn, else one.
 
-    For what they leave out in spring: when they would have shown it.
+    For a time that spring skips: the moment by the offset before the change.
     """
     first, second = (local.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
     return [first, second] if first < second else [first]

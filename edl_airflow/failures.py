@@ -1,7 +1,7 @@
-"""Which failures are infrastructure, and tried again, and which are the user's, and fail at once.
+"""Classifies failures: the infrastructure's are retried, the user's mistakes fail at once.
 
-`is_user_error` and `is_passing` are the rule. `EdlRetryPolicy` goes by it for any task; the operators, triggers and
-sensors also say it in the kind of error that they raise, whatever policy a DAG gives them.
+`EdlRetryPolicy` applies `is_user_error` and `is_transient` to any task. Operators, triggers and sensors also raise
+errors of the right kind, so that the rule holds with any retry policy.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _MISTAKES = (
     AirflowNotFoundException,
     AirflowFailException,
 )
-"""Beside those of our errors that are ValueErrors: what was given can't be."""
+"""User errors, beside those of our errors that are ValueErrors."""
 
 
 class UserError(AirflowFailException):
-    """Raised when a retry can't help: a spec, a model or a connection has to be mended, or a person stopped the job."""
+    """Raised when a retry can't help: a spec, model or connection is wrong, or a person has stopped the job."""
 
 
 class JobInterruptedError(JobFailedError):
-    """Raised when a job has ended for what its cluster, or the way to it, was like: it may well succeed later."""
+    """Raised when a job has failed because of its cluster or the network; a retry may succeed."""
 
 
 class TargetEndedError(AirflowFailException):
-    """Raised when the pool or job that a task waits for was there and has ended."""
+    """Raised when the pool or job that a task waits for has ended."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
@@ -51,7 +51,7 @@ class TargetEndedError(AirflowFailException):
 
 
 class WaitTimeoutError(EdlError):
-    """Raised when a job or a checkpoint that a task waits for did not come within the wait limit."""
+    """Raised when a task has waited for a job or a checkpoint up to its wait limit."""
 
     def __init__(self, name: str, waited_s: float, lack: str) -> None:
         super().__init__(name, waited_s, lack)
@@ -64,28 +64,28 @@ class WaitTimeoutError(EdlError):
 
 
 class TaskKilledError(EdlError):
-    """Raised in a task that Airflow asked to end, once all its work outside is gone."""
+    """Raised in a task that Airflow asked to end, after everything that it had started is stopped."""
 
     def __str__(self) -> str:
         return "Airflow asked this task to end; everything that it had started is stopped"
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether trying again can't help."""
+    """Whether a retry can't help."""
     return isinstance(error, _MISTAKES) or (isinstance(error, EdlError) and isinstance(error, ValueError))
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether it is over by itself, sooner or later: Redis or a cluster that is away, teachers or nodes that lack."""
+    """Whether a retry may help: Redis or a cluster does not answer, or teachers or nodes are missing."""
     if isinstance(error, JobInterruptedError | NoTeacherError):
         return True
     return isinstance(error, EdlError) and isinstance(error, ConnectionError)
 
 
 class failing_without_retry:  # noqa: N801 (a context manager)
-    """Turns the user's mistakes into an error that Airflow does not retry; leaves all others as they are.
+    """Turns user errors into AirflowFailException, which Airflow does not retry; other errors stay as they are.
 
-    What our errors say is all that helps, so they come without the frames that they were raised in.
+    Our errors lose their traceback, so that the task's log shows their message and no frames of ours.
     """
 
     def __enter__(self) -> None:
@@ -110,9 +110,9 @@ def _in_dags_words(error: Exception) -> str:
 
 
 def error_for(outcome: TaskOutcome, wait_timeout_s: float) -> BaseException | None:
-    """Return the error to raise for `outcome`, None if all went well. `wait_timeout_s`: for its message.
+    """Return the error to raise for `outcome`, None for a success; AirflowSkipException if there is nothing to do.
 
-    AirflowSkipException, too: where there is nothing to do.
+    `wait_timeout_s` is for the message.
     """
     error: BaseException | None = None
     match outcome.ended:

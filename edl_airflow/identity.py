@@ -1,9 +1,8 @@
-"""A task instance → the names of its job and pool; a try → its token.
+"""Names of a task instance's job and pool, and the token of a try.
 
-The name is the same for every try, so that a try that follows a lost worker finds the job of the last one. The token
-is "OWNER/TRY": the owner, "DAG/NAME", is the same for every try, so that no other task can take a job or pool over, and
-says whose permissions a job's log needs; the try is another one each time, so that a kill never hits the next try's
-work.
+The name is the same for every try, so that the try after a lost worker finds the last one's job. The token is
+"OWNER/TRY". The owner, "DAG/NAME", is the same for every try: no other task can take the job or pool over, and the DAG
+in it decides who may read the job's log. The try differs each time, so that a kill never stops the next try's work.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _HASH_DIGITS = 10
 
 
 class TaskInstance(Protocol):
-    """What is read of Airflow's task instance."""
+    """The attributes of Airflow's task instance that are used."""
 
     dag_id: str
     task_id: str
@@ -30,35 +29,35 @@ class TaskInstance(Protocol):
 
 
 def job_name(ti: TaskInstance) -> str:
-    """Return the name of the job that this task instance runs: readable, DNS-safe, the same for every try."""
+    """Return the name of this task instance's job: a readable DNS label."""
     return _name(ti, "")
 
 
 def pool_name(ti: TaskInstance) -> str:
-    """Return the name of the pool that this task instance runs for its own student."""
+    """Return the name of the pool of this task instance's own student."""
     return _name(ti, "teachers")
 
 
 def checkpoint_stream(dag_id: str, task_id: str, map_index: int | None = None) -> str:
-    """Return where the checkpoints of a task are told, in all its runs: "DAG/TASK", "DAG/TASK/3" for a mapped one."""
+    """Return the stream of a task's checkpoints, of all its runs: "DAG/TASK", "DAG/TASK/3" for a mapped one."""
     mapped = map_index is not None and map_index >= 0
     return f"{dag_id}/{task_id}/{map_index}" if mapped else f"{dag_id}/{task_id}"
 
 
 def owner(ti: TaskInstance) -> str:
-    """Return who all jobs and pools of this task instance belong to, in every try: "DAG/NAME", of its job."""
+    """Return the owner of all jobs and pools of this task instance: "DAG/NAME", by the name of its job."""
     return f"{ti.dag_id}/{job_name(ti)}"
 
 
 def dag_of(owner: str) -> str:
-    """Return the id of the DAG whose task owns a job, by its `owner`; empty for one that no task has started."""
+    """Return the DAG's id of an owner; empty for jobs that no task has started."""
     return owner.rpartition("/")[0]
 
 
 def try_token(ti: TaskInstance) -> str:
-    """Return what only this try carries, "OWNER/TRY"; `edl_runtime.backends.interface.token_owner` reads it.
+    """Return the try's token, "OWNER/TRY".
 
-    Airflow gives a task instance a new id for each retry and clear, and keeps it while the task is deferred.
+    Airflow gives a task instance a new id for each retry and clear, and keeps the id while the task is deferred.
     """
     return f"{owner(ti)}/{ti.id}"
 

@@ -1,7 +1,7 @@
-"""Links on a task in the Airflow UI, to the plugin's pages.
+"""Links from a task in the Airflow UI to the plugin's pages.
 
-Airflow shows what lies in a link's XCom. It fills that itself when a worker lets go of the task; `push_links` does it
-as soon as the task starts.
+Airflow shows the URL in a link's XCom, which it writes when the task leaves its worker. `push_links` writes it when the
+task starts.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 URL_PREFIX = "/edl"
-"""Where the plugin's pages are, below Airflow's own base URL."""
+"""Path of the plugin's pages below Airflow's base URL."""
 
 
 class PageUrls(NamedTuple):
-    """Where the pages about a job or pool are."""
+    """URLs of the pages about a job or pool."""
 
     conn_id: str
     name: str
 
     @property
     def job(self) -> str:
-        """Of a job's instances."""
+        """The job's instances."""
         return f"{_base()}/jobs/{quote(self.conn_id, safe='')}/{quote(self.name, safe='')}"
 
     @property
     def log(self) -> str:
-        """Of a job's log, or a pool's; `?instance=` makes it that of one instance."""
+        """The log of a job or pool; `?instance=` selects one instance."""
         return f"{self.job}/log"
 
     @property
     def pool(self) -> str:
-        """Of a pool's teachers and students."""
+        """The pool's teachers and students."""
         return f"{_base()}/pools/{quote(self.conn_id, safe='')}/{quote(self.name, safe='')}"
 
 
 class RescalingLink(BaseOperatorLink):
-    """To what the last rescaling of the task's connection has decided; a dry run is none, and has no link."""
+    """To the last rescaling of the task's connection; a dry run has no link."""
 
     name = "Rescaling"
 
@@ -53,7 +53,7 @@ class RescalingLink(BaseOperatorLink):
 
 
 class TrainersLink(BaseOperatorLink):
-    """To the instances that the task trains with: the pods, where they are, and what they wait for."""
+    """To the instances that the task trains with."""
 
     name = "Trainers"
 
@@ -103,12 +103,12 @@ class TeacherPoolLink(BaseOperatorLink):
 
 
 def rescaling_page(conn_id: str) -> str:
-    """Return where the last rescaling of a connection is shown."""
+    """Return the URL of the last rescaling of a connection."""
     return f"{_base()}/rescaling/{quote(conn_id, safe='')}"
 
 
 def push_links(operator: Any, context: Context) -> None:
-    """Show the task's links from now on."""
+    """Show the task's links in the UI now."""
     ti = context["ti"]
     for link in operator.operator_extra_links:
         ti.xcom_push(key=link.xcom_key, value=link.get_link(operator, ti_key=ti))

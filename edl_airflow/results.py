@@ -1,4 +1,4 @@
-"""What operators and sensors return, as XCom."""
+"""Results of operators and sensors (XCom)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any, NotRequired, TypedDict
 
 
 class CheckpointResult(TypedDict):
-    """A checkpoint that has landed: what `EdlCheckpointSensor` returns, and an event of `EdlCheckpointTrigger` carries.
+    """A complete checkpoint: the result of `EdlCheckpointSensor`, and the payload of `EdlCheckpointTrigger`'s events.
 
-    `job`: which one wrote it; `checkpoint`: its URL; `at`: when it was complete, in Unix seconds.
+    `job`: the job that wrote it; `checkpoint`: its URL; `at`: when it was complete, in Unix seconds.
     """
 
     job: str
@@ -20,9 +20,9 @@ class CheckpointResult(TypedDict):
 
 
 class WindowResult(TypedDict):
-    """A window that holds, as tasks return it: from `start` to before `end`, in ISO 8601, and what training may have.
+    """A traffic window, from `start` to before `end` in ISO 8601, and the `sizes` of training in it, {} for no limits.
 
-    A start or end is None where that is not within 400 days. `sizes` are as in the schema, {} for all there is.
+    A start or end is None if it is more than 400 days away.
     """
 
     window: str
@@ -32,7 +32,7 @@ class WindowResult(TypedDict):
 
 
 class RescalingTarget(TypedDict):
-    """How many `instances` a job or pool was asked to have, how many it should have (`target`), and why."""
+    """How many `instances` a job or pool had, how many it should have (`target`), and why."""
 
     name: str
     kind: str
@@ -42,14 +42,14 @@ class RescalingTarget(TypedDict):
 
 
 class RescalingResult(TypedDict):
-    """What `EdlAutoscaleOperator` returns.
+    """The result of `EdlAutoscaleOperator`.
 
-    - `at`: of when it is, and `until`: the end of the traffic window, in Unix seconds; None for none.
-    - `window`: the name of the traffic window, "default" between windows, empty without any; `why`: what decides how
-      much training may use; `capacity`: that, by resource.
-    - `targets`: of each job and pool that can be resized, by name.
-    - `refused`: of those that could not be resized, as they have ended meanwhile, by name, why.
-    - `notes`: what is odd about the windows.
+    - `at`: the time of the pass, and `until`: the end of the traffic window (None for none), in Unix seconds.
+    - `window`: the name of the traffic window, "default" between windows, empty without windows.
+    - `capacity`: what training may use, by resource; `why`: what decides that.
+    - `targets`: of all jobs and pools that can be resized.
+    - `refused`: why jobs could not be resized, by name, as they have ended meanwhile.
+    - `notes`: warnings about the windows.
     - `dry_run`: whether nothing was changed.
     """
 
@@ -65,9 +65,9 @@ class RescalingResult(TypedDict):
 
 
 class PoolResult(TypedDict):
-    """What a pool's operator and sensor return: the pool's name and its teachers' addresses.
+    """The result of a pool's operator and sensor: its name and its teachers' addresses.
 
-    `reason`: why it has so many, of a resize by traffic windows.
+    `reason`: of the size, after a resize by traffic windows.
     """
 
     pool: str
@@ -76,9 +76,9 @@ class PoolResult(TypedDict):
 
 
 class RunningJob(TypedDict):
-    """What a job's sensor and resize return: the job's name and how many instances train together.
+    """The result of a job's sensor and resize: its name and how many instances train together.
 
-    `reason`: why it has so many, of a resize by traffic windows.
+    `reason`: of the size, after a resize by traffic windows.
     """
 
     job: str
@@ -87,10 +87,10 @@ class RunningJob(TypedDict):
 
 
 class JobResult(TypedDict):
-    """What `EdlDistillOperator` returns.
+    """The result of `EdlDistillOperator`.
 
-    `checkpoint` and `metrics` are what the student left with `edl_runtime.result.write_result`; `answered` is the
-    number of requests that each teacher answered, by address.
+    `checkpoint` and `metrics` come from the student's `edl_runtime.result.write_result`; `answered`: how many requests
+    each teacher answered, by address.
     """
 
     job: str
@@ -101,14 +101,13 @@ class JobResult(TypedDict):
 
 
 class TrainResult(TypedDict):
-    """What `EdlTrainOperator` returns.
+    """The result of `EdlTrainOperator`.
 
-    - `checkpoint`: what the script left with `edl_runtime.result.write_result`, else the URL of the newest checkpoint
-      that this job has written; empty if there is none. `step`, `epoch`: that checkpoint's, or how far the script had
-      come if it has left its own.
-    - `metrics`: of the newest checkpoint that this job has written, and what the script left.
-    - `stopped`: whether it was asked to end, as by `ends_by`, before it had trained all there is; `reason`: why.
-    - `instances`: how many trained together at last; `generations`: how many memberships there were.
+    - `checkpoint`: the one that the script gave to `edl_runtime.result.write_result`, else the URL of the job's newest;
+      empty if there is none. `step`, `epoch`: of that checkpoint, or of the last progress if the script wrote its own.
+    - `metrics`: of this job's newest checkpoint, and those that the script gave.
+    - `stopped`: whether it was asked to end, as by `ends_by`, before it was finished; `reason`: why.
+    - `instances`: how many trained together at the end; `generations`: how many generations there were.
     """
 
     job: str

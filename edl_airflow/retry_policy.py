@@ -1,4 +1,4 @@
-"""When a task that has failed is tried again, by what it has failed of."""
+"""Retry policy by the kind of failure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EdlRetryPolicy(RetryPolicy):
-    """Fails at once for the user's mistakes, and waits for what passes: `retry_policy=EdlRetryPolicy()` on any task.
+    """Fails at once for user errors, and backs off for transient ones: `retry_policy=EdlRetryPolicy()` on any task.
 
-    All operators and sensors of ours have it unless they are given another one. On a task of your own it knows the
-    errors of our library, as a `SpecError`, or a `RegistryUnavailableError` while Redis is away; all other failures are
-    left to the task's own `retries` and `retry_delay`. It never grants more tries than `retries`.
+    The default of all our operators and sensors. On other tasks it recognises this library's errors, as `SpecError` or
+    `RegistryUnavailableError`; other failures follow the task's `retries` and `retry_delay`. It never grants more tries
+    than `retries`.
 
-    :param first_delay: how long to wait for what passes before the second try, or the task's `retry_delay` if that is
-        shorter; twice as long before each further one
-    :param longest_delay: and no longer than that
+    :param first_delay: delay before the second try after a transient error, or the task's `retry_delay` if that is
+        shorter; it doubles with each further try
+    :param longest_delay: the longest delay
     """
 
     first_delay: timedelta = timedelta(seconds=30)
@@ -37,14 +37,13 @@ class EdlRetryPolicy(RetryPolicy):
         max_tries: int,  # noqa: ARG002 (Airflow's signature)
         context: Context | None = None,
     ) -> RetryDecision:
-        """Decide by the error."""
         if is_user_error(exception):
-            return RetryDecision.fail(reason=f"trying again can't help: {exception}")
+            return RetryDecision.fail(reason=f"a retry can't help: {exception}")
         if not is_transient(exception):
             return RetryDecision.default()
         first = min(self.first_delay, context["task"].retry_delay) if context else self.first_delay
         delay = min(first * 2 ** min(max(try_number - 1, 0), 16), self.longest_delay)
-        return RetryDecision.retry(delay=delay, reason=f"it may pass within {delay.total_seconds():.0f} s: {exception}")
+        return RetryDecision.retry(delay=delay, reason=f"it may be over in {delay.total_seconds():.0f} s: {exception}")
 
     def serialize(self) -> dict[str, Any]:
         return {

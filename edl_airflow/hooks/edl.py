@@ -1,4 +1,4 @@
-"""The connection "edl": where instances run and which Redis knows who is alive."""
+"""Hook for connections of type `edl`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ REDIS_AT_LEAST = (6, 2)
 
 
 class EdlHook(BaseHook):
-    """Looks an `edl` connection up. `edl_airflow.client.open_client` then opens what it leads to.
+    """Looks up an `edl` connection, for `edl_airflow.client.open_client`.
 
-    Raises SpecError for a connection that lacks something, and Airflow's AirflowNotFoundException for one that does
-    not exist.
+    Raises SpecError for an incomplete connection, and Airflow's AirflowNotFoundException for one that does not exist.
 
     :param edl_conn_id: the Airflow connection of type `edl`
     """
@@ -38,7 +37,7 @@ class EdlHook(BaseHook):
         self.edl_conn_id = edl_conn_id
 
     def edl_connection(self) -> EdlConnection:
-        """Look the connection up; never in an event loop, which it blocks."""
+        """Look the connection up. Blocks, so never call it in an event loop."""
         connection = self.get_connection(self.edl_conn_id)
         return EdlConnection.of(connection, connection.extra_dejson)
 
@@ -51,9 +50,9 @@ class EdlHook(BaseHook):
         return EdlConnection.of(connection, await aextra() if aextra else connection.extra_dejson)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether Redis answers and is new enough, and the backend can be used; and what is wrong if not.
+        """Return whether Redis answers and is new enough and the backend works, and a message.
 
-        A Redis that deletes keys when it is full passes, with a warning.
+        A Redis that evicts keys when it is full passes with a warning.
         """
         try:
             edl_connection = self.edl_connection()
@@ -64,14 +63,14 @@ class EdlHook(BaseHook):
         if version < REDIS_AT_LEAST:
             return (
                 False,
-                f"Redis is {'.'.join(map(str, version))}, needed is {'.'.join(map(str, REDIS_AT_LEAST))} or newer",
+                f"Redis is {'.'.join(map(str, version))}, required is {'.'.join(map(str, REDIS_AT_LEAST))} or newer",
             )
         good = f"Redis {'.'.join(map(str, version))} answers, and {backend}"
         return True, f"{good}. Warning: {warning}" if warning else good
 
 
 def _check_backend(place: BackendRef) -> str:
-    """Return in words what can be done there. Raises OSError, EdlError."""
+    """Return a message about the backend. Raises OSError, EdlError."""
     if isinstance(place, LocalBackendRef):
         _check_folder(Path(place.work_dir))
         return f"{place.work_dir} can be written to"
@@ -82,7 +81,7 @@ def _check_backend(place: BackendRef) -> str:
 
 
 async def _ask_redis(edl_connection: EdlConnection) -> tuple[tuple[int, ...], str]:
-    """Return its version, and a warning if it is set up to lose keys."""
+    """Return Redis's version, and a warning if it may evict keys."""
     from redis.exceptions import RedisError
 
     from edl_runtime.store import redis_client

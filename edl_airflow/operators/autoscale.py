@@ -34,26 +34,25 @@ if TYPE_CHECKING:
 
 
 class EdlAutoscaleOperator(TemplatedOperator):
-    """Make one pass of the policy over all jobs and pools of a connection: look, decide, resize.
+    """Resize all jobs and pools of a connection once, by traffic windows and a policy.
 
-    Returns a `RescalingResult`: the targets and why. The log has them as a table of NAME, NOW, TARGET and REASON, and
-    the task's link leads to a page with the last pass; a dry run is none, and has the table alone.
+    Returns a `RescalingResult` with the targets and reasons. The log shows them as a table, and the task's link leads
+    to a page about the last pass; a dry run has the table only.
 
-    A pass takes seconds, so the task makes it in a worker, and has no deferrable mode. Two at once come one after the
-    other; one that is ended half-way is completed by the next. The task fails and is tried again if Redis or the
-    cluster can't be asked: before it has decided nothing is changed, and after that some jobs may have been resized,
-    and the next try completes it. Mistakes in what is given fail it at once.
+    A pass takes seconds, so it runs in a worker and has no deferrable mode. Two at the same time run one after the
+    other, and a pass completes what an interrupted one has left. The task fails, to be retried, if Redis or the cluster
+    does not answer: nothing has changed before the pass has decided, later some jobs may have been resized.
 
     To have a person approve a pass, put Airflow's `ApprovalOperator` between a dry run and the pass; docs/rescaling.md
     shows how.
 
     :param windows: traffic windows, as a mapping, a Path of a YAML file (a relative one starts from the DAG's file), a
-        text, or "variable:NAME" for an Airflow Variable, which is read when the task runs; None for all there is,
-        always (templated)
-    :param max_load: the share of each resource that everything on the nodes together may reserve, 0 to 1 (templated)
-    :param lead_s: seconds before a window begins that leaves less to training from which jobs shrink: so long as the
-        time between two passes, if nobody is to wait for room when it begins
-    :param policy: "package.module:function" of a policy of one's own; None for ours
+        text, or "variable:NAME" for an Airflow Variable, which is read when the task runs; None for all
+        resources at all times (templated)
+    :param max_load: the share of each resource on the nodes that all pods together may reserve, 0 to 1 (templated)
+    :param lead_s: how many seconds before a window with less for training jobs shrink: the time between two passes, so
+        that the room is free when the window begins
+    :param policy: "package.module:function" of your own policy; None for the built-in one
     :param dry_run: show what would be done, and change nothing (templated)
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     """
@@ -104,7 +103,7 @@ class EdlAutoscaleOperator(TemplatedOperator):
         return result
 
     def _rules(self, windows: Windows | None, max_load: float | str) -> RescalingRules:
-        """Return by what a plan is made. Raises SpecError."""
+        """Return the rules of the pass. Raises SpecError."""
         from edl_runtime.autoscale.planner import RescalingRules
 
         return RescalingRules(
@@ -114,7 +113,7 @@ class EdlAutoscaleOperator(TemplatedOperator):
         )
 
     def _policy(self) -> Policy:
-        """Return the policy. Raises SpecError for one of one's own that is not there."""
+        """Return the policy. Raises SpecError if it can't be imported."""
         if self.policy is None:
             from edl_runtime.autoscale.policy.decide import decide
 
@@ -125,7 +124,7 @@ class EdlAutoscaleOperator(TemplatedOperator):
 
     def _log_result(self, result: RescalingResult) -> None:
         if result["dry_run"]:
-            self.log.info("A dry run: nothing is changed")
+            self.log.info("Dry run: nothing is changed")
         if result["why"]:
             self.log.info("%s", result["why"])
         for note in result["notes"]:
@@ -137,9 +136,9 @@ class EdlAutoscaleOperator(TemplatedOperator):
 
 
 def targets_rows(targets: Sequence[RescalingTarget]) -> list[str]:
-    """Return a table in lines of text, its columns aligned: what each job or pool has, should have, and why."""
+    """Return the lines of an aligned table: what each job or pool has, should have, and why."""
     if not targets:
-        return ["No job or pool that can be resized is there"]
+        return ["There is no job or pool that can be resized"]
     cells = [("NAME", "NOW", "TARGET")]
     cells += [(one["name"], str(one["instances"]), str(one["target"])) for one in targets]
     name, now, target = (max(map(len, column)) for column in zip(*cells, strict=True))

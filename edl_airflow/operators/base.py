@@ -1,4 +1,4 @@
-"""What the operators that start something share: they do their work in a worker or a triggerer."""
+"""Base of the operators that start jobs or pools, in a worker or a triggerer."""
 
 from __future__ import annotations
 
@@ -31,30 +31,27 @@ Result = TypeVar("Result")
 
 
 class EdlOperator(TemplatedOperator):
-    """Does a `TaskSpec`, in this process or in a triggerer, and leaves nothing behind however it ends.
+    """Runs a `TaskSpec`, in this process or in a triggerer, and stops what it has started however it ends.
 
-    Subclasses say what the work is (`plan`) and what to return when it is done (`result`).
+    Subclasses define the work (`plan`), checks before it starts (`check`) and the task's `result`.
     """
 
     keeps_pool: ClassVar[bool] = False
-    """Whether what was started outlives a task that succeeds."""
+    """Whether the pool outlives a task that succeeds."""
 
     edl_conn_id: str
     deferrable: bool
     _spec: TaskSpec | None = None
-    _started = True  # whether this try has taken over what earlier ones left; the second half of a deferred task has
+    _started = True  # whether this try has adopted earlier tries' jobs; after a deferral it has
     _cancel: Callable[[], object] | None = None
     _killed = False
 
     def plan(self, context: Context, edl_connection: EdlConnection) -> TaskSpec:
-        """Say what to do, from the rendered fields. Raises SpecError."""
+        """Return the work, by the rendered fields. Raises SpecError."""
         raise NotImplementedError
 
     def check(self, folder: Path) -> None:
-        """Raise SpecError or ModelError for what this machine's files show to be wrong.
-
-        `folder`: which relative paths start from.
-        """
+        """Raise SpecError or ModelError for mistakes that this machine's files show. `folder` is for relative paths."""
         raise NotImplementedError
 
     def result(self, spec: TaskSpec, outcome: TaskOutcome) -> Any:
@@ -62,13 +59,13 @@ class EdlOperator(TemplatedOperator):
         raise NotImplementedError
 
     def execute(self, context: Context) -> Any:
-        """Start the work; then follow it to its end, or defer unless it has ended already."""
+        """Start the work; then follow it to its end, or defer."""
         with failing_without_retry():
             edl_connection = EdlHook(self.edl_conn_id).edl_connection()
             try:
                 spec = self.plan(context, edl_connection)
                 push_links(self, context)
-            except Exception:  # an earlier try's plan may have worked
+            except Exception:  # an earlier try, with another spec, may have started jobs
                 asyncio.run(runner.stop_all_tries(owner(context["ti"]), backend_for(edl_connection.place)))
                 raise
         self._started = False
@@ -76,13 +73,13 @@ class EdlOperator(TemplatedOperator):
         return self._finish(spec, done) if isinstance(done, TaskOutcome) else self._defer_to_trigger(done, context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:  # noqa: ARG002
-        """Finish what the triggerer followed, on an operator that has never executed."""
+        """Finish after the triggerer; this is a new instance, on which `execute` has not run."""
         return self._finish(msgspec.convert(event["spec"], TaskSpec), msgspec.convert(event, TaskOutcome))
 
     def on_kill(self) -> None:
-        """End this try's work, from a signal handler: by cancelling the loop that does it, if there is one.
+        """Stop this try's work, in a signal handler: cancel the event loop that runs it, if there is one.
 
-        Talks to no Airflow service: the code that was interrupted may be in the middle of that.
+        Calls no Airflow service, because the interrupted code may be in the middle of such a call.
         """
         self._killed = True
         if self._cancel:
@@ -93,7 +90,7 @@ class EdlOperator(TemplatedOperator):
             thread.join()
 
     def folder(self, place: BackendRef) -> Path | None:
-        """Return the folder of the DAG's file, which relative paths in specs start from; None where pods have none."""
+        """Return the folder of the DAG's file, for relative paths in specs; None for pods, which do not have it."""
         return None if isinstance(place, KubernetesBackendRef) else dag_folder(self)
 
     async def _begin(self, spec: TaskSpec, edl_connection: EdlConnection) -> TaskOutcome | TaskSpec:
@@ -108,18 +105,18 @@ class EdlOperator(TemplatedOperator):
             return await runner.run(started, client, self.log.info)
 
     def _defer_to_trigger(self, spec: TaskSpec, context: Context) -> NoReturn:
-        """Defer, unless the task has been ended meanwhile: Airflow would refuse, and nobody would stop the work."""
+        """Defer, unless the task was ended meanwhile: Airflow would refuse, and nothing would stop the work."""
         from edl_airflow.triggers.task import EdlTaskTrigger
 
-        wanted = False
+        still_running = False
         try:
-            wanted = _is_running(context["ti"]) and not self._killed
+            still_running = _is_running(context["ti"]) and not self._killed
         finally:
-            if not wanted:
+            if not still_running:
                 self._run(spec, lambda: self._stop(spec))
-        if not wanted:
+        if not still_running:
             raise TaskKilledError
-        self._spec = None  # from here on it is the trigger's
+        self._spec = None  # from here on the trigger stops it
         self.defer(trigger=EdlTaskTrigger(spec=msgspec.to_builtins(spec)), method_name="execute_complete")
 
     def _finish(self, spec: TaskSpec, outcome: TaskOutcome) -> Any:
@@ -129,14 +126,14 @@ class EdlOperator(TemplatedOperator):
         self._spec = None
         if failure:
             raise failure
-        for doubt in result_warnings(spec, outcome):
-            self.log.warning(doubt)
+        for warning in result_warnings(spec, outcome):
+            self.log.warning(warning)
         return self.result(spec, outcome)
 
     def _run(self, spec: TaskSpec, do: Callable[[], Awaitable[Result]]) -> Result:
-        """Do something. If it fails or the task is killed meanwhile, everything of this try is stopped.
+        """Run `do`. If it fails or the task is killed, stop everything of this try.
 
-        Not so if it can't tell Airflow anything any more, because its worker is lost: the next try takes over then.
+        Except if the worker is lost, so that Airflow can't be reached: the next try adopts the work then.
         """
         self._spec = spec
         with failing_without_retry():
@@ -160,7 +157,7 @@ class EdlOperator(TemplatedOperator):
             self._cancel = None
 
     async def _stop(self, spec: TaskSpec) -> None:
-        """Stop this try's work; before this try has taken over what earlier ones left, that as well."""
+        """Stop this try's work, and that of earlier tries if this one has not adopted it yet."""
         backend = await asyncio.to_thread(backend_for, spec.place)
         if self._started:
             await runner.stop(spec, backend)

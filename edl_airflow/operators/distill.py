@@ -44,38 +44,35 @@ if TYPE_CHECKING:
 class EdlDistillOperator(EdlOperator):
     """Train a student on the answers of a pool of teachers.
 
-    With a `teacher`, this one task does it all: start a pool, wait for its teachers, train the student, stop the
-    pool. Without one, `teacher_pool` names a pool that is there already and stays.
+    With a `teacher`, the task starts a pool, waits for its teachers, trains the student and stops the pool. Without
+    one, it uses the running pool `teacher_pool`, and leaves it running.
 
-    The student is one process; or, with `students`, elastic trainers as `EdlTrainOperator` has them, each of which asks
-    the teachers about its own part of the data, and whose number may change meanwhile.
+    The student is one process or, with `students`, elastic trainers as in `EdlTrainOperator`, each of which distils its
+    own part of the data.
 
-    Returns a `JobResult`: names of job and pool, the checkpoint and metrics that the student left, and the requests
-    that each teacher answered. A retry after a lost worker takes over the student that is still running, if its spec
-    and its teacher's are the same. What the student writes is in the task's log; see `EdlTrainOperator`.
+    Returns a `JobResult`. A retry after a lost worker adopts the running student if its spec and its teacher's have not
+    changed. The student's output is in the task's log; see `EdlTrainOperator`.
 
-    A relative model path, path of checkpoints, and `cwd` of the student start from the folder of the DAG's file. The
-    student waits as long as this task does for its first teacher.
+    A relative model path, checkpoint path or `cwd` starts from the folder of the DAG's file. The student waits for its
+    first teacher as long as this task does.
 
     :param student: the training script and how to start it: a spec, a dict of its fields, or either from an upstream
         task (templated)
-    :param teacher_pool: the pool's name; with a `teacher`, None for one made from the task instance. A name that is
-        the pool of another running task is refused, so overlapping runs and mapped tasks need one each (templated)
-    :param teacher: what the teachers serve; None for a pool that is there already (templated)
+    :param teacher_pool: the pool's name; with a `teacher`, None for a name made from the task instance. The name of
+        another running task's pool is refused, so overlapping runs and mapped tasks need one each (templated)
+    :param teacher: what the teachers serve; None to use a running pool (templated)
     :param teachers: how many teachers, as Bounds, "min:max" or a number. With a `teacher`, the pool starts with min
         and can be resized up to max; without, the student waits for min. None is 1 (templated)
     :param students: how many instances the student trains with, as Bounds, "min:max" or a number: it starts with min
-        and can be resized up to max. None for a script that is no elastic one (templated)
-    :param checkpoint: where the student keeps its checkpoints, as `EdlTrainOperator` has it; needs `students`. A
-        deferred task starts its students in the triggerer, so variables to pass on have to be set there, too
-        (templated)
-    :param job: the name of the student's job, for sensors and resizes; None for one made from the task instance
-        (templated)
+        and can be resized up to max. None for a script that is not elastic (templated)
+    :param checkpoint: where the student keeps its checkpoints, as in `EdlTrainOperator`; needs `students`. A deferred
+        task starts its students in the triggerer, so variables to pass on have to be set there, too (templated)
+    :param job: the name of the student's job, for sensors and resizes; None for a name made from the task
+        instance (templated)
     :param wait_timeout_s: seconds to wait for min teachers before the task fails
     :param progress_every_s: seconds between two lines of progress in the task's log, at least
-    :param priority: of the student, and of a pool of its own: where not all jobs fit, those of a higher one get their
-        instances first
-    :param weight: above 0; of the instances beyond the minimums, a job of weight 2 gets about twice as many as one of 1
+    :param priority: of the student and its own pool; where not all jobs fit, a higher priority gets its instances first
+    :param weight: above 0; beyond the minimums, a job of weight 2 gets about twice as many instances as one of 1
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: follow the work in the triggerer, without a worker slot
     """
@@ -126,16 +123,14 @@ class EdlDistillOperator(EdlOperator):
         if teacher is not None:
             check_spec("teacher", TeacherSpec, teacher)
         if teacher is None and teacher_pool is None:
-            raise SpecError(
-                "teacher_pool", teacher_pool, "the name of a pool that is there, or give a teacher to start one"
-            )
+            raise SpecError("teacher_pool", teacher_pool, "the name of a running pool, or give a teacher to start one")
         if teacher_pool is not None and not has_template(teacher_pool):
             check_name("teacher_pool", teacher_pool)
         for field, bounds in (("teachers", teachers), ("students", students)):
             if bounds is not None:
                 check_bounds(field, bounds)
         if checkpoint is not None and students is None:
-            raise SpecError("students", students, "how many elastic trainers write the checkpoint, as '1:4'")
+            raise SpecError("students", students, "how many elastic trainers write the checkpoint, as in '1:4'")
         check_checkpoint(self.checkpoint)
         if job is not None and not has_template(job):
             check_name("job", job)

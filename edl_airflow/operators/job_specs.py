@@ -1,4 +1,4 @@
-"""A user's specs → the jobs that a backend runs. Pure: the same task instance makes the same jobs on every try."""
+"""Makes jobs for a backend from a user's specs. Pure: every try of a task instance makes the same jobs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ def pool_job_spec(
     priority: int = 0,
     weight: float = 1.0,
 ) -> JobSpec:
-    """Return the job whose instances are the pool's teachers, `bounds.min` of them to begin with.
+    """Return the job whose instances are the pool's teachers; it starts with `bounds.min`.
 
-    A relative model path is one below `folder`, where the teachers also start, so that `module:function` finds a
-    module that lies there; -P, so that no file there takes the place of a library. None: what instances have is not
-    this machine's, so paths stay as they are.
+    A relative model path starts from `folder`, which is also the teachers' working folder, so that `module:function`
+    finds a module there. `folder` is None for pods, which have other files; paths stay as they are.
     """
     words = [
         "python",
@@ -82,10 +81,10 @@ def trainer_job_spec(
 ) -> JobSpec:
     """Return the job `settings.job` that trains, with `settings` and the script's own variables.
 
-    With `bounds` it is one of elastic trainers, `bounds.min` of them to begin with, each an `edl agent` that runs the
-    script; without, it is the script as one process. A relative `cwd`, and a relative path of checkpoints, is one below
-    `folder`, unless it begins with "~"; where there is none, a relative path of checkpoints is a SpecError.
-    `pool_digest`: of the pool that the task runs for it, so that other teachers make another job.
+    With `bounds` it has elastic trainers, each an `edl agent` that runs the script, and starts with `bounds.min`;
+    without, it is the script as one process. A relative `cwd` or checkpoint path starts from `folder`; without a folder
+    a relative checkpoint path is a SpecError. `pool_digest`: of the task's own pool, so that a change of its teachers
+    makes another job.
     """
     spec = JobSpec(
         name=settings.job,
@@ -113,12 +112,12 @@ def _below(checkpoint: Checkpoint, folder: Path | None) -> Checkpoint:
 
 
 def model_path(model: str, folder: Path | None) -> str:
-    """Return a teacher's model as its process has it: a path below `folder`, unless it is none or a URL or function."""
+    """Return a teacher's model for its process: a URL or function as it is, a path as one below `folder`."""
     if "://" in model or _FUNCTION.fullmatch(model):
         return model
     return local_path(model, folder)
 
 
 def local_path(path: str, folder: Path | None) -> str:
-    """Return `path` as one below `folder`; as it is where there is no folder."""
+    """Return `path` below `folder`, unless it is absolute or begins with "~"; as it is without a folder."""
     return str(folder / Path(path).expanduser()) if folder else path

@@ -1,4 +1,4 @@
-"""What is wrong with a script or a model, as far as this machine's files tell, before anything is started for it."""
+"""Checks a script, checkpoint folder or model on this machine before anything is started."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _WITH_A_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def check_script(field: str, trainer: TrainerSpec, folder: Path) -> None:
-    """Raise SpecError unless program, script and folder of `trainer`, which errors call `field`, are there.
+    """Raise SpecError, naming `field`, unless the program, script and folder of `trainer` exist.
 
-    `folder`: which relative paths start from.
+    `folder` is for relative paths.
     """
     cwd = Path(local_path(trainer.cwd, folder)) if trainer.cwd else None
     if cwd and not cwd.is_dir():
-        raise SpecError(f"{field}.cwd", str(cwd), "a folder that is there")
+        raise SpecError(f"{field}.cwd", str(cwd), "an existing folder")
     program, *words = trainer.command
     if "/" in program:
         path = _file(field, program, cwd)
@@ -38,9 +38,9 @@ def check_script(field: str, trainer: TrainerSpec, folder: Path) -> None:
 
 
 def check_checkpoint_folder(checkpoint: Checkpoint | None, folder: Path) -> None:
-    """Raise SpecError unless the folder of checkpoints is one that can be written in, or can be made; URLs pass.
+    """Raise SpecError unless the checkpoint folder is writable or can be made; URLs pass.
 
-    `folder`: which a relative path starts from.
+    `folder` is for relative paths.
     """
     if checkpoint is None or "://" in checkpoint.url:
         return
@@ -54,12 +54,12 @@ def check_checkpoint_folder(checkpoint: Checkpoint | None, folder: Path) -> None
             if not os.access(path, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        allowed = f"a folder that is there, or can be made, and can be written in: {there}: {error.strerror}"
+        allowed = f"a writable folder, or one that can be made: {there}: {error.strerror}"
         raise SpecError("checkpoint.url", str(path), allowed) from None
 
 
 def check_model(teacher: TeacherSpec, folder: Path) -> None:
-    """Raise ModelError for what is seen to be wrong with the model without loading it."""
+    """Raise ModelError for mistakes in the model's files, without loading it."""
     from edl_runtime.teacher.models.loading import check_model_files
     from edl_runtime.teacher.models.model import ModelOptions
 
@@ -67,19 +67,19 @@ def check_model(teacher: TeacherSpec, folder: Path) -> None:
 
 
 def _file(field: str, path: str, cwd: Path | None, *, may_be_a_package: bool = False) -> Path:
-    """Return where the file is. Raises SpecError; a folder that Python can run passes if it `may_be_a_package`."""
+    """Return the file's path. Raises SpecError if it is missing or a folder, but for a package that Python can run."""
     if cwd is None and not path.startswith("/"):
         raise SpecError(f"{field}.command", path, f"an absolute path, or one below the folder that {field}.cwd names")
     file = Path(cwd or "/", path)
     if not file.exists():
-        raise SpecError(f"{field}.command", str(file), "a file that is there")
+        raise SpecError(f"{field}.command", str(file), "an existing file")
     if file.is_dir() and not (may_be_a_package and (file / "__main__.py").is_file()):
         raise SpecError(f"{field}.command", str(file), "a file; this is a folder")
     return file
 
 
 def _script_of(words: Sequence[str]) -> str | None:
-    """Return which script Python's arguments name, None for `-c`, `-m` or standard input."""
+    """Return the script in Python's arguments, None for `-c`, `-m` or standard input."""
     given = iter(words)
     for word in given:
         if word in _WITH_A_VALUE:

@@ -1,4 +1,4 @@
-"""Changes how many instances a pool or a job has."""
+"""Resizes a pool or a job."""
 
 from __future__ import annotations
 
@@ -54,29 +54,28 @@ if TYPE_CHECKING:
 class EdlResizeOperator(TemplatedOperator):
     """Change the number of a running pool's teachers, or of a running job's instances, within its bounds.
 
-    Students use new teachers, and trainers take in new ones, without a restart. Returns a `PoolResult` or a
-    `RunningJob` when the pool or job has its new size: the teachers are registered, the instances train together. A
-    failed or killed task does not take the wish back. Where the pool or job has ended already, or ends meanwhile, the
-    task is skipped; a name that there never was is an error, and so is to wait for a job that is none of elastic
-    trainers.
+    Students use new teachers, and jobs add new trainers, without a restart. Returns a `PoolResult` or a `RunningJob`
+    when the new size is reached: the teachers are registered, the instances train together. A task that fails or is
+    killed later does not undo the resize. If the pool or job has ended, or ends meanwhile, the task is skipped; an
+    unknown name is an error, and so is waiting for a job that is not elastic.
 
-    With `windows`, the traffic window that holds says how many: that of the run, where a `TrafficWindowTimetable` gave
-    it one, else that of now. As many as it says for this job or pool, as a number or a share of what training may use;
-    without a size of its own, as many as there is room for in that. With fewer than its minimum a job or pool is
-    suspended, unless it would not go on later where it was: then it keeps its minimum. Log and result say why.
+    With `windows`, the size comes from the run's traffic window, if a `TrafficWindowTimetable` gave it one, else from
+    the current window: its number or share for this job or pool, or as many as fit into what training may use. Below
+    its minimum a job or pool is suspended, unless it could not resume: then it keeps its minimum. Log and result have
+    the reason.
 
-    Windows count as they are declared, not what a source of traffic says that the web needs. Where all jobs of a
-    connection are rescaled, as by `EdlAutoscaleOperator`, the next pass decides anew, within the same windows.
+    Declared windows count, not a learned source of traffic. Where `EdlAutoscaleOperator` rescales all jobs of the
+    connection, its next pass decides again.
 
-    :param teacher_pool: the pool's name; or, and exactly one of them, (templated)
-    :param job: the name of a job of elastic trainers, as `EdlTrainOperator` was given it (templated)
-    :param instances: the wanted number of teachers or instances; or, and exactly one of them, (templated)
+    :param teacher_pool: the pool's name; give this or `job` (templated)
+    :param job: the name of a job of elastic trainers, as given to `EdlTrainOperator` (templated)
+    :param instances: the number of teachers or instances; give this or `windows` (templated)
     :param windows: traffic windows, as a mapping, a Path of a YAML file (a relative one starts from the DAG's file), a
         text, or "variable:NAME" for an Airflow Variable, which is read when the task runs (templated)
-    :param window: of `windows`, the name of one to take instead of the one that holds; "default" for the times between
-        them (templated)
-    :param wait: succeed only when there are exactly so many
-    :param wait_timeout_s: seconds to wait for that before the task fails
+    :param window: the name of the window to use, instead of the current one; "default" for the times between windows
+        (templated)
+    :param wait: wait until exactly so many are there
+    :param wait_timeout_s: seconds to wait before the task fails
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: wait in the triggerer, without a worker slot
     """
@@ -127,7 +126,7 @@ class EdlResizeOperator(TemplatedOperator):
         check_seconds("wait_timeout_s", wait_timeout_s)
 
     def execute(self, context: Context) -> PoolResult | RunningJob:
-        """Resize it; then wait for its instances, or defer unless they are there already."""
+        """Resize it; then wait for its instances, or defer."""
         with failing_without_retry():
             edl_connection = EdlHook(self.edl_conn_id).edl_connection()
             window = None if self.windows is None else self._window_now(context)
@@ -137,14 +136,14 @@ class EdlResizeOperator(TemplatedOperator):
         return self._result(ended) if isinstance(ended, TaskOutcome) else self._defer(ended)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> PoolResult | RunningJob:  # noqa: ARG002
-        """Finish what the triggerer waited for, on an operator that has never executed."""
+        """Finish after the triggerer; this is a new instance, on which `execute` has not run."""
         return self._result(msgspec.convert(event, TaskOutcome))
 
     def _name(self) -> str:
         return check_name("teacher_pool", self.teacher_pool) if self.job is None else check_name("job", self.job)
 
     def _window_now(self, context: Context) -> tuple[str, Sizes]:
-        """Return the window to go by: its name and sizes. Raises SpecError."""
+        """Return the name and sizes of the window to use. Raises SpecError."""
         windows = load_windows(self.windows, folder=dag_folder(self))
         if self.window is not None:
             return self.window, check_window(windows, self.window)
@@ -168,7 +167,7 @@ class EdlResizeOperator(TemplatedOperator):
     async def _resize(
         self, name: str, window: tuple[str, Sizes] | None, edl_connection: EdlConnection
     ) -> TaskOutcome | PoolCondition | JobCondition:
-        """Resize it, and return how it has ended, or what is to be waited for."""
+        """Resize it; return the outcome, or the condition to wait for."""
         async with open_client(edl_connection) as client:
             try:
                 wanted = await _wanted(name, *window, client) if window else self._asked()
@@ -178,7 +177,7 @@ class EdlResizeOperator(TemplatedOperator):
                     return TaskOutcome(ended="gone", name=name, reason=reason)
                 raise
             because = f": {wanted.reason}" if wanted.reason else ""
-            self.log.info("%r shall have %d instances%s", name, wanted.instances, because)
+            self.log.info("Requested %d instances of %r%s", wanted.instances, name, because)
             condition = self._new_condition(name, wanted)
             if self.wait and not self.deferrable:
                 return await wait_for(condition, client, self.log.info)
@@ -205,7 +204,7 @@ class EdlResizeOperator(TemplatedOperator):
 
 
 async def _wanted(name: str, window: str, sizes: Sizes, client: EdlClient) -> WindowTarget:
-    """Return how many instances the window has for a job or pool. Raises BackendError."""
+    """Return the window's size for a job or pool. Raises BackendError."""
     status = await client.backend.get(name)
     if status.scaling is None:
         raise BackendError(f"{name!r} has ended")
@@ -218,14 +217,14 @@ async def _wanted(name: str, window: str, sizes: Sizes, client: EdlClient) -> Wi
 
 
 async def _why_ended(name: str, error: BackendError, client: EdlClient) -> str:
-    """Return why a pool or job that was there can't be resized any more; empty if that is an error."""
+    """Return why a pool or job has ended; empty if it runs, or if there never was one."""
     status = await job_status(client.backend, name)
     if status:
         return FINISHED_REASON if status.phase == "succeeded" else ""
     if not isinstance(error, UnknownJobError):
         return ""
     try:
-        async for _ in client.backend.logs(name, tail=1):  # its log outlives it
+        async for _ in client.backend.logs(name, tail=1):  # a job's log outlives the job
             break
     except UnknownJobError:
         return ""

@@ -1,4 +1,4 @@
-"""A teacher pool of its own, for DAGs that share it between tasks."""
+"""Starts and stops a teacher pool, for DAGs that share it between tasks."""
 
 from __future__ import annotations
 
@@ -40,22 +40,21 @@ if TYPE_CHECKING:
 
 
 class EdlTeacherPoolOperator(EdlOperator):
-    """Start a pool of teachers and succeed when at least min of them are registered; the pool goes on.
+    """Start a pool of teachers and succeed when at least min of them are registered; the pool keeps running.
 
-    Make it a setup with its teardown, so that the pool goes away when the tasks between them fail:
-    `stop.as_teardown(setups=start)` with an `EdlStopTeacherPoolOperator`. A task that fails leaves no pool.
+    Use it as a setup with an `EdlStopTeacherPoolOperator` as its teardown, `stop.as_teardown(setups=start)`, so that
+    the pool is stopped when a task between them fails. A task that fails leaves no pool.
 
-    Returns a `PoolResult`. What an earlier try of this task has started is kept if it has the same spec, and stopped
-    first if not; a running pool of that name that is another task's, or another run's, is refused. A relative model
-    path starts from the folder of the DAG's file.
+    Returns a `PoolResult`. A pool of an earlier try is kept if its spec has not changed, and replaced if it has; a
+    running pool of another task or run is refused. A relative model path starts from the folder of the DAG's file.
 
     :param teacher_pool: the pool's name, a DNS label of at most 52 letters (templated)
     :param teacher: what the teachers serve: a spec, a dict of its fields, or either from an upstream task (templated)
     :param teachers: how many teachers, as Bounds, "min:max" or a number: the pool starts with min and can be resized
         up to max (templated)
     :param wait_timeout_s: seconds to wait for min teachers before the task fails
-    :param priority: where not all jobs fit, those of a higher one get their instances first
-    :param weight: above 0; of the instances beyond the minimums, a job of weight 2 gets about twice as many as one of 1
+    :param priority: where not all jobs fit, a higher priority gets its instances first
+    :param weight: above 0; beyond the minimums, a job of weight 2 gets about twice as many instances as one of 1
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: wait in the triggerer, without a worker slot
     """
@@ -125,10 +124,10 @@ class EdlTeacherPoolOperator(EdlOperator):
 
 
 class EdlStopTeacherPoolOperator(TemplatedOperator):
-    """Stop a pool of teachers, down to its last process. A pool that is not there is a success.
+    """Stop a pool of teachers, and wait until its last process has ended. Succeeds if there is no such pool.
 
-    Stops it whoever has started it and whoever uses it: where runs may overlap, give each run's pool its own name. The
-    backend alone is asked, so Redis may be away.
+    It stops the pool whoever started or uses it, so give each run's pool its own name where runs may overlap. It does
+    not need Redis.
 
     :param teacher_pool: the pool's name (templated)
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
@@ -145,7 +144,7 @@ class EdlStopTeacherPoolOperator(TemplatedOperator):
             check_name("teacher_pool", teacher_pool)
 
     def execute(self, context: Context) -> None:  # noqa: ARG002
-        """Stop the pool and return when its last process is gone."""
+        """Stop the pool and return when its last process has ended."""
         with failing_without_retry():
             pool = check_name("teacher_pool", self.teacher_pool)
             backend = backend_for(EdlHook(self.edl_conn_id).edl_connection().place)

@@ -1,4 +1,4 @@
-"""Specs as operators take them: with templates inside, as dicts, or from upstream tasks; and checks of all these."""
+"""Operators' arguments: specs with templates inside, as dicts or from upstream tasks; conversions and checks."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ DEFAULT_RETRY_POLICY = EdlRetryPolicy()
 AnySpec = TypeVar("AnySpec", bound=Spec)
 
 for spec in (Bounds, Checkpoint, TeacherSpec, TrainerSpec):
-    allow_class(spec)  # to be read from XCom
+    allow_class(spec)  # so that XCom may deserialise it
 
 
 def has_template(value: object) -> bool:
-    """Whether `value`, a string or a spec, holds what is only known when the task runs."""
+    """Whether `value`, a string or a spec, has a part that is only known when the task runs."""
     if isinstance(value, msgspec.Struct):
         return has_template(msgspec.to_builtins(value))
     if isinstance(value, dict):
@@ -45,17 +45,17 @@ def has_template(value: object) -> bool:
 
 
 def is_output(value: object) -> bool:
-    """Whether `value` is what an upstream task returns, which is not known before the task runs."""
+    """Whether `value` is the output of an upstream task."""
     return isinstance(value, ResolveMixin)
 
 
 def as_spec(field: str, kind: type[AnySpec], value: object) -> AnySpec:
-    """Return the spec that `value` is, or a dict of its fields, which may be text. Raises SpecError naming `field`."""
+    """Return a spec as it is, or make it from a dict of fields, which may be text. Raises SpecError naming `field`."""
     return value if isinstance(value, kind) else kind.read(field, value, strict=False)
 
 
 def check_spec(field: str, kind: type[Spec], value: object) -> None:
-    """Raise SpecError for what can't become a `kind` when the task runs, as far as it is known before."""
+    """Raise SpecError if `value`, as far as it is known before the task runs, is no valid `kind`."""
     if isinstance(value, dict) and has_template(value):
         check_fields(field, kind, value)
         kind.check_each(value, strict=False, is_open=has_template)
@@ -64,7 +64,7 @@ def check_spec(field: str, kind: type[Spec], value: object) -> None:
 
 
 def as_bounds(field: str, value: object) -> Bounds:
-    """Return what "1:3", "2", 2, a Bounds or a dict of its fields says. Raises SpecError naming `field`."""
+    """Return bounds from "1:3", "2", 2, a Bounds or a dict of its fields. Raises SpecError naming `field`."""
     if isinstance(value, str | int):
         return Bounds.parse(str(value), field)
     if not isinstance(value, Bounds | dict):
@@ -76,7 +76,7 @@ def as_bounds(field: str, value: object) -> Bounds:
 
 
 def check_bounds(field: str, value: object) -> None:
-    """Raise SpecError for what can't become bounds when the task runs, as far as it is known before."""
+    """Raise SpecError if `value`, as far as it is known before the task runs, is no valid bounds."""
     if not isinstance(value, dict):
         if not has_template(value):
             as_bounds(field, value)
@@ -88,7 +88,7 @@ def check_bounds(field: str, value: object) -> None:
 
 
 def check_checkpoint(value: object) -> None:
-    """Raise SpecError for what can't become a Checkpoint when the task runs, as far as it is known before."""
+    """Raise SpecError if `value`, as far as it is known before the task runs, is no valid checkpoint."""
     if isinstance(value, dict):
         check_spec("checkpoint", Checkpoint, value)
     elif not has_template(value):
@@ -96,7 +96,7 @@ def check_checkpoint(value: object) -> None:
 
 
 def check_connection(conn_id: Any) -> str:
-    """Return `conn_id` if it can be a connection's, or becomes known when the task runs. Raises SpecError."""
+    """Return `conn_id` if it is valid or not known yet. Raises SpecError."""
     if not is_output(conn_id) and (not isinstance(conn_id, str) or not conn_id):
         raise SpecError("edl_conn_id", conn_id, "the id of an Airflow connection, as 'edl_default'")
     return conn_id  # type: ignore[no-any-return]
@@ -110,7 +110,7 @@ def check_deferrable(deferrable: object) -> bool:
 
 
 def as_count(field: str, value: object) -> int:
-    """Return the whole number, 1 or more, that `value` (a number or its text) says. Raises SpecError naming `field`."""
+    """Return `value`, a number or its text, as a whole number, 1 or more. Raises SpecError naming `field`."""
     try:
         count = int(str(value))
     except ValueError:
@@ -121,7 +121,7 @@ def as_count(field: str, value: object) -> int:
 
 
 def as_flag(field: str, value: object) -> bool:
-    """Return whether `value`, True, False or the text of one, is true. Raises SpecError naming `field`."""
+    """Return `value`, a bool or its text, as a bool. Raises SpecError naming `field`."""
     flags = {"true": True, "false": False}
     if str(value).lower() not in flags:
         raise SpecError(field, value, "true or false")
@@ -129,7 +129,7 @@ def as_flag(field: str, value: object) -> bool:
 
 
 def as_number(field: str, value: object, allowed: str) -> float:
-    """Return the number that `value`, or its text, says. Raises SpecError naming `field` and what is allowed."""
+    """Return `value`, a number or its text, as a number. Raises SpecError naming `field` and `allowed`."""
     try:
         return float(str(value))
     except ValueError:
@@ -142,10 +142,7 @@ def path_text(value: object) -> Any:
 
 
 def as_checkpoint(checkpoint: object) -> Checkpoint | None:
-    """Return what a Checkpoint, a dict of its fields, or a path or URL with defaults for the rest says.
-
-    Raises SpecError.
-    """
+    """Return a Checkpoint from one, from a dict of its fields, or from a path or URL. Raises SpecError."""
     if checkpoint is None:
         return None
     if isinstance(checkpoint, str | PurePath):
@@ -154,7 +151,7 @@ def as_checkpoint(checkpoint: object) -> Checkpoint | None:
 
 
 def check_stream(stream: object) -> str:
-    """Return `stream` if checkpoints can be told there. Raises SpecError."""
+    """Return `stream` if it is a valid name. Raises SpecError."""
     if not isinstance(stream, str) or not re.fullmatch(r"[^{}\s]+", stream):
         raise SpecError("stream", stream, "'DAG/TASK' of the task that trains, or the name of a job")
     return stream
@@ -167,15 +164,15 @@ def check_seconds(field: str, value: object) -> None:
 
 
 def dag_folder(task: BaseOperator) -> Path:
-    """Return the folder of the DAG's file, which relative paths start from; the working folder without a DAG."""
+    """Return the folder of the DAG's file, for relative paths; the working folder without a DAG."""
     return Path(task.dag.fileloc).absolute().parent if task.has_dag() else Path.cwd()  # type: ignore[no-untyped-call]
 
 
 class TemplatedOperator(BaseOperator):
-    """Renders templates to text, also those inside spec structs; and is retried as `EdlRetryPolicy` has it.
+    """Renders templates inside spec structs, too; has `EdlRetryPolicy` by default.
 
-    Text whatever the DAG's `render_template_as_native_obj` says: a command's "24" is a word and not a number. Specs
-    are frozen: each is taken apart, rendered and made anew.
+    Templates become text whatever the DAG's `render_template_as_native_obj` is, because "24" in a command is a word and
+    not a number.
     """
 
     def __init__(self, *, retry_policy: RetryPolicy | None = DEFAULT_RETRY_POLICY, **kwargs: Any) -> None:
@@ -191,8 +188,10 @@ class TemplatedOperator(BaseOperator):
         jinja_env: jinja2.Environment | None = None,
         seen_oids: set[int] | None = None,
     ) -> Any:
-        """Render `content` as Airflow does, specs included. Raises SpecError for a spec that can't work."""
-        if not isinstance(content, Spec) or id(content) in (seen_oids or ()):  # an upstream task's is not rendered
+        """Render `content` as Airflow does, specs included. Raises SpecError for an invalid spec."""
+        if not isinstance(content, Spec) or id(content) in (
+            seen_oids or ()
+        ):  # outputs of upstream tasks stay as they are
             return super().render_template(content, context, jinja_env, seen_oids)
         rendered = super().render_template(msgspec.to_builtins(content), context, jinja_env, seen_oids)
         with failing_without_retry():
@@ -200,12 +199,12 @@ class TemplatedOperator(BaseOperator):
 
 
 def task_deadline(operator: BaseOperator) -> float | None:
-    """Return when `execution_timeout` is over for a task that starts now; Airflow forgets it on deferral."""
+    """Return the end of `execution_timeout` for a task that starts now; Airflow does not apply it while deferred."""
     limit = operator.execution_timeout
     return time.time() + limit.total_seconds() if limit else None
 
 
 def run_start(context: Context) -> datetime:
-    """Return when the DAG's run has started: the same in every try, until somebody clears a run that has ended."""
+    """Return when the DAG run has started: the same for every try, until a user clears an ended run."""
     run: Any = context.get("dag_run")
     return (run.start_date if run else None) or datetime.now(UTC)

@@ -46,44 +46,41 @@ if TYPE_CHECKING:
 
 
 SCHEDULED = "scheduled"
-"""The type of a run that a DAG's schedule has made; others begin when somebody, or something, wants them to."""
+"""The type of a run that a DAG's schedule has created."""
 
 
 class EdlTrainOperator(EdlOperator):
     """Train with a number of instances that may change meanwhile; see `EdlResizeOperator`.
 
-    Goes on from the newest checkpoint at `checkpoint`, whichever run has written it. Returns a `TrainResult`. What the
-    instances write is in the task's log, each line behind its instance's number and once, also while the task is
-    deferred; where they write much, some is left out, and the log says how much. A retry after a lost worker takes over
-    the training that still runs, if its spec is the same.
+    Continues from the newest checkpoint at `checkpoint`, whichever run has written it. Returns a `TrainResult`. The
+    task's log has the instances' output, each line once and with its instance's number, also while the task is
+    deferred; of much output it leaves lines out, and counts them. A retry after a lost worker adopts the running
+    training if its spec has not changed. A retry of a failed training starts with min instances, whatever size it had.
 
-    Checkpoints are told in the stream "DAG/TASK" ("DAG/TASK/0" of a mapped task), which outlives the run:
-    `EdlCheckpointSensor` and `EdlCheckpointTrigger` wait for what lands there.
+    Checkpoints are published in the stream "DAG/TASK" ("DAG/TASK/0" of a mapped task), which outlives the run, for
+    `EdlCheckpointSensor` and `EdlCheckpointTrigger`.
 
-    A retry of a training that has failed begins with min instances again, whatever it had been resized to.
-
-    A relative `cwd` of the trainer, and a relative path of checkpoints, start from the folder of the DAG's file; "~" is
-    the home folder of who runs the task.
+    A relative `cwd` or checkpoint path starts from the folder of the DAG's file; "~" is the home folder of the user who
+    runs the task.
 
     :param trainer: the training script and how to start it: a spec, a dict of its fields, or either from an upstream
         task (templated)
     :param trainers: how many instances, as Bounds, "min:max" or a number: it starts with min and can be resized up to
         max (templated)
-    :param checkpoint: where checkpoints are kept and how often one is written, a path or URL for the latter's default;
-        None for a training that keeps none. Which variables an object store needs, as AWS_ACCESS_KEY_ID, says the
-        connection's field "Variables to pass on" (templated)
-    :param gear: the fastest way to change the number of instances that may be tried: "live", "warm" or "cold"
-    :param job: the job's name, for sensors and resizes; None for one made from the task instance (templated)
+    :param checkpoint: where checkpoints are kept and how often one is written; a path or URL keeps the default
+        interval; None for a training without checkpoints. Name the variables that an object store needs, as
+        AWS_ACCESS_KEY_ID, in the connection's field "Variables to pass on" (templated)
+    :param gear: the fastest allowed way to change the number of instances: "live", "warm" or "cold"
+    :param job: the job's name, for sensors and resizes; None for a name made from the task instance (templated)
     :param ends_by: when training has to end, with a checkpoint: a time of day ("07:00", the next one in the DAG's time
-        zone after the run has started, or, for a scheduled run, after it was to start), a duration since the run has
-        started (a timedelta, or "PT9H"), or a moment ("2026-01-31T07:00", or a datetime). The task succeeds then, and
-        its result says `stopped`; in a run that starts later than that it is skipped. None for when it has trained all
-        there is (templated)
-    :param stop_grace_s: seconds from when it is asked to end until a training that has not ended by itself is ended by
-        force; the task succeeds if it has left a checkpoint
+        zone after the start of the run, or after the scheduled start of a scheduled run), a duration since the run's
+        start (a timedelta, "PT9H"), or a moment ("2026-01-31T07:00", a datetime). The task succeeds then, with
+        `stopped` in its result; it is skipped in a run that starts later. None for no limit (templated)
+    :param stop_grace_s: seconds that a training has to end after it was asked to, before it is killed; the task
+        succeeds if there is a checkpoint
     :param progress_every_s: seconds between two lines of progress in the task's log, at least
-    :param priority: where not all jobs fit, those of a higher one get their instances first
-    :param weight: above 0; of the instances beyond the minimums, a job of weight 2 gets about twice as many as one of 1
+    :param priority: where not all jobs fit, a higher priority gets its instances first
+    :param weight: above 0; beyond the minimums, a job of weight 2 gets about twice as many instances as one of 1
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: follow the training in the triggerer, without a worker slot
     """
@@ -137,15 +134,13 @@ class EdlTrainOperator(EdlOperator):
 
     @classmethod
     def from_manifest(cls, manifest: Path | str, *, task_id: str, name: str = "", **given: Any) -> Self:
-        """Return the task that does what a `TrainingJob` of the original asks for; see `edl_runtime.compat`.
+        """Return the task for a `TrainingJob` manifest of the original EDL; see `edl_runtime.compat`.
 
-        What means something else than it did, or nothing any more, is said in the task's documentation. Raises
-        SpecError for what is no such manifest.
+        The task's documentation lists fields with another meaning, or none. Raises SpecError for an invalid manifest.
 
-        :param manifest: a file's path, or the YAML itself, which has several lines. Its `workspace` is the trainer's
-            `cwd`
-        :param name: which one of a file with several
-        :param given: parameters of the operator, also in place of what the manifest says
+        :param manifest: a file's path, or the YAML itself, of several lines. Its `workspace` is the trainer's `cwd`
+        :param name: the name of the job, where the file has several
+        :param given: parameters of the operator; they override the manifest
         """
         is_text = isinstance(manifest, str) and "\n" in manifest
         text = str(manifest) if is_text else manifest_text(Path(manifest))
@@ -197,7 +192,7 @@ class EdlTrainOperator(EdlOperator):
         checkpoint = left.get("checkpoint") or (landed["checkpoint"] if landed else "")
         progress = outcome.progress
         step, epoch = (progress.step, progress.epoch) if progress else (0, 0)
-        if landed and landed["checkpoint"] == checkpoint:  # else it is of a script that keeps its own
+        if landed and landed["checkpoint"] == checkpoint:  # else the script has written its own
             step, epoch = landed["step"], landed["epoch"]
         if outcome.ended == "stopped":
             self.log.warning("%r: %s", spec.name, outcome.reason)

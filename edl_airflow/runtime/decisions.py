@@ -1,4 +1,4 @@
-"""Decides what a task does next, and how it has ended. Pure."""
+"""Decides a task's next step, and its outcome. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from edl_airflow.runtime.spec import TaskOutcome, TaskSpec, TrainingStatus
 from edl_runtime.backends.interface import JobStatus, token_owner
 
 FINISHED_REASON = "it has trained all that it was to train"
-REMOVED_REASON = "somebody has stopped it while it was running, as with `edl stop`; clear the task to start it again"
+REMOVED_REASON = "somebody has stopped it while it was running, as by `edl stop`; clear the task to start it again"
 
 
 class TaskState(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is now. `teachers` is None while Redis is away, a job None while the backend knows none.
+    """The observed state. `teachers` is None while Redis is away, a job None while the backend has none.
 
-    `started`: the trainer job has been seen or started, so its absence means that somebody removed it. `asked_at`: when
-    the job was first asked to end, or that was tried at least; None before.
+    `started`: the trainer job was started, so if it is missing somebody has removed it. `asked_at`: when a request to
+    end was first sent to the job, or failed to be; None before.
     """
 
     pool: JobStatus | None = None
@@ -31,9 +31,9 @@ Decision = TaskOutcome | Literal["wait", "start_trainer", "stop_trainer"]
 
 
 def decide(spec: TaskSpec, view: TaskState, now: float) -> Decision:
-    """Return what to do next, or how the work has ended.
+    """Return the next step, or the outcome.
 
-    `stop_trainer` is to ask the job to end with a checkpoint; it comes until the job has, or its grace is over.
+    `stop_trainer` asks the job to end with a checkpoint; it repeats until the job ends or its grace period is over.
     """
     for job in (view.pool if spec.pool_job else None, view.trainer):
         if job and job.token != spec.token and token_owner(job.token) == token_owner(spec.token):
@@ -45,11 +45,11 @@ def decide(spec: TaskSpec, view: TaskState, now: float) -> Decision:
 
 
 def failed_outcome(job: JobStatus) -> TaskOutcome:
-    """Return how the work ends when this job or pool has failed, or can't have the instances that it needs."""
+    """Return the outcome of a job or pool that has failed, or can't get the instances that it needs."""
     return TaskOutcome(
         ended="failed",
         name=job.name,
-        reason=job.reason or "for no reason that the backend knows",
+        reason=job.reason or "the backend gives no reason",
         last_lines=job.last_lines,
         permanent=job.failed_permanently,
         transient=job.is_disrupted,
@@ -57,10 +57,9 @@ def failed_outcome(job: JobStatus) -> TaskOutcome:
 
 
 def result_warnings(spec: TaskSpec, outcome: TaskOutcome) -> list[str]:
-    """Return what is odd about a training that has succeeded, each as a line for the task's log.
+    """Return warnings about a training that has succeeded, each as a line for the task's log.
 
-    Empty for a pool, and for what can't be known because Redis was away at the end. A script that never calls our
-    library is fine where one instance runs it.
+    Empty for a pool. A single instance may run a script that never calls our library.
     """
     if not spec.trainer_job or outcome.ended != "succeeded":
         return []
@@ -81,9 +80,9 @@ def result_warnings(spec: TaskSpec, outcome: TaskOutcome) -> list[str]:
 
 
 def outcome_from_registry(name: str, training: TrainingStatus | None, since: float) -> TaskOutcome | None:
-    """Return how a job has ended that the backend does not know any more, by what its agents left in Redis.
+    """Return the outcome of a job that the backend does not know any more, by its agents' records in Redis.
 
-    None if they left nothing, or before `since` (Unix seconds): that was an earlier job of this name.
+    None without records, or with those from before `since` (Unix seconds), which belong to an earlier job of this name.
     """
     if not training or not training.ended or training.heard_at < since:
         return None
@@ -93,17 +92,17 @@ def outcome_from_registry(name: str, training: TrainingStatus | None, since: flo
 
 
 def is_unreachable(pool: JobStatus, at_least: int) -> bool:
-    """Whether `at_least` teachers can't come any more, since instances were given up."""
+    """Whether too many instances were given up for `at_least` teachers to register."""
     return pool.attainable < min(at_least, pool.wanted)
 
 
 def missing_teachers(spec: TaskSpec, view: TaskState) -> str:
-    """Say what the wait for teachers is waiting for."""
+    """Return what the wait for teachers is waiting for, in words."""
     if view.teachers is None:
         return "Redis does not answer"
     if view.pool and view.pool.is_suspended:
         return "the pool is suspended"
-    return f"{len(view.teachers)} of the {spec.at_least} wanted are registered"
+    return f"{len(view.teachers)} of {spec.at_least} are registered"
 
 
 def _start(spec: TaskSpec, view: TaskState, now: float) -> Decision:
@@ -132,7 +131,7 @@ def _gather(spec: TaskSpec, view: TaskState, now: float) -> Decision:
 
 
 def _deadline(spec: TaskSpec, pool: JobStatus | None) -> float:
-    """Return until when teachers are waited for; those of a pool that was resized since have that long from then on."""
+    """Return the deadline for teachers, which starts again when the pool is resized."""
     resized_at = pool.scaling.resized_at if pool and pool.scaling else None
     return max(spec.pool_deadline, resized_at + spec.wait_timeout_s) if resized_at else spec.pool_deadline
 
@@ -151,7 +150,7 @@ def _follow(spec: TaskSpec, view: TaskState, now: float) -> Decision:
 
 
 def _end(spec: TaskSpec, job: JobStatus, asked_at: float | None, now: float) -> Decision:
-    """Return what to do with a job whose time to train is over. One that is suspended has left its checkpoint."""
+    """Return the next step for a job whose time to train is over. A suspended one has written its checkpoint."""
     reason = f"it did not end by itself within {spec.stop_grace_s:.0f} s of being asked to"
     if job.is_suspended and not job.instances:
         reason = "it was suspended when its time to train was over"
@@ -161,21 +160,21 @@ def _end(spec: TaskSpec, job: JobStatus, asked_at: float | None, now: float) -> 
 
 
 def _with_pool_reason(outcome: TaskOutcome, spec: TaskSpec, pool: JobStatus | None) -> TaskOutcome:
-    """Add what is wrong with the pool: a student that finds no teacher does not know why."""
+    """Add the pool's failure: the student itself only knows that no teacher answers."""
     if spec.pool_job and not pool:
         reason = f"{outcome.reason}; its pool {spec.pool!r}: {REMOVED_REASON}"
         return msgspec.structs.replace(outcome, reason=reason, permanent=True)
     if not pool or not pool.reason:
         return outcome
-    said = (f"the last lines of pool {pool.name!r}:", *pool.last_lines) if pool.last_lines else ()
+    pool_lines = (f"the last lines of pool {pool.name!r}:", *pool.last_lines) if pool.last_lines else ()
     return msgspec.structs.replace(
         outcome,
         reason=f"{outcome.reason}; its pool {pool.name!r}: {pool.reason}",
-        last_lines=(*outcome.last_lines, *said),
+        last_lines=(*outcome.last_lines, *pool_lines),
         permanent=outcome.permanent or (pool.phase == "failed" and failed_outcome(pool).permanent),
     )
 
 
 def _removed(name: str) -> TaskOutcome:
-    """Return how the work ends when a person has ended it: a retry would start again what that person has stopped."""
+    """Return the outcome of work that a person has stopped; it is permanent, as a retry would start it again."""
     return TaskOutcome(ended="failed", name=name, reason=REMOVED_REASON, permanent=True)

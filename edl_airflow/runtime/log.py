@@ -1,4 +1,4 @@
-"""Writes a job's own lines and its progress to the task's log."""
+"""Writes a job's output and its progress to the task's log."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ MAX_NAMED = 3
 """How many teachers one line names; it counts the others."""
 
 MAX_LINES = 40
-"""So many of the lines that came since the last time are shown, the newest."""
+"""How many of the new lines are logged at a time; the newest."""
 
 MAX_LINE_CHARS = 2000
-"""Letters of a line; the rest of a longer one is left out."""
+"""Characters of a line; the rest is left out."""
 
 FINAL_LINES_WAIT_S = 3.0
-"""Seconds that the log of a job that has ended is read for its last lines."""
+"""Seconds to wait for the last lines of a job that has ended."""
 
 
 class JobLogRelay:
-    """Collects a job's lines as they come, and says them in bunches, at most one every `every_s`.
+    """Copies a job's output to the task's log, in batches, at most one every `every_s`.
 
-    A line stands behind its instance, and the rank that this has when it is said: "[2 rank 1] epoch 3". What a student
-    logs of its own progress is left out: the task's log has that from Redis. What was shown is kept after each bunch: a
-    triggerer that is killed between the two shows one bunch again, and so does one that finds Redis away.
+    A line begins with its instance and the instance's current rank: "[2 rank 1] epoch 3". A student's lines of progress
+    are left out, as the task's log has its progress from Redis. The position is saved after each batch, so a triggerer
+    that is killed between the two, or that can't reach Redis, may repeat a batch.
     """
 
     def __init__(self, job: JobStatus, client: EdlClient, log: LogFunction, every_s: float) -> None:
@@ -57,9 +57,9 @@ class JobLogRelay:
         self._collecting = asyncio.create_task(self._collect())
 
     async def log_disruptions(self, job: JobStatus) -> None:
-        """Say how often the cluster has ended an instance, each time once. Never raises because Redis is away.
+        """Log each disruption of an instance once. Never raises because Redis is away.
 
-        One that has left by a resize is forgotten: an instance that comes back under its number begins anew.
+        Instances that a resize has removed are forgotten: a later one with the same number starts at 0.
         """
         before = (await self._position()).disruptions
         for line in new_disruptions(job, before):
@@ -69,12 +69,12 @@ class JobLogRelay:
             await self._keep(disruptions=now)
 
     async def flush_when_due(self) -> None:
-        """Say what is new, if it is time to. Never raises because Redis is away."""
+        """Log new lines, if a batch is due. Never raises because Redis is away."""
         if self._arrived and time.monotonic() >= self._next_at:
             await self._flush()
 
     async def finish(self, *, is_over: bool) -> None:
-        """Say what has not been said yet; `is_over`: the job has ended, so that its last lines are there."""
+        """Log the remaining lines. `is_over`: the job has ended, so its last lines are about to come."""
         await asyncio.wait([self._collecting], timeout=FINAL_LINES_WAIT_S if is_over else 0)
         if self._arrived:
             await self._flush()
@@ -93,23 +93,23 @@ class JobLogRelay:
                 if is_new and not is_progress_line(line.text, self._job.name):
                     self._new.append(line)
                     self._arrived += 1
-        except BackendError:  # whoever follows the job meets that himself
+        except BackendError:  # the runner meets it, too, and handles it
             return
-        except Exception as error:  # noqa: BLE001 -- the training goes on, whatever hides what it writes
+        except Exception as error:  # noqa: BLE001 (the training continues without its log)
             self._log_line(f"The log of {self._job.name!r} can't be shown any more: {error}")
 
     async def _position(self) -> LogPosition:
-        """Return what has been shown by now, by whomever."""
+        """Return what was logged by now, by this process or an earlier one."""
         if not self._shown:
             position = None
             with suppress(RegistryUnavailableError):
                 position = await self._client.log_position(self._job.name)
             known = position if position and position.created_at == self._job.created_at else None
+            # Another coroutine may have set it during the await
             self._shown = self._shown or known or LogPosition(created_at=self._job.created_at)
         return self._shown
 
     async def _keep(self, **changes: dict[int, int]) -> None:
-        """Keep what has been shown, for whoever goes on."""
         self._shown = msgspec.structs.replace(await self._position(), **changes)
         with suppress(RegistryUnavailableError):
             await self._client.save_log_position(self._job.name, self._shown)
@@ -136,15 +136,15 @@ class JobLogRelay:
         await self._keep(lines=shown)
 
 
-def new_disruptions(job: JobStatus, told: Mapping[int, int]) -> list[str]:
-    """Return a line for each time that the cluster has ended an instance, without those `told`, a number of each."""
+def new_disruptions(job: JobStatus, logged: Mapping[int, int]) -> list[str]:
+    """Return a line for each disruption of an instance, beyond the `logged` number of each instance."""
     most = job.most_disruptions
     lines = []
     for one in job.instances:
-        for times in range(told.get(one.index, 0) + 1, one.disruptions + 1):
+        for times in range(logged.get(one.index, 0) + 1, one.disruptions + 1):
             of_most = "" if most is None else f" of at most {most}"
-            said = f"instance {one.index} was evicted, preempted or lost with its node: {times}{of_most}"
-            lines.append(one.reason if one.disrupted and times == one.disruptions else said)
+            line = f"instance {one.index} was evicted, preempted or lost with its node: {times}{of_most}"
+            lines.append(one.reason if one.disrupted and times == one.disruptions else line)
     return [f"{job.name!r}: {line}" for line in lines]
 
 
@@ -157,10 +157,10 @@ def _cut(text: str) -> str:
 
 
 class ProgressLogger:
-    """Says how far the work is, and what the job writes: only what is new, and at most every `progress_every_s`.
+    """Logs the work's progress and the job's output: only what is new, at most every `progress_every_s`.
 
-    Who limits the speed is said when that changes, and each teacher is named once as one in quarantine: how many are
-    there stands in the lines of progress. Used as a context: it reads the job's log meanwhile.
+    A changed bottleneck is logged at once, and each teacher in quarantine once; lines of progress have their number.
+    A context manager, which reads the job's log meanwhile.
     """
 
     def __init__(self, spec: TaskSpec, client: EdlClient, log: LogFunction) -> None:
@@ -182,7 +182,7 @@ class ProgressLogger:
             await self._log.close()
 
     async def update(self, view: TaskState) -> None:
-        """Say what is new. Never raises because Redis is away."""
+        """Log what is new. Never raises because Redis is away."""
         if view.pool:
             self._log_pool(view.pool)
         if not view.trainer:
@@ -199,10 +199,7 @@ class ProgressLogger:
             await self._log_progress(view.trainer)
 
     async def finish(self, view: TaskState, *, is_over: bool) -> None:
-        """Say what the job wrote last, and how far it came, unless it is a later try's by now.
-
-        `is_over`: it writes no more.
-        """
+        """Log the job's last lines and progress, unless a later try has adopted it. `is_over`: it writes no more."""
         if view.trainer and view.trainer.token == self._spec.token:
             await self._log_of(view.trainer).finish(is_over=is_over)
             with suppress(RegistryUnavailableError):
@@ -213,10 +210,7 @@ class ProgressLogger:
         return self._log
 
     def _log_pool(self, pool: JobStatus) -> None:
-        """Say which teachers the cluster has ended, each once, and how many it has by now: others take their places.
-
-        Of many that are new, the last few are named.
-        """
+        """Log each teacher that the cluster has ended once, and their total number; of many new ones, the last few."""
         ended = {**pool.replaced, **{one.pod: one.reason for one in pool.instances if one.disrupted}}
         new = [pod for pod in ended if pod not in self._lost_teachers]
         counted = enumerate(new, start=len(self._lost_teachers) + 1)
@@ -229,7 +223,7 @@ class ProgressLogger:
         try:
             progress = await latest_progress(job, self._client)
         except RegistryUnavailableError as error:
-            self._log_if_new("progress", f"{error}. The training goes on without progress shown here")
+            self._log_if_new("progress", f"{error}. The training continues, without progress shown here")
             return
         self._log_report(progress)
 
@@ -239,7 +233,7 @@ class ProgressLogger:
             self._log_troubles(progress)
 
     def _log_reason(self, matter: str, who: str, job: JobStatus) -> None:
-        """Say what is wrong with a job, once; what is over and comes again is news again."""
+        """Log a job's trouble once, and again if it comes back."""
         if not job.reason:
             self._said.pop(matter, None)
         elif not _is_disruption(job):
@@ -262,17 +256,17 @@ class ProgressLogger:
 
 
 def _is_disruption(job: JobStatus) -> bool:
-    """Whether its reason is that the cluster has ended an instance, which is said by itself."""
+    """Whether the job's reason is a disruption, which is logged separately."""
     return any(one.disrupted and one.reason == job.reason for one in job.instances)
 
 
 def _named(quarantined: Mapping[str, str]) -> str:
-    """Name teachers with the reasons, each of which may begin with the teacher's name, and be long."""
+    """Return teachers with their reasons; a reason may begin with the teacher's name, which is cut."""
     said = [f"{who} ({why.removeprefix(f'{who}: ')})" for who, why in sorted(quarantined.items())[:MAX_NAMED]]
     more = len(quarantined) - len(said)
     return "; ".join([*said, f"and {more} more"] if more else said)
 
 
 async def latest_progress(job: JobStatus, client: EdlClient) -> Progress | None:
-    """Return the last report of this run of the job; an earlier run's may still lie in Redis."""
+    """Return the last report of this run of the job; Redis may still have an earlier run's."""
     return progress_of_run(await client.progress(job.name), job.created_at)

@@ -1,7 +1,7 @@
 """Runs a task's work: waits for the pool, starts the training, follows it. Workers and triggerers run the same code.
 
-`start` and `run` observe, ask `decide` and act. All of it can be done again from the start (by another triggerer,
-by the next try) and finds what is there already.
+`start` and `run` observe, call `decide` and act. Another triggerer, or the next try, may do all of it again: it finds
+what is running.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from edl_runtime.backends.interface import Backend, check_owner, token_owner
 from edl_runtime.store.errors import RegistryUnavailableError
 
 clock = time.time
-"""Unix seconds: when the time to train, and the task's own, is over."""
+"""Unix seconds, for deadlines."""
 
 POLL_INTERVAL_S = 0.5
-"""Seconds between two looks at what the work waits for."""
+"""Seconds between two observations."""
 
 
 async def start(spec: TaskSpec, client: EdlClient, check: Callable[[], None] | None = None) -> TaskOutcome | TaskSpec:
-    """Start what can be started at once, taking over what an earlier try left, and look once.
+    """Adopt jobs of an earlier try, start what can be started, and observe once.
 
-    Only for the first half of a try: it makes this try's token the owner. Returns the outcome if the work has
-    ended already, else the work to go on with. Raises what the registry and the backend raise; `stop_all_tries` then
-    leaves nothing.
+    Only for the first half of a try: it makes this try the owner. Returns the outcome if the work has ended, else the
+    spec for `run`. Raises the errors of registry and backend; call `stop_all_tries` then.
 
-    `check` raises for what is seen to be wrong before anything is started; what runs already is not checked.
+    `check` raises for mistakes, before anything is started; it is not called for adopted trainers.
     """
     adopted = await _adopts_trainers(spec, client.backend)
     if not adopted:
         if check:
             await asyncio.to_thread(check)
-        await client.progress(spec.name)  # a Redis that is away is an error now, and an outage to ride out later
+        await client.progress(spec.name)  # fail if Redis is away now; `run` tolerates an outage
     if spec.pool_job:
         await client.backend.submit(spec.pool_job, token=spec.token, secrets=client.secrets)
     if adopted:
@@ -55,23 +54,25 @@ async def start(spec: TaskSpec, client: EdlClient, check: Callable[[], None] | N
 
 
 async def run(spec: TaskSpec, client: EdlClient, log: LogFunction) -> TaskOutcome:
-    """Go on until the work has ended, logging progress and what the job writes with `say`.
+    """Follow the work until it ends, writing progress and the job's output to `log`.
 
-    Trainers are started once in a try, also if the triggerer restarts: those that a person stops stay stopped. Rides
-    out a Redis that is away: the training goes on, and the backend tells when it ends. Raises BackendError.
+    Trainers are started once in a try, also if the triggerer restarts, so that those that a person stops stay stopped.
+    Tolerates a Redis outage, as the backend reports the end of the training. Raises BackendError.
     """
     async with ProgressLogger(spec, client, log) as progress_logger:
-        started = noted = spec.started
-        told = False
+        started = recorded = spec.started
+        stop_logged = False
         asked_at: float | None = None
         while True:
             view = msgspec.structs.replace(await _observe(spec, client, started=started), asked_at=asked_at)
             started = view.started
-            noted = noted or (started and await _record_started(spec, client))
+            recorded = recorded or (started and await _record_started(spec, client))
             decision = decide(spec, view, clock())
             if isinstance(decision, TaskOutcome):
                 if decision.ended == "stopped":
-                    await stop(spec, client.backend)  # instances that leave write a checkpoint, which is the job's last
+                    await stop(
+                        spec, client.backend
+                    )  # before the result is read: leaving instances write a last checkpoint
                 await progress_logger.finish(view, is_over=decision.ended != "timed_out")
                 return await _with_progress(spec, decision, view, client)
             if decision == "start_trainer":
@@ -81,20 +82,20 @@ async def run(spec: TaskSpec, client: EdlClient, log: LogFunction) -> TaskOutcom
                 continue
             if decision == "stop_trainer":
                 asked_at = asked_at or clock()
-                if await _request_stop(spec, client) and not told:
+                if await _request_stop(spec, client) and not stop_logged:
                     log(f"The time to train is over: {spec.name!r} was asked to end with a checkpoint")
-                    told = True
+                    stop_logged = True
             await progress_logger.update(view)
             await asyncio.sleep(POLL_INTERVAL_S)
 
 
 async def stop(spec: TaskSpec, backend: Backend) -> None:
-    """End everything that carries this try's token, trainers and pool at the same time; their logs are kept."""
+    """Stop everything with this try's token, trainers and pool at the same time. Keeps their logs."""
     await asyncio.gather(*(backend.delete(name, token=spec.token) for name in spec.jobs))
 
 
 async def stop_all_tries(owner: str, backend: Backend) -> None:
-    """End everything of a task instance, whichever try it is from: for a try that fails before it can take it over."""
+    """Stop everything of a task instance, of any try: for a try that fails before it has adopted it."""
     left = [job for job in await backend.list() if token_owner(job.token) == owner]
     await asyncio.gather(*(backend.delete(job.name, token=job.token) for job in left))
 
@@ -105,7 +106,7 @@ async def _submit_trainer(spec: TaskSpec, client: EdlClient) -> None:
 
 
 async def _adopts_trainers(spec: TaskSpec, backend: Backend) -> bool:
-    """Return whether an earlier try's training is as good as a new one; stop it if it is not."""
+    """Return whether this try adopts an earlier one's training; stop that if it has failed or its spec differs."""
     earlier = await job_status(backend, spec.trainer_job.name) if spec.trainer_job else None
     if not earlier or not spec.trainer_job:
         return False
@@ -131,7 +132,7 @@ async def _observe(spec: TaskSpec, client: EdlClient, *, started: bool) -> TaskS
 
 
 async def _record_started(spec: TaskSpec, client: EdlClient) -> bool:
-    """Keep that this try has started its trainers, for a triggerer that goes on; False while Redis is away."""
+    """Record that this try has started its trainers, for another triggerer; False while Redis is away."""
     try:
         await client.save_started_by(spec.name, spec.token)
     except RegistryUnavailableError:
@@ -140,7 +141,7 @@ async def _record_started(spec: TaskSpec, client: EdlClient) -> bool:
 
 
 async def _request_stop(spec: TaskSpec, client: EdlClient) -> bool:
-    """Ask at each look: it may be heard by instances that are dead, and those that take their place know nothing."""
+    """Send the request to end; repeatedly, as new instances do not know what dead ones were asked."""
     try:
         return await client.request_stop(spec.name, "its time to train is over")
     except RegistryUnavailableError:
@@ -148,7 +149,7 @@ async def _request_stop(spec: TaskSpec, client: EdlClient) -> bool:
 
 
 async def _with_progress(spec: TaskSpec, outcome: TaskOutcome, view: TaskState, client: EdlClient) -> TaskOutcome:
-    """Add what Redis knows of how far the training came, if it answers."""
+    """Add the training's progress from Redis, if that answers."""
     since = view.trainer.created_at if view.trainer else spec.began_at
     try:
         return msgspec.structs.replace(

@@ -1,6 +1,6 @@
-"""What a task does outside Airflow (`TaskSpec`) and how it ended (`TaskOutcome`).
+"""What a task does outside Airflow (`TaskSpec`) and how that ended (`TaskOutcome`).
 
-Both are plain data without secrets: they travel from the worker to the triggerer and back.
+Plain data without secrets: they go from the worker to the triggerer and back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edl_runtime.specs import JobSpec
 
 
 class LocalBackendRef(msgspec.Struct, frozen=True, tag="local", tag_field="backend"):
-    """Processes of this machine, by the local backend's folder."""
+    """The local backend with this folder."""
 
     work_dir: str
 
@@ -24,8 +24,8 @@ class LocalBackendRef(msgspec.Struct, frozen=True, tag="local", tag_field="backe
 class KubernetesBackendRef(msgspec.Struct, frozen=True, kw_only=True, tag="kubernetes", tag_field="backend"):
     """Pods in a namespace of a cluster.
 
-    - `conn_id`: the Airflow connection of type `kubernetes`; empty for the service account of the pod that asks.
-    - `pod`: what specs of pods leave open.
+    - `conn_id`: the Airflow connection of type `kubernetes`; empty for the service account of Airflow's pod.
+    - `pod`: defaults for the pods of specs.
     """
 
     namespace: str
@@ -34,30 +34,26 @@ class KubernetesBackendRef(msgspec.Struct, frozen=True, kw_only=True, tag="kuber
 
 
 BackendRef = LocalBackendRef | KubernetesBackendRef
-"""Which backend runs a job, so that it can be found and stopped when its `edl` connection can't be looked up."""
+"""The backend of a job, so that the job can be stopped without its `edl` connection."""
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task does: have a pool, or train, or both; and how long that may take. Times are Unix seconds.
+    """The work of a task: a pool, a training, or both. Times are Unix seconds.
 
     - `conn_id`: the Airflow connection; its secrets are looked up wherever the work is done.
-    - `place`: where its jobs are, also when the connection is edited or removed meanwhile.
-    - `token`: this try's, "OWNER/TRY"; once it has begun, nothing that carries another one is deleted.
-    - `pool`: the pool's name, empty for work without one; `pool_job` when this task runs it, None when it is there
-      already.
-    - `at_least`: so many teachers must be registered before the training starts (or the pool counts as started).
-    - `pool_deadline`: when the wait for teachers is given up; `wait_timeout_s` is its length. It begins anew when the
-      pool is resized, and does not end while that is suspended.
-    - `trainer_job`: None when the pool is all there is to do.
-    - `begun`: this try has started its trainers, or taken them over, so they are not started again: where they are
-      missing, somebody has stopped them.
-    - `stream`: where its checkpoints are told, see `edl_runtime.checkpoint.checkpoint_events`; empty for nowhere.
-    - `began_at`: when the DAG's run has started: a checkpoint that landed before is an earlier run's.
-    - `ends_at`: when the training is asked to end with a checkpoint, None for never; `stop_grace_s` after it was first
-      asked it is ended.
-    - `deadline`: when all of it is given up, None for never.
-    - `progress_every_s`: seconds between two lines of progress, or two bunches of the job's own lines, in the task's
-      log, at least.
+    - `place`: the backend of its jobs, even if the connection is edited or removed meanwhile.
+    - `token`: this try's, "OWNER/TRY"; once started, it deletes only jobs with this token.
+    - `pool`: the pool's name, empty for none; `pool_job`: the pool's job if this task runs it, None for a running pool.
+    - `at_least`: how many teachers must be registered before the training starts (or the pool counts as started).
+    - `pool_deadline`: the end of the wait for teachers, which takes `wait_timeout_s`. The wait starts again when the
+      pool is resized, and does not end while the pool is suspended.
+    - `trainer_job`: None for a pool alone.
+    - `started`: this try has started or adopted its trainers, so if they are missing, somebody has stopped them.
+    - `stream`: the stream of its checkpoints, see `edl_runtime.checkpoint.checkpoint_events`; empty for none.
+    - `began_at`: the start of the DAG run; earlier checkpoints are another run's.
+    - `ends_at`: when the training is asked to end with a checkpoint, None for never; stopped `stop_grace_s` later.
+    - `deadline`: the end of the task's `execution_timeout`, None for none.
+    - `progress_every_s`: seconds between two lines of progress, or two batches of the job's output, at least.
     """
 
     conn_id: str
@@ -79,22 +75,21 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of what the work is mainly about."""
+        """The name of the training, else of the pool."""
         return self.trainer_job.name if self.trainer_job else self.pool
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """The names of what this task runs: its trainers, and its pool."""
+        """The names of the jobs that this task runs."""
         return tuple(job.name for job in (self.trainer_job, self.pool_job) if job)
 
 
 class TrainingStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job's agents have agreed on.
+    """The state that a job's agents have agreed on.
 
-    - `members`: the instances that train together now, or did last, by rank; empty while a generation forms.
-    - `ended`: whether it has trained all there is ("done"), was asked to end ("stopped") or has failed; empty before.
-      `reason`: who asked, or what failed, and why.
-    - `heard_at`: when its agents were last heard of, in Unix seconds.
+    - `members`: the instances of the current or last generation, by rank; empty while a generation forms.
+    - `ended`: finished its training ("done"), was asked to end ("stopped"), or failed; empty before. `reason`: why.
+    - `heard_at`: the time of the agents' last report, in Unix seconds.
     """
 
     members: tuple[int, ...] = ()
@@ -104,14 +99,14 @@ class TrainingStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def instances(self) -> int:
-        """How many train together."""
+        """How many instances train together."""
         return len(self.members)
 
 
 class LogPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """How much has been shown of the run of the job that was created at this time.
+    """How much of a job's output is in the task's log, of the run that was created at `created_at`.
 
-    Of each instance: how many lines, and how many of the times that the cluster has ended it (`disruptions`).
+    By instance: how many lines, and how many disruptions.
     """
 
     created_at: float
@@ -120,21 +115,19 @@ class LogPosition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How some work, or a wait, has ended.
+    """How work, or a wait, has ended.
 
-    - `ended`: `ready` (what was waited for is there, or a pool, and that was all), `succeeded` or `failed` (a job;
-      `name` says which), `stopped` (the time to train was over, and the job did not end by itself), `too_late` (it was
-      before the run began), `gone` (what was waited for was there and has ended), `impossible` (what is waited for
-      can't be, as asked), `no_teacher` or `not_yet` (the wait limit passed), `timed_out` (the task's time was up) or
-      `taken_over` (by a later try).
-    - `teachers`: addresses of the registered teachers, when a pool is `ready`.
-    - `result`: what the training script left.
-    - `progress`: the job's last report; `training`: what its agents agreed on last, the `generations`-th time;
-      `landed`: the newest checkpoint that it has left, or that was waited for. None, or 0, if there is none or Redis
-      was away.
-    - `window`: the traffic window that was waited for.
-    - `permanent`: trying again can't help, or nobody wants it, as somebody has stopped the job. `passing`: it was not
-      the job's doing, and trying again later may well.
+    - `ended`: `ready` (the pool, or what a wait was for, is there), `succeeded` or `failed` (the job `name`), `stopped`
+      (its time was over, and it did not end by itself), `too_late` (its time was over before the run began), `gone`
+      (the target of a wait has ended), `impossible` (the condition can't become true), `no_teacher` or `not_yet` (the
+      wait limit passed), `timed_out` (the task's `execution_timeout` passed) or `taken_over` (by a later try).
+    - `teachers`: addresses of the registered teachers, of a pool that is `ready`.
+    - `result`: the result that the training script has written.
+    - `progress`: the job's last report; `training`: its agents' last state; `generations`: how many it had; `landed`:
+      its newest checkpoint, or the one that a wait was for. None, or 0, if there is none or Redis was away.
+    - `window`: the traffic window that a wait was for.
+    - `permanent`: a retry can't help, or a person has stopped the job. `transient`: the cluster or the network failed,
+      and a retry may help.
     """
 
     ended: Literal[
@@ -164,11 +157,11 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
     transient: bool = False
 
     def pool_result(self) -> PoolResult:
-        """Return what tasks about a pool return."""
+        """Return the result of tasks about a pool."""
         result = PoolResult(pool=self.name, teachers=list(self.teachers))
         return PoolResult(**result, reason=self.reason) if self.reason else result
 
     def running_job(self) -> RunningJob:
-        """Return what tasks about a running job return."""
+        """Return the result of tasks about a running job."""
         result = RunningJob(job=self.name, instances=self.training.instances if self.training else 0)
         return RunningJob(**result, reason=self.reason) if self.reason else result

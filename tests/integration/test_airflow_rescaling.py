@@ -116,7 +116,7 @@ def test_a_pass_resizes_jobs_and_says_why(
     assert "first     5       3  shrinks from 5 to 3" in said
     assert "second    1       3  grows from 1 to 3" in said
     assert "has a size for job 'thrid'" in said
-    assert "A dry run: nothing is changed" in said
+    assert "Dry run: nothing is changed" in said
 
     async def kept() -> dict[str, int]:
         async with connect(world.redis_url) as client:

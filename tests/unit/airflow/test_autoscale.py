@@ -40,7 +40,7 @@ def test_a_dry_run_has_no_link(
     site.rescale = rescale  # type: ignore[attr-defined]
     operator = _operator(dry_run=dry_run)
     operator.execute(context)
-    assert "No job or pool that can be resized is there" in capsys.readouterr().out
+    assert "There is no job or pool that can be resized" in capsys.readouterr().out
     (rescaling,) = operator.operator_extra_links
     found = rescaling.get_link(operator, ti_key=context["ti"])
     assert (found.endswith(link), bool(found)) == (True, bool(link))

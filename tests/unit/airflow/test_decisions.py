@@ -108,7 +108,7 @@ def test_what_is_next(spec: TaskSpec, view: TaskState, now: float, decision: str
 @pytest.mark.parametrize(
     ("spec", "view", "now", "ended", "reason"),
     [
-        pytest.param(spec_of(pool_deadline=10), pool("a"), 10, "no_teacher", "1 of the 2", id="too few teachers"),
+        pytest.param(spec_of(pool_deadline=10), pool("a"), 10, "no_teacher", "1 of 2", id="too few teachers"),
         pytest.param(
             spec_of(pool_deadline=10),
             with_(pool(), teachers=None),

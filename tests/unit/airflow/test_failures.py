@@ -67,7 +67,7 @@ def test_the_users_mistakes_fail_at_once(mistake: Exception) -> None:
     assert str(caught.value) == str(mistake)
     decision = decided(mistake)
     assert (decision.action, decision.retry_delay) == (RetryAction.FAIL, None)
-    assert decision.reason == f"trying again can't help: {mistake}"
+    assert decision.reason == f"a retry can't help: {mistake}"
 
 
 @pytest.mark.parametrize(("kind", "argument"), [("pool", "teacher_pool"), ("trainer", "job")])
@@ -94,7 +94,7 @@ def test_what_passes_is_waited_for(trouble: Exception) -> None:
     for try_number, seconds in ((1, 30), (2, 60), (3, 120), (5, 480), (6, 600), (4000, 600)):
         decision = decided(trouble, try_number=try_number)
         assert (decision.action, decision.retry_delay) == (RetryAction.RETRY, timedelta(seconds=seconds))
-        assert decision.reason == f"it may pass within {seconds} s: {trouble}"
+        assert decision.reason == f"it may be over in {seconds} s: {trouble}"
 
 
 def test_what_is_damaged_in_redis_is_tried_again_as_the_task_says() -> None:

@@ -226,4 +226,4 @@ def test_a_redis_that_is_too_old_is_named(
         return (6, 0, 16), ""
 
     monkeypatch.setattr("edl_airflow.hooks.edl._ask_redis", old)
-    assert connect(redis_url, work_dir) == (False, "Redis is 6.0.16, needed is 6.2 or newer")
+    assert connect(redis_url, work_dir) == (False, "Redis is 6.0.16, required is 6.2 or newer")

@@ -136,7 +136,7 @@ def test_a_job_that_a_person_stops_is_not_started_again(context: Any, site: Fake
     """`edl stop` ends the task, too, whatever retries it has left, and what else it runs."""
     site.registered = ["127.0.0.1:1", "127.0.0.1:2"]
     site.backend.forget_after(job_name(context["ti"]), looks=5)
-    with pytest.raises(AirflowFailException, match="stopped it while it was running, as with `edl stop`"):
+    with pytest.raises(AirflowFailException, match="stopped it while it was running, as by `edl stop`"):
         rendered(distill(deferrable=False), context).execute(context)
     assert site.backend.jobs == {}
 
@@ -152,7 +152,7 @@ def test_a_job_that_a_person_stops_before_a_triggerer_has_seen_it_is_not_started
     async def event() -> Any:
         return await asyncio.wait_for(anext(resolve_name(path)(**kwargs).run()), timeout=60)
 
-    with pytest.raises(AirflowFailException, match="stopped it while it was running, as with `edl stop`"):
+    with pytest.raises(AirflowFailException, match="stopped it while it was running, as by `edl stop`"):
         train().execute_complete(context, asyncio.run(event()).payload)
     assert [deed for deed, _ in site.backend.deeds] == ["submit", "delete"]
 

@@ -54,7 +54,7 @@ def test_what_is_there_passes(given: dict[str, Any], folder: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"command": ["python", "tran.py"], "cwd": "jobs"}, "jobs/tran.py', allowed is a file that is there"),
+        ({"command": ["python", "tran.py"], "cwd": "jobs"}, "jobs/tran.py', allowed is an existing file"),
         ({"command": ["python", "-X", "dev", "/no/train.py"]}, "trainer.command: got '/no/train.py'"),
         ({"command": ["python", "train.py"]}, "an absolute path, or one below the folder that trainer.cwd names"),
         ({"command": ["pyton", "train.py"], "cwd": "jobs"}, "trainer.command: got 'pyton', allowed is a program on"),
@@ -62,7 +62,7 @@ def test_what_is_there_passes(given: dict[str, Any], folder: Path) -> None:
         ({"command": ["python", ".."], "cwd": "jobs"}, "jobs/..', allowed is a file; this is a folder"),
         ({"command": ["./package"], "cwd": "jobs"}, "jobs/package', allowed is a file; this is a folder"),
         ({"command": ["package/__main__.py"], "cwd": "jobs"}, "__main__.py', allowed is a program that may be run"),
-        ({"command": ["python", "train.py"], "cwd": "job"}, "/job', allowed is a folder that is there"),
+        ({"command": ["python", "train.py"], "cwd": "job"}, "/job', allowed is an existing folder"),
     ],
 )
 def test_what_is_not_there_is_named(given: dict[str, Any], words: str, folder: Path) -> None:
@@ -142,7 +142,7 @@ def test_what_tells_nothing_before_it_is_loaded_passes(folder: Path) -> None:
     ("changes", "words"),
     [
         ({"student": TrainerSpec(command=["python", "/no/student.py"])}, "student.command: got '/no/student.py'"),
-        ({"students": 1, "checkpoint": "/proc/nope/ck"}, "checkpoint.url: got '/proc/nope/ck', allowed is a folder"),
+        ({"students": 1, "checkpoint": "/proc/nope/ck"}, "checkpoint.url: got '/proc/nope/ck', allowed is a writable folder"),
         ({"teacher": TeacherSpec(model="/no/model")}, "model '/no/model': there is no such folder"),
     ],
 )
@@ -166,7 +166,7 @@ async def test_what_runs_already_is_not_looked_at(site: FakeClient) -> None:
     site.backend.jobs["student"] = job_status("student", "try-0", digest=digest)
 
     def fails() -> None:
-        raise SpecError("trainer.command", "a", "a file that is there")
+        raise SpecError("trainer.command", "a", "an existing file")
 
     spec = spec_of(pool="", pool_job=None)
     assert isinstance(await runner.start(spec, site, fails), TaskSpec)

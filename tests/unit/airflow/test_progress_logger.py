@@ -160,7 +160,7 @@ async def test_that_redis_is_away_is_said_once(site: FakeClient) -> None:
     """However often it is looked."""
     site.away = True
     (line,) = await _said_of(site, VIEW, VIEW, VIEW)
-    assert "The training goes on" in line
+    assert "The training continues" in line
 
 
 async def test_that_a_job_is_suspended_is_said_once(site: FakeClient) -> None:

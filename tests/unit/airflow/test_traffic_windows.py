@@ -297,7 +297,7 @@ def test_the_runs_window_says_how_many(
     deferred = deferred_by(rendered(resize(), {**context, **NIGHT_RUN}), {**context, **NIGHT_RUN})
     assert site.backend.deeds == [("resize to 2", "student")]
     why = f"{HALF} 2"
-    assert f"'student' shall have 2 instances: {why}" in capsys.readouterr().out
+    assert f"Requested 2 instances of 'student': {why}" in capsys.readouterr().out
     event = event_of(
         deferred, TaskOutcome(ended="ready", name="student", training=TrainingStatus(members=(0, 1)), reason=why)
     )
