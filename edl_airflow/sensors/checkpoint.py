@@ -26,19 +26,20 @@ from edl_runtime.specs import check_name
 
 
 class EdlCheckpointSensor(EdlSensor[CheckpointCondition]):
-    """Succeed when a checkpoint has landed that all that is asked for is true of; return the newest such one.
+    """Succeed when there is a checkpoint that meets all the given criteria; return the newest one.
 
-    Returns a `CheckpointResult`. One that landed before counts as well, from the last run too, unless a `job` or
-    `max_age` says otherwise; whether it is there still is not looked at. With a `job`, the sensor fails at once when
-    that has ended, since this DAG's run began, without such a checkpoint; see `EdlSensor` for what all sensors share.
+    Returns a `CheckpointResult`. Earlier checkpoints count, also those of earlier runs, unless `job` or `max_age`
+    excludes them; it does not check whether they still exist. With a `job`, the sensor fails at once when that job has
+    ended, since the start of this DAG run, without such a checkpoint. See `EdlSensor` for what all sensors share.
 
-    :param stream: where checkpoints are told: "DAG/TASK" of an `EdlTrainOperator` ("DAG/TASK/0" of a mapped one), or
-        the name of a job that was started by hand (templated)
-    :param job: the name of the job that is to write it, None for any (templated)
-    :param step: of this step or a later one (templated)
-    :param epoch: of this epoch or a later one (templated)
-    :param metric: what the script said by `run.metrics`, with >=, <=, > or <, as in "accuracy>=0.9" (templated)
-    :param max_age: complete for at most so long, as a timedelta or in seconds
+    :param stream: the stream of checkpoints: "DAG/TASK" of an `EdlTrainOperator` ("DAG/TASK/0" of a mapped one), or the
+        name of a job that was started by hand (templated)
+    :param job: the name of the job that writes it, None for any (templated)
+    :param step: the least step (templated)
+    :param epoch: the least epoch (templated)
+    :param metric: a metric that the script gave to `run.metrics`, with >=, <=, > or <, as in "accuracy>=0.9"
+        (templated)
+    :param max_age: the greatest age, as a timedelta or in seconds
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: wait in the triggerer, without a worker slot
     """
@@ -94,7 +95,7 @@ class EdlCheckpointSensor(EdlSensor[CheckpointCondition]):
         )
 
     def result(self, outcome: TaskOutcome) -> CheckpointResult:
-        assert outcome.landed is not None  # noqa: S101 (that is what was waited for)
+        assert outcome.landed is not None  # noqa: S101 (the condition is true)
         return outcome.landed
 
 

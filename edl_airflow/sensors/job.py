@@ -27,14 +27,14 @@ class EdlJobSensor(EdlSensor[JobCondition]):
     """Succeed when a job of elastic trainers runs with at least so many instances, or when it has succeeded.
 
     Returns a `RunningJob`. An instance counts once it trains together with the others. Fails at once when the job has
-    failed, or was there and has been stopped, or has ended before it ran with so many, or is to be "running" and is
-    none of elastic trainers; see `EdlSensor` for what all sensors share. What ended before this DAG's run began can be
-    the success that is waited for, but no failure.
+    failed or was stopped, when it has ended before so many ran, and with phase "running" for a job that is not elastic.
+    Of jobs that ended before this DAG run began, a success counts, but not a failure. See `EdlSensor` for what all
+    sensors share.
 
-    :param job: the job's name, as `EdlTrainOperator` was given it; one of each run's own, for that it has succeeded is
-        known for a day (templated)
-    :param phase: "running" or "succeeded", which one that was asked to end with a checkpoint has, too
-    :param at_least: of how many instances "running" is (templated)
+    :param job: the job's name, as given to `EdlTrainOperator`; use another name in each run, because a success is known
+        for a day (templated)
+    :param phase: "running" or "succeeded"; a job that was asked to end with a checkpoint has succeeded, too
+    :param at_least: how many instances must be running (templated)
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: wait in the triggerer, without a worker slot
     """

@@ -26,8 +26,7 @@ from edl_runtime.specs import check_name
 class EdlTeacherPoolSensor(EdlSensor[PoolCondition]):
     """Succeed when a pool has at least so many registered teachers, and so many students attached to it.
 
-    Returns a `PoolResult`. Fails at once when the pool itself has failed, or was there and has ended; see `EdlSensor`
-    for what all sensors share.
+    Returns a `PoolResult`. Fails at once when the pool has failed or ended; see `EdlSensor` for what all sensors share.
 
     :param teacher_pool: the pool's name (templated)
     :param at_least: how many teachers (templated)

@@ -6,9 +6,8 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
 from airflow.sdk import conf
 
 from edl_airflow.client import open_client
@@ -29,27 +28,23 @@ from edl_airflow.waits.traffic import TrafficCondition, TrafficObservation
 from edl_runtime.backends.interface import Capacity
 from edl_runtime.errors import SpecError
 
-if TYPE_CHECKING:
-    from edl_airflow.triggers.conditions import EdlTrafficTrigger
-
-
 clock = time.time
 """Unix seconds, by this machine's clock."""
 
 
 class EdlTrafficSensor(EdlSensor[TrafficCondition]):
-    """Succeed when a traffic window holds: the one that is named, or one that leaves training enough, or both.
+    """Succeed in a traffic window: the one with a name, or one that leaves enough to training, or both.
 
-    Returns a `WindowResult`: its name, start, end and sizes. It succeeds at any time within the window, by the clock of
-    the machine that waits. Deferrable, it sleeps in the triggerer until the window that holds is over. Fails at once
-    when no window leaves training so much; see `EdlSensor` for what all sensors share. What windows declare counts, not
-    what a source of traffic says that the web needs, which may leave less.
+    Returns a `WindowResult`. It succeeds at any time within the window, by the clock of the machine that waits.
+    Deferrable, it sleeps in the triggerer until the current window ends. Fails at once when no window leaves so much to
+    training; see `EdlSensor` for what all sensors share. Declared windows count, not a learned source of traffic, which
+    may leave less.
 
     :param windows: traffic windows, as a mapping, a Path of a YAML file (a relative one starts from the DAG's file), a
         text, or "variable:NAME" for an Airflow Variable, which is read when the task runs (templated)
     :param window: the name of a window, or "default" for the times between them (templated)
-    :param at_least: how much of resources training has to be left, as {"gpu": 4}, of what the connection's cluster has
-        when the sensor first looks; so it needs the connection, and without this the sensor needs none (templated)
+    :param at_least: how much the window has to leave to training, as {"gpu": 4}, of what the connection's cluster has
+        at the first check; without it the sensor needs no connection (templated)
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
     :param deferrable: wait in the triggerer, without a worker slot
     """
@@ -100,17 +95,12 @@ class EdlTrafficSensor(EdlSensor[TrafficCondition]):
     def observe(self, condition: TrafficCondition) -> TrafficObservation:
         return condition.view(clock())
 
-    def trigger(self, condition: TrafficCondition) -> EdlTrafficTrigger:
-        from edl_airflow.triggers.conditions import EdlTrafficTrigger
-
-        return EdlTrafficTrigger(condition=msgspec.to_builtins(condition))
-
     def result(self, outcome: TaskOutcome) -> WindowResult:
-        assert outcome.window is not None  # noqa: S101 (that is what was waited for)
+        assert outcome.window is not None  # noqa: S101 (the condition is true)
         return outcome.window
 
     def _there(self, at_least: Mapping[str, float]) -> Capacity:
-        """Return what there is for instances. Raises SpecError for resources that the cluster knows nothing of."""
+        """Return the cluster's capacity. Raises SpecError for resources that it does not have."""
         there = asyncio.run(_capacity(EdlHook(self.edl_conn_id).edl_connection()))
         known = sorted(there.total)
         for resource in at_least:

@@ -1,4 +1,4 @@
-"""What all triggers share: they follow something to its end and fire one event, whatever happens."""
+"""Base of the triggers that follow something to its end and fire one event."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ from edl_airflow.hooks.edl import EdlHook
 from edl_airflow.runtime.spec import TaskOutcome
 
 FIRST_EVENT_AFTER_S = 5.0
-"""Seconds before a first event: the scheduler may still be busy with the half of the task that has deferred."""
+"""Seconds before the first event: the scheduler may still be handling the deferral."""
 
 LOOK_UP_FOR_S = 300.0
-"""Seconds for which the connection is looked up again while Airflow's API server is away."""
+"""Seconds for which the lookup of a connection is retried while Airflow's API server is away."""
 
 LOOK_UP_AGAIN_S = 30.0
-"""Seconds after which a watcher looks a connection up again that is missing or wrong."""
+"""Seconds between two lookups of a connection that is missing or wrong, by an asset's trigger."""
 
 log = structlog.get_logger(__name__)
 
 
 class EdlTrigger(BaseTrigger):
-    """Fires one event: a `TaskOutcome`, and the trigger's own arguments beside it.
+    """Fires one event: a `TaskOutcome`, and the trigger's own arguments.
 
-    (What a task keeps for itself when it defers is lost in `dag.test()`, so the event carries what is needed next.)
-    Every failure is an event too, so that the operator can stop what was started.
+    The arguments are there because `dag.test()` loses what a task stores when it defers. Failures are events, too, so
+    that the operator can stop what it has started.
     """
 
     conn_id: str
     about: str
-    """The name of the job or pool that is followed."""
+    """The name of the job or pool."""
 
     async def follow(self, edl_connection: EdlConnection) -> TaskOutcome:
         """Follow it to its end."""
         raise NotImplementedError
 
     async def outcome(self) -> TaskOutcome:
-        """Look up where it is, and follow it to its end."""
+        """Look up the connection, and follow it to its end."""
         return await self.follow(await load_connection(self.conn_id))
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Follow it; by the time of the event, all sockets are closed.
+        """Follow it, and close all sockets before the event.
 
-        A cancellation is raised as it came: what Airflow says with it may get lost on the way through what is awaited.
+        It runs in its own task, so that a cancellation is raised here with Airflow's message in it; nested awaits may
+        lose the message.
         """
         quiet = asyncio.create_task(asyncio.sleep(FIRST_EVENT_AFTER_S))
         following = asyncio.create_task(self._any_outcome())
@@ -66,8 +67,8 @@ class EdlTrigger(BaseTrigger):
     async def _any_outcome(self) -> TaskOutcome:
         try:
             return await self.outcome()
-        except Exception as error:  # a trigger that raises leaves no chance to stop what was started
-            self.log.exception("%r can't be followed any more", self.about)
+        except Exception as error:  # if this raised, nothing would stop what was started
+            self.log.exception("Lost track of %r", self.about)
             reason = f"{type(error).__name__}: {error}"
             return TaskOutcome(
                 ended="failed",
@@ -79,7 +80,7 @@ class EdlTrigger(BaseTrigger):
 
 
 async def load_connection(conn_id: str) -> EdlConnection:
-    """Look a connection up, for minutes while that can't be done; raise at once what is the user's mistake."""
+    """Look a connection up, with retries for minutes; raise user errors at once."""
 
     def may_pass(error: Exception) -> bool:
         return not is_user_error(error)
@@ -91,17 +92,17 @@ async def load_connection(conn_id: str) -> EdlConnection:
 
 
 async def load_connection_eventually(conn_id: str) -> EdlConnection:
-    """Look a connection up until that can be done: Airflow starts a watcher that raises again at once, without end.
+    """Look a connection up until it works, as Airflow restarts an asset's trigger that raises at once, without end.
 
-    What is wrong is logged once, and again when that changes.
+    Logs the cause once, and again when it changes.
     """
-    said = ""
+    logged = ""
     while True:
         try:
             return await load_connection(conn_id)
-        except Exception as error:  # noqa: BLE001 (nothing that is wrong with it is for ever)
-            wrong = f"{type(error).__name__}: {error}"
-            if wrong != said:
-                log.warning("connection.unusable", conn_id=conn_id, cause=wrong, again_s=LOOK_UP_AGAIN_S)
-            said = wrong
+        except Exception as error:  # noqa: BLE001 (a user may mend it)
+            cause = f"{type(error).__name__}: {error}"
+            if cause != logged:
+                log.warning("connection.unusable", conn_id=conn_id, cause=cause, again_s=LOOK_UP_AGAIN_S)
+            logged = cause
         await asyncio.sleep(LOOK_UP_AGAIN_S)

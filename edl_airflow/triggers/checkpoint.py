@@ -1,4 +1,4 @@
-"""Makes asset events of checkpoints that land."""
+"""Turns checkpoints into asset events."""
 
 from __future__ import annotations
 
@@ -22,28 +22,27 @@ if TYPE_CHECKING:
     from airflow.sdk.execution_time.context import AssetStateStoreAccessors
 
 RETRY_EVERY_S = 2.0
-"""How long to wait before Redis is asked again that was away."""
+"""Seconds between two tries while Redis is away."""
 
 MOST_UNDER_WAY = 64
-"""So many checkpoints at a time may be on their way to Airflow's database; it takes a second or two."""
+"""How many checkpoints may be on their way to Airflow's database at a time; each takes a second or two."""
 
 log = structlog.get_logger(__name__)
 
 StoreRequest: TypeAlias = "asyncio.Future[AssetStateStoreAccessors | None]"
-"""The question to the trigger where its assets' state is, which comes before the first checkpoint."""
+"""First item of the stream: the producer asks its trigger for the store of its assets' state."""
 
 
 class EdlCheckpointTrigger(BaseEventTrigger):
-    """Fires for each checkpoint that lands in a stream: a `CheckpointResult` and the `stream`.
+    """Fires for each new checkpoint in a stream: a `CheckpointResult` and the `stream`.
 
     For an `AssetWatcher`: `Asset("digits", watchers=[AssetWatcher(name="landed", trigger=EdlCheckpointTrigger(...))])`
-    makes each checkpoint an event of the asset, whose `extra["payload"]` says step, URL and metrics. The first time it
-    starts with what lands from then on; later with what has landed since the last event that is in Airflow's database.
-    So none is lost with a triggerer, and one may come a second time. Rides out a Redis that is away, and waits for a
-    connection that is missing or wrong.
+    makes each checkpoint an event of the asset, with step, URL and metrics in `extra["payload"]`. It starts with new
+    checkpoints, and after a restart with those after the last event in Airflow's database, so none is lost with a
+    triggerer, but one may come twice. Tolerates a Redis outage, and waits for a connection that is missing or wrong.
 
-    Airflow calls it through a shared stream, for those alone are told what is in its database. Each watched stream
-    costs one connection to Redis, which waits there.
+    It uses a shared stream, because Airflow reports only to those which events are in its database. Each stream holds
+    one connection to Redis.
 
     :param stream: "DAG/TASK" of an `EdlTrainOperator`, or the name of a job that was started by hand
     :param edl_conn_id: the Airflow connection of type `edl`
@@ -59,7 +58,7 @@ class EdlCheckpointTrigger(BaseEventTrigger):
         return "edl_airflow.triggers.checkpoint.EdlCheckpointTrigger", given
 
     def shared_stream_key(self) -> Hashable:
-        """Equal triggers are one in Airflow, so each has a stream of its own."""
+        """One stream for each trigger; Airflow merges equal triggers."""
         return ("edl_checkpoints", self.edl_conn_id, self.stream)
 
     @classmethod
@@ -70,30 +69,30 @@ class EdlCheckpointTrigger(BaseEventTrigger):
         self, shared_stream: AsyncIterator[StoreRequest | CheckpointResult]
     ) -> AsyncIterator[TriggerEvent]:
         """Fire for ever."""
-        async for said in shared_stream:
-            if isinstance(said, asyncio.Future):
-                said.set_result(self.asset_state_store)
+        async for item in shared_stream:
+            if isinstance(item, asyncio.Future):
+                item.set_result(self.asset_state_store)
             else:
-                yield TriggerEvent({"stream": self.stream, **said})  # type: ignore[no-untyped-call]
+                yield TriggerEvent({"stream": self.stream, **item})  # type: ignore[no-untyped-call]
 
     def run(self) -> AsyncIterator[TriggerEvent]:
-        """Not for this trigger: Airflow filters its shared stream instead."""
+        """Not used: Airflow calls `filter_shared_stream` instead."""
         raise NotImplementedError
 
 
 class CheckpointProducer(SharedStreamProducer):
-    """Reads a stream of checkpoints for one trigger, and keeps up to which one events are in Airflow's database."""
+    """Reads a stream of checkpoints for one trigger, and saves the id of the last event in Airflow's database."""
 
     def __init__(self, stream: str, edl_conn_id: str) -> None:
         self._stream = stream
         self._conn_id = edl_conn_id
         self._room = asyncio.Semaphore(MOST_UNDER_WAY)
         self._cursor: CheckpointCursor | None = None
-        self._whole = True  # whether all before have become events
-        self._ends = False  # what Airflow takes over as it stops counts as stored, and may not be
+        self._whole = True  # whether all events so far were stored
+        self._ends = False  # while it stops, Airflow may report events as stored that are not
 
     async def open_stream(self) -> AsyncIterator[tuple[StoreRequest | CheckpointResult, str]]:
-        """Yield the question where to keep the cursor, then each checkpoint and its id, for ever."""
+        """Yield the request for the store, then each checkpoint with its id, for ever."""
         asked: StoreRequest = asyncio.get_running_loop().create_future()
         await self._room.acquire()
         yield asked, ""
@@ -110,7 +109,7 @@ class CheckpointProducer(SharedStreamProducer):
             self._ends = True
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """Keep the id of the last of which an event is stored; from one that has failed on, the next start tries."""
+        """Save the id of the last stored event; after one that was not stored, the next start repeats from there."""
         stored = list(takewhile(lambda item: item.outcome.is_clean, batch)) if self._whole and not self._ends else []
         self._whole = len(stored) == len(batch)
         for _ in batch:
@@ -138,22 +137,21 @@ class CheckpointProducer(SharedStreamProducer):
 
 
 class CheckpointCursor:
-    """Up to which id of a stream events were made: one value, with each of the assets that are watched through it.
+    """The id of a stream's last event, saved in the state of each asset of the trigger.
 
-    Equal triggers are one, which may be of several assets; one that begins to watch later goes on where the others are.
+    Airflow merges equal triggers of several assets; an asset that is added later continues where the others are.
     """
 
     def __init__(self, store: AssetStateStoreAccessors | None, conn_id: str, stream: str) -> None:
         self._key = f"last_checkpoint/{conn_id}/{stream}"
-        self._kept_at = list(store._by_name.values()) if store else []  # noqa: SLF001 (nothing public names its assets)
+        self._kept_at = list(store._by_name.values()) if store else []  # noqa: SLF001 (there is no public access to its assets)
 
     async def get(self) -> str:
-        """Return the id, empty if there is none yet."""
+        """Return the id, empty for none."""
         kept = [await asset.aget(self._key) for asset in self._kept_at]
         return max((each for each in kept if isinstance(each, str)), key=_entry_order, default="")
 
     async def set(self, last_id: str) -> None:
-        """Keep the id."""
         for asset in self._kept_at:
             await asset.aset(self._key, last_id)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -16,57 +16,41 @@ from edl_airflow.waits.checkpoint import CheckpointCondition
 from edl_airflow.waits.conditions import JobCondition, PoolCondition, evaluate, wait_for
 from edl_airflow.waits.traffic import TrafficCondition
 
+clock = time.time
+"""Unix seconds, by this machine's clock, which may be set at any time."""
+
+AnyCondition: TypeAlias = PoolCondition | JobCondition | CheckpointCondition | TrafficCondition
+
 
 class EdlConditionTrigger(EdlTrigger):
-    """Fires one event when a wait has ended: its `TaskOutcome`, and the `condition` again.
+    """Fires one event when a wait has ended: its `TaskOutcome`, and the `condition`.
 
-    :param condition: a `PoolCondition`, `JobCondition` or `CheckpointCondition`, as plain data
+    For a traffic window it sleeps until the current window ends, checks the clock each minute, and needs no connection.
+
+    :param condition: a `Condition`, as plain data
     """
 
     def __init__(self, condition: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.condition: PoolCondition | JobCondition | CheckpointCondition = msgspec.convert(
-            condition, PoolCondition | JobCondition | CheckpointCondition
-        )
+        self.condition: AnyCondition = msgspec.convert(condition, AnyCondition)
         self.conn_id = self.condition.conn_id
         self.about = self.condition.about
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return "edl_airflow.triggers.conditions.EdlConditionTrigger", {"condition": msgspec.to_builtins(self.condition)}
-
-    async def follow(self, edl_connection: EdlConnection) -> TaskOutcome:
-        """Wait for it."""
-        async with open_client(edl_connection) as client:
-            return await wait_for(self.condition, client, self.log.info)
-
-
-# Waits for a traffic window in the triggerer.
-
-clock = time.time
-"""Unix seconds, by this machine's clock, which may be set back or forth at any time."""
-
-
-class EdlTrafficTrigger(EdlTrigger):
-    """Fires one event when a wait for a traffic window has ended: its `TaskOutcome`, and the `condition` again.
-
-    It sleeps until the window that holds is over, looking at the clock each minute, and asks nobody anything.
-
-    :param condition: a `TrafficCondition`, as plain data
-    """
-
-    def __init__(self, condition: dict[str, Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.condition = msgspec.convert(condition, TrafficCondition)
-        self.about = self.condition.about
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
         condition = msgspec.to_builtins(self.condition, order="deterministic")
-        return "edl_airflow.triggers.conditions.EdlTrafficTrigger", {"condition": condition}
+        return "edl_airflow.triggers.conditions.EdlConditionTrigger", {"condition": condition}
 
     async def outcome(self) -> TaskOutcome:
+        if not isinstance(self.condition, TrafficCondition):
+            return await super().outcome()
         while True:
             now = clock()
             view = self.condition.view(now)
             if outcome := evaluate(self.condition, view, now):
                 return outcome
             await asyncio.sleep(self.condition.pause_s(view, now))
+
+    async def follow(self, edl_connection: EdlConnection) -> TaskOutcome:
+        """Wait for it."""
+        async with open_client(edl_connection) as client:
+            return await wait_for(self.condition, client, self.log.info)

@@ -1,4 +1,4 @@
-"""Makes asset events of jobs and pools that come, go or lack room."""
+"""Turns changes of jobs and pools into asset events."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from edl_runtime.autoscale.cluster.changes import JobChange, JobsSeen, job_chang
 from edl_runtime.backends.interface import Backend
 
 POLL_INTERVAL_S = 2.0
-"""Seconds between two looks at the jobs; of those in a cluster watches tell, and a look asks nothing."""
+"""Seconds between two polls; for a cluster they read what watches have collected, without a request."""
 
 MAX_JOBS_NAMED = 100
-"""So many jobs an event names at most."""
+"""How many jobs one event names."""
 
 log = structlog.get_logger(__name__)
 
@@ -29,19 +29,19 @@ log = structlog.get_logger(__name__)
 class EdlJobsTrigger(BaseEventTrigger):
     """Fires when jobs or pools of a connection were submitted, have ended or have become pending.
 
-    For an `AssetWatcher`; `edl_airflow.assets.jobs_asset` makes the asset. It looks at the backend every two seconds,
-    so it sees them all, whoever has started or stopped them. What it sees `settle_s` seconds after the first is one
-    event: `jobs`, each as {"job": …, "what": "submitted", "ended" or "pending"}, 100 at most. What is over by then, as
-    of a pod that has found another place, is none.
+    For an `AssetWatcher`; `edl_airflow.assets.jobs_asset` makes the asset. It polls the backend every two seconds, so
+    it sees all of them, whoever started or stopped them. Changes within `settle_s` seconds are one event: `jobs`, each
+    as {"job": …, "what": "submitted", "ended" or "pending"}, 100 at most. Changes that are undone by then, as of a pod
+    that was placed again, are left out.
 
-    A pending job lacks room for its minimum. It fires again only when it has had it in between, and neither for one
-    that is suspended nor for one that waits in a queue of Kueue's.
+    A pending job has no room for its minimum. It fires again only after it had room in between, and not for suspended
+    jobs or those in a Kueue queue.
 
-    As it starts it fires for all that are there, so a triggerer that restarts misses nothing. Needs no Redis, rides out
-    a cluster that is away, and waits for a connection that is missing or wrong.
+    It fires for all jobs when it starts, so a restart of the triggerer misses nothing. Needs no Redis, tolerates a
+    cluster outage, and waits for a connection that is missing or wrong.
 
     :param edl_conn_id: the Airflow connection of type `edl`
-    :param settle_s: seconds from the first look that finds something to the event
+    :param settle_s: seconds from the first change to the event
     """
 
     def __init__(self, edl_conn_id: str = DEFAULT_CONN_ID, settle_s: float = 5.0) -> None:
@@ -55,27 +55,27 @@ class EdlJobsTrigger(BaseEventTrigger):
         return "edl_airflow.triggers.jobs.EdlJobsTrigger", given
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Fire for ever: Airflow would start a watcher that raises again at once, without end."""
+        """Fire for ever; it never raises, as Airflow would restart it at once, without end."""
         known: JobsSeen = {}
-        said = ""
+        logged = ""
         while True:
             try:
                 async with open_client(await load_connection_eventually(self.edl_conn_id)) as client:
                     while True:
                         known, found = await self._look(client.backend, known)
-                        said = ""
+                        logged = ""
                         if found:
                             yield TriggerEvent(event_payload(found))  # type: ignore[no-untyped-call]
                         await asyncio.sleep(POLL_INTERVAL_S)
-            except Exception as error:  # noqa: BLE001 (whatever it is, the connection may be edited, the cluster be back)
-                wrong = f"{type(error).__name__}: {error}"
-                if wrong != said:
-                    log.warning("jobs.unseen", conn_id=self.edl_conn_id, cause=wrong, again_s=LOOK_UP_AGAIN_S)
-                said = wrong
+            except Exception as error:  # noqa: BLE001 (the connection may be edited, the cluster may come back)
+                cause = f"{type(error).__name__}: {error}"
+                if cause != logged:
+                    log.warning("jobs.unavailable", conn_id=self.edl_conn_id, cause=cause, again_s=LOOK_UP_AGAIN_S)
+                logged = cause
             await asyncio.sleep(LOOK_UP_AGAIN_S)
 
     async def _look(self, backend: Backend, known: JobsSeen) -> tuple[JobsSeen, list[JobChange]]:
-        """Return what there is, and what of it is new and stays so."""
+        """Return the jobs, and the changes that last for `settle_s`."""
         now = jobs_seen(await backend.list())
         if job_changes(known, now):
             await asyncio.sleep(self.settle_s)
@@ -84,5 +84,5 @@ class EdlJobsTrigger(BaseEventTrigger):
 
 
 def event_payload(found: list[JobChange]) -> dict[str, Any]:
-    """Return news as an event has them."""
+    """Return an event's payload."""
     return {"jobs": [msgspec.to_builtins(one) for one in found[:MAX_JOBS_NAMED]]}

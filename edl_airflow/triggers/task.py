@@ -1,4 +1,4 @@
-"""The trigger that goes on with a task's work."""
+"""The trigger that continues a task's work."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from edl_airflow.triggers.base import EdlTrigger
 from edl_runtime.backends.errors import ClusterUnavailableError
 
 ENDED_BY_A_PERSON = "__airflow_user_action__"
-"""With what Airflow cancels a trigger whose task a person has cleared or marked."""
+"""Message of the cancellation when a person has cleared or marked the task."""
 
 STOP_AGAIN_S = 30.0
-"""Seconds between two tries to stop jobs in a cluster that is away, each of which takes minutes."""
+"""Seconds between two tries to stop jobs in a cluster that is away; each try takes minutes."""
 
 _stopping: set[asyncio.Task[None]] = set()
-"""What is being stopped; an event loop alone does not keep its tasks."""
+"""Strong references: an event loop keeps only weak ones to its tasks."""
 
 
 class EdlTaskTrigger(EdlTrigger):
-    """Goes on with a `TaskSpec` that an operator has started. Its one event: the `TaskOutcome`, and the `spec` again.
+    """Continues a `TaskSpec` that an operator has started. Its one event: the `TaskOutcome`, and the `spec`.
 
-    When a person ends the task, `on_kill` stops the work, unless a later try has taken it over; for that it needs no
-    connection. A triggerer that restarts goes on where the last one was.
+    When a person ends the task, `on_kill` stops the work, unless a later try has adopted it; that needs no connection.
+    A triggerer that restarts continues where the last one was.
 
     :param spec: the `TaskSpec`, as plain data without secrets
     """
@@ -47,18 +47,18 @@ class EdlTaskTrigger(EdlTrigger):
         return "edl_airflow.triggers.task.EdlTaskTrigger", {"spec": msgspec.to_builtins(self.spec)}
 
     async def follow(self, edl_connection: EdlConnection) -> TaskOutcome:
-        """Do the rest of the work, where it was begun."""
+        """Do the rest of the work, on the backend where it was started."""
         async with open_client(msgspec.structs.replace(edl_connection, place=self.spec.place)) as client:
             return await runner.run(self.spec, client, self.log.info)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """As its parent's. When a person ends the task, what it has begun is being stopped before this ends.
+        """Follow it; when a person ends the task, begin to stop the work here, already before `on_kill`.
 
-        Airflow cancels a trigger again each second until it has ended, and calls `on_kill` only if none of that hits it
-        between the first time and the call, as happens on a busy machine.
+        Airflow cancels a trigger each second until it has ended. On a busy machine a second cancellation may come
+        before the call of `on_kill`, which is then left out.
         """
         try:
-            async with aclosing(super().run()) as events:  # type: ignore[type-var]  # its parent's is a generator, too
+            async with aclosing(super().run()) as events:  # type: ignore[type-var]  # it is a generator
                 async for event in events:
                     yield event
         except asyncio.CancelledError as cancelled:
@@ -69,8 +69,8 @@ class EdlTaskTrigger(EdlTrigger):
     async def on_kill(self) -> None:
         """Stop everything that carries this try's token.
 
-        Airflow waits for that for half a minute. Whoever waits longer, as for a cluster that is away, goes on alone
-        while this triggerer runs. What fails otherwise is logged: by then, nobody may be there to raise it to.
+        Airflow waits half a minute. What takes longer, as for a cluster that is away, continues in this triggerer's
+        background. Failures are logged, because nothing may be left to raise them to.
         """
         await asyncio.shield(self._begin_to_stop())
 
@@ -82,18 +82,16 @@ class EdlTaskTrigger(EdlTrigger):
         return self._stopping
 
     async def _stop(self) -> None:
-        jobs, told = ", ".join(map(repr, self.spec.jobs)), False
+        jobs, logged = ", ".join(map(repr, self.spec.jobs)), False
         try:
             backend = await asyncio.to_thread(backend_for, self.spec.place)
             while True:
                 try:
                     return await runner.stop(self.spec, backend)
                 except ClusterUnavailableError as error:
-                    if not told:
-                        self.log.warning(
-                            "Not stopped yet, and tried again until the cluster answers: %s: %s", jobs, error
-                        )
-                        told = True
+                    if not logged:
+                        self.log.warning("Could not stop %s yet; retrying until the cluster answers: %s", jobs, error)
+                        logged = True
                     await asyncio.sleep(STOP_AGAIN_S)
         except Exception:
-            self.log.exception("Perhaps not stopped: %s. `edl jobs` shows what is left, `edl stop NAME` ends it", jobs)
+            self.log.exception("Could not confirm that %s stopped. See `edl jobs`; `edl stop NAME` stops a job", jobs)

@@ -1,4 +1,4 @@
-"""Waits until a checkpoint has landed that came far enough."""
+"""Waits for a checkpoint that meets criteria."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _METRIC = re.compile(r"\s*([\w./-]+)\s*(>=|<=|>|<)\s*([-+.\deE]+)\s*")
 
 
 class Threshold(msgspec.Struct, frozen=True):
-    """What a checkpoint's metric has to be, as "accuracy>=0.9". One that is missing, or NaN, is not that."""
+    """A limit for a checkpoint's metric, as "accuracy>=0.9". A missing metric, or NaN, does not meet it."""
 
     metric: str
     compare: str
@@ -48,7 +48,7 @@ class Threshold(msgspec.Struct, frozen=True):
         return f"{self.metric} {self.compare} {self.bound:g}"
 
     def holds(self, metrics: dict[str, float]) -> bool:
-        """Whether these metrics are so."""
+        """Whether these metrics meet it."""
         value = metrics.get(self.metric)
         return value is not None and _COMPARE[self.compare](value, self.bound)
 
@@ -67,12 +67,12 @@ class CheckpointObservation(Observation, frozen=True, kw_only=True):
 
 
 class CheckpointCondition(Condition[CheckpointObservation], frozen=True, kw_only=True, tag="checkpoint"):
-    """A checkpoint in `stream`, of `job` if one is named, that all of this is true of.
+    """A checkpoint in `stream`, of `job` if one is named, that meets all of these.
 
-    - `step`, `epoch`: it came at least so far, 0 for any.
-    - `threshold`: its metric is so, None for any.
-    - `max_age_s`: it is complete for at most so long, None for any time.
-    - `last_id`: those up to this one have been looked at; empty for none.
+    - `step`, `epoch`: the least, 0 for any.
+    - `threshold`: of a metric, None for any.
+    - `max_age_s`: the greatest age, None for any.
+    - `last_id`: the last checkpoint that was checked; empty for none.
     - `seen`: the job has been seen, so its absence means that it has ended.
     """
 

@@ -37,13 +37,13 @@ AnyObservation = TypeVar("AnyObservation", bound=Observation)
 
 
 class Condition(msgspec.Struct, Generic[AnyObservation], frozen=True, kw_only=True, tag_field="waits_for"):
-    """What is waited for, and how long. Plain data without secrets. Times are Unix seconds.
+    """What to wait for, and how long. Plain data without secrets. Times are Unix seconds.
 
     - `conn_id`: the Airflow connection.
-    - `until`: when the wait is given up; `wait_timeout_s` is its length, for messages.
-    - `deadline`: when the task's `execution_timeout` is over, None for never.
-    - `began_at`: when the DAG's run has started: a job that has failed before is an earlier run's.
-    - `because`: why this is waited for, in words, for the result; empty where nobody asks.
+    - `until`: the end of the wait; `wait_timeout_s` is its length, for messages.
+    - `deadline`: the end of the task's `execution_timeout`, None for none.
+    - `began_at`: the start of the DAG run; a job that failed earlier is another run's.
+    - `because`: the reason of a resize, for the result; else empty.
     """
 
     conn_id: str
@@ -55,28 +55,28 @@ class Condition(msgspec.Struct, Generic[AnyObservation], frozen=True, kw_only=Tr
 
     @property
     def about(self) -> str:
-        """The name of what is waited for."""
+        """The name of the target."""
         raise NotImplementedError
 
     async def observe(self, client: EdlClient) -> AnyObservation:
-        """Look once. A Redis that is away is part of what is seen. Raises BackendError."""
+        """Observe once. An outage of Redis is part of the observation. Raises BackendError."""
         raise NotImplementedError
 
     def check(self, view: AnyObservation) -> TaskOutcome | None:
-        """Return how the wait has ended by what there is, None if it has not."""
+        """Return the outcome by this observation, None to keep waiting."""
         raise NotImplementedError
 
     def on_timeout(self, view: AnyObservation) -> TaskOutcome:
-        """Return how the wait ends when its time is up, and say what lacks."""
+        """Return the outcome when the time is up, with what is missing."""
         raise NotImplementedError
 
     def after(self, view: AnyObservation) -> Self:
-        """Return the wait as it goes on after a look."""
+        """Return the condition for the next observation."""
         raise NotImplementedError
 
 
 def evaluate(condition: Condition[Any], view: Observation, now: float) -> TaskOutcome | None:
-    """Return how the wait has ended, None if it has not."""
+    """Return the outcome, None to keep waiting. A condition that is true counts even if the time is up."""
     outcome = condition.check(view)
     if outcome is None and condition.deadline is not None and now >= condition.deadline:
         outcome = TaskOutcome(ended="timed_out", name=condition.about)
@@ -86,7 +86,7 @@ def evaluate(condition: Condition[Any], view: Observation, now: float) -> TaskOu
 
 
 async def wait_for(condition: Condition[Any], client: EdlClient, log: LogFunction) -> TaskOutcome:
-    """Look until the wait has ended. Rides out a Redis that is away. Raises BackendError."""
+    """Observe until the wait has ended. Tolerates a Redis outage. Raises BackendError."""
     trouble = ""
     while True:
         view: Observation = await condition.observe(client)
@@ -107,10 +107,10 @@ class JobObservation(Observation, frozen=True, kw_only=True):
 
 
 class JobCondition(Condition[JobObservation], frozen=True, kw_only=True, tag="job"):
-    """A job that is `running` with `at_least` to `at_most` instances (None: any number above), or has `succeeded`.
+    """A job that is `running` with `at_least` to `at_most` instances (None: no limit), or has `succeeded`.
 
-    An instance counts once it trains: the generation that it is in is up. With 0 the job is suspended: none is left.
-    `seen`: the job has been seen, so its absence means that it has ended.
+    An instance counts once its generation trains. `at_most` 0 is a suspended job without instances. `seen`: the job has
+    been seen, so its absence means that it has ended.
     """
 
     job: str
@@ -146,7 +146,7 @@ class JobCondition(Condition[JobObservation], frozen=True, kw_only=True, tag="jo
         return self.ready(view) if self._fits(view, job) else None
 
     def ready(self, view: JobObservation) -> TaskOutcome:
-        """Return how the wait ends with the instances that there are."""
+        """Return the outcome with the current instances."""
         training = None if self.at_most == 0 else view.training
         return TaskOutcome(ended="ready", name=self.job, training=training, reason=self.because)
 
@@ -157,7 +157,7 @@ class JobCondition(Condition[JobObservation], frozen=True, kw_only=True, tag="jo
         return msgspec.structs.replace(self, seen=True) if view.job else self
 
     def _found_removed(self, training: TrainingStatus | None) -> TaskOutcome | None:
-        """Return what is known of a job that its task may have removed: what its agents agreed on stays for a while."""
+        """Return the outcome of a job that its task may have removed, by its agents' records, which outlive it."""
         if self.phase == "succeeded" and training and training.ended in {"done", "stopped"}:
             return TaskOutcome(ended="ready", name=self.job, training=training)
         if ended := outcome_from_registry(self.job, training, self.began_at):
@@ -166,7 +166,7 @@ class JobCondition(Condition[JobObservation], frozen=True, kw_only=True, tag="jo
         return stopped if self.seen else None
 
     def _fits(self, view: JobObservation, job: JobStatus) -> bool:
-        if self.at_most == 0:  # nobody is left to say so
+        if self.at_most == 0:  # no agent is left to report it
             return not job.instances
         instances = _training_now(view.training, job)
         return instances >= self.at_least and (self.at_most is None or instances <= self.at_most)
@@ -181,11 +181,11 @@ class JobCondition(Condition[JobObservation], frozen=True, kw_only=True, tag="jo
         if self.at_most == 0:
             return f"{len(view.job.instances)} instances have yet to leave"
         wanted = f"{self.at_least} or more" if self.at_most is None else f"{self.at_least}"
-        return f"{view.training.instances if view.training else 0} instances train together, wanted are {wanted}"
+        return f"{view.training.instances if view.training else 0} instances train together, {wanted} are required"
 
 
 def _training_now(training: TrainingStatus | None, job: JobStatus) -> int:
-    """Return how many instances train together; those that did before the job was suspended are known for a while."""
+    """Return how many instances train together; records from before a suspension stay for a while, and do not count."""
     if not training or job.is_suspended:
         return 0
     resumed = any(instance.started_at > training.heard_at for instance in job.instances)
@@ -201,7 +201,7 @@ class PoolObservation(Observation, frozen=True, kw_only=True):
 
 
 class PoolCondition(Condition[PoolObservation], frozen=True, kw_only=True, tag="pool"):
-    """From `at_least` to `at_most` registered teachers (None: any number above) and at least `students` students.
+    """From `at_least` to `at_most` registered teachers (None: no limit) and at least `students` students.
 
     `seen`: the pool has been seen, so its absence means that it has ended.
     """
@@ -235,7 +235,7 @@ class PoolCondition(Condition[PoolObservation], frozen=True, kw_only=True, tag="
         return self.ready(view) if fits else None
 
     def ready(self, view: PoolObservation) -> TaskOutcome:
-        """Return how the wait ends with the teachers that there are."""
+        """Return the outcome with the current teachers."""
         return TaskOutcome(ended="ready", name=self.pool, teachers=view.teachers, reason=self.because)
 
     def on_timeout(self, view: PoolObservation) -> TaskOutcome:
@@ -253,5 +253,5 @@ class PoolCondition(Condition[PoolObservation], frozen=True, kw_only=True, tag="
         if view.trouble:
             return "Redis does not answer"
         wanted = f"{self.at_least} or more" if self.at_most is None else f"{self.at_least}"
-        lack = f"registered are {len(view.teachers)} teachers, wanted are {wanted}"
+        lack = f"{len(view.teachers)} teachers are registered, {wanted} are required"
         return f"{lack}; students {view.students} of {self.students}" if self.students else lack

@@ -1,4 +1,4 @@
-"""Waits for a traffic window. Asks nobody but the clock."""
+"""Waits for a traffic window, by the clock alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from edl_airflow.waits.conditions import Condition, Observation
 from edl_runtime.autoscale.traffic.windows import FARTHEST, Sizes, TrafficWindows, WindowSpan
 
 LOOK_AGAIN_S = 60.0
-"""Seconds between two looks at most: clocks are set, machines sleep, and a sleep that was long would go on."""
+"""The longest sleep in seconds: clocks may be set and machines suspended, and a long sleep would not notice."""
 
 LOOK_SOON_S = 0.1
-"""Seconds between two looks at least: sleeps may end a little early."""
+"""The shortest sleep in seconds: sleeps may end a little early."""
 
 
 class TrafficObservation(Observation, frozen=True, kw_only=True):
@@ -25,9 +25,9 @@ class TrafficObservation(Observation, frozen=True, kw_only=True):
 
 
 class TrafficCondition(Condition[TrafficObservation], frozen=True, kw_only=True, tag="traffic"):
-    """A window that is `window`, if one is named, and that leaves training `at_least` so much of resources, if any.
+    """The window of the name `window`, if one is given, that leaves `at_least` so much to training.
 
-    `total` is what the cluster has of each resource, `quota` what all instances may have whatever that is.
+    `total` is the cluster's capacity by resource, `quota` what all instances together may use of it.
     """
 
     windows: TrafficWindows
@@ -42,11 +42,11 @@ class TrafficCondition(Condition[TrafficObservation], frozen=True, kw_only=True,
         return self._wanted()
 
     def view(self, now: float) -> TrafficObservation:
-        """Return what holds at a moment, in Unix seconds."""
+        """Return the window at a moment, in Unix seconds."""
         return TrafficObservation(span=self.windows.at(datetime.fromtimestamp(now, UTC)))
 
     def pause_s(self, view: TrafficObservation, now: float) -> float:
-        """Return how long there is nothing to look at."""
+        """Return the seconds until the next check."""
         ends = (view.span.end.timestamp() if view.span.end else None, self.until, self.deadline)
         pause = min(end for end in ends if end is not None) - now
         return min(max(pause, LOOK_SOON_S), LOOK_AGAIN_S)

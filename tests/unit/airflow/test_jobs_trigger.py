@@ -128,7 +128,7 @@ async def test_a_cluster_that_is_away_is_ridden_out(site: FakeClient, monkeypatc
             del site.backend.jobs["a"]
             monkeypatch.setattr(site.backend, "list", list_jobs)
             assert await coming == [("a", "ended")]
-    assert [line["event"] for line in said] == ["jobs.unseen"]
+    assert [line["event"] for line in said] == ["jobs.unavailable"]
 
 
 async def test_a_connection_that_is_missing_or_wrong_is_waited_for(

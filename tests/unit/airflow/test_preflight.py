@@ -142,7 +142,10 @@ def test_what_tells_nothing_before_it_is_loaded_passes(folder: Path) -> None:
     ("changes", "words"),
     [
         ({"student": TrainerSpec(command=["python", "/no/student.py"])}, "student.command: got '/no/student.py'"),
-        ({"students": 1, "checkpoint": "/proc/nope/ck"}, "checkpoint.url: got '/proc/nope/ck', allowed is a writable folder"),
+        (
+            {"students": 1, "checkpoint": "/proc/nope/ck"},
+            "checkpoint.url: got '/proc/nope/ck', allowed is a writable folder",
+        ),
         ({"teacher": TeacherSpec(model="/no/model")}, "model '/no/model': there is no such folder"),
     ],
 )

@@ -28,7 +28,7 @@ from edl_airflow.traffic_windows import (
     windows_field,
     windows_to_data,
 )
-from edl_airflow.triggers.conditions import EdlTrafficTrigger
+from edl_airflow.triggers.conditions import EdlConditionTrigger
 from edl_airflow.waits.conditions import evaluate
 from edl_airflow.waits.traffic import TrafficCondition
 from edl_runtime.autoscale.traffic.schema import to_windows
@@ -454,7 +454,7 @@ async def test_the_trigger_fires_at_the_edge(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("edl_airflow.triggers.conditions.clock", lambda: now)
     monkeypatch.setattr("asyncio.sleep", sleep)
-    (event,) = [event async for event in EdlTrafficTrigger(msgspec.to_builtins(WAIT)).run()]
+    (event,) = [event async for event in EdlConditionTrigger(msgspec.to_builtins(WAIT)).run()]
     assert (event.payload["ended"], event.payload["window"]) == ("ready", NIGHT_NOW)
     assert slept == [60, 60, 60, 30, 60, 50]
     assert now == EVENING
@@ -464,9 +464,9 @@ def test_the_trigger_survives_its_way_to_the_triggerer() -> None:
     """JSON and back is the same wait, in the same order in every process."""
     windows = load_windows({**windows_to_data(SHARES), "holidays": ["2026-01-02", "2026-01-01"]})
     wait = msgspec.structs.replace(ROOM, windows=windows)
-    path, kwargs = EdlTrafficTrigger(msgspec.to_builtins(wait)).serialize()
-    assert path == "edl_airflow.triggers.conditions.EdlTrafficTrigger"
-    again = EdlTrafficTrigger(**json.loads(json.dumps(kwargs)))
+    path, kwargs = EdlConditionTrigger(msgspec.to_builtins(wait)).serialize()
+    assert path == "edl_airflow.triggers.conditions.EdlConditionTrigger"
+    again = EdlConditionTrigger(**json.loads(json.dumps(kwargs)))
     assert again.condition == wait
     assert again.serialize() == (path, kwargs)
 

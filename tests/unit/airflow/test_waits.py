@@ -144,8 +144,12 @@ def test_what_a_wait_for_a_pool_is_for(
     ("wait", "view", "lack"),
     [
         (RUNS, JobObservation(), "there is no such job"),
-        (RUNS, JobObservation(job=JOB), "0 instances train together, wanted are 1 or more"),
-        (msgspec.structs.replace(RUNS, at_most=1), JobObservation(job=JOB), "0 instances train together, wanted are 1"),
+        (RUNS, JobObservation(job=JOB), "0 instances train together, 1 or more are required"),
+        (
+            msgspec.structs.replace(RUNS, at_most=1),
+            JobObservation(job=JOB),
+            "0 instances train together, 1 are required",
+        ),
         (RUNS, JobObservation(trouble="away"), "Redis does not answer"),
         (NOBODY, JobObservation(job=LEAVING), "1 instances have yet to leave"),
     ],
