@@ -1,4 +1,4 @@
-"""Traffic windows in DAGs: reads them, finds the one that holds for a task, and sizes a job or pool by it."""
+"""Traffic windows in DAGs: reads them, finds a task's window, and sizes a job or pool by it."""
 
 from __future__ import annotations
 
@@ -37,40 +37,40 @@ _ALL = Size(1.0, share=True)
 
 
 class WindowTarget(NamedTuple):
-    """How many instances it shall have, 0 for none for now, and why, in words."""
+    """How many instances a job or pool should have, 0 to suspend it, and why."""
 
     instances: int
     reason: str
 
 
 def own_size(sizes: Sizes, status: JobStatus) -> Size | None:
-    """Return what the window says of the job or pool itself, None if nothing."""
+    """Return the window's own size for the job or pool, None for none."""
     return (sizes.pools if status.kind == "pool" else sizes.jobs).get(status.name)
 
 
 def target_in_window(
     window: str, sizes: Sizes, status: JobStatus, scaling: Scaling, room: Mapping[str, float]
 ) -> WindowTarget:
-    """Return how many instances a job or pool shall have in a window that leaves training this `room`.
+    """Return the size of a job or pool in a window that leaves this `room` to training.
 
-    As many as the window says, and without a size of its own as many as there is room for in what training may use, at
-    most its maximum. With less than its minimum it is suspended, if it goes on later where it was, and else keeps that.
+    The window's own size for it, else as much as there is room for, up to its maximum. Below its minimum it is
+    suspended if it can resume, and else keeps its minimum.
     """
     kind: Literal["jobs", "pools"] = "pools" if status.kind == "pool" else "jobs"
     size = own_size(sizes, status)
     asked = Sizes(**{kind: {status.name: size or _ALL}})
     most = asked.most(kind, status.name, scaling.resources, room)
     low, high = scaling.bounds.min, scaling.bounds.max
-    said = f"window {window!r} has {_describe(size)}"
+    why = f"window {window!r} has {_describe(size)}"
     if most is None or most >= high:
-        return WindowTarget(high, said if most == high else f"{said}, and its most is {high}")
+        return WindowTarget(high, why if most == high else f"{why}, and its maximum is {high}")
     if size is None or size.share:
-        said = f"{said}, which is {most}"
+        why = f"{why}, which is {most}"
     if most >= low:
-        return WindowTarget(most, said)
+        return WindowTarget(most, why)
     if scaling.resumes or status.is_suspended:
-        return WindowTarget(0, f"{said}, and its least is {low}: it waits until there is more")
-    return WindowTarget(low, f"{said}, and its least is {low}, which it keeps: it would not go on where it was")
+        return WindowTarget(0, f"{why}, and its minimum is {low}: it waits until there is more")
+    return WindowTarget(low, f"{why}, and its minimum is {low}, which it keeps: it could not resume")
 
 
 def _describe(size: Size | None) -> str:
@@ -79,22 +79,18 @@ def _describe(size: Size | None) -> str:
     return f"{size} of what training may use for it" if size.share else f"{size} for it"
 
 
-# Traffic windows in DAGs: from a file, a Variable or plain data, and which of them holds for a task.
-
-
 Windows: TypeAlias = TrafficWindows | Mapping[str, Any] | Path | str
-"""Traffic windows, or what they are read from: a mapping, the Path of a file, "variable:NAME" for an Airflow Variable,
-or a text; all but the mapping in YAML or JSON. `edl_runtime.autoscale.traffic.schema` shows the one schema."""
+"""Traffic windows, or their source: a mapping, the Path of a file, "variable:NAME" for an Airflow Variable, or a text;
+all but the mapping in YAML or JSON. See `edl_runtime.autoscale.traffic.schema`."""
 
 ALLOWED = "traffic windows as a mapping, a Path of a YAML file, 'variable:NAME', or a text of YAML or JSON"
 VARIABLE = "variable:"
 
 
 def load_windows(given: object, *, folder: Path | None = None) -> TrafficWindows:
-    """Return the traffic windows that `given` says, see `Windows`.
+    """Read traffic windows, see `Windows`. A relative path starts from `folder`, by default that of the calling file.
 
-    A relative path starts from `folder`; None is for that of the file that calls. Raises SpecError, for a text with the
-    line of the mistake, for a file or Variable with its name as well.
+    Raises SpecError with the line of the mistake, and the name of the file or Variable.
     """
     if isinstance(given, TrafficWindows):
         return given
@@ -115,9 +111,9 @@ def load_windows(given: object, *, folder: Path | None = None) -> TrafficWindows
 
 
 def windows_field(given: object, folder: Path) -> Any:
-    """Return an operator's argument `windows` as a templated field, mistakes found as early as they can be.
+    """Return an operator's argument `windows` as a templated field: plain data, which is read and checked now.
 
-    Everything is read at once, and is plain data then; but what only the run knows: a Variable, and templates.
+    A Variable or a template stays as it is, for the run.
     """
     if isinstance(given, TrafficWindows | Path) or is_known_at_parse(given):
         return windows_to_data(load_windows(given, folder=folder))
@@ -130,18 +126,17 @@ def is_known_at_parse(field: object) -> bool:
 
 
 def caller_folder() -> Path:
-    """Return the folder of the code that called the function from which this is called."""
+    """Return the folder of the code that called this function's caller."""
     return Path(sys._getframe(2).f_code.co_filename).absolute().parent  # noqa: SLF001 (as Airflow finds a DAG's)
 
 
 def window_for_run(
     windows: TrafficWindows, context: Context | Mapping[str, Any], now: datetime | None = None
 ) -> WindowSpan:
-    """Return the window that holds for a task: that of its run, which a `TrafficWindowTimetable` gave it, if any.
+    """Return a task's window: that of its run, by a `TrafficWindowTimetable`, else the one at `now` (the current time).
 
-    Where the run has none, as one by hand, or its window has ended or is no such any more: the one that holds `now`,
-    by default by this machine's clock. So a task on a machine whose clock is late finds the window that has begun, and
-    one that comes late does not bring an old window back.
+    The run's window does not count if it has ended or was changed. So a task on a machine whose clock is slow gets the
+    window that has begun, and a late task does not get an old window.
     """
     now = now or datetime.now(UTC)
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
@@ -153,7 +148,7 @@ def window_for_run(
 
 
 def sizes_by_name(windows: TrafficWindows) -> dict[str, Sizes]:
-    """Return the sizes of each window by its name, and those of "default" where there is one."""
+    """Return the sizes of each window by name, and of "default" if there is one."""
     default = {} if windows.default is None else {"default": windows.default}
     return {**{window.name: window.sizes for window in windows.windows}, **default}
 
@@ -167,13 +162,13 @@ def check_window(windows: TrafficWindows, name: object, field: str = "window") -
 
 
 def to_window_result(span: WindowSpan) -> WindowResult:
-    """Return a window that holds as tasks return it."""
+    """Return a window in the form of tasks' results."""
     start, end = (moment.isoformat() if moment else None for moment in (span.start, span.end))
     return WindowResult(window=span.name, start=start, end=end, sizes=_sizes_data(span.sizes))
 
 
 def windows_to_data(windows: TrafficWindows) -> dict[str, Any]:
-    """Return windows as plain data in the schema, always in the same order."""
+    """Return windows as plain data of the schema, in a stable order."""
     data: dict[str, Any] = {"time_zone": windows.time_zone}
     if windows.holidays:
         data["holidays"] = [day.isoformat() for day in sorted(windows.holidays)]
@@ -186,12 +181,12 @@ def windows_to_data(windows: TrafficWindows) -> dict[str, Any]:
 
 
 def capacity_in_window(sizes: Sizes, total: Mapping[str, float], quota: Mapping[str, float]) -> dict[str, float]:
-    """Return what training may use in a window: of what all nodes have, no more than a quota lets instances have."""
+    """Return what training may use in a window: its share of all nodes, within the quota."""
     return {name: min(amount, quota.get(name, amount)) for name, amount in sizes.capacity(total).items()}
 
 
 def describe_sizes(sizes: Sizes) -> str:
-    """Return what training may have, as in "at most 4 gpu, nightly at most 2"; "all" without limits."""
+    """Return sizes in words, as in "at most 4 gpu, nightly at most 2"; "all" without limits."""
     named = [
         f"{size} {resource}" if not size.share else f"{size} of {resource}"
         for resource, size in sorted(sizes.cluster.items())
@@ -204,7 +199,7 @@ def describe_sizes(sizes: Sizes) -> str:
 
 
 def describe_days(days: Iterable[str]) -> str:
-    """Return days of a window, as in "mon to fri, holiday"; empty for all."""
+    """Return days in words, as in "mon to fri, holiday"; empty for all."""
     given = {*days}
     if given == {*DAYS}:
         return ""
@@ -241,7 +236,7 @@ def _sizes_data(sizes: Sizes) -> dict[str, Any]:
 
 
 def _size_data(size: Size) -> int | float | str:
-    """Return a size as the schema reads it, which knows no exponents."""
+    """Return a size in the schema, which has no exponents."""
     if size.share:
         return f"{format(Decimal(f'{size.amount * 100:.12g}').normalize(), 'f')}%"
     if size.amount == int(size.amount):
@@ -250,7 +245,7 @@ def _size_data(size: Size) -> int | float | str:
 
 
 def _with_source(field: str, read: Callable[[], TrafficWindows]) -> TrafficWindows:
-    """Return what is read; say of a mistake where it is."""
+    """Read windows; add the source to an error's field."""
     try:
         return read()
     except SpecError as error:
@@ -262,14 +257,14 @@ def _content(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("file", str(error), "a file of YAML that can be read") from None
+        raise SpecError("file", str(error), "a readable file of YAML") from None
 
 
 def _variable(name: str) -> str:
-    """Return a Variable's content. Raises SpecError for one that there is not."""
+    """Return a Variable's content. Raises SpecError if it does not exist."""
     try:
         return str(Variable.get(name))
     except AirflowRuntimeError as error:
         if error.error.error != ErrorType.VARIABLE_NOT_FOUND:
             raise
-        raise SpecError("name", name, "an Airflow Variable that there is; nobody has set this one") from None
+        raise SpecError("name", name, "an existing Airflow Variable") from None

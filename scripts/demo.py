@@ -1,7 +1,6 @@
-"""`make demo`: starts Airflow on this machine, runs the quickstart in it, and shows what came out.
+"""`make demo`: starts Airflow on this machine, runs the quickstart in it, and shows the results.
 
-Stays until Ctrl-C, so that one can look around in the UI; with DEMO_EXIT=1 it ends by itself. All that it keeps is in
-`.demo`, and no process outlives it.
+Keeps the UI up until Ctrl-C; with DEMO_EXIT=1 it ends by itself. Its files are in `.demo`, and no process outlives it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ started = time.monotonic()
 
 
 def say(what: str) -> None:
-    """Print what is being done, with the time since the start."""
+    """Print a line with the time since the start."""
     minutes, seconds = divmod(round(time.monotonic() - started), 60)
     console.print(f"[dim]{minutes}:{seconds:02d}[/dim]  ", end="")
     console.print(what, markup=False)
@@ -42,7 +41,7 @@ def run_quickstart(laptop: Laptop, client: AirflowClient) -> None:
     """Run the quickstart and show its table."""
     laptop.wait_for_dag(client, DAG_ID)
     for left in client.runs(DAG_ID, ["queued", "running"]):
-        say(f"Marking run {left.run_id} as failed, which was stopped in the middle")
+        say(f"Marking run {left.run_id} of an interrupted demo as failed")
         client.fail(left)
     client.unpause(DAG_ID)
     run = client.trigger(DAG_ID)
@@ -56,7 +55,7 @@ def run_quickstart(laptop: Laptop, client: AirflowClient) -> None:
 
 
 def stay(laptop: Laptop) -> NoReturn:
-    """Leave the UI up until Ctrl-C."""
+    """Keep the UI up until Ctrl-C."""
     console.print(f"The edl command sees its jobs and pools: . {quote(str(laptop.edl_variables))}; .venv/bin/edl jobs")
     console.print("Ctrl-C stops Airflow and ends the demo.")
     while True:

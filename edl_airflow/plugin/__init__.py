@@ -1,4 +1,4 @@
-"""The Airflow plugin: pages with a student's log and a pool's members, behind Airflow's login, and a timetable."""
+"""The Airflow plugin: pages about jobs, pools and rescaling, behind Airflow's login, and a timetable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
 
 
 class _LazyApp:
-    """An ASGI app that is built on its first call: workers load plugins too, and have no use for FastAPI."""
+    """An ASGI app that is built on its first call, because workers load plugins, too, and do not need FastAPI."""
 
     def __init__(self) -> None:
         self._app: Any = None

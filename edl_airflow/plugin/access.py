@@ -1,4 +1,4 @@
-"""Who is asking for a page, and may see it. What Airflow does not declare public is imported only here."""
+"""The user of a request and their permissions. The one module with imports that Airflow does not declare public."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import HTTPException, Request
 
 
 async def user_of(request: Request) -> BaseUser | None:
-    """Return who is logged in, by token or cookie; None for nobody."""
+    """Return the user of the token or cookie, None if nobody is logged in."""
     try:
         return await get_user(request, None, await bearer_scheme(request))
     except HTTPException:
@@ -19,9 +19,9 @@ async def user_of(request: Request) -> BaseUser | None:
 
 
 def may_read_logs(user: BaseUser, dag_id: str) -> bool:
-    """Return whether `user` may read the logs of this DAG's tasks; of all DAGs', where `dag_id` is empty.
+    """Return whether `user` may read the logs of this DAG's tasks; with an empty `dag_id`, of all DAGs.
 
-    Asks Airflow's database, so call it in a thread.
+    Reads Airflow's database, so call it in a thread.
     """
     manager = get_auth_manager()
     details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id)) if dag_id else None
@@ -32,5 +32,5 @@ def may_read_logs(user: BaseUser, dag_id: str) -> bool:
 
 
 def may_see_cluster(user: BaseUser) -> bool:
-    """Return whether `user` may see what goes on beside DAGs, as Airflow's own page "Cluster activity"."""
+    """Return whether `user` may see Airflow's page "Cluster activity"."""
     return get_auth_manager().is_authorized_view(access_view=AccessView.CLUSTER_ACTIVITY, user=user)

@@ -1,8 +1,8 @@
-"""The plugin's web pages, read only and for people who are logged in to Airflow.
+"""The plugin's web pages, read only, for users who are logged in to Airflow.
 
-A job or pool of a task is shown to those who may read that DAG's task logs, and one that no task has started to those
-who may read the task logs of all DAGs. Who may see the cluster's activity sees the last rescaling, and who is
-registered with a pool that no task has started.
+A task's job or pool is shown to users who may read that DAG's task logs; one that no task has started, to users who may
+read all DAGs' task logs. Users who may see the cluster's activity see the last rescaling, and the members of pools that
+no task has started.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from edl_runtime.progress import Progress
 from edl_runtime.store.errors import RegistryError
 
 TAIL_LINES = 500
-"""Of each instance, unless the address says more: a page that shows more does not reload itself."""
+"""Lines of each instance by default; a page with more does not reload itself."""
 
 MOST_LINES = 10_000
 
 
 class _DeniedError(Exception):
-    """Raised for what the person who asks may not see."""
+    """Raised when the user may not see a page."""
 
 
 def make_app() -> FastAPI:
@@ -57,12 +57,14 @@ def make_app() -> FastAPI:
 
 
 async def show_job(request: Request, conn_id: str, job: str) -> str:
-    """The job's instances, what they wait for, and how far the job is."""
+    """The job's instances and progress."""
     async with _client(conn_id) as client:
         await _check_log(request, client, job)
         status = await job_status(client.backend, job)
         if status is None:
-            [line async for line in client.backend.logs(job, tail=1)]  # a job that there never was has none
+            [
+                line async for line in client.backend.logs(job, tail=1)
+            ]  # raises UnknownJobError if there never was such a job
         progress, members = await _progress(client, job, status), await _members(client, job)
     return await asyncio.to_thread(pages.job_page, PageUrls(conn_id, job), status, progress, members)
 
@@ -74,9 +76,9 @@ async def show_log(
     tail: Annotated[int, Query(ge=1, le=MOST_LINES)] = TAIL_LINES,
     instance: Annotated[int | None, Query(ge=0)] = None,
 ) -> str:
-    """The end of the merged log of all the job's instances, or of one's, and how far the job is.
+    """The last lines of the log of all instances, or of one, and the job's progress.
 
-    `tail` lines of each instance, and no more than LogTail keeps of all.
+    `tail` lines of each instance, within the limit of LogTail for all.
     """
     log = LogTail()
     async with _client(conn_id) as client:
@@ -91,7 +93,7 @@ async def show_log(
 
 
 async def show_pool(request: Request, conn_id: str, pool: str) -> str:
-    """Who is registered with the pool, what it serves, and the instances that the backend runs for it."""
+    """The pool's registered members, its model, and its instances."""
     async with _client(conn_id) as client:
         may_read_log = await _may_read_log(request, client, pool)
         if not may_read_log:
@@ -104,15 +106,15 @@ async def show_pool(request: Request, conn_id: str, pool: str) -> str:
         try:
             teachers = await client.members(pool, "teachers")
             students = await client.members(pool, "students")
-            said, trouble = await client.demand(pool), ""
+            demand, trouble = await client.demand(pool), ""
         except RegistryError as error:
-            teachers, students, said, trouble = [], [], PoolDemand(), str(error)
+            teachers, students, demand, trouble = [], [], PoolDemand(), str(error)
     at = PageUrls(conn_id, pool)
-    return await asyncio.to_thread(pages.pool_page, at, status, teachers, students, said, trouble=trouble)
+    return await asyncio.to_thread(pages.pool_page, at, status, teachers, students, demand, trouble=trouble)
 
 
 async def show_rescaling(request: Request, conn_id: str) -> str:
-    """What the last rescaling has decided: how much training may use, and what each job and pool should have."""
+    """The last rescaling: what training may use, and the target of each job and pool."""
     await _check_cluster(request)
     plan, trouble = None, ""
     async with _client(conn_id) as client:
@@ -124,7 +126,7 @@ async def show_rescaling(request: Request, conn_id: str) -> str:
 
 
 async def _dag(client: EdlClient, job: str) -> str:
-    """Return the DAG whose task has started a job or pool, empty where none has or there is none."""
+    """Return the DAG whose task has started a job or pool, empty for none."""
     try:
         return dag_of(await client.backend.owner(job))
     except UnknownJobError:
@@ -152,7 +154,7 @@ async def _client(conn_id: str) -> AsyncIterator[EdlClient]:
 
 
 async def _progress(client: EdlClient, job: str, status: JobStatus | None) -> Progress | None:
-    """Return the last report of the run that the page shows; of a job that was removed, that is its last run."""
+    """Return the last report of this run of the job; of a removed job, of its last run."""
     try:
         return await (latest_progress(status, client) if status else client.progress(job))
     except RegistryError:
@@ -168,9 +170,9 @@ async def _members(client: EdlClient, job: str) -> tuple[int, ...]:
 
 
 async def _denied(_: Request, __: Exception) -> Response:
-    """Say the same of what is not there: its name is not everybody's either."""
-    text = "It belongs to a DAG whose task logs you may not read, or to none, or it is not there."
-    return HTMLResponse(pages.message_page("Not for you", text), status_code=403)
+    """The same page for what does not exist, as names are not public either."""
+    text = "It does not exist, or it belongs to no DAG whose task logs you may read."
+    return HTMLResponse(pages.message_page("No permission", text), status_code=403)
 
 
 async def _no_job(_: Request, error: Exception) -> Response:
@@ -178,8 +180,8 @@ async def _no_job(_: Request, error: Exception) -> Response:
 
 
 async def _no_connection(_: Request, __: Exception) -> Response:
-    """Say nothing of a connection that is not ours to show, not even whether there is one."""
-    return _not_found("There is no connection of that name that leads to jobs and pools.")
+    """Reveal nothing about connections of other types, not even that they exist."""
+    return _not_found("There is no such connection of type edl.")
 
 
 def _not_found(text: str) -> Response:
@@ -187,7 +189,7 @@ def _not_found(text: str) -> Response:
 
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Let nobody in who is not logged in, whatever they ask for."""
+    """Refuse every request of users who are not logged in."""
     request.state.edl_user = await access.user_of(request)
     if request.state.edl_user is None:
         response: Response = HTMLResponse(pages.message_page("Not logged in", "Log in to Airflow first."), 401)

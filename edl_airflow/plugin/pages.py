@@ -1,4 +1,4 @@
-"""Renders the plugin's pages. Everything that is put into them is escaped."""
+"""Renders the plugin's pages. All values are escaped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edl_runtime.progress import Progress
 from edl_runtime.registry.members import Member
 
 MOST_BYTES = 1_000_000
-"""Of the lines that are kept, in UTF-8."""
+"""Bytes of lines that are kept, in UTF-8."""
 
 
 class _Kept(NamedTuple):
@@ -28,7 +28,7 @@ class _Kept(NamedTuple):
 
 
 class LogTail:
-    """Keeps the newest lines up to `most_bytes`; of what is too much, the oldest of who has written most goes."""
+    """Keeps the newest lines up to `most_bytes`; drops the oldest of the instance with the most bytes."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -53,11 +53,9 @@ class LogTail:
             self.left_out += 1
 
     def lines(self) -> list[LogLine]:
-        """Return what is kept, in the order in which it was added."""
+        """Return the kept lines in the order in which they were added."""
         return [kept.line for kept in sorted(kept for of_one in self._kept.values() for kept in of_one)]
 
-
-# What the plugin's pages look like. Everything that is put into them is escaped.
 
 _LAYOUT = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
@@ -119,14 +117,14 @@ _POOL = """{% extends "layout" %}{% block body %}
 <h2>Teachers ({{ teachers | length }})</h2>
 <table><tr><th>address</th><th>weight</th><th>busy</th><th>id</th></tr>
 {% for one in teachers %}<tr><td>{{ one.address }}</td><td>{{ one.weight }}</td>
-<td>{{ percent(said.teachers.get(one.id), "busy") }}</td><td>{{ one.id }}</td></tr>
+<td>{{ percent(demand.teachers.get(one.id), "busy") }}</td><td>{{ one.id }}</td></tr>
 {% else %}<tr><td class="quiet">none registered</td></tr>{% endfor %}</table>
 <h2>Students ({{ students | length }})</h2>
 <table><tr><th>id</th><th>runs on</th><th>wants</th><th>waits</th><th>samples/s</th></tr>
 {% for one in students %}<tr><td>{{ one.id }}</td><td>{{ one.address }}</td>
 <td>{{ "all" if one.want is none else one.want }}</td>
-<td>{{ percent(said.students.get(one.id), "waiting") }}</td>
-<td>{{ said.students[one.id].samples_per_s | round | int if said.students.get(one.id) }}</td></tr>
+<td>{{ percent(demand.students.get(one.id), "waiting") }}</td>
+<td>{{ demand.students[one.id].samples_per_s | round | int if demand.students.get(one.id) }}</td></tr>
 {% else %}<tr><td class="quiet">none attached</td></tr>{% endfor %}</table>
 {% if model %}<h2>Model</h2>
 <table><tr><td>platform</td><td>{{ model.platform }}</td></tr>
@@ -233,13 +231,13 @@ def pool_page(
     status: JobStatus | None,
     teachers: Sequence[Member],
     students: Sequence[Member],
-    said: PoolDemand,
+    demand: PoolDemand,
     *,
     trouble: str,
 ) -> str:
-    """Show a pool, with what its members have `said`, and reload.
+    """Show a pool, with its members' reports (`demand`), and reload.
 
-    `trouble` says why nobody seems to be registered, empty if that is the truth.
+    `trouble`: why members could not be read, else empty.
     """
     return _TEMPLATES.get_template("pool").render(
         title=f"Pool {at.name}",
@@ -247,7 +245,7 @@ def pool_page(
         ranks={},
         teachers=teachers,
         students=students,
-        said=said,
+        demand=demand,
         percent=_percent,
         model=next((teacher.signature for teacher in teachers if teacher.signature), None),
         trouble=trouble,
@@ -256,7 +254,7 @@ def pool_page(
 
 
 def rescaling_page(conn_id: str, plan: RescalingPlan | None, *, trouble: str) -> str:
-    """Show what the last rescaling has decided, and reload. `trouble` says why it is not known, empty if it is."""
+    """Show the last rescaling, and reload. `trouble`: why it could not be read, else empty."""
     most = max((max(one.instances, one.target) for one in plan.targets), default=0) if plan else 0
 
     def link(one: JobTarget) -> str:
@@ -280,7 +278,7 @@ def _percent(report: TeacherReport | StudentReport | None, share: str) -> str:
 
 
 def _instances(at: PageUrls, status: JobStatus | None) -> dict[str, Any]:
-    """Return what the table of instances is made of."""
+    """Return the values for the table of instances."""
     pods = any(one.pod for one in status.instances) if status else False
     return {"status": status, "pods": pods, "log": at.log, "now": time.time()}
 

@@ -23,32 +23,31 @@ from edl_runtime.autoscale.traffic.windows import DAY_MINUTES, FARTHEST, Traffic
 from edl_runtime.errors import SpecError
 
 STILL_AT_ONCE = timedelta(minutes=1)
-"""How long ago a window may have begun and be the next one still for a DAG that never ran: schedulers are late."""
+"""How long ago the first window of a DAG may have begun: schedulers are late."""
 
 DESCRIPTION_LIMIT = 900
-"""How many characters a description has at most: Airflow's database takes 1000, and Airflow may put some before it."""
+"""Longest description: Airflow's database takes 1000 characters, and Airflow may add a prefix."""
 
 
 class TrafficWindowTimetable(Timetable):
-    """A run at each edge of traffic windows, when one begins; its data interval is the window, from start to end.
+    """A run at the start of each traffic window; its data interval is the window, from start to end.
 
-    So unlike other schedules with data intervals a run begins with its interval. A window that is interrupted, by
-    another one or by the hour that comes twice, has a run each time that it begins. What ends in more than 400 days, or
-    never, has an interval of 400 days. Also without catchup the window that holds has its run when the DAG is switched
-    on, unless that has had it: windows are about now. A change of the windows is followed from the next edge on, or at
-    once when by the new ones a window holds that began after the last run did.
+    So, unlike with other timetables, a run starts at the start of its interval. A window that is interrupted, by
+    another one or by the hour that repeats in autumn, has a run each time that it begins. A window of more than 400
+    days has an interval of 400 days. Without catchup, too, the current window has its run when the DAG is switched on,
+    unless it had one. Changed windows count from the next start on, or at once if the current window began after the
+    last run.
 
-    It is for what is to be done once a window, as a training that begins with the night. A rescaling is to be made
-    again and again, and before a window begins that leaves less: `edl_rescale_by_traffic` has a schedule for that.
+    It is for tasks that run once in a window, as a nightly training. Rescaling has to run often, and before a window
+    that leaves less to training; see the schedule of `edl_rescale_by_traffic`.
 
-    Everything is read when the DAG's file is, a Variable too, and kept as plain data: a change of a Variable counts
-    when the file is read again. Raises SpecError for mistakes in the windows, for names that no window has, and, when
-    the file is read, for windows none of which begins within 400 days: there would be no runs.
+    Windows, also in a Variable, are read when the DAG file is parsed, and stored as plain data. Raises SpecError for
+    mistakes in the windows, for unknown names, and if no window begins within 400 days.
 
     :param windows: traffic windows, as a mapping, a Path of a YAML file (a relative one starts from the DAG's file),
         "variable:NAME", or a text
-    :param only: names of the windows that have runs, "default" for the times between them; None for all
-    :param run_immediately: whether a DAG that never ran begins with the window that holds already; False: with the next
+    :param only: names of the windows that have runs, "default" for the times between windows; None for all
+    :param run_immediately: whether a new DAG starts with the current window; False: with the next one
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class TrafficWindowTimetable(Timetable):
 
     @property
     def summary(self) -> str:
-        """Its times and what training may have from then on, for the UI."""
+        """The times and sizes, for the UI."""
         sizes = sizes_by_name(self.windows)
         said = ", ".join(f"{name} ({describe_sizes(sizes[name])})" for name in self._names)
         return f"at {', '.join(_times(self.windows, self._names))} {self.windows.time_zone}: {said}"
@@ -83,7 +82,7 @@ class TrafficWindowTimetable(Timetable):
     def next_dagrun_info(
         self, *, last_automated_data_interval: DataInterval | None, restriction: TimeRestriction
     ) -> DagRunInfo | None:
-        """Return the run of the next window, or of the one that holds; None if there is none within 400 days."""
+        """Return the run of the current or next window; None if there is none within 400 days."""
         last = last_automated_data_interval
         since: list[datetime] = [last.start + timedelta(microseconds=1)] if last else []
         if restriction.earliest:
@@ -97,7 +96,7 @@ class TrafficWindowTimetable(Timetable):
         return DagRunInfo(run_after=interval.start, data_interval=interval)
 
     def infer_manual_data_interval(self, *, run_after: pendulum.DateTime) -> DataInterval:
-        """Return the window that holds then, whether or not it has runs."""
+        """Return the window at that time, whether or not it has runs."""
         return _interval(self.windows.at(run_after), run_after)
 
     def serialize(self) -> dict[str, Any]:
@@ -116,7 +115,7 @@ class TrafficWindowTimetable(Timetable):
         return [name for name in sizes_by_name(self.windows) if self.only is None or name in self.only]
 
     def _since_now(self, *, is_first: bool) -> datetime:
-        """Return the moment from which on a window has to begin to have a run yet."""
+        """Return the earliest start of a window that gets a run."""
         now = _now()
         began = self.windows.at(now).start
         if began is None or (is_first and not self.run_immediately and began < now - STILL_AT_ONCE):
@@ -124,7 +123,7 @@ class TrafficWindowTimetable(Timetable):
         return began
 
     def _next(self, since: datetime) -> WindowSpan | None:
-        """Return the first window that has runs and begins then or later; None if there is none within 400 days."""
+        """Return the first window with runs that begins at `since` or later; None if there is none within 400 days."""
         span = self.windows.at(since)
         while not (self._takes(span) and span.start is not None and span.start >= since):
             if span.end is None or span.end > since + FARTHEST:
@@ -133,7 +132,7 @@ class TrafficWindowTimetable(Timetable):
         return span
 
     def _takes(self, span: WindowSpan) -> bool:
-        """Whether such a window has runs, if it begins at all."""
+        """Whether the window has runs."""
         return span.start is not None and (self.only is None or span.name in self.only)
 
 
@@ -142,12 +141,12 @@ def _now() -> datetime:
 
 
 def _start(span: WindowSpan) -> datetime:
-    assert span.start is not None  # noqa: S101 (or it would not be a run's)
+    assert span.start is not None  # noqa: S101 (windows with runs have a start)
     return span.start
 
 
 def _interval(span: WindowSpan, moment: datetime) -> DataInterval:
-    """Return a window, which holds at a moment, as a data interval."""
+    """Return a window as a data interval; `moment` is in it."""
     start = span.start or moment
     return DataInterval(*(pendulum.instance(each.astimezone(UTC)) for each in (start, span.end or start + FARTHEST)))
 

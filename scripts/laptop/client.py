@@ -1,4 +1,4 @@
-"""A small client of Airflow's REST API: log in, trigger a DAG, see how it goes."""
+"""A small client of Airflow's REST API."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class TaskInstance(msgspec.Struct, frozen=True):
 class AirflowClient:
     """Talks to one API server as one user. A context manager, which closes its connections.
 
-    A request that found Airflow's SQLite locked has changed nothing and is made again, for up to a minute: the API
-    server writes its audit log in its event loop, where it can block the very request that holds the lock.
-    Raises httpx.TransportError while the server is not there, ApiError for what it refuses.
+    Requests that find Airflow's SQLite locked have changed nothing and are retried for a minute: the API server writes
+    its audit log in its event loop, where it may block the request that holds the lock. Raises httpx.TransportError
+    while the server is not reachable, ApiError for refused requests.
     """
 
     def __init__(self, url: str, user: str, password: str) -> None:
@@ -66,12 +66,12 @@ class AirflowClient:
         self._http.close()
 
     def log_in(self) -> None:
-        """Get a token, good for a day; every other method needs it."""
+        """Get a token, valid for a day; every other method needs it."""
         token = self._ask("POST", "/auth/token", json=self._login)["access_token"]
         self._http.headers["Authorization"] = f"Bearer {token}"
 
     def dag(self, dag_id: str) -> dict[str, Any] | None:
-        """Return what Airflow knows of the DAG, None before it has read its file."""
+        """Return the DAG's details, None before its file was parsed."""
         try:
             dag: dict[str, Any] = self._ask("GET", f"/api/v2/dags/{dag_id}")
         except ApiError as error:
@@ -81,7 +81,7 @@ class AirflowClient:
         return dag
 
     def import_errors(self) -> list[str]:
-        """Return what is wrong with DAG files."""
+        """Return the import errors of DAG files."""
         return [error["stack_trace"] for error in self._ask("GET", "/api/v2/importErrors")["import_errors"]]
 
     def unpause(self, dag_id: str) -> None:
@@ -113,7 +113,7 @@ class AirflowClient:
         return [TaskInstance(task["task_id"], task["state"] or "none", task["try_number"]) for task in found]
 
     def xcom(self, run: DagRun, task_id: str) -> Any:
-        """Return what the task returned."""
+        """Return the task's result."""
         path = f"{_path(run)}/taskInstances/{task_id}/xcomEntries/return_value"
         return self._ask("GET", path, params={"stringify": "false"})["value"]
 
@@ -123,7 +123,7 @@ class AirflowClient:
         return links
 
     def log(self, run: DagRun, task: TaskInstance) -> list[str]:
-        """Return the lines of the log of the task's last try so far."""
+        """Return the lines of the log of the task's last try."""
         path = f"{_path(run)}/taskInstances/{task.task_id}/logs/{task.try_number}"
         return list(_lines(self._ask("GET", path, params={"full_content": "true"})["content"]))
 
@@ -137,7 +137,7 @@ class AirflowClient:
 
 
 def _found_it_locked(error: Exception) -> bool:
-    """Whether Airflow's database failed under the request, which on SQLite is a lock that somebody else holds."""
+    """Whether Airflow's database failed, which for SQLite means that it was locked."""
     is_internal = isinstance(error, ApiError) and error.status == httpx.codes.INTERNAL_SERVER_ERROR
     return is_internal and "Database error" in str(error)
 

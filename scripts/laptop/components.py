@@ -1,4 +1,4 @@
-"""Airflow's components as processes that never outlive whoever started them."""
+"""Airflow's components as processes that never outlive their parent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edl_runtime.errors import EdlError
 
 
 class ComponentError(EdlError):
-    """Raised when a component ended that should go on, or failed at what it should do. `last_lines` are its log's."""
+    """Raised when a component has ended too early, or failed. `last_lines` are its log's."""
 
     def __init__(self, name: str, exit_status: int, log: Path) -> None:
         super().__init__(name, exit_status, log)
@@ -27,10 +27,10 @@ class ComponentError(EdlError):
 
 
 class Component:
-    """One command of Airflow in a session of its own, with all that it starts.
+    """One command of Airflow, with its child processes, in its own session.
 
-    Its output goes to `log`. It holds the file lock `lock` while anything of it lives. All of it is killed when this
-    process ends, however that comes about: the wrapper it runs in waits on a pipe whose other end only we hold.
+    Its output goes to `log`. It holds the file lock `lock` while one of its processes lives. All are killed when this
+    process ends in any way: their wrapper waits on a pipe whose other end only this process holds.
     """
 
     def __init__(self, name: str, words: Sequence[str], *, env: Mapping[str, str], log: Path, lock: int) -> None:
@@ -47,7 +47,7 @@ class Component:
             raise ComponentError(self.name, exit_status, self.log)
 
     def finish(self) -> None:
-        """Wait until it has done its work. Raises ComponentError if that failed."""
+        """Wait until it has ended. Raises ComponentError if it has failed."""
         exit_status = self._wrapper.wait()
         self.cut()
         if exit_status:
@@ -58,14 +58,14 @@ class Component:
         self._wrapper.terminate()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until it has ended, or the time is up."""
+        """Wait until it has ended, for `timeout_s` at most."""
         try:
             self._wrapper.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return
 
     def cut(self) -> None:
-        """Kill what is left of it; returns when nothing is."""
+        """Kill its remaining processes, and wait for their end."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1

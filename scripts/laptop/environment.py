@@ -1,4 +1,4 @@
-"""The environment that Airflow's components, and its command, run with on one machine."""
+"""Environment variables of Airflow's components and its command on one machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def command_environment(
     work_dir: Path,
     connections: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, str]:
-    """Return what the `airflow` command needs to see, and to run, the DAGs of a small Airflow: a password is in it."""
+    """Return the variables that the `airflow` command needs. They contain a password."""
     known = {"edl_default": _connection(redis_url, work_dir), **(connections or {})}
     return {
         "AIRFLOW_HOME": str(home),
@@ -41,11 +41,11 @@ def components_environment(
     options: Mapping[str, str] | None = None,
     connections: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, str]:
-    """Return `environ`, without what it says of another Airflow, with all that a small one needs.
+    """Return `environ` without variables of another Airflow, and with those of this one.
 
-    The API server listens on loopback only. Short intervals make it quick to see new DAG files and to start tasks.
-    `options` are further options of Airflow, which win: {"CORE__PARALLELISM": "8"}; `connections` further connections,
-    by id, or another `edl_default`.
+    The API server listens on loopback only. Intervals are short, so that DAG files and tasks are picked up quickly.
+    `options` override Airflow's options, as in {"CORE__PARALLELISM": "8"}; `connections` are further connections by id,
+    or another `edl_default`.
     """
     kept = {name: value for name, value in environ.items() if not name.startswith(("AIRFLOW", "EDL_"))}
     url = f"http://127.0.0.1:{port}"

@@ -18,18 +18,18 @@ Say = Callable[[str], None]
 def follow_run(
     client: AirflowClient, run: DagRun, say: Say, *, check: Callable[[], None], timeout_s: float = 1800
 ) -> None:
-    """Return when the run has succeeded; say each change of a task's state and each line of progress in its log.
+    """Return when the run has succeeded; report changes of tasks' states and progress to `say`.
 
-    `check` is called every second and raises when there is no point in going on. Raises JobFailedError, with the last
-    lines of the task that failed, and TimeoutError.
+    `check` is called every second and raises to give up. Raises JobFailedError, with the last lines of the failed task,
+    and TimeoutError.
     """
-    told = _RunReporter(client, run, say)
+    reporter = _RunReporter(client, run, say)
     deadline = time.monotonic() + timeout_s
     while True:
         check()
         state = client.state(run)
         tasks = client.tasks(run)
-        told.tell(tasks)
+        reporter.report(tasks)
         if state == "success":
             return
         if state == "failed":
@@ -40,7 +40,7 @@ def follow_run(
 
 
 class _RunReporter:
-    """What has been said already."""
+    """Reports only what has changed."""
 
     def __init__(self, client: AirflowClient, run: DagRun, say: Say) -> None:
         self._client = client
@@ -49,7 +49,7 @@ class _RunReporter:
         self._states: dict[str, str] = {}
         self._lines: dict[tuple[str, int], int] = {}
 
-    def tell(self, tasks: list[TaskInstance]) -> None:
+    def report(self, tasks: list[TaskInstance]) -> None:
         for task in tasks:
             before = self._states.get(task.task_id, "none")
             if before == "deferred" or task.state == "deferred":
@@ -60,9 +60,9 @@ class _RunReporter:
 
     def _log_progress(self, task: TaskInstance) -> None:
         lines = self._client.log(self._run, task)
-        said = self._lines.get((task.task_id, task.try_number), 0)
+        reported = self._lines.get((task.task_id, task.try_number), 0)
         self._lines[task.task_id, task.try_number] = len(lines)
-        for line in lines[said:]:
+        for line in lines[reported:]:
             if line.startswith("step "):
                 self._say(f"{task.task_id}: {line}")
 
@@ -70,6 +70,6 @@ class _RunReporter:
 def _failure(client: AirflowClient, run: DagRun, tasks: list[TaskInstance]) -> JobFailedError:
     failed = next((task for task in tasks if task.state == "failed"), None)
     if failed is None:
-        return JobFailedError(run.run_id, "none of its tasks has failed by itself")
+        return JobFailedError(run.run_id, "none of its tasks has failed")
     lines = [line for line in client.log(run, failed) if line.strip()]
     return JobFailedError(f"{run.dag_id}.{failed.task_id}", f"in run {run.run_id}", lines[-LAST_LINES:])

@@ -1,4 +1,4 @@
-"""Redis and Airflow's own components on one machine, in a folder of their own, for as long as somebody wants them."""
+"""Runs Redis and Airflow's components on one machine, in one folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMPONENTS = {
     "scheduler": ("scheduler", "--skip-serve-logs"),
     "triggerer": ("triggerer", "--skip-serve-logs"),
 }
-"""Started in this order. Logs are read from files here, so nobody needs to serve them."""
+"""In the order of their start. The API server reads logs from files, so the others do not serve them."""
 
 USUAL_PORT = 8080
 START_TIMEOUT_S = 300.0
@@ -48,30 +48,29 @@ Say = Callable[[str], None]
 
 
 class LaptopInUseError(EdlError):
-    """Raised when another launcher's components run in the folder."""
+    """Raised when another Airflow runs in the folder."""
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
         self.home = home
 
     def __str__(self) -> str:
-        return f"an Airflow runs in {self.home} already; stop it first, by Ctrl-C where it was started"
+        return f"an Airflow runs in {self.home} already; stop it first, by Ctrl-C in its terminal"
 
 
 class Laptop:
     """A whole Airflow, with Redis and the connection `edl_default`, that listens on loopback only.
 
-    A context manager; entering it takes about a minute on two cores, less in a folder that was used before. On exit all
-    of it ends, with the jobs it started; that goes for a launcher that is killed, too.
+    A context manager; entering it takes about a minute on two cores, less in a folder that was used before. On exit, or
+    when this process is killed, everything stops, with the jobs that it started.
 
-    - `home`: the folder; keeps Airflow's database, logs and the password from one time to the next. Sourcing its
-      `edl.sh` lets the `edl` command see this Airflow's jobs and pools, and the `airflow` command its DAGs and runs,
-      and `airflow dags test` run one.
+    - `home`: the folder, which keeps Airflow's database, logs and password. Source its `edl.sh` to use the commands
+      `edl` and `airflow` with this Airflow.
     - `dags`: the folder with DAG files.
     - `environ`: the environment to start from.
-    - `say`: told what is being done.
+    - `say`: called with lines of progress.
     - `options`: further options of Airflow, as in {"CORE__PARALLELISM": "8"}.
-    - `connections`: further connections of Airflow by id, or another `edl_default`: as JSON has them.
+    - `connections`: further connections of Airflow by id, or another `edl_default`, as in JSON.
 
     Raises LaptopInUseError, RegistryUnavailableError without a redis-server, ComponentError when a component ends, and
     TimeoutError when they are not up in five minutes.
@@ -129,7 +128,7 @@ class Laptop:
             component.check()
 
     def wait_for_dag(self, client: AirflowClient, dag_id: str) -> None:
-        """Return when Airflow has read the DAG's file as it is now. Raises TimeoutError, with the files' errors."""
+        """Wait until Airflow has parsed the DAG's file. Raises TimeoutError, with the import errors."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             self.check()
@@ -173,9 +172,9 @@ class Laptop:
         self._say(f"Airflow answers at {self.url}")
 
     def _write_edl_variables(self) -> None:
-        """Leave what the commands `edl` and `airflow` need to see this laptop, as long as it runs.
+        """Write the variables for the commands `edl` and `airflow`, until this Airflow stops.
 
-        For its user's eyes only: Redis's password is in it, and those of connections.
+        Only this user may read the file, because it contains passwords.
         """
         self.edl_variables.unlink(missing_ok=True)
         self._exit.callback(self.edl_variables.unlink, missing_ok=True)
@@ -210,7 +209,7 @@ class Laptop:
         return str(json.loads(self._passwords.read_text())[USER])
 
     def _migrate(self, env: Mapping[str, str], lock: int) -> None:
-        """Make the database, or bring it up to this Airflow; nothing to do where this Airflow has done so before."""
+        """Create or upgrade the database, unless this version of Airflow has done so before."""
         done, current = self.airflow_home / "migrated", version("apache-airflow-core")
         if done.exists() and done.read_text() == current:
             return
@@ -229,9 +228,9 @@ class Laptop:
 
     @property
     def _patient_database(self) -> str:
-        """The address of Airflow's SQLite for those that end where it is locked for too long.
+        """The URL of Airflow's SQLite with a longer timeout for components that end when it is locked.
 
-        Usually that is five seconds, for which the API server holds the lock itself where its event loop waits for it.
+        The default is five seconds, for which the API server may hold the lock while its event loop waits for it.
         """
         return f"sqlite:///{self.airflow_home}/airflow.db?timeout={LOCKED_S:.0f}"
 
@@ -242,7 +241,7 @@ class Laptop:
                 self.check()
                 try:
                     client.log_in()
-                except (httpx.TransportError, ApiError) as error:  # it may be another's, that took the port before ours
+                except (httpx.TransportError, ApiError) as error:  # another process may have taken the port
                     if time.monotonic() > deadline:
                         waited = f"Airflow's API server is not up after {START_TIMEOUT_S:.0f} s ({error})"
                         raise TimeoutError(f"{waited}; its log is {self.airflow_home}/api-server.log") from error

@@ -244,7 +244,7 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
         assert (found["step"] >= 3, found["job"]) == (True, "digits")
         said = {"job": "digits", "instances": 2, "reason": "window 'default' has 2 for it"}
         assert run_task(quiet, context) == said
-        reason = "window 'rush' has 0 for it, and its least is 1: it waits until there is more"
+        reason = "window 'rush' has 0 for it, and its minimum is 1: it waits until there is more"
         assert run_task(rush, context) == {"job": "digits", "instances": 0, "reason": reason}
         (job,) = asyncio.run(trains.backend.list())
         assert (job.is_suspended, job.instances) == (True, ())

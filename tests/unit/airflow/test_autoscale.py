@@ -51,7 +51,7 @@ def test_a_dry_run_has_no_link(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"windows": "variable:nobody-has-set-this"}, "an Airflow Variable that there is"),
+        ({"windows": "variable:nobody-has-set-this"}, "an existing Airflow Variable"),
         ({"policy": "no.such.module:decide"}, "no.such.module"),
         ({"policy": "edl_runtime.autoscale.policy.decide:RESIZE_COOLDOWN_S"}, "a function"),
         ({"max_load": "{{ 'high' }}"}, "max_load"),

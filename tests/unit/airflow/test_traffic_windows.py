@@ -86,7 +86,7 @@ def test_windows_are_the_same_however_they_are_given(tmp_path: Path, monkeypatch
         (7, "windows: got 7, allowed is traffic windows as a mapping, a Path"),
         ({"window": []}, "windows, window: got []"),
         (Path("/nowhere.yaml"), "windows, /nowhere.yaml, file: got"),
-        ("variable:none", "windows, Variable 'none', name: got 'none', allowed is an Airflow Variable that there is"),
+        ("variable:none", "windows, Variable 'none', name: got 'none', allowed is an existing Airflow Variable"),
         ("variable:bad", "windows, Variable 'bad', line 2: windows: got 'all'"),
     ],
 )
@@ -250,19 +250,19 @@ HALF = "window 'night' has 50% of what training may use for it, which is"
     [
         ({"jobs": {"student": 3}}, GPUS, 3, "window 'night' has 3 for it"),
         ({"jobs": {"student": 6}}, GPUS, 6, "window 'night' has 6 for it"),
-        ({"jobs": {"student": 9}}, GPUS, 6, "window 'night' has 9 for it, and its most is 6"),
+        ({"jobs": {"student": 9}}, GPUS, 6, "window 'night' has 9 for it, and its maximum is 6"),
         ({"jobs": {"student": "50%"}}, GPUS, 2, f"{HALF} 2"),
         (
             {"jobs": {"student": "50%"}, "cluster": {"gpu": 4}},
             GPUS,
             0,
-            f"{HALF} 1, and its least is 2: it waits until there is more",
+            f"{HALF} 1, and its minimum is 2: it waits until there is more",
         ),
         (
             {"jobs": {"student": 1}},
             msgspec.structs.replace(GPUS, resumes=False),
             2,
-            "window 'night' has 1 for it, and its least is 2, which it keeps: it would not go on where it was",
+            "window 'night' has 1 for it, and its minimum is 2, which it keeps: it could not resume",
         ),
         ({}, GPUS, 4, "window 'night' has no size for it but what training may use, which is 4"),
         (
@@ -275,7 +275,7 @@ HALF = "window 'night' has 50% of what training may use for it, which is"
             {},
             msgspec.structs.replace(GPUS, resources={}),
             6,
-            "window 'night' has no size for it but what training may use, and its most is 6",
+            "window 'night' has no size for it but what training may use, and its maximum is 6",
         ),
         ({"pools": {"student": 2}}, GPUS, 4, "window 'night' has no size for it but what training may use, which is 4"),
     ],
@@ -310,7 +310,7 @@ def test_the_runs_window_says_how_many(
         "edl_airflow.operators.resize.window_for_run", lambda windows, _: windows.at(NIGHT_RUN["data_interval_end"])
     )
     site.backend.jobs = {"student": LEFT}
-    assert resize().execute(context)["reason"].startswith("window 'day' has 1 for it, and its least is 2")
+    assert resize().execute(context)["reason"].startswith("window 'day' has 1 for it, and its minimum is 2")
 
 
 def test_a_window_can_be_named(context: Any, site: FakeClient) -> None:
@@ -318,7 +318,7 @@ def test_a_window_can_be_named(context: Any, site: FakeClient) -> None:
     site.backend.jobs = {"digits": POOL}
     given: dict[str, Any] = {"job": None, "teacher_pool": "digits", "window": "{{ 'day' }}"}
     operator = rendered(resize(**given), {**context, **NIGHT_RUN})
-    reason = "window 'day' has 0 for it, and its least is 2: it waits until there is more"
+    reason = "window 'day' has 0 for it, and its minimum is 2: it waits until there is more"
     assert operator.execute({**context, **NIGHT_RUN}) == {"pool": "digits", "teachers": [], "reason": reason}
     assert site.backend.deeds == [("resize to 0", "digits")]
 
