@@ -57,8 +57,8 @@ with DAG(
 ### Jobs follow the web's traffic
 
 `rescale` makes one pass of the policy over all jobs and pools of the connection `edl_default`: what the web is not
-likely to need, as `traffic_windows.yaml` beside this file says, is for training, and is shared out by priority and
-weight. Its link *Rescaling* and its log show what the last pass has decided, and why.
+likely to need, by `traffic_windows.yaml` beside this file, is for training, and is shared out by priority and weight.
+Its link *Rescaling* and its log show what the last pass has decided, and why.
 
 It runs whenever a traffic window begins or ends, every five minutes between, and some seconds after a job was
 submitted, has ended or has become pending: the asset `edl_jobs:edl_default` has an event then. Before a window that

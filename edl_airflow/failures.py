@@ -53,14 +53,14 @@ class TargetEndedError(AirflowFailException):
 class WaitTimeoutError(EdlError):
     """Raised when a task has waited for a job or a checkpoint up to its wait limit."""
 
-    def __init__(self, name: str, waited_s: float, lack: str) -> None:
-        super().__init__(name, waited_s, lack)
+    def __init__(self, name: str, waited_s: float, missing: str) -> None:
+        super().__init__(name, waited_s, missing)
         self.name = name
         self.waited_s = waited_s
-        self.lack = lack
+        self.missing = missing
 
     def __str__(self) -> str:
-        return f"waited {self.waited_s:.0f} s for {self.name!r}: {self.lack}"
+        return f"waited {self.waited_s:.0f} s for {self.name!r}: {self.missing}"
 
 
 class TaskKilledError(EdlError):

@@ -209,8 +209,8 @@ def describe_days(days: Iterable[str]) -> str:
             runs[-1].append(day)
         elif day in given:
             runs.append([day])
-    said = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs]
-    return ", ".join([*said, *(["holiday"] if "holiday" in given else [])])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs]
+    return ", ".join([*parts, *(["holiday"] if "holiday" in given else [])])
 
 
 def _traffic_data(traffic: Traffic) -> dict[str, Any]:

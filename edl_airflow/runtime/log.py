@@ -168,7 +168,7 @@ class ProgressLogger:
         self._client = client
         self._log_line = log
         self._log: JobLogRelay | None = None
-        self._said: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
         self._limit = ""
         self._quarantined: set[str] = set()
         self._lost_teachers: set[str] = set()
@@ -235,7 +235,7 @@ class ProgressLogger:
     def _log_reason(self, matter: str, who: str, job: JobStatus) -> None:
         """Log a job's trouble once, and again if it comes back."""
         if not job.reason:
-            self._said.pop(matter, None)
+            self._logged.pop(matter, None)
         elif not _is_disruption(job):
             self._log_if_new(matter, f"{who}: {job.reason}")
 
@@ -250,8 +250,8 @@ class ProgressLogger:
             self._log_line(f"step {progress.step} · in quarantine: {_named(unnamed)}")
 
     def _log_if_new(self, matter: str, line: str) -> None:
-        if self._said.get(matter) != line:
-            self._said[matter] = line
+        if self._logged.get(matter) != line:
+            self._logged[matter] = line
             self._log_line(line)
 
 
@@ -262,9 +262,9 @@ def _is_disruption(job: JobStatus) -> bool:
 
 def _named(quarantined: Mapping[str, str]) -> str:
     """Return teachers with their reasons; a reason may begin with the teacher's name, which is cut."""
-    said = [f"{who} ({why.removeprefix(f'{who}: ')})" for who, why in sorted(quarantined.items())[:MAX_NAMED]]
-    more = len(quarantined) - len(said)
-    return "; ".join([*said, f"and {more} more"] if more else said)
+    named = [f"{who} ({why.removeprefix(f'{who}: ')})" for who, why in sorted(quarantined.items())[:MAX_NAMED]]
+    more = len(quarantined) - len(named)
+    return "; ".join([*named, f"and {more} more"] if more else named)
 
 
 async def latest_progress(job: JobStatus, client: EdlClient) -> Progress | None:

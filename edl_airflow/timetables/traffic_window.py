@@ -70,8 +70,8 @@ class TrafficWindowTimetable(Timetable):
     def summary(self) -> str:
         """The times and sizes, for the UI."""
         sizes = sizes_by_name(self.windows)
-        said = ", ".join(f"{name} ({describe_sizes(sizes[name])})" for name in self._names)
-        return f"at {', '.join(_times(self.windows, self._names))} {self.windows.time_zone}: {said}"
+        parts = ", ".join(f"{name} ({describe_sizes(sizes[name])})" for name in self._names)
+        return f"at {', '.join(_times(self.windows, self._names))} {self.windows.time_zone}: {parts}"
 
     def validate(self) -> None:
         now = _now()
@@ -160,15 +160,15 @@ def _times(windows: TrafficWindows, names: Sequence[str]) -> list[str]:
 
 
 def _description(windows: TrafficWindows, names: Sequence[str]) -> str:
-    said = []
+    parts = []
     for window in windows.windows:
         days = describe_days(window.days)
         hours = f"{format_clock(window.start)} to {format_clock(window.end)}{f' on {days}' if days else ''}"
-        said.append(f"{window.name}: {hours}, {describe_sizes(window.sizes)}")
+        parts.append(f"{window.name}: {hours}, {describe_sizes(window.sizes)}")
     if windows.default is not None:
-        said.append(f"default: all other times, {describe_sizes(windows.default)}")
-    which = "each window" if len(names) == len(said) else " and ".join(names)
+        parts.append(f"default: all other times, {describe_sizes(windows.default)}")
+    which = "each window" if len(names) == len(parts) else " and ".join(names)
     zone = f"Clocks of {windows.time_zone}"
     holidays = f", holidays: {len(windows.holidays)}" if windows.holidays else ""
-    text = f"A run when {which} begins, for as long as it holds. {'; '.join(said)}. {zone}{holidays}."
+    text = f"A run when {which} begins, for as long as it holds. {'; '.join(parts)}. {zone}{holidays}."
     return text if len(text) <= DESCRIPTION_LIMIT else f"{text[: DESCRIPTION_LIMIT - 1]}…"

@@ -118,8 +118,8 @@ class CheckpointCondition(Condition[CheckpointObservation], frozen=True, kw_only
         return None
 
     def on_timeout(self, view: CheckpointObservation) -> TaskOutcome:
-        lack = "Redis does not answer" if view.trouble else f"no checkpoint has {self._wanted()}"
-        return TaskOutcome(ended="not_yet", name=self.stream, reason=lack)
+        missing = "Redis does not answer" if view.trouble else f"no checkpoint has {self._wanted()}"
+        return TaskOutcome(ended="not_yet", name=self.stream, reason=missing)
 
     def after(self, view: CheckpointObservation) -> Self:
         return msgspec.structs.replace(self, last_id=view.last_id, seen=self.seen or view.job is not None)
@@ -134,10 +134,10 @@ class CheckpointCondition(Condition[CheckpointObservation], frozen=True, kw_only
         )
 
     def _wanted(self) -> str:
-        said = [
+        criteria = [
             f"step {self.step} or later" if self.step else "",
             f"epoch {self.epoch} or later" if self.epoch else "",
             str(self.threshold) if self.threshold else "",
             f"an age of at most {self.max_age_s:.0f} s" if self.max_age_s is not None else "",
         ]
-        return ", ".join(filter(None, said)) or "landed"
+        return ", ".join(filter(None, criteria)) or "landed"

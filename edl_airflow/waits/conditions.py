@@ -151,7 +151,7 @@ class JobCondition(Condition[JobObservation], frozen=True, kw_only=True, tag="jo
         return TaskOutcome(ended="ready", name=self.job, training=training, reason=self.because)
 
     def on_timeout(self, view: JobObservation) -> TaskOutcome:
-        return TaskOutcome(ended="not_yet", name=self.job, reason=self._lack(view))
+        return TaskOutcome(ended="not_yet", name=self.job, reason=self._missing(view))
 
     def after(self, view: JobObservation) -> Self:
         return msgspec.structs.replace(self, seen=True) if view.job else self
@@ -171,7 +171,7 @@ class JobCondition(Condition[JobObservation], frozen=True, kw_only=True, tag="jo
         instances = _training_now(view.training, job)
         return instances >= self.at_least and (self.at_most is None or instances <= self.at_most)
 
-    def _lack(self, view: JobObservation) -> str:
+    def _missing(self, view: JobObservation) -> str:
         if view.trouble:
             return "Redis does not answer"
         if not view.job:
@@ -239,7 +239,7 @@ class PoolCondition(Condition[PoolObservation], frozen=True, kw_only=True, tag="
         return TaskOutcome(ended="ready", name=self.pool, teachers=view.teachers, reason=self.because)
 
     def on_timeout(self, view: PoolObservation) -> TaskOutcome:
-        return TaskOutcome(ended="no_teacher", name=self.pool, reason=self._lack(view))
+        return TaskOutcome(ended="no_teacher", name=self.pool, reason=self._missing(view))
 
     def after(self, view: PoolObservation) -> Self:
         return msgspec.structs.replace(self, seen=True) if view.pool else self
@@ -249,9 +249,9 @@ class PoolCondition(Condition[PoolObservation], frozen=True, kw_only=True, tag="
         few_enough = self.at_most is None or teachers <= self.at_most
         return teachers >= self.at_least and few_enough and view.students >= self.students
 
-    def _lack(self, view: PoolObservation) -> str:
+    def _missing(self, view: PoolObservation) -> str:
         if view.trouble:
             return "Redis does not answer"
         wanted = f"{self.at_least} or more" if self.at_most is None else f"{self.at_least}"
-        lack = f"{len(view.teachers)} teachers are registered, {wanted} are required"
-        return f"{lack}; students {view.students} of {self.students}" if self.students else lack
+        missing = f"{len(view.teachers)} teachers are registered, {wanted} are required"
+        return f"{missing}; students {view.students} of {self.students}" if self.students else missing

@@ -59,9 +59,9 @@ class TrafficCondition(Condition[TrafficObservation], frozen=True, kw_only=True,
             return TaskOutcome(ended="impossible", name=self.about, reason=reason)
         sizes = sizes_by_name(self.windows)
         if not any(self._fits(name, each) for name, each in sizes.items()):
-            said = ", ".join(f"{name} ({describe_sizes(each)})" for name, each in sizes.items())
+            known = ", ".join(f"{name} ({describe_sizes(each)})" for name, each in sizes.items())
             has = ", ".join(f"{amount:g} {name}" for name, amount in sorted(self.total.items()))
-            return TaskOutcome(ended="impossible", name=self.about, reason=f"no window is that: {said}; of {has}")
+            return TaskOutcome(ended="impossible", name=self.about, reason=f"no window is that: {known}; of {has}")
         return None
 
     def on_timeout(self, view: TrafficObservation) -> TaskOutcome:

@@ -192,7 +192,7 @@ def test_training_goes_on_while_redis_is_away(
 
         def lose_redis() -> None:
             own_redis.kill()
-            until(lambda: "The training goes on" in capsys.readouterr().out)
+            until(lambda: "The training continues" in capsys.readouterr().out)
             world.go()
 
         thread = _when_started(world, lose_redis)
