@@ -24,7 +24,7 @@ from simulation.planners import OurPolicy, declared
 from simulation.simulator import SimulationResult, simulate
 from simulation.traces import Trace, make_trace, read_trace
 
-from edl_runtime.cli.tables import print_table
+from edl_runtime.cli.options import print_table
 
 TRACES = sorted((Path(__file__).parent / "traces").iterdir())
 COMPARED = ("original-windows", "windows", "learned")

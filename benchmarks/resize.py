@@ -48,7 +48,7 @@ from _elastic_bench import LOSSES, Bench, Change, StuckError, System
 from _elastic_jobs import ENVIRON, ETCD, Load, own_job, paddle_job, torchrun_job
 from _flags import at_least_1
 
-from edl_runtime.cli.tables import print_table
+from edl_runtime.cli.options import print_table
 
 SMALL_MB = 10
 LAST_CALLS_S = (30, 1)

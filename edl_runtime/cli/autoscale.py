@@ -24,7 +24,7 @@ from edl_runtime.autoscale.traffic.schema import read_windows
 from edl_runtime.autoscale.traffic.sources.learner import check_source
 from edl_runtime.autoscale.traffic.windows import TrafficWindows
 from edl_runtime.cli import backends
-from edl_runtime.cli.tables import print_table
+from edl_runtime.cli.options import print_table
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError

@@ -14,7 +14,7 @@ import structlog
 from edl_runtime.checkpoint.errors import UnfinishedCheckpointError, UnreadableCheckpointError
 from edl_runtime.checkpoint.file_format import CheckpointInfo, position_of
 from edl_runtime.checkpoint.store import CheckpointStore
-from edl_runtime.cli.tables import print_table
+from edl_runtime.cli.options import print_table
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Checkpoint
 

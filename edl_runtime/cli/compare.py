@@ -13,8 +13,7 @@ from typing import Self
 import click
 import msgspec
 
-from edl_runtime.cli.options import parse_gpu_ids, split_list
-from edl_runtime.cli.tables import print_table
+from edl_runtime.cli.options import parse_gpu_ids, print_table, split_list
 from edl_runtime.compare.comparison import Comparison
 from edl_runtime.compare.comparison import compare as measure
 from edl_runtime.compare.results import HEADINGS, TITLES, WAYS, ComparisonRow, json_rows, parse_ways, table_cells

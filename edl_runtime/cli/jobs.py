@@ -13,7 +13,7 @@ import msgspec
 
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.cli import backends
-from edl_runtime.cli.tables import print_table
+from edl_runtime.cli.options import print_table
 from edl_runtime.progress import Progress, progress_of_run, read_progress
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError

@@ -17,11 +17,12 @@ import msgspec
 
 from edl_runtime.autoscale import history
 from edl_runtime.cli import backends
-from edl_runtime.cli.options import parse_duration
+from edl_runtime.cli.options import parse_duration, print_table
 from edl_runtime.concurrency import unless_stopped
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.monitor.snapshot import HEADINGS, MonitorSnapshot, summary_row, take_snapshot
-from edl_runtime.monitor.terminal import live, print_past, print_picture
+from edl_runtime.monitor.terminal import live, print_picture
+from edl_runtime.monitor.timeline import HISTORY_HEADINGS, history_rows
 from edl_runtime.protocol.address import check_exposure
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
     help="How often to look.",
 )
 @click.option("--once", is_flag=True, help="Look once, and show all of it.")
-@click.option("--history", "past", metavar="TIME", help="Draw so much of the past instead, as in 90m, 6h or 7d.")
+@click.option("--history", "past", metavar="TIME", help="Show this much of the past instead, as in 90m, 6h or 7d.")
 @click.option(
-    "--png", type=click.Path(dir_okay=False, path_type=Path), help="With --history: draw it as a PNG in this file, too."
+    "--png", type=click.Path(dir_okay=False, path_type=Path), help="With --history: also draw it into this PNG file."
 )
 @click.option(
     "--metrics",
@@ -124,7 +125,7 @@ async def _draw(settings: RuntimeSettings, length_s: float, png: Path | None, *,
         for point in points:
             click.echo(msgspec.json.encode(point))
     elif points:
-        print_past(points, since=now - length_s, until=now)
+        print_table(HISTORY_HEADINGS, history_rows(points, since=now - length_s, until=now))
     else:
         click.echo(
             "edl: nobody looked in that time; `edl monitor` and `edl autoscale` write down what they see", err=True

@@ -1,8 +1,9 @@
-"""Options that several commands share."""
+"""Options and tables that several commands share."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 import click
 
@@ -43,3 +44,17 @@ weight_option = click.option(
     show_default=True,
     help="Of 2, about twice what one of 1 gets beyond its least.",
 )
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows below their headings, each column as wide as it needs: names are there to be copied whole."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*headings, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console()
+    console.width = Console(width=2**16).measure(table).maximum
+    console.print(table)

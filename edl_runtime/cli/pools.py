@@ -8,7 +8,7 @@ import os
 import click
 import msgspec
 
-from edl_runtime.cli.tables import print_table
+from edl_runtime.cli.options import print_table
 from edl_runtime.discovery.client import DiscoveryClient
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import TensorSpec

@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -23,92 +23,13 @@ from edl_runtime.autoscale.traffic.schema import read_windows
 from edl_runtime.autoscale.traffic.sources.learner import check_source, fetch_forecast
 from edl_runtime.autoscale.traffic.sources.spec import Traffic
 from edl_runtime.autoscale.traffic.windows import Size, Sizes, TrafficWindows, WindowSpan
-from edl_runtime.cli.options import split_list
-from edl_runtime.cli.tables import print_table
+from edl_runtime.cli.options import print_table, split_list
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
-HEIGHT = 12
-
-TRAINING, WEB, DECLARED = "█", "░", "─"
-_PARTS = " ▁▂▃▄▅▆▇█"
-_STYLES = {WEB: "red", DECLARED: "yellow"}
-
-
-class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Some minutes, from `start` on, in shares of the whole, 0 to 1.
-
-    What `training` may use, what windows have `declared` for it, and what the `web` is expected to need, None where
-    nobody knows.
-    """
-
-    start: datetime
-    training: float
-    declared: float
-    web: float | None = None
-
-
-def draw_day(columns: Sequence[Column], whole: str, now: datetime) -> list[Text]:
-    """Return the lines of a picture, `HEIGHT` and a scale: training stands at the bottom, and the web hangs from above.
-
-    `whole` is what all of it is called, and `now` is marked, a time of that day. A line is for what windows have
-    declared, where it is known what the web needs.
-    """
-    from rich.text import Text
-
-    lines = []
-    for row in range(HEIGHT, 0, -1):
-        label = {HEIGHT: whole, 1: "0"}.get(row, "")
-        line = Text(f"{label:>{len(whole)}} │")
-        for column in columns:
-            letter = _letter(column, row)
-            line.append(letter, style=_STYLES.get(letter, "green"))
-        lines.append(line)
-    margin = " " * (len(whole) + 1)
-    lines.append(Text(margin + "└" + "".join("┴" if _full_hours(column, 3) else "─" for column in columns)))
-    lines.append(Text(margin + " " + _hours(columns)))
-    past = sum(column.start <= now for column in columns)
-    lines.append(Text(f"{margin}{' ' * past}▲ now", style="bold"))
-    return lines
-
-
-def _letter(column: Column, row: int) -> str:
-    """Return what is in a column from `row - 1` to `row` twelfths of the whole."""
-    low = (row - 1) / HEIGHT
-    if column.web is not None and row == max(1, round(column.declared * HEIGHT)):
-        return DECLARED
-    filled = round((column.training - low) * HEIGHT * 8)
-    if filled > 0:
-        return _PARTS[min(8, filled)]
-    return WEB if column.web is not None and 1 - column.web < low + 0.5 / HEIGHT else " "
-
-
-def _full_hours(column: Column, hours: int) -> bool:
-    return column.start.minute == 0 and column.start.hour % hours == 0
-
-
-def _hours(columns: Sequence[Column]) -> str:
-    """Return the scale's numbers."""
-    line = ""
-    for number, column in enumerate(columns):
-        if _full_hours(column, 3) and len(line) <= number:
-            line = f"{line:<{number}}{column.start:%H}"
-    return line
-
-
-# `edl windows`: what traffic windows and their source leave to training, now and over a day.
-
 EDGES = 6
 """How many windows are shown, the one that holds among them."""
-
-QUARTER_S = 900
-"""Of a column of a picture, or twice that on a narrow terminal."""
-
-WIDE = 112
 
 YEARS = range(1970, 3000)
 """Those of a time that may be asked for."""
@@ -118,11 +39,8 @@ YEARS = range(1970, 3000)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--total", default="", help="What the cluster has, as in gpu=32,cpu=128.")
 @click.option("--at", default="", help="Another time than now, as in 2026-12-24T18:30, in the windows' time zone.")
-@click.option(
-    "--draw", "drawn", is_flag=True, help="Draw the day of one resource: the source's, or else --total's first."
-)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: what holds now and next, and what the web needs.")
-def windows(*, file: Path, total: str, at: str, drawn: bool, as_json: bool) -> None:
+def windows(*, file: Path, total: str, at: str, as_json: bool) -> None:
     """Check the traffic windows in FILE, YAML or JSON, and show what they leave to training.
 
     With a traffic source in it, that is asked, too: what the web needs, and is expected to need. What was learned of
@@ -150,8 +68,6 @@ def windows(*, file: Path, total: str, at: str, drawn: bool, as_json: bool) -> N
             click.echo(foretold)
         for name, amount in whole.items():
             click.echo(f"training may use {format_amount(room.capacity[name])} of {format_amount(amount)} {name}")
-    if drawn and not as_json:
-        _draw(declared, whole, moment, forecast)
     if trouble:
         raise trouble
 
@@ -281,59 +197,3 @@ def _plain(
         "need": room.need,
         "trouble": str(trouble or ""),
     }
-
-
-def _draw(declared: TrafficWindows, whole: Mapping[str, float], moment: datetime, forecast: Forecast | None) -> None:
-    from rich.console import Console
-
-    resource = _drawn(declared, whole)
-    amount = whole.get(resource) or _whole_by_shares(declared, resource)
-    console = Console(soft_wrap=True, highlight=False)
-    step_s = 2 * QUARTER_S if console.is_terminal and console.width < WIDE else QUARTER_S
-    columns = [
-        Column(
-            start=start,
-            training=_left(declared, resource, amount, start, _as_if_then(forecast, start)) / amount,
-            declared=declared.sizes_at(start).capacity({resource: amount})[resource] / amount,
-            web=need / amount
-            if forecast and (need := forecast.profile.expected(start.timestamp())) is not None
-            else None,
-        )
-        for start in _day(moment, step_s)
-    ]
-    legend = f"{moment:%A %d %B}, {declared.time_zone}: {TRAINING} training may use"
-    if forecast:
-        legend += f"   {WEB} the web is expected to need   {DECLARED} declared by windows"
-    label = f"{format_amount(amount)} {resource}" if resource in whole else "100%"
-    for line in ("", *draw_day(columns, label, moment), legend):
-        console.print(line)
-
-
-def _left(declared: TrafficWindows, resource: str, amount: float, at: datetime, forecast: Forecast | None) -> float:
-    return training_capacity(declared, {resource: amount}, now=at, forecast=forecast).capacity[resource]
-
-
-def _day(moment: datetime, step_s: int) -> list[datetime]:
-    """Return the times of the moment's day in such steps: of 23 hours or 25 when clocks are changed."""
-    midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0).astimezone(UTC)
-    steps = range(0, 25 * 3600, step_s)
-    times = [(midnight + timedelta(seconds=by)).astimezone(moment.tzinfo) for by in steps]
-    return [time for time in times if time.date() == moment.date()]
-
-
-def _drawn(declared: TrafficWindows, whole: Mapping[str, float]) -> str:
-    """Return of which resource a day is drawn."""
-    if declared.traffic:
-        return declared.traffic.resource
-    sizes = [window.sizes for window in declared.windows] + [declared.default or Sizes()]
-    named = [name for each in sizes for name in each.cluster if name != "*"]
-    return next(iter([*whole, *named]), "everything")
-
-
-def _whole_by_shares(declared: TrafficWindows, resource: str) -> float:
-    """Return 1: that is all there is where shares are said and no numbers. Raises SpecError."""
-    sizes = [window.sizes for window in declared.windows] + [declared.default or Sizes()]
-    said = [each.cluster.get(resource, each.cluster.get("*", Size(1.0, share=True))) for each in sizes]
-    if declared.traffic or not all(size.share for size in said):
-        raise SpecError("total", "nothing", f"how much the cluster has, as in --total {resource}=32, for a picture")
-    return 1.0

@@ -1,14 +1,16 @@
-"""The past, cut into columns as wide as a terminal's letters, or as points to plot. Pure."""
+"""History points as segments of time, and as rows of a table. Pure."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import pairwise, takewhile
+from datetime import datetime
 
 import msgspec
 
-from edl_runtime.autoscale.history import HOLDS_S, HistoryPoint, ResourceUse
+from edl_runtime.autoscale.history import HOLDS_S, HistoryPoint
+from edl_runtime.monitor.snapshot import NOTHING, utilisation
+
+HISTORY_HEADINGS = ("TIME", "WINDOW", "CPU-UTILS", "GPU-UTILS", "JOBS")
 
 
 class HistorySegment(msgspec.Struct, frozen=True):
@@ -64,74 +66,25 @@ def state_of(name: str) -> Callable[[HistoryPoint], str]:
     return state
 
 
-class Cell(msgspec.Struct, frozen=True):
-    """A column of a job's row: how many instances ran in the mean, and the state that it was in for longest."""
+def history_rows(points: Sequence[HistoryPoint], *, since: float, until: float) -> list[tuple[str, ...]]:
+    """Return a row for each change between `since` and `until` (Unix seconds), in this machine's time zone.
 
-    running: float
-    state: str
-
-
-class Columns(msgspec.Struct, frozen=True):
-    """Columns of equal times: in each, of each job, `cells`; `use` of the resources; and the `window`.
-
-    None, or "", stands where nobody looked, and where there was no such job or window.
+    A row holds until the next one. "(not observed)" stands where nothing was recorded.
     """
-
-    cells: dict[str, list[Cell | None]]
-    use: dict[str, list[ResourceUse | None]]
-    windows: list[str]
-
-
-def columns(past: Sequence[HistorySegment], *, since: float, until: float, count: int) -> Columns:
-    """Cut the time into so many columns."""
-    width = (until - since) / count
-    edges = [since + number * width for number in range(count + 1)]
-    parts = [_within(past, start, end) for start, end in pairwise(edges)]
-    resources = dict.fromkeys(name for one in past for name in one.point.use)
-    return Columns(
-        cells={name: [_cell(part, name) for part in parts] for name in jobs_of(past)},
-        use={name: [_use(part, name) for part in parts] for name in resources},
-        windows=[_longest(part, lambda point: point.window) for part in parts],
-    )
+    rows: list[tuple[str, ...]] = []
+    observed_until = since
+    for segment in segments_of(points, since=since, until=until):
+        if segment.start > observed_until:
+            rows.append((_local_time(observed_until), NOTHING, NOTHING, NOTHING, "(not observed)"))
+        observed_until = segment.end
+        point = segment.point
+        jobs = (f"{name}:{job.running if job.state == 'running' else job.state}" for name, job in point.jobs.items())
+        use = (utilisation(point.use.get(resource)) for resource in ("cpu", "gpu"))
+        row = (_local_time(segment.start), point.window or NOTHING, *use, "|".join(jobs) or NOTHING)
+        if not rows or row[1:] != rows[-1][1:]:
+            rows.append(row)
+    return rows
 
 
-Part = list[tuple[float, HistoryPoint]]
-"""The points of a column, and for how long each of them told how it was."""
-
-
-def _within(past: Sequence[HistorySegment], start: float, end: float) -> Part:
-    first = bisect_right(past, start, key=lambda one: one.end)
-    there = takewhile(lambda one: one.start < end, past[first:])
-    return [(min(one.end, end) - max(one.start, start), one.point) for one in there]
-
-
-def _longest(part: Part, what: Callable[[HistoryPoint], str]) -> str:
-    seconds: dict[str, float] = {}
-    for length, point in part:
-        seconds[what(point)] = seconds.get(what(point), 0.0) + length
-    return max(seconds, key=lambda said: seconds[said], default="")
-
-
-def _cell(part: Part, name: str) -> Cell | None:
-    state = _longest(part, state_of(name))
-    there = [(seconds, point.jobs[name]) for seconds, point in part if name in point.jobs]
-    if not state:
-        return None
-    return Cell(_mean([(seconds, float(job.running)) for seconds, job in there]), state)
-
-
-def _use(part: Part, name: str) -> ResourceUse | None:
-    there = [(seconds, point.use[name]) for seconds, point in part if name in point.use]
-    if not there:
-        return None
-    allowed = [(seconds, use.allowed) for seconds, use in there if use.allowed is not None]
-    return ResourceUse(
-        total=_mean([(seconds, use.total) for seconds, use in there]),
-        reserved=_mean([(seconds, use.reserved) for seconds, use in there]),
-        ours=_mean([(seconds, use.ours) for seconds, use in there]),
-        allowed=_mean(allowed) if allowed else None,
-    )
-
-
-def _mean(values: Sequence[tuple[float, float]]) -> float:
-    return sum(seconds * value for seconds, value in values) / sum(seconds for seconds, _ in values)
+def _local_time(at: float) -> str:
+    return f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"

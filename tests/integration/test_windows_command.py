@@ -90,7 +90,7 @@ def test_of_an_hour_that_comes_twice_one_holds(edl: Edl, file: Path) -> None:
 
 def test_json_has_the_same(edl: Edl, file: Path) -> None:
     """For other programs."""
-    _, printed, _ = edl(file, "--at", "2026-12-24T18:30", "--total", "gpu=32", "--json", "--draw")
+    _, printed, _ = edl(file, "--at", "2026-12-24T18:30", "--total", "gpu=32", "--json")
     found = json.loads(printed)
     assert found["windows"][0] == {
         "window": "evening",
@@ -104,55 +104,7 @@ def test_json_has_the_same(edl: Edl, file: Path) -> None:
     assert (found["need"], found["trouble"]) == (None, "")
 
 
-def test_a_day_is_drawn(edl: Edl, file: Path) -> None:
-    """The evening is a dent, and now is marked."""
-    _, printed, _ = edl(file, "--at", "2026-12-24T18:30", "--total", "gpu=32", "--draw")
-    picture = printed.splitlines()[-16:]
-    assert picture[0] == "32 gpu │" + " " * 96
-    assert picture[4].rstrip() == "       │" + "█" * 72 + " " * 20 + "█" * 4
-    assert picture[11] == "     0 │" + "█" * 96
-    assert picture[12] == "       └" + ("┴" + "─" * 11) * 8
-    assert picture[13].split() == ["00", "03", "06", "09", "12", "15", "18", "21"]
-    assert picture[14] == " " * 8 + " " * 74 + "▲ now"
-    assert picture[15] == "Thursday 24 December, Europe/Berlin: █ training may use"
-
-
-def test_a_day_has_as_many_hours_as_it_has(edl: Edl, file: Path) -> None:
-    """23 or 25 when clocks change, and the scale tells those of the wall."""
-    for day, quarters, until_three in (("2026-03-29", 92, 8), ("2026-10-25", 100, 16)):
-        _, printed, _ = edl(file, "--at", f"{day}T12:00", "--total", "gpu=32", "--draw")
-        picture = printed.splitlines()[-16:]
-        assert len(picture[11]) == 8 + quarters
-        assert picture[13].split()[:2] == ["00", "03"]
-        assert picture[13].index("03") - picture[13].index("00") == until_three
-
-
-def test_a_narrow_terminal_gets_a_narrow_picture(edl: Edl, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half an hour a column, in colours; now is where it is."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "80")
-    _, printed, _ = edl(file, "--at", "2026-12-24T18:30", "--total", "gpu=32", "--draw")
-    assert "\x1b[32m█" in printed
-    picture = re.sub(r"\x1b\[[0-9;]*m", "", printed).splitlines()[-16:]
-    assert picture[11] == "     0 │" + "█" * 48
-    assert picture[13].split() == ["00", "03", "06", "09", "12", "15", "18", "21"]
-    assert picture[14] == " " * 8 + " " * 37 + "▲ now"
-
-
-def test_shares_need_no_total_for_a_picture(edl: Edl, file: Path) -> None:
-    """Numbers do, and the error says how to say it."""
-    status, _, complaint = edl(file, "--draw")
-    assert status == EX_CONFIG
-    assert complaint.startswith("edl: total: got 'nothing', allowed is how much the cluster has, as in --total gpu=32")
-    file.write_text("windows: []\ndefault: {cluster: 50%}")
-    status, printed, _ = edl(file, "--draw", "--at", "2026-06-10T12:00")
-    assert status == 0
-    assert printed.splitlines()[-16] == "100% │" + " " * 96
-    assert printed.splitlines()[-10] == "     │" + "█" * 96
-    assert "default sizes hold\n" in printed
-
-
-def test_what_the_web_needs_is_shown_and_drawn(edl: Edl, file: Path, tmp_path: Path) -> None:
+def test_what_the_web_needs_is_shown(edl: Edl, file: Path, tmp_path: Path) -> None:
     """It is read and learned from the source at once, with Redis or without; training has the rest, with headroom."""
     with_source(file, f"csv: {{path: {two_weeks(tmp_path / 'web.csv')}}}")
     status, printed, _ = edl(file, "--total", "gpu=32")
@@ -160,16 +112,9 @@ def test_what_the_web_needs_is_shown_and_drawn(edl: Edl, file: Path, tmp_path: P
     assert re.search(r"^now: the web .*, and is left \d", printed, re.MULTILINE)
     foretold = r"(?m)^it needed (8|24) gpu at \d\d:\d\d, and most in the next 24 h will be about 24 at \d\d:\d\d$"
     assert re.search(foretold, printed)
-    _, printed, _ = edl(file, "--total", "gpu=32", "--at", "2026-06-10T11:55", "--draw")
+    _, printed, _ = edl(file, "--total", "gpu=32", "--at", "2026-06-10T11:55")
     assert "Wed 10 Jun 11:55: the web is expected to need 24 gpu by 12:00, and is left 27.6\n" in printed
     assert "training may use 4.4 of 32 gpu\n" in printed
-    picture = [line.removeprefix("       │") for line in printed.splitlines()[-16:]]
-    rush = slice(49, 56)  # from 12:15 to 14:00
-    assert {line[rush] for line in picture[1:3] + picture[4:9]} == {"░" * 7}
-    assert {picture[3][rush]} == {"─" * 7}  # 24 that windows would leave
-    assert {line[rush] for line in picture[10:11]} == {"▅" * 7}
-    assert {line[:40] for line in picture[6:11]} == {"█" * 40}
-    assert picture[15].endswith("█ training may use   ░ the web is expected to need   ─ declared by windows")
 
 
 def test_what_was_learned_is_kept_in_redis(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl_runtime.cli.options import parse_duration
+from edl_runtime.cli.options import parse_duration, print_table
 from edl_runtime.errors import SpecError
 
 
@@ -19,3 +19,12 @@ def test_what_is_no_time_is_an_error(text: str) -> None:
     """It names the flag, what was given and what is allowed."""
     with pytest.raises(SpecError, match=r"--history: got .* allowed is a time above 0, as in 30s"):
         parse_duration("--history", text)
+
+
+def test_nothing_is_cut_off(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is there to be copied, however narrow the terminal is."""
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table(["NAME", "SAID"], [["a" * 52, "it is [bold] " * 5], ["b", ""]])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["NAME", "a" * 52, "b"]
+    assert lines[1].endswith("it is [bold] " * 5)

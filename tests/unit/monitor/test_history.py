@@ -15,8 +15,7 @@ from support.autoscale.jobs import past
 from edl_runtime.autoscale.history import HOLDS_S, ResourceUse
 from edl_runtime.errors import SpecError
 from edl_runtime.monitor import png
-from edl_runtime.monitor.terminal import draw_history
-from edl_runtime.monitor.timeline import Cell, StateSpan, columns, jobs_of, segments_of, spans, state_of
+from edl_runtime.monitor.timeline import StateSpan, history_rows, jobs_of, segments_of, spans, state_of
 
 DAY_S = 86400
 NOON = 1_750_000_000 // 86400 * 86400.0 + 43200
@@ -48,47 +47,24 @@ def test_an_hour_as_it_was() -> None:
         past(NOON + 2520, example="suspended", late=8, **by_night),
         past(NOON + 3240, late=8, **by_night),
     ]
-    drawn = draw_history(points, since=NOON, until=NOON + 3600, width=60).plain
-    assert drawn.splitlines() == [
-        "window        ├day────────────────├night──────────────",
-        "     cpu 100%│                    ━━━━━━━━━━━━━━━━━━━━",
-        "             │                    ░░░░░░░░░░░░░░░░░░░░",
-        "             │                    ████████████████████",
-        "             │━━━━━━━━━━━━━━━━━━━━████████████████████",
-        "             │████████████████████████████████████████",
-        "           0%│████████████████████████████████████████",
-        "example     4│████████████████████▄▄▄▄▄▄▄▄zzzzzzzz",
-        "late        8│••••••••••••••••••••████████████████████    8",
-        "              ┴───────────────────┴───────────────────",
-        "              12:00               12:30",
-        "█ jobs and pools   ░ others   ━ capacity for training   • pending   z suspended",
+    assert history_rows(points, since=NOON, until=NOON + 3600) == [
+        ("2025-06-15 12:00:00", "day", "50.00%", "-", "example:4|late:pending"),
+        ("2025-06-15 12:30:00", "night", "83.33%", "-", "example:2|late:8"),
+        ("2025-06-15 12:42:00", "night", "83.33%", "-", "example:suspended|late:8"),
+        ("2025-06-15 12:54:00", "night", "83.33%", "-", "late:8"),
     ]
 
 
-def test_lines_fit_the_terminal() -> None:
-    """Unless that is narrower than anything can be drawn in."""
-    points = [past(NOON, **{"a-name-of-some-length": 3}), past(NOON + 600, **{"a-name-of-some-length": 100})]
-    for width in (60, 80, 200):
-        lines = draw_history(points, since=NOON, until=NOON + 1200, width=width).plain.splitlines()
-        assert max(map(len, lines)) <= width
-    assert draw_history(points, since=NOON, until=NOON + 1200, width=1).plain
-
-
-@pytest.mark.parametrize(
-    ("length_s", "axis"),
-    [
-        (60, "12:00:00 12:00:10 12:00:20 12:00:30 12:00:40 12:00:50"),
-        (7 * DAY_S, "Tue 00:00 Thu 00:00 Sat 00:00"),  # hours alone would not tell which day it was
-        (30 * DAY_S, "23 May 30 May 06 Jun 13 Jun"),  # days of the week would come again
-    ],
-)
-def test_the_axis_has_times_of_which_each_comes_once(length_s: float, axis: str) -> None:
-    """Seconds, hours with days, or dates."""
-    since = NOON if length_s < DAY_S else NOON - length_s
-    drawn = draw_history(
-        [past(since, a=1)], since=since, until=since + length_s, width=100 if length_s < 8 * DAY_S else 72
-    )
-    assert axis in " ".join(drawn.plain.splitlines()[-2].split())
+def test_rows_say_where_nobody_looked() -> None:
+    """Before the first point, and where one is too old to hold."""
+    points = [past(NOON + 60, a=1), past(NOON + 60 + 2 * HOLDS_S, a=1)]
+    rows = history_rows(points, since=NOON, until=NOON + 2 * HOLDS_S + 90)
+    assert [(time[-8:], jobs) for time, *_, jobs in rows] == [
+        ("12:00:00", "(not observed)"),
+        ("12:01:00", "a:1"),
+        ("12:16:00", "(not observed)"),
+        ("12:31:00", "a:1"),
+    ]
 
 
 def test_a_point_holds_until_the_next() -> None:
@@ -124,32 +100,6 @@ def test_jobs_stand_in_the_order_in_which_they_came() -> None:
     """By name where they came together."""
     points = [past(0.0, c=1, b=1), past(1.0, a=1, b=1)]
     assert jobs_of(segments_of(points, since=0.0, until=2.0)) == ["b", "c", "a"]
-
-
-def test_a_column_is_the_mean_of_its_time() -> None:
-    """A job's state, and the window, are those of the longest part."""
-    use = ResourceUse(total=10.0, reserved=6.0, ours=4.0, allowed=8.0)
-    points = [
-        past(0.0, a=2, window="day", cpu=use),
-        past(8.0, a=7, window="night", cpu=ResourceUse(total=10.0, reserved=1.0)),
-        past(20.0, a="pending", window="night"),
-        past(21.0, a=4),
-    ]
-    cut = columns(segments_of(points, since=0.0, until=40.0), since=0.0, until=40.0, count=4)
-    assert cut.cells == {"a": [Cell(3.0, "running"), Cell(7.0, "running"), Cell(3.6, "running"), Cell(4.0, "running")]}
-    assert cut.windows == ["day", "night", "", ""]
-    assert cut.use["cpu"][:3] == [
-        ResourceUse(total=10.0, reserved=5.0, ours=3.2, allowed=8.0),
-        ResourceUse(total=10.0, reserved=1.0),
-        None,
-    ]
-
-
-def test_a_column_in_which_nobody_looked_is_empty() -> None:
-    """So is one before a job was there."""
-    points = [past(0.0), past(2 * HOLDS_S, a="suspended")]
-    cut = columns(segments_of(points, since=0.0, until=3 * HOLDS_S), since=0.0, until=3 * HOLDS_S, count=3)
-    assert cut.cells == {"a": [None, None, Cell(0.0, "suspended")]}
 
 
 def pixels(file: Path) -> Any:
