@@ -1,13 +1,12 @@
-"""What the simulator is driven by: jobs and web traffic, from CSV or made up from a seed."""
+"""Input of the simulator: jobs and web traffic, from CSV or generated from a seed."""
 
 from __future__ import annotations
 
 import csv
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -16,7 +15,7 @@ from edl_runtime.autoscale.traffic.forecast import DAY_S, Sample
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 GPUS = 32
 """Of the cluster that web and training share."""
@@ -58,13 +57,40 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     web: tuple[Sample, ...]
 
 
+_Number = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]  # no NaN, and none that is infinite
+
+
+class _JobRow(msgspec.Struct):
+    id: str
+    submitted_s: _Number
+    min: int
+    max: int
+    work: _Number
+    a: _Number
+    phi: float
+
+
+class _WebRow(msgspec.Struct):
+    time_s: _Number
+    gpus: _Number
+
+
 def read_trace(folder: Path) -> Trace:
     """Read `jobs.csv` (id, submitted_s, min, max, work, a, phi) and `web.csv` (time_s, gpus), in any order of lines.
 
     An id is any text. Raises SpecError.
     """
-    jobs = _records(folder / "jobs.csv", ("id", "submitted_s", "min", "max", "work", "a", "phi"), _read_job)
-    web = _records(folder / "web.csv", ("time_s", "gpus"), _read_sample)
+    jobs = [
+        TraceJob(
+            name=f"job-{row.id.strip()}",
+            submitted_s=row.submitted_s,
+            bounds=Bounds(row.min, row.max),
+            work=row.work,
+            speedup=Speedup(a=row.a, phi=row.phi),
+        )
+        for row in _rows(folder / "jobs.csv", _JobRow)
+    ]
+    web = [Sample(at_s=row.time_s, needed=row.gpus) for row in _rows(folder / "web.csv", _WebRow)]
     if min((sample.at_s for sample in web), default=math.inf) > 0:
         raise SpecError(str(folder / "web.csv"), "no sample at time 0 or before", "one of the start, and a week before")
     return Trace(
@@ -74,58 +100,17 @@ def read_trace(folder: Path) -> Trace:
     )
 
 
-def _read_job(row: Mapping[str, str]) -> TraceJob:
-    return TraceJob(
-        name=f"job-{row['id'].strip()}",
-        submitted_s=_number(row, "submitted_s"),
-        bounds=Bounds(_whole(row, "min"), _whole(row, "max")),
-        work=_number(row, "work"),
-        speedup=Speedup(a=_number(row, "a"), phi=_number(row, "phi")),
-    )
-
-
-def _read_sample(row: Mapping[str, str]) -> Sample:
-    return Sample(at_s=_number(row, "time_s"), needed=_number(row, "gpus"))
-
-
-def _number(row: Mapping[str, str], column: str) -> float:
-    try:
-        number = float(row[column])
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise SpecError(column, row[column], "a finite number")
-    return number
-
-
-def _whole(row: Mapping[str, str], column: str) -> int:
-    number = _number(row, column)
-    if number != int(number):
-        raise SpecError(column, row[column], "a whole number")
-    return int(number)
-
-
-def _records(path: Path, columns: Sequence[str], read: Callable[[Mapping[str, str]], T]) -> list[T]:
-    """Return what a file's lines say. Raises SpecError, with the line."""
-    found: list[T] = []
+def _rows(path: Path, kind: type[T]) -> list[T]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = csv.DictReader(file, restval="")
-            if missing := [column for column in columns if column not in (rows.fieldnames or ())]:
-                allowed = f"the columns {', '.join(columns)}; {', '.join(missing)} is missing"
-                raise SpecError(f"{path} line 1", ",".join(rows.fieldnames or ()), allowed)
-            for row in rows:
-                try:
-                    found.append(read(row))
-                except SpecError as error:
-                    raise SpecError(f"{path} line {rows.line_num}: {error.field}", error.given, error.allowed) from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SpecError("trace", str(path), f"a CSV file that can be read ({error})") from None
-    return found
+            return msgspec.convert(list(csv.DictReader(file)), list[kind], strict=False)  # type: ignore[valid-type]
+    except (OSError, ValueError, csv.Error) as error:
+        columns = ", ".join(kind.__struct_fields__)
+        raise SpecError("trace", str(path), f"a CSV file with the columns {columns} ({error})") from None
 
 
 def make_trace(seed: int) -> Trace:
-    """Make up a trace of the setting in `benchmarks/traces`, the same for the same seed.
+    """Generate a trace of the setting in `benchmarks/traces`, the same for the same seed.
 
     About 57 jobs in 37 hours; a web tier with peaks at 12:30 and 20:30, a fifth less at the weekend, 8 % noise and, in
     one of fifty samples, a burst of 20 to 50 %.

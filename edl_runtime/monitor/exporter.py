@@ -1,6 +1,6 @@
-"""What `edl monitor` shows, as Prometheus reads it.
+"""Prometheus exporter of `edl monitor --metrics`.
 
-Only who shows metrics imports this module, and with it Prometheus's client.
+Imported only with --metrics, because it imports the Prometheus client.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hmac
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, get_args
@@ -19,49 +19,80 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from edl_runtime.autoscale.history import JobState, ResourceUse
+from edl_runtime.autoscale.history import JobState
 from edl_runtime.errors import SpecError
-from edl_runtime.monitor.snapshot import UNITS, JobLine, MonitorSnapshot, PoolLine
+from edl_runtime.monitor.snapshot import UNITS, MonitorSnapshot
 from edl_runtime.protocol.address import check_exposure
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 HOST = "127.0.0.1"
-"""Where it listens unless told otherwise: elsewhere it asks for a token."""
+"""Default address to bind. Any other than loopback needs a token."""
 
 MOST_CONNECTIONS = 16
-"""Each is one scrape, and has a thread before it is known whether its client has the token."""
+"""Each has a thread before its token is checked, so that clients without a token must be few."""
 
-ENDS_WITHIN_S = 0.05
-"""After it is told to end."""
+SHUTDOWN_POLL_S = 0.05
+
+
+_NO_LABELS: tuple[str, ...] = ()
+_BY_JOB = ("name", "kind")  # "job" is Prometheus's own label
+_BY_RESOURCE = ("resource", "unit")
+
+_METRICS = (
+    ("edl_look_timestamp_seconds", "Time of the snapshot, in Unix seconds.", _NO_LABELS),
+    ("edl_plan_timestamp_seconds", "Time of the last rescaling plan, in Unix seconds.", _NO_LABELS),
+    ("edl_window", "1 for the traffic window that holds.", ("window",)),
+    ("edl_jobs", "Trainings that have not ended, by phase: running, pending or suspended.", ("phase",)),
+    ("edl_instances", "Running instances.", _BY_JOB),
+    ("edl_wanted_instances", "Requested instances; 0 while a job is suspended.", _BY_JOB),
+    ("edl_target_instances", "Instances that the last plan gives a job or pool.", _BY_JOB),
+    ("edl_total", "Capacity of all nodes.", _BY_RESOURCE),
+    ("edl_reserved", "Reserved on all nodes, by anything that runs there.", _BY_RESOURCE),
+    ("edl_reserved_by_jobs", "Reserved by running instances of jobs and pools.", _BY_RESOURCE),
+    (
+        "edl_training_capacity",
+        "What jobs and pools may use, by traffic windows and the highest load.",
+        _BY_RESOURCE,
+    ),
+    ("edl_pool_teachers", "Teachers registered in a pool.", ("pool",)),
+    ("edl_pool_students", "Students registered in a pool.", ("pool",)),
+    ("edl_pool_busy_ratio", "Share of their time that a pool's teachers work.", ("pool",)),
+    ("edl_pool_waiting_ratio", "Share of their time that a pool's students wait for teachers.", ("pool",)),
+)
+"""Name, meaning and labels. The values are in `_values`, in the same order."""
 
 
 class MonitorCollector(Collector):
-    """Shows what was last seen, in a registry of your own."""
+    """Collects the metrics of the last snapshot."""
 
     def __init__(self, last: Callable[[], MonitorSnapshot]) -> None:
         self._last = last
 
     def collect(self) -> Iterator[Metric]:
-        """Return what was last seen."""
-        seen = self._last()
-        yield GaugeMetricFamily("edl_look_timestamp_seconds", "When it was looked, in Unix seconds.", seen.at)
-        states = Counter(line.state for line in seen.jobs if line.kind == "trainer")
-        yield _by(
-            "edl_jobs",
-            "Trainings that have not ended: with as many instances as they need, with fewer, and told to wait.",
-            ["phase"],
-            (([state], states[state]) for state in get_args(JobState)),
-        )
-        yield from _of_jobs(seen.jobs)
-        yield from _of_resources(seen.use)
-        yield from _of_pools(seen.pools)
-        if seen.planned_at is not None:
-            meaning = "When the sizes of jobs and pools were last decided, in Unix seconds."
-            yield GaugeMetricFamily("edl_plan_timestamp_seconds", meaning, seen.planned_at)
-        if seen.window:
-            yield _by("edl_window", "1 for the traffic window that holds.", ["window"], [([seen.window], 1)])
+        """Yield a family for each metric. A value that is None is left out."""
+        for (name, meaning, labels), values in zip(_METRICS, _values(self._last()), strict=True):
+            family = GaugeMetricFamily(name, meaning, labels=labels)
+            for label_values, value in values:
+                if value is not None:
+                    family.add_metric(label_values, value)
+            yield family
+
+
+def _values(seen: MonitorSnapshot) -> Iterator[Iterable[tuple[Sequence[str], float | None]]]:
+    """Yield for each of `_METRICS` its label values, each with a value."""
+    yield [((), seen.at)]
+    yield [((), seen.planned_at)]
+    yield [((seen.window,), 1.0)] if seen.window else []
+    states = Counter(line.state for line in seen.jobs if line.kind == "trainer")
+    yield [((state,), states[state]) for state in get_args(JobState)]
+    for field in ("running", "wanted", "target"):
+        yield [((line.name, line.kind), getattr(line, field)) for line in seen.jobs]
+    for field in ("total", "reserved", "ours", "allowed"):
+        yield [((name, UNITS.get(name, "pieces")), getattr(use, field)) for name, use in seen.use.items()]
+    for field in ("teachers", "students", "busy", "waiting"):
+        yield [((pool.name,), getattr(pool, field)) for pool in seen.pools]
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -74,9 +105,9 @@ def parse_address(text: str) -> tuple[str, int]:
 
 @contextmanager
 def serving(last: Callable[[], MonitorSnapshot], host: str, port: int, token: str = "") -> Iterator[str]:
-    """Show what was last seen at the URL that is given, by a thread of its own, to whoever has the bearer token.
+    """Serve the metrics of the last snapshot in a thread, and give their URL. Clients need the bearer token, if any.
 
-    Raises SpecError where it can't, and off loopback without a token.
+    Raises SpecError for an address that can't be bound, and for one off loopback without a token.
     """
     check_exposure(host, token, "EDL_MONITOR_TOKEN")
     registry = CollectorRegistry()
@@ -85,8 +116,8 @@ def serving(last: Callable[[], MonitorSnapshot], host: str, port: int, token: st
         server = make_server(host, port, _guarded(make_wsgi_app(registry), token), _Server, _Handler)
     except OSError as error:
         given = f"{host}:{port}"
-        raise SpecError("--metrics", given, f"an address that can be listened at ({error.strerror})") from error
-    thread = threading.Thread(target=server.serve_forever, args=(ENDS_WITHIN_S,), name="edl metrics", daemon=True)
+        raise SpecError("--metrics", given, f"an address that can be bound ({error.strerror})") from error
+    thread = threading.Thread(target=server.serve_forever, args=(SHUTDOWN_POLL_S,), name="edl metrics", daemon=True)
     thread.start()
     try:
         yield f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
@@ -97,10 +128,10 @@ def serving(last: Callable[[], MonitorSnapshot], host: str, port: int, token: st
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, of which there are few: beyond, the oldest is closed."""
+    """A thread for each connection; when there are too many, the oldest is closed."""
 
     daemon_threads = True
-    request_queue_size = 128  # of five, whose queue strangers fill, a client's next try comes seconds later
+    request_queue_size = 128  # with the default of 5, idle connections fill it, and a scrape is retried seconds later
 
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -113,7 +144,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             if len(self._open) >= MOST_CONNECTIONS:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
-                with suppress(OSError):  # its thread, which reads the end then, closes it
+                with suppress(OSError):  # its thread then reads the end of the stream, and closes it
                     oldest.shutdown(socket.SHUT_RDWR)
             self._open[request] = None
         super().process_request(request, client_address)
@@ -128,11 +159,11 @@ class _Handler(WSGIRequestHandler):
     timeout = 10.0
 
     def log_message(self, *_: object) -> None:
-        """A line for each scrape would be nobody's news."""
+        """Log nothing: each scrape would be a line."""
 
 
 def _guarded(app: WSGIApplication, token: str) -> WSGIApplication:
-    """Return the app for those alone who have the token; for all, if there is none."""
+    """Return the app behind a check of the bearer token, if there is one."""
     wanted = f"Bearer {token}".encode()
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -142,47 +173,3 @@ def _guarded(app: WSGIApplication, token: str) -> WSGIApplication:
         return app(environ, start_response)
 
     return answer
-
-
-def _of_jobs(lines: Iterable[JobLine]) -> Iterator[Metric]:
-    """Return the sizes of jobs and pools; their label is "name", for "job" is Prometheus's own word."""
-    named = [([line.name, line.kind], line) for line in lines]
-    labels = ["name", "kind"]
-    yield _by("edl_instances", "Instances that run.", labels, ((who, line.running) for who, line in named))
-    meaning = "Instances asked for; 0 while a job is suspended."
-    yield _by("edl_wanted_instances", meaning, labels, ((who, line.wanted) for who, line in named))
-    meaning = "Instances that the last plan wants a job or pool to have."
-    decided = ((who, line.target) for who, line in named if line.target is not None)
-    yield _by("edl_target_instances", meaning, labels, decided)
-
-
-def _of_resources(use: dict[str, ResourceUse]) -> Iterator[Metric]:
-    named = [([resource, UNITS.get(resource, "pieces")], one) for resource, one in use.items()]
-    labels = ["resource", "unit"]
-    yield _by("edl_total", "What all nodes have.", labels, ((what, one.total) for what, one in named))
-    meaning = "What is reserved on all nodes, by whomever."
-    yield _by("edl_reserved", meaning, labels, ((what, one.reserved) for what, one in named))
-    meaning = "What instances of jobs and pools that run reserve."
-    yield _by("edl_reserved_by_jobs", meaning, labels, ((what, one.ours) for what, one in named))
-    meaning = "What jobs and pools may use now, by the traffic windows and the highest load."
-    allowed = ((what, one.allowed) for what, one in named if one.allowed is not None)
-    yield _by("edl_training_capacity", meaning, labels, allowed)
-
-
-def _of_pools(pools: Iterable[PoolLine]) -> Iterator[Metric]:
-    lines = tuple(pools)
-    for field, name, meaning in (
-        ("teachers", "edl_pool_teachers", "Teachers registered in a pool."),
-        ("students", "edl_pool_students", "Students registered in a pool."),
-        ("busy", "edl_pool_busy_ratio", "Share of their time that a pool's teachers work."),
-        ("waiting", "edl_pool_waiting_ratio", "Share of their time that a pool's students wait for teachers."),
-    ):
-        known = ((line.name, getattr(line, field)) for line in lines)
-        yield _by(name, meaning, ["pool"], (([pool], value) for pool, value in known if value is not None))
-
-
-def _by(name: str, meaning: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, meaning, labels=labels)
-    for each, value in values:
-        family.add_metric(each, value)
-    return family

