@@ -1,1 +1,1 @@
-"""How many instances each job may have: the policy, traffic windows, and a simulator that drives them on traces."""
+"""Autoscaling: the policy, traffic windows, and the rescaling pass."""

@@ -1,4 +1,4 @@
-"""Errors of rescaling, and of the sources that tell what the web needs."""
+"""Errors of rescaling and of traffic sources."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from edl_runtime.errors import EdlError
 
 @dataclass(eq=False, repr=False)
 class RescalingError(EdlError):
-    """Raised when a rescaling, or the one that it waits for, does not come to its end."""
+    """Raised when a rescaling, or the one that it waits for, takes too long."""
 
     what: str
     limit_s: float
 
     def __str__(self) -> str:
-        return f"{self.what} has not ended within {self.limit_s:g} s; the next one does what is left to do"
+        return f"{self.what} has not ended within {self.limit_s:g} s; the next one does the rest"
 
 
 class SourceError(EdlError):
-    """Raised when a traffic source does not say what the web needs."""
+    """Raised when a traffic source can't say what the web needs."""
 
 
 @dataclass(eq=False, repr=False)
 class SourceUnavailableError(SourceError, ConnectionError):
-    """Raised when a traffic source does not answer, or is in trouble: later it may be well again."""
+    """Raised when a traffic source does not answer, or answers with an error that may pass."""
 
     source: str
     cause: str
@@ -36,7 +36,7 @@ class SourceUnavailableError(SourceError, ConnectionError):
 
 @dataclass(eq=False, repr=False)
 class NoSamplesError(SourceError, LookupError):
-    """Raised when a traffic source was asked of a time, and has nothing of it. `hint`: what may be the reason."""
+    """Raised when a traffic source has no samples of the requested time. `hint`: a possible reason."""
 
     source: str
     since: datetime

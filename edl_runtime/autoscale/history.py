@@ -1,8 +1,7 @@
-"""History of what ran when: a stream of points in Redis, drawn by `edl monitor --history`.
+"""History of what ran when: a stream of points in Redis, shown by `edl monitor --history`.
 
-Each pass of the rescaler writes one, and so does each look of a running `edl monitor`. Any number of writers may: a
-point is kept when something has changed since the last one, or when that is a minute old, and never two within five
-seconds.
+Each rescaling pass and each refresh of `edl monitor` records a point. A point is kept when it differs from the last
+one, or when that is a minute old; of those within five seconds, the first and the last are kept.
 """
 
 from __future__ import annotations
@@ -25,29 +24,29 @@ if TYPE_CHECKING:
 JobState = Literal["running", "pending", "suspended"]
 
 TWO_WITHIN_MS = 5_000
-"""In so long there are two points at most: the first, and the newest."""
+"""Within this time there are at most two points: the first and the newest."""
 
 SAME_AFTER_MS = 60_000
-"""A point that says what the last one says is kept once that one is so old."""
+"""A point that equals the last one is kept once that one is this old."""
 
 MOST_POINTS = 10_000
 MOST_BYTES = 16 << 20
-"""So much is kept, and of two bounds the tighter one counts; a few more points may be there."""
+"""Bounds of the stream, of which the tighter one counts. Redis may keep a few points more."""
 
 KEPT_S = 7 * 24 * 3600
 """How long the stream outlives its last point."""
 
 HOLDS_S = 900.0
-"""A point tells how things were until the next one, and for no longer than this: then nobody looked."""
+"""A point holds until the next one, and for at most this long; after that nothing was observed."""
 
 _FIELD = "point"
 
 
 class ResourceUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a resource of the cluster, in its own unit, how much there is and who has it.
+    """A resource of the cluster, in its own unit.
 
-    - `total`: of all nodes together; `reserved`: by everybody who runs there, `ours`: by jobs and pools.
-    - `allowed`: what those of them that can be resized may use now; None when nobody rescales.
+    - `total`: of all nodes; `reserved`: by everything that runs there; `ours`: by jobs and pools.
+    - `allowed`: what resizable jobs and pools may use now; None when nothing rescales.
     """
 
     total: float
@@ -57,12 +56,12 @@ class ResourceUse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float | None:
-        """What is reserved of all, 0 to 1; None where there is nothing to reserve."""
+        """The reserved share, 0 to 1; None where the total is 0."""
         return self.reserved / self.total if self.total else None
 
 
 class JobPoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job or pool that had not ended: how many of its instances ran."""
+    """A job or pool that had not ended, and how many of its instances ran."""
 
     running: int = 0
     state: JobState = "running"
@@ -70,7 +69,7 @@ class JobPoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen `at` a time, in Unix seconds of Redis's clock. `window`: that held, empty when nobody rescales."""
+    """What was observed `at` a time, in Unix seconds of Redis's clock. `window`: empty when nothing rescales."""
 
     jobs: dict[str, JobPoint]
     use: dict[str, ResourceUse]
@@ -79,18 +78,18 @@ class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def record_point(client: Redis, namespace: str, seen: HistoryPoint) -> bool:
-    """Add a point, unless the last one says the same; of many within seconds two stay. Returns whether it was added.
+    """Add a point unless it repeats the last one; return whether it was added.
 
     Raises RegistryUnavailableError.
     """
-    told = msgspec.json.encode(msgspec.structs.replace(seen, at=0.0)).decode()
-    most = max(1, min(MOST_POINTS, MOST_BYTES // len(told)))
-    args: list[str | int] = [told, TWO_WITHIN_MS, SAME_AFTER_MS, most, KEPT_S]
+    point = msgspec.json.encode(msgspec.structs.replace(seen, at=0.0)).decode()
+    most = max(1, min(MOST_POINTS, MOST_BYTES // len(point)))
+    args: list[str | int] = [point, TWO_WITHIN_MS, SAME_AFTER_MS, most, KEPT_S]
     return bool(await run_script(client, "history_record", [keys.history(namespace)], args))
 
 
 async def read_points(client: Redis, namespace: str, *, since: float) -> list[HistoryPoint]:
-    """Return the points from `since` (Unix seconds) on, the oldest first, and the one that held then, if any.
+    """Return the points from `since` (Unix seconds), oldest first, with the one that held at `since`, if any.
 
     Raises RegistryUnavailableError.
     """
@@ -105,16 +104,16 @@ async def read_points(client: Redis, namespace: str, *, since: float) -> list[Hi
 
 
 def _point(entry: str, fields: Mapping[str, str]) -> HistoryPoint | None:
-    """Return what stands in the stream; None for what another version wrote that this one can't read."""
+    """Return a stream entry as a point; None for one that this version can't read."""
     found = decode_record(fields.get(_FIELD), HistoryPoint)
     return found and msgspec.structs.replace(found, at=int(entry.partition("-")[0]) / 1000)
 
 
-# What jobs do and what is reserved now, as it is shown and remembered. Pure.
+# A point from the state of jobs and nodes. Pure.
 
 
 def history_point(jobs: Iterable[JobStatus], capacity: Capacity, plan: RescalingPlan | None) -> HistoryPoint:
-    """Return what there is to remember of a look at all jobs and at the cluster; it gets its time in Redis."""
+    """Return the point of these jobs and nodes. Redis gives it its time."""
     going = sorted((job for job in jobs if not job.has_ended), key=lambda job: job.name)
     return HistoryPoint(
         jobs={job.name: JobPoint(running=running_count(job), state=job_state(job), kind=job.kind) for job in going},
@@ -124,19 +123,19 @@ def history_point(jobs: Iterable[JobStatus], capacity: Capacity, plan: Rescaling
 
 
 def running_count(job: JobStatus) -> int:
-    """Return how many of its instances run."""
+    """Return how many of a job's instances run."""
     return sum(instance.phase == "running" for instance in job.instances)
 
 
 def job_state(job: JobStatus) -> JobState:
-    """Return whether a job that has not ended runs, by as many instances as it needs at least, and whether it is to."""
+    """Return the state of a job that has not ended: "running" from its minimum of running instances on."""
     if running_count(job) >= (job.scaling.bounds.min if job.scaling else 1):
         return "running"
     return "pending" if job.wanted else "suspended"
 
 
 def resource_use(jobs: Iterable[JobStatus], capacity: Capacity, plan: RescalingPlan | None) -> dict[str, ResourceUse]:
-    """Return the use of each resource that a node has. Instances without a place reserve nothing."""
+    """Return the use of each resource that a node has. Only running instances reserve."""
     placed = [(job.scaling.resources, running_count(job)) for job in jobs if job.scaling and not job.has_ended]
     allowed: Mapping[str, float] = plan.capacity if plan else {}
     free = capacity.free
@@ -152,5 +151,5 @@ def resource_use(jobs: Iterable[JobStatus], capacity: Capacity, plan: RescalingP
 
 
 def _rounded(quantity: float) -> float:
-    """Return a quantity without what arithmetic adds to it, which is no change."""
+    """Round, so that floating-point noise is no change."""
     return round(quantity, 6)

@@ -1,8 +1,7 @@
-"""From what there is to what there should be: the policy under traffic windows, for jobs as a backend knows them. Pure.
+"""Makes a rescaling plan from a snapshot: applies the policy under traffic windows. Pure.
 
-What training may use is what the windows leave it, and no more than what others leave of the highest load that the
-cluster is to have. Jobs that can't be resized, as those of one process without trainers that come and go, are given
-what they have before all others.
+Training may use what the windows leave it, and of the cluster's highest load what other pods leave. Jobs that can't
+be resized, as those that are not elastic, keep what they have, and are subtracted first.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ PAUSE_S = 1.0
 """How long a resize stops a job: rounded up from what `benchmarks/resize.py` measures for live and warm ones."""
 
 UNLIMITED = "instance"
-"""What an instance needs one of where nothing that it reserves is limited."""
+"""Stands for the resources of an instance, one of it, where a quota limits none of them."""
 
 PLENTY = 1e6
-"""More than there are instances on a node."""
+"""More than any node has instances."""
 
 
 class RescalingRules(msgspec.Struct, frozen=True, kw_only=True):
-    """By what a plan is made.
+    """Settings of a plan.
 
-    - `windows`: what training may use at which time; None for all there is, always.
-    - `max_load`: the share of each resource that all instances, and whatever else runs on the nodes, may reserve.
-    - `lead_s`: so long before a window begins that leaves less to training, jobs shrink.
+    - `windows`: what training may use at which time; None for everything at any time.
+    - `max_load`: the share of each resource that everything on the nodes together may reserve.
+    - `lead_s`: how long before a window with less for training jobs shrink.
     - `pause_s`: how long a resize stops a job.
 
     Raises SpecError.
@@ -68,7 +67,7 @@ class RescalingRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """How many `instances` a job or pool is asked to have now, how many it should have (`target`), and why."""
+    """A job or pool: its requested `instances` now, its `target`, and the `reason`."""
 
     name: str
     kind: JobKind
@@ -78,14 +77,14 @@ class JobTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RescalingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What should be.
+    """The targets of a pass.
 
-    - `at`: of when it is, in Unix seconds.
+    - `at`: the snapshot's time, in Unix seconds.
     - `window`: the traffic window that holds, "default" between windows, empty without any; `until`: its end, in
-      Unix seconds, None for none; `why`: what decides how much training may use, in words.
-    - `capacity`: what all instances that can be resized may use together, by resource.
-    - `targets`: of each job and pool that can be resized, by name.
-    - `notes`: what is odd about the windows.
+      Unix seconds, None for none; `why`: what limits training, in words.
+    - `capacity`: what all resizable jobs and pools may use together, by resource.
+    - `targets`: of each resizable job and pool, sorted by name.
+    - `notes`: warnings about the windows.
     """
 
     at: float
@@ -98,7 +97,7 @@ class RescalingPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> tuple[JobTarget, ...]:
-        """The targets that differ from what is; the jobs that shrink come first, so that others find room."""
+        """The targets that change something; shrinking jobs come first, so that others find room."""
         differing = [one for one in self.targets if one.target != one.instances]
         return tuple(sorted(differing, key=lambda one: one.target > one.instances))
 
@@ -106,22 +105,26 @@ class RescalingPlan(msgspec.Struct, frozen=True, kw_only=True):
 def make_plan(
     snapshot: ClusterSnapshot, rules: RescalingRules, policy: Policy = default_policy, *, stuck: Mapping[str, str] = {}
 ) -> RescalingPlan:
-    """Return how many instances each job and pool should have, and why.
+    """Return the plan of a snapshot.
 
-    `stuck`: the names of those that have what they have, as they could not be resized just now, and why that is.
+    `stuck`: the jobs that keep what they have because a resize has just failed, by name, and the reason.
     """
     moment = datetime.fromtimestamp(snapshot.at, UTC)
-    going_on = [job for job in snapshot.jobs if not job.has_ended and job.scaling]
-    resizable = {job.name: job for job in going_on if _can_be_resized(job)}
-    asked = [job for job in resizable.values() if job.name not in stuck]
-    fixed = [job for job in going_on if job.name in stuck or job.name not in resizable]
-    room = _capacity_from_windows(snapshot, rules, moment)
-    capacity = _capacity_for_jobs(room, snapshot.capacity, asked, fixed, rules.max_load)
+    active = [job for job in snapshot.jobs if not job.has_ended and job.scaling]
+    resizable = {job.name: job for job in active if _can_be_resized(job)}
+    movable = [job for job in resizable.values() if job.name not in stuck]
+    fixed = [job for job in active if job.name in stuck or job.name not in resizable]
+    room, why = None, ""
+    if rules.windows:
+        total = snapshot.capacity.total
+        room = training_capacity(rules.windows, total, now=moment, forecast=snapshot.forecast, lead_s=rules.lead_s)
+        why = room.why if rules.windows.time_zone == "UTC" else f"{room.why} ({rules.windows.time_zone})"
+    capacity = _capacity_for_jobs(room, snapshot.capacity, movable, fixed, rules.max_load)
     spans = list(rules.windows.spans(moment, lead_s=rules.lead_s)) if rules.windows else []
-    places = _NodeView(snapshot.capacity)
-    jobs = [_as_job(job, snapshot, spans, capacity, places) for job in asked]
-    jobs = [_without_stranded(job, _stranded(resizable[job.name], job, places)) for job in jobs]
-    targets = ProtectUnresumable(policy)(jobs, places.nodes(), capacity, now_s=snapshot.at, pause_s=rules.pause_s)
+    view = _NodeView(snapshot.capacity)
+    jobs = [_to_workload(job, snapshot, spans, capacity, view) for job in movable]
+    jobs = [_without_stranded(job, _stranded(resizable[job.name], job, view)) for job in jobs]
+    targets = ProtectUnresumable(policy)(jobs, view.nodes(), capacity, now_s=snapshot.at, pause_s=rules.pause_s)
     targets |= {job.name: _with_stranded(targets[job.name], job) for job in jobs if job.stranded}
     targets |= {
         name: Target(instances=resizable[name].wanted, reason=f"stays as it is: {why}") for name, why in stuck.items()
@@ -130,7 +133,7 @@ def make_plan(
         at=snapshot.at,
         window=spans[0].name if spans else "",
         until=spans[0].end.timestamp() if spans and spans[0].end else None,
-        why=_why(room, rules.windows),
+        why=why,
         capacity=capacity,
         targets=tuple(
             JobTarget(
@@ -142,24 +145,8 @@ def make_plan(
             )
             for name, target in sorted(targets.items())
         ),
-        notes=tuple(_notes(spans, going_on)),
+        notes=tuple(_notes(spans, active)),
     )
-
-
-def _capacity_from_windows(
-    snapshot: ClusterSnapshot, rules: RescalingRules, moment: datetime
-) -> TrainingCapacity | None:
-    if rules.windows is None:
-        return None
-    total = snapshot.capacity.total
-    return training_capacity(rules.windows, total, now=moment, forecast=snapshot.forecast, lead_s=rules.lead_s)
-
-
-def _why(room: TrainingCapacity | None, windows: TrafficWindows | None) -> str:
-    """Return what decides how much there is, its times with their zone, if that is not UTC."""
-    if room is None or windows is None:
-        return ""
-    return room.why if windows.time_zone == "UTC" else f"{room.why} ({windows.time_zone})"
 
 
 def _capacity_for_jobs(
@@ -169,17 +156,17 @@ def _capacity_for_jobs(
     fixed: Sequence[JobStatus],
     max_load: float,
 ) -> dict[str, float]:
-    """Return what all instances of the jobs that can be resized may use together, by resource.
+    """Return what the resizable jobs may use together, by resource.
 
-    That is what is for training, without what its jobs that can't be resized have; and no more than is left of the
-    highest load beside whatever else runs on the nodes, and of what all instances may have whatever the nodes have.
+    That is the least of: the windows' capacity without what fixed jobs have; the highest load without what everything
+    else on the nodes reserves; and the quota.
     """
     used, kept = _reserved(resizable, there), _reserved(fixed, there)
     free = there.free
     found = {}
     for name, amount in there.total.items():
         ours = used.get(name, 0.0)
-        # of processes, more may run than there is room for
+        # local processes may reserve more than the node has, so the difference alone could be too small
         others = max(kept.get(name, 0.0), amount - free.get(name, 0.0) - ours)
         left = [max_load * amount - others]
         if room:
@@ -191,7 +178,7 @@ def _capacity_for_jobs(
 
 
 def _reserved(jobs: Sequence[JobStatus], capacity: Capacity) -> dict[str, float]:
-    """Return what the instances that have a place on the nodes reserve together."""
+    """Return what the placed instances of these jobs reserve together."""
     known = {node.name for node in capacity.nodes}
     found: dict[str, float] = {}
     for job in jobs:
@@ -202,42 +189,44 @@ def _reserved(jobs: Sequence[JobStatus], capacity: Capacity) -> dict[str, float]
 
 
 def _can_be_resized(job: JobStatus) -> bool:
-    """Whether it is for us to say how many instances a job has: of one in a queue, that is who admits jobs there."""
+    """Whether a job may be resized here. For a job in a queue, the queue decides."""
     return job.kind == "pool" or (job.elastic and not _scaling(job).queue)
 
 
 def _scaling(job: JobStatus) -> Scaling:
-    assert job.scaling  # noqa: S101 - only of jobs that go on
+    assert job.scaling  # noqa: S101 - every active job has it
     return job.scaling
 
 
 def _nodes_of(job: JobStatus, capacity: Capacity) -> tuple[str, ...]:
-    """Return the node of each instance that is wanted and was not given up, "" for one without a place."""
+    """Return the node of each requested instance that was not given up, "" for an unplaced one."""
     living = [one for one in job.instances if not (one.given_up or one.leaving)]
     there = sorted(living, key=lambda one: one.index)[: job.attainable]
     nodes = [capacity.place_of(one) if one.phase in ("pending", "running") else "" for one in there]
     return (*nodes, *[""] * (job.attainable - len(nodes)))
 
 
-def _as_job(
+def _to_workload(
     job: JobStatus,
     snapshot: ClusterSnapshot,
     spans: Sequence[WindowSpan],
     capacity: Mapping[str, float],
-    places: _NodeView,
+    view: _NodeView,
 ) -> Workload:
     scaling = _scaling(job)
     nodes = _nodes_of(job, snapshot.capacity)
     return Workload(
         name=job.name,
         bounds=scaling.bounds,
-        resources=places.needs(scaling),
+        resources=view.needs(scaling),
         nodes=nodes,
         priority=scaling.priority,
         weight=scaling.weight,
         submitted_s=job.created_at,
         changed_s=_began_s(job) if any(nodes) else scaling.resized_at,
-        resized_s=None if job.kind == "pool" else scaling.resized_at,  # its students go on while it is resized
+        resized_s=None
+        if job.kind == "pool"
+        else scaling.resized_at,  # a pool has no cooldown: its students continue while it is resized
         speedup=snapshot.speedups.get(job.name),
         limit=_limit(job, snapshot, spans, capacity),
         resumes=scaling.resumes,
@@ -245,22 +234,21 @@ def _as_job(
     )
 
 
-def _stranded(status: JobStatus, job: Workload, places: _NodeView) -> tuple[int, ...]:
-    """Return which instances of a job lost their place and find no other, while later ones have theirs.
+def _stranded(status: JobStatus, job: Workload, view: _NodeView) -> tuple[int, ...]:
+    """Return the indexes of instances that lost their node and fit on no other, while later ones are placed.
 
-    To shrink by them, the later ones would have to leave. So they are left to wait, and what the job has beside them is
-    decided about, as long as that is enough for it. When they find room, the next plan knows. Pods of a pool have no
-    order: those leave first that wait.
+    The highest index leaves first, so shrinking by them would remove the later ones. They are left pending instead, and
+    the policy sizes the rest of the job, if that is at least its minimum. In a pool pending pods leave first.
     """
     last = job.up_to_last_placed
     lost = tuple(index for index, node in enumerate(job.nodes[:last]) if not node)
-    if not lost or status.kind == "pool" or places.has_room(_scaling(status)):
+    if not lost or status.kind == "pool" or view.has_room(_scaling(status)):
         return ()
     return lost if job.bounds.min <= min(last, job.most) - len(lost) else ()
 
 
 def _without_stranded(job: Workload, stranded: Sequence[int]) -> Workload:
-    """Return a job as if those had never been; it still knows of them."""
+    """Return a job without these instances, which stay listed in `stranded`."""
     if not stranded:
         return job
     return msgspec.structs.replace(
@@ -273,7 +261,7 @@ def _without_stranded(job: Workload, stranded: Sequence[int]) -> Workload:
 
 
 def _with_stranded(target: Target, job: Workload) -> Target:
-    """Return the target of a job with those of the stranded that come before its last instance."""
+    """Return a job's target plus the stranded instances below its last one."""
     instances = job.including_stranded(target.instances)
     if instances == target.instances:
         return target
@@ -282,14 +270,14 @@ def _with_stranded(target: Target, job: Workload) -> Target:
 
 
 def _began_s(job: JobStatus) -> float:
-    """Return since when one of its instances is there."""
+    """Return when its first instance started."""
     return min((one.started_at for one in job.instances if one.started_at), default=job.created_at)
 
 
 def _limit(
     job: JobStatus, snapshot: ClusterSnapshot, spans: Sequence[WindowSpan], capacity: Mapping[str, float]
 ) -> Limit | None:
-    """Return the least of what windows and its students' need allow a job."""
+    """Return the lowest limit by windows and by the need of a pool's students."""
     limits = [snapshot.needs[job.name]] if job.kind == "pool" and job.name in snapshot.needs else []
     for span in spans:
         most = span.sizes.most("pools" if job.kind == "pool" else "jobs", job.name, _scaling(job).resources, capacity)
@@ -317,20 +305,22 @@ def _unknown(what: str, span: WindowSpan, sizes: Mapping[str, object], known: Se
 
 
 class _NodeView:
-    """The nodes, as the policy is told of them. It knows of room alone, so where a job may be is room of its own kind.
+    """The nodes as the policy sees them. It knows resources only, so placement rules become made-up resources.
 
-    A job that may not be on all of them needs one of something that only those have plenty of where it may.
+    A job that may run on some nodes only needs one unit of a resource that only those nodes have.
     """
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
-        self._limited = capacity.total.keys() if capacity.only_node else None  # by a quota; None for no such limits
-        self._kinds: dict[frozenset[str], str] = {}  # of the nodes where some job may be
-        self._allowed: dict[bytes, frozenset[str]] = {}  # by what a job asks of nodes: most ask the same
-        self._rooms: dict[tuple[object, ...], bool] = {}  # whether there is any, by where and for what
+        self._limited = (
+            capacity.total.keys() if capacity.only_node else None
+        )  # resources with a quota; None without quotas
+        self._kinds: dict[frozenset[str], str] = {}  # the made-up resource of a set of nodes
+        self._allowed: dict[bytes, frozenset[str]] = {}  # by placement rules, which most jobs share
+        self._rooms: dict[tuple[object, ...], bool] = {}  # whether an instance fits, by nodes and needs
 
     def needs(self, scaling: Scaling) -> dict[str, float]:
-        """Return what an instance needs. Where a quota stands for all nodes, it limits what it names alone."""
+        """Return what an instance needs. With a quota, only the resources that it names count."""
         needs = self._limited_of(scaling.resources) or {UNLIMITED: 1.0}
         allowed = self._allowed_to(scaling)
         if len(allowed) < len(self._capacity.nodes):
@@ -338,7 +328,7 @@ class _NodeView:
         return needs
 
     def has_room(self, scaling: Scaling) -> bool:
-        """Whether another instance would fit somewhere as it is."""
+        """Whether another instance would fit on some node now."""
         allowed = self._allowed_to(scaling)
         needs = self._limited_of(scaling.resources)
         asked = (allowed, *sorted(needs.items()))
@@ -351,7 +341,7 @@ class _NodeView:
         return self._rooms[asked]
 
     def nodes(self) -> list[Node]:
-        """Return the nodes with what is free there, for the jobs whose needs were asked."""
+        """Return the nodes with what is free, for the jobs passed to `needs` before."""
         unlimited = {} if self._limited is None else {UNLIMITED: PLENTY}
         return [
             Node(
@@ -364,11 +354,11 @@ class _NodeView:
         ]
 
     def _limited_of(self, resources: Mapping[str, float]) -> dict[str, float]:
-        """Return what counts of these."""
+        """Return the resources that are limited."""
         return {name: need for name, need in resources.items() if self._limited is None or name in self._limited}
 
     def _allowed_to(self, scaling: Scaling) -> frozenset[str]:
-        """Return the names of the nodes where instances of a job may be."""
+        """Return the names of the nodes where a job may run."""
         asked = msgspec.json.encode((scaling.node_selector, scaling.tolerations, scaling.node_terms), order="sorted")
         if asked not in self._allowed:
             self._allowed[asked] = frozenset(node.name for node in self._capacity.nodes if may_run_on(scaling, node))

@@ -1,7 +1,7 @@
-"""One pass over all jobs and pools: look, decide, resize. Whoever makes it, it is made alone.
+"""One rescaling pass over all jobs and pools: take a snapshot, decide, resize. A lock in Redis allows one at a time.
 
-A pass that is ended half-way leaves what the next one finds and completes, for it is decided by what there is and
-sizes are numbers, not differences. Nothing is changed unless all that it is decided by could be asked.
+An interrupted pass is completed by the next one, because sizes are absolute numbers. Nothing is resized unless the
+whole snapshot could be taken.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
     from edl_runtime.backends.interface import Backend
 
 PASS_LIMIT_S = 60.0
-"""A pass that takes longer is given up: what it was decided by is not so any more."""
+"""A pass that takes longer is cancelled: its snapshot is out of date."""
 
 LOCK_MARGIN_S = 5.0
-"""So much later another may begin, should the first be unable to say that it is over."""
+"""How long after that the lock expires, if the pass could not release it."""
 
 LOCK_WAIT_S = 90.0
-"""So long a pass waits for the one before it."""
+"""How long a pass waits for the one before it."""
 
 KEPT_S = 24 * 3600
 """How long the last plan is kept."""
 
 MAX_PARALLEL_RESIZES = 8
-"""So many jobs are resized at a time."""
+"""How many jobs are resized at a time."""
 
 ENDED_ERRORS = (UnknownJobError, JobEndedError, SpecError)
-"""What a resize meets of a job that has ended meanwhile, its name perhaps another's by now: it keeps nothing."""
+"""Raised by a resize of a job that has ended meanwhile, or whose name is another's by now. It uses no capacity."""
 
 
 class RescaleOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass has done: its `plan`, and of the jobs that could not be resized, by name, why."""
+    """The `plan` of a pass, and the errors of the jobs that could not be resized (`refused`), by name."""
 
     plan: RescalingPlan
     refused: dict[str, str] = {}
@@ -67,11 +67,10 @@ async def rescale(
     dry_run: bool = False,
     policy: Policy = decide,
 ) -> RescaleOutcome:
-    """Make one pass; with `dry_run` decide alone.
+    """Make one pass; with `dry_run` only decide.
 
-    Jobs that can't be resized, as they have ended meanwhile, are told in `refused`. Raises RegistryUnavailableError,
-    BackendError when what decides can't be asked or none of the jobs can be resized, RescalingError if this pass or the
-    one before it takes too long.
+    Raises RegistryUnavailableError; BackendError when the snapshot can't be taken or none of the jobs can be resized;
+    RescalingError if this pass or the one before it takes too long.
     """
     async with _pass_lock(client, namespace):
         try:
@@ -108,10 +107,10 @@ async def last_plan(client: Redis, namespace: str) -> RescalingPlan | None:
 async def _carry_out(
     snapshot: ClusterSnapshot, rules: RescalingRules, policy: Policy, backend: Backend
 ) -> RescaleOutcome:
-    """Decide, and resize the jobs, those first that shrink. Raises what none of the jobs could be resized for.
+    """Decide and resize, shrinking jobs first. Raises the first error if no job could be resized.
 
-    What a job keeps that should shrink, and can't, is not for others: these are decided about anew, beside it. Who has
-    shrunk for what is not to be any more gets back what it had.
+    A job that should shrink and can't keeps its capacity, so the plan is made again beside it. A job that has shrunk
+    for a plan that no longer holds gets back what it had.
     """
     sizes = {job.name: job.wanted for job in snapshot.jobs}
     refused: dict[str, EdlError] = {}
@@ -139,7 +138,7 @@ async def _carry_out(
 
 
 async def _resize(jobs: Sequence[JobTarget], backend: Backend) -> dict[str, EdlError]:
-    """Resize these jobs; return why some could not be. Raises ClusterUnavailableError, by which none can be."""
+    """Resize these jobs; return the errors by name. Raises ClusterUnavailableError, which concerns all."""
     places = asyncio.Semaphore(MAX_PARALLEL_RESIZES)
     refused: dict[str, EdlError] = {}
 
@@ -159,19 +158,19 @@ async def _resize(jobs: Sequence[JobTarget], backend: Backend) -> dict[str, EdlE
             for one in jobs:
                 group.create_task(resize(one))
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the others were stopped by it, or have met the same
+        raise errors.exceptions[0] from None  # the other tasks were cancelled by it, or failed for the same reason
     return refused
 
 
 @asynccontextmanager
 async def _pass_lock(client: Redis, namespace: str) -> AsyncIterator[None]:
-    """Hold the lock of passes in this namespace; one that is lost meanwhile is left."""
+    """Hold this namespace's lock of passes. Losing it meanwhile is only logged."""
     from redis.exceptions import LockError
 
     lock = client.lock(keys.rescaling(namespace), timeout=PASS_LIMIT_S + LOCK_MARGIN_S, blocking_timeout=LOCK_WAIT_S)
     with unavailable_if_lost(client):
         if not await lock.acquire(blocking=False):
-            get_logger("edl").info("rescaling.waits", behind="another", at_most_s=LOCK_WAIT_S)
+            get_logger("edl").info("rescaling.lock_held", wait_s=LOCK_WAIT_S)
             if not await lock.acquire():
                 raise RescalingError("another rescaling", LOCK_WAIT_S)
     try:
@@ -180,5 +179,5 @@ async def _pass_lock(client: Redis, namespace: str) -> AsyncIterator[None]:
         try:
             with unavailable_if_lost(client):
                 await lock.release()
-        except (LockError, RegistryUnavailableError) as error:  # it is let go of by itself
+        except (LockError, RegistryUnavailableError) as error:  # it expires by itself
             get_logger("edl").warning("rescaling.lock_lost", cause=str(error))

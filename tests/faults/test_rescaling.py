@@ -63,12 +63,12 @@ async def test_two_at_once_come_one_after_the_other(a_pass: Pass, client: Redis,
     with capture_logs() as said:
 
         async def has_company() -> None:
-            while not any(line["event"] == "rescaling.waits" for line in said):  # noqa: ASYNC110 - a log has no event
+            while not any(line["event"] == "rescaling.lock_held" for line in said):  # noqa: ASYNC110 - a log has no event
                 await asyncio.sleep(0.01)
 
         backend = Jobs(has("first", 6), has("second", 1), before_a_look=has_company)
         both = await asyncio.gather(*(a_pass(backend, 6) for _ in range(2)))
-    assert [line["event"] for line in said].count("rescaling.waits") == 1
+    assert [line["event"] for line in said].count("rescaling.lock_held") == 1
     assert sorted(len(done.plan.changes) for done in both) == [0, 2]
     assert backend.wanted == {"first": 3, "second": 3}
     assert await last_plan(client, namespace) == max((done.plan for done in both), key=lambda plan: plan.at)
@@ -152,7 +152,7 @@ async def test_a_pass_that_takes_too_long_is_given_up(a_pass: Pass, monkeypatch:
     answers = Jobs(*backend.jobs.values())
     with capture_logs() as said:
         await a_pass(answers, 3)
-    assert "rescaling.waits" not in [line["event"] for line in said]
+    assert "rescaling.lock_held" not in [line["event"] for line in said]
     assert answers.wanted == {"first": 3}
 
 

@@ -182,7 +182,7 @@ def test_two_runs_at_once_come_one_after_the_other(world: World, jobs: Jobs, mon
     other = threading.Thread(target=lambda: results.append(_task(world, **given).execute(context())))
 
     def waits() -> list[Any]:
-        return [line for line in said if line["event"] == "rescaling.waits"]
+        return [line for line in said if line["event"] == "rescaling.lock_held"]
 
     def another_begins() -> None:
         if not other.ident:

@@ -1,7 +1,6 @@
-"""What has become of jobs and pools between two looks, as far as it calls for a rescaling. Pure.
+"""Changes of jobs and pools between two polls that call for a rescaling. Pure.
 
-Whoever looks again and again hears of all of them, whoever has started or ended them, and misses only what does not
-last. So nobody has to tell.
+Polling finds changes by anyone, so no command has to report them. It misses only what does not last.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ ChangeKind = Literal["submitted", "ended", "pending"]
 
 
 class JobChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, or pool, was submitted, has ended or was stopped, or has become pending: it lacks room for its minimum."""
+    """A job or pool was submitted, has ended or was stopped, or has become pending: its minimum finds no room."""
 
     job: str
     what: ChangeKind
 
 
 class JobMark(NamedTuple):
-    """What counts of a job at a look: a later one of the same name has another `created_at`."""
+    """What is compared of a job. A later one of the same name has another `created_at`."""
 
     created_at: float
     lacks_room: bool
@@ -35,18 +34,18 @@ JobsSeen: TypeAlias = Mapping[str, JobMark]
 
 
 def jobs_seen(jobs: Iterable[JobStatus]) -> JobsSeen:
-    """Return what counts of all that may want room. A pool that has failed does, for in a cluster it comes again."""
+    """Return the marks of all jobs that may need room. A failed pool is one: in a cluster it is started again."""
     going_on = [job for job in jobs if job.kind == "pool" or not job.has_ended]
     return {job.name: JobMark(job.created_at, _lacks_room(job)) for job in going_on}
 
 
 def job_changes(before: JobsSeen, now: JobsSeen) -> list[JobChange]:
-    """Return what is new, by the jobs' names; after an empty look all that there is."""
-    said = {name: _what(before.get(name), now.get(name)) for name in sorted({*before, *now})}
-    return [JobChange(job=name, what=what) for name, what in said.items() if what]
+    """Return the changes, sorted by name. From an empty `before`, every job was submitted."""
+    kinds = {name: _kind(before.get(name), now.get(name)) for name in sorted({*before, *now})}
+    return [JobChange(job=name, what=kind) for name, kind in kinds.items() if kind]
 
 
-def _what(before: JobMark | None, now: JobMark | None) -> ChangeKind | None:
+def _kind(before: JobMark | None, now: JobMark | None) -> ChangeKind | None:
     if now is None:
         return "ended"
     if before is None or before.created_at != now.created_at:
@@ -55,14 +54,14 @@ def _what(before: JobMark | None, now: JobMark | None) -> ChangeKind | None:
 
 
 def _lacks_room(job: JobStatus) -> bool:
-    """Whether fewer instances have a place than it needs. One in a queue waits for that queue, and not for room."""
+    """Whether fewer instances are placed than its minimum. A job in a queue waits for the queue, not for room."""
     if job.scaling is None or job.scaling.queue:
         return False
     return sum(map(_needs_no_room, job.instances)) < min(job.scaling.bounds.min, job.attainable)
 
 
 def _needs_no_room(instance: InstanceStatus) -> bool:
-    """Whether it has a place, or needs none. Who has ended by itself comes again, and lacks room if it finds none."""
+    """Whether it is placed, or will not be again. One that exited is restarted, and is pending if it finds no room."""
     comes_again = instance.exit_code is not None and not (instance.given_up or instance.disrupted)
     has_place = bool(instance.node) and not instance.leaving and instance.phase in ("pending", "running")
     return has_place or comes_again or instance.phase == "succeeded"

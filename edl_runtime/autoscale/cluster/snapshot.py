@@ -1,4 +1,4 @@
-"""What there is now: the jobs and pools of a connection, the nodes, and what pools' students need."""
+"""Snapshot for a rescaling pass: jobs, pools, nodes, measured speed-ups and what students need."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 MAX_READS = 3
-"""So often jobs and nodes are looked at until both are as they are at one time."""
+"""How often jobs and nodes are read until both are of one time."""
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pass of the policy decides by.
+    """What a pass decides by.
 
     - `at`: when it was made, in Unix seconds.
     - `jobs`: all jobs and pools, those that have ended too.
     - `capacity`: the nodes, and what is free there.
-    - `forecast`: what is known of the web's need; None where no source tells it.
-    - `needs`: how many teachers a pool's students need, by the pool's name, for those that can tell.
+    - `forecast`: of what the web needs; None without a traffic source.
+    - `needs`: how many teachers a pool's students need, by the pool's name.
     - `students`: how many students use a pool now, by the pool's name.
-    - `speedups`: how much faster a job trains with more instances, by its name, where that was measured.
+    - `speedups`: how a job's speed depends on its instances, by its name, where that was measured.
     """
 
     at: float
@@ -51,7 +51,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 async def take_snapshot(
     backend: Backend, client: Redis, namespace: str, windows: TrafficWindows | None = None
 ) -> ClusterSnapshot:
-    """Look at what there is, and at what is known of the web where windows name a source.
+    """Take a snapshot, with a forecast where the windows name a traffic source.
 
     Raises BackendError, RegistryUnavailableError.
     """
@@ -59,24 +59,23 @@ async def take_snapshot(
     forecast = await _forecast(windows, client, namespace, now_s)
     jobs, capacity = await _jobs_and_capacity(backend)
     pools = {job.name: job for job in jobs if job.kind == "pool" and not job.has_ended}
-    said = await read_demands(client, namespace, list(pools))
-    needs = {name: _need(job, said[name]) for name, job in pools.items() if job.scaling}
-    measured = await speedups(client, namespace, jobs, now_s)
+    demands = await read_demands(client, namespace, list(pools))
+    needs = {name: _need(job, demands[name]) for name, job in pools.items() if job.scaling}
     return ClusterSnapshot(
         at=now_s,
         jobs=tuple(jobs),
         capacity=capacity,
         forecast=forecast,
         needs=needs,
-        students={name: len(demand.students) for name, demand in said.items()},
-        speedups=measured,
+        students={name: len(demand.students) for name, demand in demands.items()},
+        speedups=await speedups(client, namespace, jobs, now_s),
     )
 
 
 async def _jobs_and_capacity(backend: Backend) -> tuple[list[JobStatus], Capacity]:
-    """Return both as they are at one time: no instance has found its place, or left it, between the two looks.
+    """Return both as of one time: no instance was placed or removed between the two reads.
 
-    Where they do so again and again, the last of some looks counts.
+    If that does not succeed within MAX_READS, return what was read last.
     """
     jobs = await backend.list()
     for _ in range(MAX_READS):
@@ -93,9 +92,9 @@ def _placed(jobs: Sequence[JobStatus]) -> list[tuple[str, bool, list[tuple[int, 
     ]
 
 
-def _need(pool: JobStatus, said: PoolDemand) -> Limit:
+def _need(pool: JobStatus, demand: PoolDemand) -> Limit:
     assert pool.scaling  # noqa: S101 - none has ended
-    need = pool_size(pool.attainable, said, pool.scaling.bounds)
+    need = pool_size(pool.attainable, demand, pool.scaling.bounds)
     return Limit(instances=need.teachers, reason=need.reason)
 
 

@@ -1,4 +1,4 @@
-"""How much faster jobs train with more instances: measured at each pass, for the sizes that they have had.
+"""Speed-up of jobs: measured at each pass, for the sizes that they have had.
 
 With n instances a job does `c n / (1 + a (n - 1))` samples a second, so `n / speed` is a straight line in `n - 1`, and
 `a` its slope by its value at 0: the method of least squares finds it from two sizes on.
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 STEADY_S = 30.0
-"""A job that was resized, or begun, so lately has no speed yet that is worth to be kept."""
+"""Speeds count only this long after a job was started or resized."""
 
 FRESH_S = 30.0
-"""A report that is older tells nothing of now."""
+"""Reports that are older are ignored."""
 
 KEPT_S = 7 * 24 * 3600
-"""How long speeds are kept after the last one that was measured."""
+"""How long speeds are kept after the last measurement."""
 
 
 def fit_speedup(speeds: Mapping[int, float]) -> Speedup | None:
-    """Return the speed-up that fits best to the samples a second of some sizes; None for fewer than two sizes."""
+    """Return the speed-up that best fits `speeds`, samples a second by size; None for fewer than two sizes."""
     points = [(instances - 1, instances / speed) for instances, speed in speeds.items() if instances >= 1 and speed > 0]
     if len(points) < 2:
         return None
@@ -42,7 +42,7 @@ def fit_speedup(speeds: Mapping[int, float]) -> Speedup | None:
 
 
 def steady_speed(job: JobStatus, report: Progress | None, now_s: float) -> float | None:
-    """Return how many samples a second elastic trainers do when as many train as are wanted, None if nobody can say."""
+    """Return the samples a second of a job whose requested instances all train steadily; None otherwise."""
     since_s = max([job.created_at, *(one.started_at for one in job.instances)])
     if job.scaling and job.scaling.resized_at is not None:
         since_s = max(since_s, job.scaling.resized_at)
@@ -55,37 +55,37 @@ def steady_speed(job: JobStatus, report: Progress | None, now_s: float) -> float
 
 
 async def speedups(client: Redis, namespace: str, jobs: Sequence[JobStatus], now_s: float) -> dict[str, Speedup]:
-    """Return the speed-up of each job of elastic trainers of which it is known, and keep how fast they are now.
+    """Return the known speed-ups of elastic jobs by name, and store their current speeds.
 
-    What is kept of a size goes half-way to each new measurement. Raises RegistryUnavailableError.
+    The stored speed of a size moves half-way to each new measurement. Raises RegistryUnavailableError.
     """
     elastic = [job for job in jobs if job.elastic and not job.has_ended]
     if not elastic:
         return {}
     with unavailable_if_lost(client):
-        async with client.pipeline(transaction=False) as asking:
+        async with client.pipeline(transaction=False) as reads:
             for job in elastic:
-                asking.get(keys.progress(namespace, job.name))
-                asking.hgetall(keys.speeds(namespace, job.name))
-            answers: list[Any] = await asking.execute()
+                reads.get(keys.progress(namespace, job.name))
+                reads.hgetall(keys.speeds(namespace, job.name))
+            answers: list[Any] = await reads.execute()
         found: dict[str, Speedup] = {}
-        async with client.pipeline(transaction=False) as telling:
+        async with client.pipeline(transaction=False) as writes:
             for job, report, kept in zip(elastic, answers[::2], answers[1::2], strict=True):
                 known = _known(kept)
                 speed = steady_speed(job, decode_record(report, Progress), now_s)
                 if speed is not None:
                     known[job.wanted] = (known.get(job.wanted, speed) + speed) / 2
                     key = keys.speeds(namespace, job.name)
-                    telling.hset(key, str(job.wanted), repr(known[job.wanted]))
-                    telling.expire(key, KEPT_S)
+                    writes.hset(key, str(job.wanted), repr(known[job.wanted]))
+                    writes.expire(key, KEPT_S)
                 if speedup := fit_speedup(known):
                     found[job.name] = speedup
-            await telling.execute()
+            await writes.execute()
     return found
 
 
 def _known(kept: Mapping[str, str]) -> dict[int, float]:
-    """Return what is kept of a job's speeds, by size, without what is damaged."""
+    """Return the stored speeds by size, without damaged ones."""
     known = {}
     for instances, speed in kept.items():
         with suppress(ValueError):

@@ -16,12 +16,10 @@ ResourceVector = tuple[int, ...]  # of one instance: thousandths of each resourc
 
 
 class NodePacker:
-    """What is free on each node. It is given in units of each resource, and counts in thousandths, rounded down.
+    """What is free on each node, in thousandths, rounded down. It may be negative.
 
-    That may be less than nothing, and is nothing, or less, still when instances have left.
-
-    The best fit for an instance is the node that has room for it and least room besides, the resources weighed by how
-    much of each the largest node has free. As instances come, the order of the nodes stays what it was.
+    The best fit for an instance is the node with room for it and the least other room, resources weighed by how much of
+    each the largest node has free. The weights stay as instances are placed.
     """
 
     def __init__(self, free: Sequence[Sequence[float]], resources: int) -> None:
@@ -33,7 +31,7 @@ class NodePacker:
         self._candidates: dict[ResourceVector, list[int]] = {}
 
     def place(self, size: ResourceVector) -> int | None:
-        """Take room for an instance where it fits best and return the node; None when it fits nowhere."""
+        """Place an instance on the node of best fit and return that; None when it fits nowhere."""
         candidates = self._candidates.get(size)
         if candidates is None:
             candidates = self._candidates[size] = self._by_slack(size)
@@ -42,7 +40,7 @@ class NodePacker:
             if self._fits(node, size):
                 self._change(node, size, -1)
                 return node
-            candidates.pop()  # nobody has left since, so nothing fits there any more
+            candidates.pop()  # no instance was released since, or the list would be gone: nothing fits there any more
         return None
 
     def release(self, node: int, size: ResourceVector) -> None:
@@ -59,7 +57,7 @@ class NodePacker:
         return [int(amount) for amount in self._free[:, node]]
 
     def count_fitting(self, size: ResourceVector, leaving: Iterable[tuple[int, ResourceVector]]) -> int:
-        """Return how many instances of this size would fit, if those in `leaving` (node, size) left."""
+        """Return how many instances of this size would fit without those in `leaving` (node, size)."""
         room = self._free.copy()
         for node, others in leaving:
             room[:, node] += others
@@ -88,10 +86,10 @@ class NodePacker:
         self._slack[node] = slack
 
 
-# One decision in the making: what each job has been granted, and whose instances give way for it.
+# The state of one decision: what each job is granted, and which instances are preempted for it.
 
 INCUMBENT_FACTOR = 1.25
-"""An instance that a job has counts so many times what a new one counts: moving one has to be worth its pause."""
+"""Worth of an instance that a job has, relative to a new one: moving one must be worth the pause."""
 
 _UNMEASURED = Speedup()
 
@@ -110,12 +108,12 @@ class DenialReason(Enum):
 
 
 class Allocation:
-    """A job and what it is granted: so many instances, in the order of their indexes.
+    """A job and how many instances it is granted, the lowest indexes first.
 
-    - `own`: where each of its instances is, None for one without a place. The first `held` of them may stay.
-    - `found`: places for others, by index.
-    - `most`: the most that it is granted.
-    - `refusal`: why it was not granted more.
+    - `own`: the node of each of its instances, None for an unplaced one. The first `held` of them may stay.
+    - `found`: nodes for others, by index.
+    - `most`: the most that it may be granted.
+    - `denial`: why it was not granted more.
     """
 
     __slots__ = ("_share", "denial", "found", "granted", "held", "job", "most", "own", "size", "speedup")
@@ -134,33 +132,33 @@ class Allocation:
 
     @property
     def least(self) -> int:
-        """The least that the job runs with."""
+        """The minimum of the job."""
         return self.job.bounds.min
 
     def worth(self, index: int) -> float:
         """Return what the instance at this index, 1 or above, adds: weighted log-goodput per share of the cluster.
 
-        It falls from one index to the next as long as it is above 0. What the job has is worth something always.
+        While above 0 it falls with the index. For an instance that the job has it is never negative.
         """
         gain = self.gain(index)
         return max(gain * INCUMBENT_FACTOR, 0.0) if index < len(self.own) else gain
 
     def gain(self, index: int) -> float:
-        """Return what it would add were it new."""
+        """Return what it would add as a new instance."""
         goodput = self.speedup.goodput
         return self.job.weight * math.log(goodput(index + 1) / goodput(index)) / self._share
 
     def places(self) -> tuple[int, ...]:
-        """Return where the granted instances are, or go."""
+        """Return the nodes of the granted instances."""
         own = self.own
         found = self.found
         return tuple(found[index] if index in found else own[index] or 0 for index in range(self.granted))
 
 
 class Allocator:
-    """All jobs' claims on nodes and capacity. What was granted stays granted; the rest gives way where it must.
+    """Allocates nodes and capacity to all jobs. A grant is final; instances not granted yet can be preempted.
 
-    `by_rank` are jobs in the order in which they are admitted. In that order `admit` is called, then `grow`.
+    `by_rank`: the jobs in order of admission. Call `admit` in that order, then `grow`.
     """
 
     def __init__(self, by_rank: Sequence[Workload], nodes: Sequence[Node], capacity: Mapping[str, float]) -> None:
@@ -193,7 +191,7 @@ class Allocator:
             self._release(allocation, allocation.most)
 
     def admit(self, allocation: Allocation) -> bool:
-        """Grant a job its minimum, or nothing, and then all that it has leaves; return whether it was granted."""
+        """Grant a job its minimum and return True; or release all its instances and return False."""
         stays = min(allocation.least, len(allocation.own))
         if allocation.most < allocation.least:
             allocation.denial = DenialReason.LIMIT
@@ -209,7 +207,7 @@ class Allocator:
         return False
 
     def ideal(self) -> dict[Allocation, int]:
-        """Return how many instances each admitted job would have if nobody had any yet, nodes aside."""
+        """Return how many instances each admitted job would get from scratch, ignoring nodes."""
         left = list(self._left)
         shares = {allocation: allocation.granted for allocation in self.allocations if allocation.granted}
         queue = [(-allocation.gain(allocation.granted), number, allocation) for number, allocation in enumerate(shares)]
@@ -225,7 +223,7 @@ class Allocator:
         return shares
 
     def grow(self, allocation: Allocation) -> bool:
-        """Grant a job one instance more, or else those that it has beyond leave; return whether it was granted."""
+        """Grant a job one more instance and return True; or release the rest of its own and return False."""
         if allocation.held <= allocation.granted < len(allocation.own):
             allocation.denial = DenialReason.PREEMPTED
         elif not _affordable(allocation.size, 1, self._left):
@@ -238,7 +236,7 @@ class Allocator:
         return False
 
     def would_fit(self, allocation: Allocation, without: Sequence[Allocation]) -> bool:
-        """Return whether a job's minimum could be granted if what `without` has been granted were given back."""
+        """Return whether a job's minimum would fit without what the jobs in `without` have been granted."""
         back = [sum(other.size[number] * other.granted for other in without) for number in range(len(allocation.size))]
         if not all(
             left is None or need * allocation.least <= left + more
@@ -258,7 +256,7 @@ class Allocator:
     def _owed(
         self, jobs: Sequence[Workload], sizes: Sequence[ResourceVector], nodes: Sequence[Node]
     ) -> dict[tuple[int, str], float]:
-        """Return what instances count as having of what their node has none of, by node and resource."""
+        """Return what instances reserve of resources that their node does not name, by node and resource."""
         owed: dict[tuple[int, str], float] = {}
         if all(name in node.free for node in nodes for name in self.resources):
             return owed
@@ -270,7 +268,7 @@ class Allocator:
         return owed
 
     def _wholes(self, jobs: Sequence[Workload], sizes: Sequence[ResourceVector]) -> list[int]:
-        """Return of each resource the capacity, or what the nodes have, free or not."""
+        """Return the total of each resource: its capacity, or else what the nodes have, free or not."""
         placed = [sum(node in self._nodes for node in job.nodes) for job in jobs]
         wholes = []
         for number, (left, free) in enumerate(zip(self._left, self._packer.total(), strict=True)):
@@ -281,13 +279,13 @@ class Allocator:
     def _grant(self, allocation: Allocation, more: int) -> bool:
         first, end = allocation.granted, allocation.granted + more
         own = allocation.own
-        homeless = [index for index in range(first, end) if index >= len(own) or own[index] is None]
-        allocation.granted = end  # before others give way for the homeless: its own instances do not
-        places = self._place_instances(allocation, len(homeless)) if homeless else []
+        unplaced = [index for index in range(first, end) if index >= len(own) or own[index] is None]
+        allocation.granted = end  # first, so that its own instances are not preempted for it
+        places = self._place_instances(allocation, len(unplaced)) if unplaced else []
         if places is None:
             allocation.granted = first
             return False
-        allocation.found.update(zip(homeless, places, strict=True))
+        allocation.found.update(zip(unplaced, places, strict=True))
         _spend(allocation.size, more, self._left)
         return True
 
@@ -298,7 +296,7 @@ class Allocator:
         allocation.held = min(allocation.held, first)
 
     def _place_instances(self, allocation: Allocation, wanted: int) -> list[int] | None:
-        """Take places for so many instances, or none. Others give way where nothing is free."""
+        """Place so many instances and return their nodes, or None. Preempts others where nothing is free."""
         size = allocation.size
         if wanted > self._reachable.get(size, wanted):
             return None
@@ -312,7 +310,9 @@ class Allocator:
                 for place in places:
                     self._packer.release(place, size)
                 kept = sum(place is not None for place in allocation.own[: allocation.granted])
-                self._reachable[size] = len(places) + reached + kept  # what is refused now may leave yet
+                self._reachable[size] = (
+                    len(places) + reached + kept
+                )  # an upper bound: its own denied instances may leave later
                 return None
             for _ in range(missing):
                 place = self._packer.place(size)
@@ -321,9 +321,9 @@ class Allocator:
         return places
 
     def _preempt(self, allocation: Allocation, wanted: int) -> int:
-        """Let as many of the others leave as it takes, the least worth first; return how many instances fit then.
+        """Release instances of others, the least worth first, until enough fit; return how many fit then.
 
-        If these are fewer than are wanted, nobody leaves.
+        If too few would fit, nothing is released.
         """
         size = allocation.size
         room: dict[int, list[int]] = {}
@@ -354,7 +354,7 @@ class Allocator:
         return reached
 
     def _preemptible(self) -> Iterator[tuple[Allocation, int]]:
-        """Yield instances that may leave, the least worth first: extra ones, then whole jobs by rank from below."""
+        """Yield preemptible instances, least worth first: those above a minimum, then whole jobs, lowest rank first."""
         if self._queue is None:
             extra = [
                 (allocation.worth(index), -number, index, allocation)

@@ -1,4 +1,4 @@
-"""What the policy is told of jobs and nodes, and what it answers: frozen structs, valid once made."""
+"""The policy's input and output: frozen structs that validate themselves."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
 
 QUANTUM = 0.001
-"""Quantities of resources count in thousandths: as with Kubernetes' "100m" of a CPU."""
+"""Resources count in thousandths, as Kubernetes' "100m" of a CPU."""
 
 MAX_QUANTITY = 1e14
-"""The largest quantity: a hundred terabytes, should memory be given in bytes."""
+"""The largest quantity: a hundred terabytes of memory in bytes."""
 
 
 class Speedup(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class Speedup(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError("speedup.phi", self.phi, "above 0")
 
     def goodput(self, instances: int) -> float:
-        """Return how fast so many instances train, in units of one instance; 0 for none."""
+        """Return the training speed in units of one instance; 0 for none."""
         if instances < 1:
             return 0.0
         efficiency = 1.0 if math.isinf(self.phi) else (self.phi + 1) / (self.phi + instances)
@@ -47,9 +47,9 @@ class Speedup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """The most `instances` that a job may have for now, and the `reason` in words, as "window 'evening' allows 2".
+    """The most `instances` that a job may have now, and the `reason`, as "window 'evening' allows 2".
 
-    Fewer than the job's minimum is none. Raises SpecError below 0.
+    Below the job's minimum it means none. Raises SpecError below 0.
     """
 
     instances: int
@@ -63,23 +63,22 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """A job, or a pool, as it is now.
 
-    - `bounds`: the least and the most instances it may have. It may also have none, and waits then.
+    - `bounds`: the minimum and maximum of instances. It may also have none, and then waits.
     - `resources`: what one instance needs, by name as in {"gpu": 1, "cpu": 4}; at least one of them above 0. They
       count in thousandths, the rest rounded up.
-    - `nodes`: on which node each of its instances is, in the order of their indexes, "" for one that has no place yet.
-      When a job shrinks, the last ones leave.
-    - `priority`: the higher is admitted first.
+    - `nodes`: the node of each instance, by index, "" for an unplaced one. When a job shrinks, the last ones leave.
+    - `priority`: higher is admitted first.
     - `weight`: above 0; a job of weight 2 gets about twice the instances above its minimum.
-    - `submitted_s`, `changed_s`, `resized_s`: by the same clock as the policy's `now_s`: when it was submitted; since
-      when it has run or waited as it does now, by default since it was last resized, or submitted; when it was last
-      resized, started or suspended, None for never.
+    - `submitted_s`, `changed_s`, `resized_s`: by the clock of the policy's `now_s`: when it was submitted; when it
+      started or stopped to run, by default when it was last resized, or submitted; when it was last resized, started or
+      suspended, None for never.
     - `speedup`: as measured, None without measurements.
-    - `limit`: what it may have for now where that is less than its bounds say, None where it is not.
-    - `resumes`: whether it goes on where it was once it was suspended. One that does not is not suspended while it
-      runs, whatever the policy says; see `edl_runtime.autoscale.policy.wrappers.ProtectUnresumable`.
-    - `students`: of a pool, how many use it now: while some do it is not suspended either; None for what is no pool.
-    - `stranded`: the indexes of further instances, which have lost their places, find no others and are left to wait.
-      All else is as if these had never been.
+    - `limit`: a limit below its maximum, None without one.
+    - `resumes`: whether it resumes from a checkpoint after being suspended. One that does not is never suspended while
+      it runs; see `edl_runtime.autoscale.policy.wrappers.ProtectUnresumable`.
+    - `students`: how many use a pool now: while some do it is not suspended either; None for a job.
+    - `stranded`: the indexes of further instances that lost their node, fit on no other and are left pending. All other
+      fields are without them.
 
     Raises SpecError.
     """
@@ -114,33 +113,33 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most(self) -> int:
-        """The most it may have for now."""
+        """The most instances it may have now."""
         return min(self.bounds.max, self.limit.instances) if self.limit else self.bounds.max
 
     @property
     def instances(self) -> int:
-        """How many it has now, with a place or without."""
+        """How many instances it has now, placed or not."""
         return len(self.nodes)
 
     @property
     def runs(self) -> bool:
-        """Whether one of its instances has a place."""
+        """Whether one of its instances is placed."""
         return any(self.nodes)
 
     @property
     def up_to_last_placed(self) -> int:
-        """How many it has up to the last one with a place: so many stay if none with a place is to leave."""
+        """The fewest instances it can shrink to without removing a placed one."""
         return max((number for number, node in enumerate(self.nodes, 1) if node), default=0)
 
     def including_stranded(self, instances: int) -> int:
-        """Return to how many it is resized to have so many beside those that are stranded."""
+        """Return the size that leaves so many instances beside the stranded ones."""
         for index in sorted(self.stranded):
             instances += index < instances
         return instances
 
     @property
     def since_s(self) -> float:
-        """Since when it has run or waited as it does now."""
+        """When it started or stopped to run."""
         for known in (self.changed_s, self.resized_s):
             if known is not None:
                 return known
@@ -148,9 +147,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A node, and what is `free` on it beside all instances that are there, by resource. Raises SpecError.
+    """A node, and what is `free` beside the instances there, by resource. Raises SpecError.
 
-    Of what is not in `free` it has none, and has none either when instances leave that count as having it.
+    It has nothing of a resource that `free` does not name, even when instances with that resource leave.
     """
 
     name: str
@@ -163,7 +162,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job should have: so many `instances`, and the `reason` in words.
+    """How many `instances` a job should have, and the `reason`.
 
     `nodes` is where they fit, by index. A scheduler may place new ones elsewhere.
     """
