@@ -1,4 +1,4 @@
-"""Policies side by side on the same traces: what `benchmarks/autoscale.py` prints."""
+"""Compares policies on the same traces, for `benchmarks/autoscale.py`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLICIES: Mapping[str, tuple[str, Callable[[], Planner]]] = {
         lambda: OurPolicy(declared(), forecast_options=ForecastOptions(), late_s=30),
     ),
 }
-"""Each policy by its name: what it is, and a planner for one trace."""
+"""By name: a description, and a planner for one trace."""
 
 HEADINGS = ("POLICY", "DONE", "PENDING", "P95", "COMPLETION", "UTILISATION", "EXCESS", "RESIZES")
 
@@ -43,7 +43,7 @@ def average(outcomes: Sequence[SimulationResult]) -> SimulationResult:
 
 
 def cells(name: str, outcome: SimulationResult) -> list[str]:
-    """Return a row below HEADINGS: minutes, and shares in percent."""
+    """Return a row below HEADINGS."""
     return [
         POLICIES[name][0],
         f"{outcome.done:.1f}/{outcome.jobs:.1f}",
@@ -57,5 +57,5 @@ def cells(name: str, outcome: SimulationResult) -> list[str]:
 
 
 def plain(rows: Sequence[tuple[str, SimulationResult]]) -> dict[str, dict[str, float]]:
-    """Return the rows as JSON has them."""
+    """Return the rows for JSON."""
     return {name: msgspec.to_builtins(outcome) for name, outcome in rows}

@@ -1,10 +1,9 @@
-"""The rules by which EDL's controller sized jobs, kept to compare with: `pkg/autoscaler.go` of PaddlePaddle/edl, 2019.
+"""The scaling rules of the original EDL's controller, for comparison: `pkg/autoscaler.go` of PaddlePaddle/edl, 2019.
 
-They are its rules and not its code. One difference: where its dry run would go on for ever, this one ends. What goes
-up may use all GPUs and what goes down leaves a part of them free, so a GPU is given and taken in turn; with 10 GPUs, 9
-of them used and a maximum load of 0.97 the controller never came back, unless a trainer's CPU, which is taken from a
-node each time and not given back, had run out. Here the second time that all is as it was before ends it, and after a
-round: what was given has been taken back.
+Its rules, not its code. One difference: where the original's dry run never returns, this one ends. Scaling up may use
+all GPUs and scaling down leaves some free, so a GPU may be given and taken in turn; with 10 GPUs, 9 used and a maximum
+load of 0.97, the controller looped for ever unless nodes ran out of CPU, which the dry run takes and never gives back.
+Here the first repeated state ends it, after a full round, when what was given has been taken back.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MAX_LOAD = 0.97
 
 
 class Trainers(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's trainers: bounds, how many are wanted, and what each asks for (CPUs in thousandths, memory in MB)."""
+    """A job's trainers: bounds, requested number, and the request of each (CPUs in thousandths, memory in MB)."""
 
     name: str
     min: int
@@ -30,7 +29,7 @@ class Trainers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cluster has, what all its pods ask for, whether they run or wait, and each node's idle CPU and memory."""
+    """Totals of a cluster, requests of all its pods, pending ones too, and each node's idle CPU and memory."""
 
     gpu: int = 0
     cpu: int = 0
@@ -42,18 +41,15 @@ class ClusterTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OriginalPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How many trainers each job is to have, and whether the original would have come to an end.
-
-    `rounds` is how many it took.
-    """
+    """How many trainers each job should have, whether the original would have ended, and after how many rounds."""
 
     wanted: Mapping[str, int]
     ends: bool
     rounds: int
 
 
-class _Ledger:
-    """What is asked for while the dry run goes on."""
+class _Requests:
+    """The requests during the dry run."""
 
     def __init__(self, survey: ClusterTotals, max_load: float) -> None:
         self.survey = survey
@@ -63,13 +59,13 @@ class _Ledger:
         self.cpu_limit = int(survey.cpu * max_load)
         self.memory_limit = int(survey.memory * max_load)
 
-    def ask(self, job: Trainers, trainers: int) -> None:
+    def add(self, job: Trainers, trainers: int) -> None:
         self.gpu += job.gpu * trainers
         self.cpu += job.cpu * trainers
         self.memory += job.memory * trainers
 
     def step_up(self, job: Trainers, planned: int) -> int:
-        """Return by how many trainers a job grows, and ask for them."""
+        """Grow a job by a trainer if there is room; return by how many."""
         if planned >= job.max:
             step = job.max - planned
         elif self.survey.memory - self.memory <= job.memory or (node := self._node(job)) is None:
@@ -79,30 +75,30 @@ class _Ledger:
             step = int(fits)
             cpu, memory = self.idle[node]
             self.idle[node] = cpu - job.cpu * step, memory - job.memory * step
-        self.ask(job, step)
+        self.add(job, step)
         return step
 
     def step_down(self, job: Trainers, planned: int) -> int:
-        """Return -1 if a job shrinks by a trainer, and give it back, else 0."""
+        """Shrink a job by a trainer if the load is too high; return -1 or 0."""
         over = self.gpu > self.gpu_limit or self.cpu > self.cpu_limit or self.memory > self.memory_limit
         step = -int(planned > job.max or (over and planned > job.min))
-        self.ask(job, step)
+        self.add(job, step)
         return step
 
     def _node(self, job: Trainers) -> str | None:
-        """Return the first node that has the CPU and memory idle. GPUs it does not look at."""
+        """Return the first node with the CPU and memory idle. The original ignores GPUs here."""
         return next((name for name, (cpu, mem) in self.idle.items() if cpu >= job.cpu and mem >= job.memory), None)
 
 
 def original_plan(jobs: Sequence[Trainers], survey: ClusterTotals, *, max_load: float = MAX_LOAD) -> OriginalPlan:
-    """Return how many trainers each of these jobs is to have.
+    """Return how many trainers each of these jobs should have.
 
-    Elastic jobs are sorted by fulfillment, how far each is between its bounds, and then by what a trainer asks for. In
-    that order each grows by one where there is room; in the other direction each shrinks by one while more is asked for
-    than the maximum load allows. That is repeated until nothing changes.
+    Elastic jobs are sorted by fulfillment, their position between their bounds, then by a trainer's requests. In that
+    order each grows by one where there is room; in reverse order each shrinks by one while requests exceed the maximum
+    load. This repeats until nothing changes.
     """
     order = sorted((job for job in jobs if job.min < job.max), key=_fulfillment)
-    ledger = _Ledger(survey, max_load)
+    ledger = _Requests(survey, max_load)
     planned = {job.name: job.wanted for job in jobs}
     seen: set[tuple[object, ...]] = set()
     rounds = 0

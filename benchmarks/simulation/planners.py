@@ -1,4 +1,4 @@
-"""The policies that the simulator compares, each as it would be asked in a cluster of GPUs."""
+"""The policies that the simulator compares, on a cluster of GPUs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ PAUSE_S = 1.0
 """Of ours, rounded up from what `benchmarks/resize.py` measures for live and warm resizes."""
 
 EVERY_S = 300.0
-"""Our policy is asked so often, and at each event besides."""
+"""How often our policy decides, besides at each event."""
 
 _TOTAL = {"gpu": float(GPUS)}
 _MONDAY_S = 4 * DAY_S  # the first one since 1970: a trace's time 0
 
 
 def declared(evening: float = 18, midday: float = 15, otherwise: float = 8, gpus: float = GPUS) -> TrafficWindows:
-    """Return the traces' windows, which say how many GPUs are kept for the web."""
+    """Return the traces' windows, given the GPUs kept for the web."""
     return to_windows(
         {
             "windows": [
@@ -50,7 +50,7 @@ def declared(evening: float = 18, midday: float = 15, otherwise: float = 8, gpus
 
 
 def always(kept: float, gpus: float = GPUS) -> TrafficWindows:
-    """Return windows that keep as many GPUs for the web at all times."""
+    """Return windows that always keep so many GPUs for the web."""
     return to_windows({"windows": [], "default": {"cluster": {"gpu": gpus - kept}}})
 
 
@@ -59,7 +59,7 @@ def _moment(now_s: float) -> datetime:
 
 
 class _Declared:
-    """What windows leave to training. The latest answer is kept until it may be another."""
+    """What windows leave to training, cached until it may change."""
 
     def __init__(self, windows: TrafficWindows, lead_s: float = 0.0) -> None:
         self._windows = windows
@@ -68,7 +68,6 @@ class _Declared:
         self._until_s = -math.inf
 
     def room(self, now_s: float) -> TrainingCapacity:
-        """Return what they leave."""
         if self._room is None or now_s >= self._until_s:
             self._room = declared_capacity(self._windows, _TOTAL, now=_moment(now_s), lead_s=self._lead_s)
             until = self._room.until
@@ -76,17 +75,15 @@ class _Declared:
         return self._room
 
     def gpus(self, now_s: float) -> float:
-        """Return how many GPUs training may use."""
         return self.room(now_s).capacity["gpu"]
 
     def until_s(self, now_s: float) -> float:
-        """Return until when that holds."""
         self.room(now_s)
         return self._until_s
 
 
 class FixedSizes:
-    """Each job has the middle of its bounds, first come first served."""
+    """Each job gets the middle of its bounds, first come, first served."""
 
     pause_s = ORIGINAL_PAUSE_S
 
@@ -94,7 +91,7 @@ class FixedSizes:
         self._declared = _Declared(windows)
 
     def plan(self, now_s: float, jobs: Sequence[SimulatedJob], web: Sequence[Sample]) -> Mapping[str, int]:  # noqa: ARG002
-        """Start jobs in their order as long as they fit."""
+        """Start jobs in order while they fit."""
         left = self._declared.gpus(now_s) - sum(one.instances for one in jobs)
         started: dict[str, int] = {}
         for one in jobs:
@@ -113,10 +110,10 @@ class FixedSizes:
 
 
 class OriginalRules:
-    """The original's controller, and the scheduler that places its pods one by one as there is room.
+    """The original's controller, and a scheduler that places its pods one by one.
 
-    Jobs whose pods all run are resized, and all jobs while one pends. What windows keep for the web is no part of the
-    cluster. The maximum load is 1, as in the controller's own tests: with its default it would not come to an end.
+    Jobs whose pods all run are resized; while one is pending, all jobs are. GPUs kept for the web are not part of the
+    cluster. The maximum load is 1, as in the controller's own tests: with its default it would not end.
     """
 
     pause_s = ORIGINAL_PAUSE_S
@@ -129,7 +126,7 @@ class OriginalRules:
         self._settled: tuple[object, ...] | None = None
 
     def plan(self, now_s: float, jobs: Sequence[SimulatedJob], web: Sequence[Sample]) -> Mapping[str, int]:  # noqa: ARG002
-        """Make the controller's pass if it is due, then place pods."""
+        """Run the controller if it is due, then place pods."""
         self._wanted = {one.job.name: self._wanted.get(one.job.name, one.job.bounds.min) for one in jobs}
         total = int(self._declared.gpus(now_s))
         placed = {one.job.name: min(one.instances, self._wanted[one.job.name]) for one in jobs}
@@ -167,24 +164,24 @@ class OriginalRules:
 
 
 def _scheduled(placed: Mapping[str, int], wanted: Mapping[str, int], total: int) -> dict[str, int]:
-    """Place pods that wait, those of the oldest jobs first; a job that has none starts when all of its pods fit."""
+    """Place pending pods, oldest jobs first; a job without pods starts when all of its pods fit."""
     left = max(0, total - sum(placed.values()))
     after = dict(placed)
     for name, pods in placed.items():
         more = max(0, wanted[name] - pods)
         if not pods and more > left:
-            left = 0  # what is free is for this one, and not for jobs that came later
+            left = 0  # free GPUs are reserved for this job
         after[name] += min(more, left)
         left -= min(more, left)
     return after
 
 
 class OurPolicy:
-    """The policy, with declared windows; with `forecast_options` a profile is learned, too.
+    """Our policy with declared windows; with `forecast_options` also with a learned profile.
 
-    - `lead_s`: so long before a window begins that leaves less to training, jobs shrink.
+    - `lead_s`: how long before a window with less for training jobs shrink.
     - `pause_s`: how long a resize stops a job.
-    - `late_s`: so long after it was taken a sample of the web is seen.
+    - `late_s`: the delay of the web's samples.
     """
 
     def __init__(
@@ -205,7 +202,7 @@ class OurPolicy:
         self._learned_s = -math.inf
 
     def plan(self, now_s: float, jobs: Sequence[SimulatedJob], web: Sequence[Sample]) -> Mapping[str, int]:
-        """Ask the policy."""
+        """Run the policy."""
         capacity = self._capacity(now_s, web)
         used = sum(one.instances for one in jobs)
         targets = decide(
@@ -218,7 +215,7 @@ class OurPolicy:
         return {name: target.instances for name, target in targets.items()}
 
     def again_s(self, now_s: float) -> float:
-        """When some minutes are over, what windows leave changes, or the next sample is seen."""
+        """At the next interval, change of a window, or sample."""
         return min((now_s // EVERY_S + 1) * EVERY_S, self._declared.until_s(now_s), self._seen_s)
 
     def _capacity(self, now_s: float, web: Sequence[Sample]) -> float:
@@ -228,7 +225,7 @@ class OurPolicy:
         return room.capacity["gpu"]
 
     def _forecast(self, now_s: float, web: Sequence[Sample], forecast_options: ForecastOptions) -> Forecast:
-        """Return what is known of the web, from what has been seen of it."""
+        """Return the forecast by the samples so far."""
         self._seen_s = next((at_s for sample in web[-2:] if (at_s := sample.at_s + self._late_s) > now_s), math.inf)
         seen = [_moved(sample) for sample in web[-3:] if sample.at_s + self._late_s <= now_s]
         if now_s - self._learned_s >= LEARN_EVERY_S:
@@ -241,7 +238,7 @@ class OurPolicy:
 
 
 def _moved(sample: Sample) -> Sample:
-    """Return a sample with the time that a clock shows then."""
+    """Return a sample with its time as Unix time."""
     return Sample(at_s=sample.at_s + _MONDAY_S, needed=sample.needed)
 
 

@@ -1,7 +1,7 @@
-"""Drive policies on traces: jobs that come, grow, shrink and end beside a web tier that comes first.
+"""Discrete-event simulator: runs a policy on a trace of jobs beside a web tier with precedence.
 
-Between two events nothing changes, so progress and times are exact. A job that is resized, started or resumed makes no
-progress for the pause, and has its GPUs all the same. The web takes what it needs whatever training has.
+Nothing changes between two events, so progress and times are exact. A job that is resized, started or resumed holds its
+GPUs during the pause without progress. The web takes what it needs, whatever training has.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from simulation.traces import ENDS_S, GPUS, Trace, TraceJob
 from edl_runtime.autoscale.traffic.forecast import Sample
 
 ROUNDING = 1e-6
-"""Goodput-seconds that count as nothing: a step in time that is too small for a clock would never come to an end."""
+"""Goodput-seconds that count as done: a time step below a float's resolution would never end."""
 
 
 class SimulatedJob:
-    """A job in the simulator: how many instances it has, and since when."""
+    """The state of a job."""
 
     __slots__ = (
         "changed_s",
@@ -42,24 +42,24 @@ class SimulatedJob:
         self.paused_until_s = 0.0
         self.changed_s: float | None = None
         self.resized_s: float | None = None
-        self.resizes = -1  # its start is none
+        self.resizes = -1  # its start does not count
         self.ended_s: float | None = None
 
     def advance(self, since_s: float, until_s: float) -> None:
-        """Train, or wait."""
+        """Add progress, or waiting time."""
         if not self.instances:
             self.pending_s += until_s - since_s
         self.done += self.job.speedup.goodput(self.instances) * max(0.0, until_s - max(since_s, self.paused_until_s))
 
     def ends_s(self, now_s: float) -> float:
-        """Return when it ends if it stays as it is."""
+        """Return when it ends without a resize."""
         if not self.instances:
             return math.inf
         left = max(0.0, self.job.work - self.done)
         return max(now_s, self.paused_until_s) + left / self.job.speedup.goodput(self.instances)
 
     def resize(self, instances: int, now_s: float, pause_s: float) -> None:
-        """Have another number of instances."""
+        """Change the number of instances."""
         if instances == self.instances:
             return
         if bool(instances) != bool(self.instances):
@@ -76,18 +76,18 @@ class Planner(Protocol):
     pause_s: float
 
     def plan(self, now_s: float, jobs: Sequence[SimulatedJob], web: Sequence[Sample]) -> Mapping[str, int]:
-        """Return a number for each job. `web` is what was seen until now."""
+        """Return the instances of each job. `web`: the samples until now."""
 
     def again_s(self, now_s: float) -> float:
-        """Return when it is to be asked again at the latest; it is at each event."""
+        """Return when to plan next at the latest; it also does at each event."""
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a trace: times in minutes, shares of the whole time or of all GPUs from 0 to 1.
+    """Result of a trace: times in minutes, shares from 0 to 1.
 
-    `pending` is how long a job had no instance, before it started and while it was suspended; a job that did not end
-    counts until the end. `excess` is the share of time in which web and training together need more than there is,
-    and `utilisation` the share of all GPUs' time that both use.
+    `pending`: how long a job had no instance, before its start or suspended; until the end for a job that did not end.
+    `excess`: the share of time in which web and training together need more GPUs than there are. `utilisation`: the
+    share of all GPU time that both use.
     """
 
     jobs: float
@@ -101,7 +101,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(trace: Trace, planner: Planner, *, gpus: float = GPUS, ends_s: float = ENDS_S) -> SimulationResult:
-    """Run a trace from time 0 to its end."""
+    """Simulate a trace from time 0 to its end."""
     coming = [job for job in trace.jobs if job.submitted_s < ends_s][::-1]
     web = trace.web
     seen = max(number for number, sample in enumerate(web) if sample.at_s <= 0) + 1

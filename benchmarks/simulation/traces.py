@@ -18,7 +18,7 @@ from edl_runtime.specs import Bounds
 T = TypeVar("T", bound=msgspec.Struct)
 
 GPUS = 32
-"""Of the cluster that web and training share."""
+"""GPUs of the cluster that web and training share."""
 
 ENDS_S = 216_000
 """How long an experiment lasts. It begins at 0, at midnight before a Monday."""
@@ -30,9 +30,9 @@ _BOUNDS = {(1, 2): 10, (1, 4): 16, (1, 8): 12, (2, 4): 15, (2, 8): 21, (2, 16): 
 
 
 class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job: when it is submitted, its bounds in GPUs of which an instance has one, and how much there is to do.
+    """A job: its submission, bounds (an instance has one GPU) and work.
 
-    `work` is in goodput-seconds: as many seconds as it takes one instance. Raises SpecError unless it is above 0 and
+    `work` is in goodput-seconds: the seconds that one instance takes. Raises SpecError unless it is above 0 and
     the job is submitted at 0 or later.
     """
 
@@ -50,7 +50,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs by their submission, and the GPUs that the web needs: each sample holds until the next."""
+    """Jobs by submission, and the GPUs that the web needs: each sample holds until the next."""
 
     name: str
     jobs: tuple[TraceJob, ...]

@@ -31,7 +31,7 @@ class SourceUnavailableError(SourceError, ConnectionError):
     cause: str
 
     def __str__(self) -> str:
-        return f"{self.source} can't be asked what the web needs ({self.cause})"
+        return f"{self.source} can't be read ({self.cause})"
 
 
 @dataclass(eq=False, repr=False)

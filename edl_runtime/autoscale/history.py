@@ -114,10 +114,10 @@ def _point(entry: str, fields: Mapping[str, str]) -> HistoryPoint | None:
 
 def history_point(jobs: Iterable[JobStatus], capacity: Capacity, plan: RescalingPlan | None) -> HistoryPoint:
     """Return the point of these jobs and nodes. Redis gives it its time."""
-    going = sorted((job for job in jobs if not job.has_ended), key=lambda job: job.name)
+    active = sorted((job for job in jobs if not job.has_ended), key=lambda job: job.name)
     return HistoryPoint(
-        jobs={job.name: JobPoint(running=running_count(job), state=job_state(job), kind=job.kind) for job in going},
-        use=resource_use(going, capacity, plan),
+        jobs={job.name: JobPoint(running=running_count(job), state=job_state(job), kind=job.kind) for job in active},
+        use=resource_use(active, capacity, plan),
         window=plan.window if plan else "",
     )
 

@@ -20,25 +20,25 @@ from edl_runtime.teacher.errors import ModelError
 
 SUMMARIES = {
     "agent": "Run one instance of an elastic training.",
-    "autoscale": "Resize all jobs and pools as traffic and the policy say.",
+    "autoscale": "Resize all jobs and pools by traffic windows and the policy.",
     "checkpoints": "Show, verify and remove a training's checkpoints.",
     "compare": "Compare ways to distil with your own model and script.",
-    "discovery": "Tell students behind HTTP which teachers are theirs.",
-    "events": "Show what happened to a job's trainers.",
+    "discovery": "Serve discovery of teachers over HTTP.",
+    "events": "Show the events of a job's trainers.",
     "jobs": "Show jobs and pools.",
-    "logs": "Show what a job's instances wrote.",
-    "monitor": "Show jobs, pools, targets and what is reserved, live.",
-    "pools": "Show pools and the teachers registered in them.",
-    "resize": "Change the number of a pool's or job's instances.",
-    "run": "Train a script by as many instances as wanted.",
+    "logs": "Show the output of a job's instances.",
+    "monitor": "Show jobs, pools, targets and reserved resources, live.",
+    "pools": "Show pools and their members.",
+    "resize": "Change the number of instances of a job or pool.",
+    "run": "Train a script with a number of instances that can change.",
     "stop": "Stop a job or pool.",
     "submit": "Start the trainings of a TrainingJob manifest.",
     "teacher": "Serve a model to students.",
-    "windows": "Check traffic windows, and show what they leave to training.",
+    "windows": "Check traffic windows, and show what training may use.",
 }
-"""Every subcommand and what `edl --help` says of it."""
+"""Every subcommand, with its line in `edl --help`."""
 
-_NOT_MENDED_BY_A_RESTART = (SpecError, ModelError, PoolMismatchError, CheckpointHeldError, InitNotCalledError)
+_PERMANENT_ERRORS = (SpecError, ModelError, PoolMismatchError, CheckpointHeldError, InitNotCalledError)
 
 
 class _LazyGroup(click.Group):
@@ -65,7 +65,7 @@ def edl() -> None:
 def main() -> None:
     """Run the `edl` command with this process's arguments and exit.
 
-    Exit status 0 for success, 2 for wrong usage, EX_CONFIG (78) for what a restart can't mend, 1 for the rest.
+    Exit status 0 for success, 2 for wrong usage, EX_CONFIG (78) for errors that a restart can't fix, 1 for the rest.
     """
     try:
         edl(prog_name="edl")
@@ -73,7 +73,7 @@ def main() -> None:
         click.echo(f"edl: {error}", err=True)
         if isinstance(error, UnknownJobError):
             click.echo(f"edl: looked in {_where()}", err=True)
-        sys.exit(EX_CONFIG if isinstance(error, _NOT_MENDED_BY_A_RESTART) else 1)
+        sys.exit(EX_CONFIG if isinstance(error, _PERMANENT_ERRORS) else 1)
     except PermissionError as error:
         click.echo(f"edl: {error.strerror}: {error.filename}; EDL_WORK_DIR names another folder", err=True)
         sys.exit(1)

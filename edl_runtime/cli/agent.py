@@ -12,8 +12,8 @@ import click
 import msgspec
 import structlog
 
+from edl_runtime.cli.options import require_redis
 from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
-from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings, count_gpus
 from edl_runtime.specs import Bounds, check_name
 
@@ -22,29 +22,28 @@ if TYPE_CHECKING:
 
 
 @click.command
-@click.option("--instances", required=True, metavar="MIN:MAX", help="Fewest and most that train together, as in 1:4.")
+@click.option("--instances", required=True, metavar="MIN:MAX", help="Minimum and maximum of instances, as in 1:4.")
 @click.option(
     "--gear",
     type=click.Choice(GEARS),
     default="live",
     show_default=True,
-    help="The fastest way to change how many they are: without a new process, by one that waits, or by a new one.",
+    help="Fastest allowed way to resize: live keeps the process, warm uses a standby process, cold starts one.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print how it ended as a JSON object, with status and reason.")
+@click.option("--json", "as_json", is_flag=True, help="Print the exit status and reason as a JSON object.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def agent(*, instances: str, gear: Gear, as_json: bool, command: tuple[str, ...]) -> None:
     """Run COMMAND, a training script, as one instance of the job EDL_JOB; put -- before it.
 
-    All agents of a job that reach the same Redis, EDL_REDIS_URL, train together, each as the instance EDL_INSTANCE.
+    All agents of a job that use the same Redis, EDL_REDIS_URL, train together, each as the instance EDL_INSTANCE.
     EDL_HOST is the address at which the others reach this one.
 
-    SIGTERM takes this instance out of the training at the end of a step. Exits with 0 once all is trained.
+    SIGTERM removes this instance from the training at the end of a step. Exits with 0 when the training is done.
     """
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     bounds = Bounds.parse(instances, "--instances")
     settings = RuntimeSettings.from_env(os.environ)
-    if not settings.redis_url:
-        raise SpecError("EDL_REDIS_URL", "", "the Redis by which agents agree, as redis://127.0.0.1:6379/0")
+    require_redis(settings, "the Redis of the job's agents")
     check_name("EDL_JOB", settings.job)
     ending = asyncio.run(_run(command, settings, bounds, gear))
     if as_json:

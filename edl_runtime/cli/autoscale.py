@@ -1,4 +1,4 @@
-"""`edl autoscale`: give each job and pool the instances that the policy says."""
+"""`edl autoscale`: resize jobs and pools by the policy."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from edl_runtime.autoscale.traffic.schema import read_windows
 from edl_runtime.autoscale.traffic.sources.learner import check_source
 from edl_runtime.autoscale.traffic.windows import TrafficWindows
 from edl_runtime.cli import backends
-from edl_runtime.cli.options import print_table
+from edl_runtime.cli.options import print_table, require_redis
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
 
 PASSING = (BackendError, RegistryUnavailableError, RescalingError)
-"""What is over some time, so that the next pass is made as if it had not been."""
+"""Errors that may pass: with --every, the next pass tries again."""
 
 
 @click.command
@@ -46,15 +46,15 @@ PASSING = (BackendError, RegistryUnavailableError, RescalingError)
     type=float,
     default=1.0,
     show_default=True,
-    help="The share of each resource that everything on the nodes together may reserve.",
+    help="Highest share of each resource that everything on the nodes together may reserve.",
 )
 @click.option(
     "--policy",
     "policy_name",
-    help="One's own, as package.module:function, which may be in this folder; ours by default.",
+    help="Your own policy, as package.module:function, importable from here; by default EDL's.",
 )
-@click.option("--every", "every_s", type=float, help="Go on, with a pass each so many seconds, until SIGTERM.")
-@click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
+@click.option("--every", "every_s", type=float, help="Repeat each so many seconds until SIGTERM.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done without doing it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each pass.")
 def autoscale(
     *,
@@ -65,19 +65,18 @@ def autoscale(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Resize all jobs and pools: those that wait get room, and what is free is shared out.
+    """Resize all jobs and pools: start pending ones, and share out what is free.
 
-    Within what traffic windows leave to training; in the order of priorities, each job at least its minimum or
-    nothing, the rest by weight. A job that is given nothing is suspended, with a checkpoint, until there is room again.
-    Shows of each job how many instances it had, how many it gets, and why. Jobs shrink by the last pass that is
-    made a minute or more before a window that leaves less to training.
+    Traffic windows limit what training may use. By priority each job gets its minimum or nothing, and the rest is
+    shared by weight. A job that gets nothing is suspended, with a checkpoint, until there is room again. Shows for each
+    job the instances it had, those it gets, and why. Jobs shrink at least a minute before a window with less for
+    training begins.
 
-    Asks the Redis of EDL_REDIS_URL about the namespace EDL_NAMESPACE; passes of several commands, or of Airflow, come
-    one after the other.
+    Uses the Redis of EDL_REDIS_URL and the namespace EDL_NAMESPACE. Passes of several commands, or of Airflow, wait for
+    each other.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    if not settings.redis_url:
-        raise SpecError("EDL_REDIS_URL", "", "the Redis of the jobs, as redis://127.0.0.1:6379/0")
+    require_redis(settings, "the Redis of the jobs")
     if every_s is not None and not 0 < every_s < STARVATION_S - LEAD_S:
         raise SpecError("--every", every_s, f"seconds above 0, less than {STARVATION_S - LEAD_S:g}")
     windows = None if file is None else _windows(file)
@@ -107,7 +106,7 @@ async def _passes(
             except (SourceError, RegistryUnavailableError) as error:
                 if every_s is None and isinstance(error, NoSamplesError):  # as of a query that returns nothing
                     raise
-                click.echo(f"edl: {error}; what windows say holds meanwhile", err=True)
+                click.echo(f"edl: {error}; traffic windows decide meanwhile", err=True)
         while True:
             try:
                 show(await rescale(backend, client, settings.namespace, rules, dry_run=dry_run, policy=policy))
@@ -124,7 +123,7 @@ async def _passes(
 
 
 def _policy(name: str) -> Policy:
-    """Return a policy of one's own, from the folder that the command was called in or any that Python looks in."""
+    """Import a policy; the current folder is searched, too."""
     sys.path.append(str(Path.cwd()))
     return import_policy(name)
 
@@ -152,24 +151,24 @@ def _show_table(done: RescaleOutcome) -> None:
     if rows:
         print_table(["NAME", "KIND", "NOW", "TARGET", "REASON"], rows)
     else:
-        click.echo("no job or pool that can be resized is there")
+        click.echo("no resizable jobs or pools")
     for note in done.plan.notes:
         click.echo(f"edl: {note}", err=True)
 
 
 class _Changes:
-    """Shows what passes have changed, what they could not, and why training may use something else than before."""
+    """Shows changes, failed resizes, and new reasons of the capacity; nothing twice in a row."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._last: set[str] = set()
 
     def show(self, done: RescaleOutcome) -> None:
         now = time.strftime("%H:%M:%S", time.localtime(done.plan.at))
         refused = (f"{name}: {why}" for name, why in done.refused.items())
-        news = {done.plan.why, *done.plan.notes, *refused} - {""}
-        for line in sorted(news - self._said):
+        lines = {done.plan.why, *done.plan.notes, *refused} - {""}
+        for line in sorted(lines - self._last):
             click.echo(f"{now} {line}")
-        self._said = news
+        self._last = lines
         for one in done.plan.changes:
             if one.name not in done.refused:
                 click.echo(f"{now} {one.name}: {one.reason}")

@@ -1,4 +1,4 @@
-"""The backend that commands use, and what must hold before they start a job."""
+"""The backend of the commands, and checks before a job is started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def open_backend(settings: RuntimeSettings) -> Backend:
     """Return the backend that EDL_BACKEND names. Raises SpecError for a kubeconfig or context that can't be used.
 
-    What it logs goes to stderr from now on: stdout is for what a command shows.
+    Logs go to stderr from now on, because stdout is for a command's output.
     """
     _log_to_stderr()
     if settings.backend == "local":
@@ -39,9 +39,9 @@ def open_backend(settings: RuntimeSettings) -> Backend:
 
 @asynccontextmanager
 async def watch_backend(settings: RuntimeSettings) -> AsyncIterator[Backend]:
-    """Give the same backend to who looks again and again: of a cluster it is told how jobs change.
+    """Give the same backend for repeated reads: of a cluster it watches jobs instead of listing them each time.
 
-    What there is for them, `Backend.capacity`, it asks for each time.
+    `Backend.capacity` is still read each time.
     """
     if settings.backend == "local":
         yield open_backend(settings)
@@ -65,25 +65,25 @@ def _log_to_stderr() -> None:
 
 
 def describe_location(settings: RuntimeSettings) -> str:
-    """Say where jobs are looked for, and how to look elsewhere."""
+    """Return where jobs are searched, and how to search elsewhere."""
     if settings.backend == "local":
         folder = Path(settings.work_dir).expanduser()
-        return f"{folder}; EDL_WORK_DIR names another folder, and EDL_BACKEND=kubernetes looks in a cluster"
+        return f"{folder}; EDL_WORK_DIR names another folder, and EDL_BACKEND=kubernetes searches a cluster"
     namespace = f"namespace {settings.kube_namespace!r}" if settings.kube_namespace else "the kubeconfig's namespace"
     return f"{namespace} of the cluster; EDL_KUBE_NAMESPACE and EDL_KUBE_CONTEXT name others"
 
 
-# What the commands that start a job share.
+# Checks of the commands that start a job.
 
 
 async def warn_of_eviction(client: Redis) -> None:
-    """Say what is to be set in a Redis that may delete what a job needs. Raises RegistryUnavailableError."""
+    """Warn of a Redis that may evict keys that a job needs. Raises RegistryUnavailableError."""
     if warning := await redis_client.eviction_warning(client):
         click.echo(f"edl: warning: {warning}", err=True)
 
 
 async def remove_ended_job(backend: Backend, name: str) -> None:
-    """Forget an ended job of that name: who starts one again means it, also when it has succeeded before.
+    """Delete an ended job of that name, also one that succeeded: starting it again is deliberate.
 
     Raises JobRunsError for one that has not ended.
     """

@@ -1,4 +1,4 @@
-"""`edl checkpoints`: which checkpoints there are, whether they are whole, and which may go."""
+"""`edl checkpoints`: list, verify and prune checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edl_runtime.errors import SpecError
 from edl_runtime.specs import Checkpoint
 
 Seen = CheckpointInfo | UnreadableCheckpointError
-"""A checkpoint, or why there is none in a folder that has the name of one."""
+"""A checkpoint, or the error of a folder with the name of one."""
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _url = click.argument("url")
@@ -40,10 +40,10 @@ def checkpoints() -> None:
 @_url
 @_as_json
 def ls(url: str, *, as_json: bool) -> None:
-    """Show the checkpoints at URL, newest first, as their manifests have them.
+    """Show the checkpoints at URL, newest first, by their manifests.
 
-    For one whose manifest can't be read its name says generation and step, and PROBLEM what is wrong with it. Their
-    files are not read: `edl checkpoints verify` does.
+    If a manifest can't be read, generation and step are those of the name, and PROBLEM has the error. Files are only
+    read by `edl checkpoints verify`.
     """
     store = CheckpointStore(Checkpoint(url=url))
     found = [(name, _seen(store.info, name)) for name in store.names()]
@@ -60,10 +60,10 @@ def ls(url: str, *, as_json: bool) -> None:
 @_url
 @_as_json
 def verify(url: str, *, as_json: bool) -> None:
-    """Read all checkpoints at URL and say which are whole.
+    """Read all checkpoints at URL and show which are whole.
 
-    Exit status 1 if one is damaged or of an unknown format, or none is whole. One without a manifest is being written
-    or removed, or was never finished: it is said, and is no damage.
+    Exit status 1 if one is damaged or of an unknown format, or none is whole. A checkpoint without a manifest is being
+    written or removed, or was never finished; it is listed, but not as damaged.
     """
     store = CheckpointStore(Checkpoint(url=url))
     found = [(name, _seen(store.verify, name)) for name in store.names()]
@@ -87,17 +87,17 @@ def verify(url: str, *, as_json: bool) -> None:
 @_url
 @click.option("--keep-last", type=click.IntRange(1), default=3, show_default=True, help="How many of the newest stay.")
 @click.option("--keep-every", type=click.IntRange(1), help="One of each so many steps stays for good.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @_as_json
 def prune(url: str, *, keep_last: int, keep_every: int | None, dry_run: bool, as_json: bool) -> None:
-    """Remove old checkpoints at URL, and what was left unfinished more than an hour ago.
+    """Remove old checkpoints at URL, and those left unfinished for more than an hour.
 
-    The newest is read before anything is removed: while none is whole, all stay. One that was finished, but has a
-    manifest that can't be read, stays, too: `edl checkpoints ls` says what is wrong with it.
+    First the newest is read: while none is whole, all stay. A finished checkpoint with an unreadable manifest stays,
+    too; `edl checkpoints ls` shows its problem.
     """
     store = CheckpointStore(Checkpoint(url=url, keep_last=keep_last, keep_every=keep_every))
     if not store.exists():
-        raise SpecError("URL", url, "a place where checkpoints are kept; there is none")
+        raise SpecError("URL", url, "an existing folder or prefix with checkpoints")
     doomed = store.prune(dry_run=dry_run)
     if as_json:
         views = [{"name": name, "removed": not dry_run} for name in doomed]
@@ -109,9 +109,9 @@ def prune(url: str, *, keep_last: int, keep_every: int | None, dry_run: bool, as
         click.echo(f"nothing to remove at {url}")
 
 
-def _seen(look: Callable[[str], CheckpointInfo], name: str) -> Seen:
+def _seen(read: Callable[[str], CheckpointInfo], name: str) -> Seen:
     try:
-        return look(name)
+        return read(name)
     except UnreadableCheckpointError as error:
         return error
 

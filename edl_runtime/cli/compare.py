@@ -1,4 +1,4 @@
-"""`edl compare`: ways to distil, measured on this machine with one's own model and script."""
+"""`edl compare`: compare ways to distil on this machine, with your own model and script."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from edl_runtime.elastic.agent.launch import parse_entrypoint
 from edl_runtime.teacher.models.loading import check_model_files
 from edl_runtime.teacher.models.model import ModelOptions
 
-TELL_EVERY_S = 5.0
+PRINT_EVERY_S = 5.0
 
 
 @click.command
-@click.option("--model", required=True, help="What teachers serve, as in `edl teacher`.")
-@click.option("--teachers", type=click.IntRange(1), default=1, show_default=True, help="How many serve.")
+@click.option("--model", required=True, help="The teachers' model, as in `edl teacher`.")
+@click.option("--teachers", type=click.IntRange(1), default=1, show_default=True, help="Number of teachers.")
 @click.option("--outputs", default="", help="Outputs to serve, as in `edl teacher`.")
 @click.option("--gpu-ids", default="", help="GPUs of the teachers, as in 0,1; by default the CPU.")
 @click.option(
     "--pure",
     metavar="FLAGS",
     default="",
-    help="Added to the script to train without distillation, as in --use_distill_service=no or DISTILL=0.",
+    help="Flags that make the script train without distillation, as in --use_distill_service=no or DISTILL=0.",
 )
 @click.option("--ways", default=",".join(WAYS), show_default=True, help="Which to run, in this order.")
 @click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, help="Runs of each.")
@@ -51,20 +51,19 @@ def compare(
     as_json: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND, a student's script, in several ways, and print how good and how fast each is.
+    """Run COMMAND, a student's script, in several ways, and print the accuracy and speed of each.
 
     \b
-    none       without distillation: no EDL_TEACHERS, and what --pure adds
+    none       without distillation: without EDL_TEACHERS, with the flags of --pure
     inprocess  the teacher's model runs in the student's process
-    offline    the script runs once to write answers to disk, then again to be trained from them
+    offline    the script runs once to write answers to disk, then again to train from them
     service    teachers serve
 
     The script's DistillReader must take its teachers from the environment; nothing else changes between the last three.
-    It has to call write_result(metrics={"accuracy": …, "samples_per_s": …, "batch_size": …}) at its end.
+    It must call write_result(metrics={"accuracy": …, "samples_per_s": …, "batch_size": …}) at its end.
 
-    Put -- before COMMAND. A model or a script that is not there is an error before anything is run. Exits with 1 when a
-    way failed; the others are measured all the same. However it ends, no process is left; kill -9 leaves a folder,
-    edl-compare-…, among the temporary files.
+    Put -- before COMMAND. A missing model or script is an error before anything runs. Exits with 1 when a way failed;
+    the others are still measured. No process is left behind; after kill -9 a temporary folder edl-compare-… remains.
     """  # noqa: D301 - a backspace is what keeps click from joining the lines
     wanted = parse_ways(ways)
     script = parse_entrypoint(command)
@@ -83,8 +82,8 @@ def compare(
     try:
         with _ended_by_sigterm(), _Progress() as progress:
             for way in wanted:
-                progress.tell(f"{TITLES[way]}")
-                rows.append(measure(what, way, progress.tell))
+                progress.update(TITLES[way])
+                rows.append(measure(what, way, progress.update))
                 progress.done(rows[-1])
     finally:
         if rows:
@@ -105,7 +104,7 @@ def _show(rows: list[ComparisonRow], *, as_json: bool) -> None:
 
 
 class _Progress:
-    """What is going on, on standard error: in one line that changes on a terminal, else a line every few seconds."""
+    """Progress on stderr: one changing line on a terminal, otherwise a line every few seconds."""
 
     def __enter__(self) -> Self:
         from rich.console import Console
@@ -113,31 +112,31 @@ class _Progress:
         self._console = Console(stderr=True)
         self._status = self._console.status("")
         self._status.start()
-        self._told_at = time.monotonic()
+        self._printed_at = time.monotonic()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._status.stop()
 
-    def tell(self, line: str) -> None:
+    def update(self, line: str) -> None:
         from rich.text import Text
 
         self._status.update(Text(line, overflow="ellipsis", no_wrap=True))
-        if not self._console.is_terminal and time.monotonic() - self._told_at >= TELL_EVERY_S:
-            self._say(line)
+        if not self._console.is_terminal and time.monotonic() - self._printed_at >= PRINT_EVERY_S:
+            self._print(line)
 
-    def _say(self, line: str) -> None:
-        self._told_at = time.monotonic()
+    def _print(self, line: str) -> None:
+        self._printed_at = time.monotonic()
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def done(self, row: ComparisonRow) -> None:
         outcome = f"failed: {row.reason}" if row.reason else "measured"
-        self._say(f"{TITLES[row.way]}: {outcome}")
+        self._print(f"{TITLES[row.way]}: {outcome}")
 
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal do what Ctrl-C does, so that no process is left behind."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C, so that no process is left behind."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`edl discovery`: tell students that may not reach Redis which teachers are theirs."""
+"""`edl discovery`: HTTP discovery for students without access to Redis."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from edl_runtime.settings import RuntimeSettings
 def discovery(*, host: str, port: int, as_json: bool) -> None:
     """Serve the registry in EDL_REDIS_URL over HTTP until SIGTERM or Ctrl-C.
 
-    Students with its URL in EDL_DISCOVERY_URL need no Redis. GET /v1/pools and /v1/pools/NAME list what `edl pools`
-    shows. EDL_DISCOVERY_TOKEN is the token that clients need; EDL_TLS_CERT and EDL_TLS_KEY make it HTTPS.
+    Students with its URL in EDL_DISCOVERY_URL need no Redis. GET /v1/pools and /v1/pools/NAME return what `edl pools`
+    shows. EDL_DISCOVERY_TOKEN is the token of clients; EDL_TLS_CERT and EDL_TLS_KEY enable HTTPS.
     """
     try:
         from edl_runtime.discovery.server import serve

@@ -9,31 +9,28 @@ import os
 import click
 import msgspec
 
+from edl_runtime.cli.options import require_redis
 from edl_runtime.elastic.rendezvous.events import Event, follow, read
-from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
 
 DESERTED_S = 10.0
-"""For so long nobody is there of a job that is gone; an instance that ended may be started again before."""
+"""How long no trainer is registered before the job counts as gone; a restarted instance is back sooner."""
 
 
 @click.command
 @click.argument("job")
-@click.option(
-    "-f", "--follow", "goes_on", is_flag=True, help="Go on with what happens, until the job has ended or is gone."
-)
+@click.option("-f", "--follow", "follows", is_flag=True, help="Follow events until the job has ended or is gone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-def events(job: str, *, goes_on: bool, as_json: bool) -> None:
-    """Show what happened to the trainers of JOB: time, generation, what, and the rest as the kind of event has it.
+def events(job: str, *, follows: bool, as_json: bool) -> None:
+    """Show the events of JOB's trainers: time, generation, kind and details.
 
-    A generation's line says which gear it is entered by and why; the line "resumed", how long training paused for it.
+    The line of a generation has its gear and reason; the line "resumed", how long training was paused.
 
-    Asks the Redis of EDL_REDIS_URL about the namespace EDL_NAMESPACE, which keeps events for a day.
+    Uses the Redis of EDL_REDIS_URL and the namespace EDL_NAMESPACE. Events are kept for a day.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    if not settings.redis_url:
-        raise SpecError("EDL_REDIS_URL", "", "the Redis that the trainers register in, as redis://127.0.0.1:6379/0")
+    require_redis(settings, "the Redis that the trainers register in")
 
     def show(event: Event) -> None:
         click.echo(msgspec.json.encode(event) if as_json else event.line())
@@ -42,13 +39,13 @@ def events(job: str, *, goes_on: bool, as_json: bool) -> None:
         async with connect(settings.redis_url) as client:
             happened = await read(client, settings.namespace, job)
             if not happened:
-                waits = f"; waiting {DESERTED_S:g} s for a job of that name" if goes_on else ""
-                click.echo(f"edl: nothing happened to trainers of {job!r} within a day of now{waits}", err=True)
-            if goes_on:
+                waits = f"; waiting {DESERTED_S:g} s for a job of that name" if follows else ""
+                click.echo(f"edl: no events of {job!r} within the last day{waits}", err=True)
+            if follows:
                 began_at = max((event.at for event in happened if event.kind == "registered"), default=0.0)
-                told = follow(client, settings.namespace, job, deserted_s=DESERTED_S)
-                async with contextlib.aclosing(told) as happening:
-                    async for event in happening:
+                followed = follow(client, settings.namespace, job, deserted_s=DESERTED_S)
+                async with contextlib.aclosing(followed) as stream:
+                    async for event in stream:
                         show(event)
                         if event.kind == "ended" and event.at >= began_at:  # not an earlier run of that name
                             return

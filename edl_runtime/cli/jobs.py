@@ -1,4 +1,4 @@
-"""`edl jobs`: which jobs and pools run, and how far they are."""
+"""`edl jobs`: jobs and pools, and their progress."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ from edl_runtime.store.redis_client import connect
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of jobs, or with NAME that job.")
 def jobs(name: str | None, *, as_json: bool) -> None:
-    """Show the jobs and pools in the work folder EDL_WORK_DIR, or of a cluster; with NAME, that one.
+    """Show the jobs and pools of the work folder EDL_WORK_DIR, or of a cluster; with NAME, only that one.
 
-    EDL_BACKEND=kubernetes asks the cluster of the kubeconfig; EDL_KUBE_CONTEXT and EDL_KUBE_NAMESPACE say which.
+    EDL_BACKEND=kubernetes reads the cluster of the kubeconfig; EDL_KUBE_CONTEXT and EDL_KUBE_NAMESPACE select context
+    and namespace.
 
-    How far they are is known when EDL_REDIS_URL names the Redis that they report to.
+    Progress is shown when EDL_REDIS_URL is the Redis of the jobs.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    statuses, reports = asyncio.run(_look(settings, name))
+    statuses, reports = asyncio.run(_read(settings, name))
     if as_json:
         views = [_plain(status, reports.get(status.name)) for status in statuses]
         click.echo(msgspec.json.format(msgspec.json.encode(views[0] if name else views)))
     elif statuses:
-        _print_table(statuses, reports)
+        headings = ["NAME", "KIND", "PHASE", "INSTANCES", "AGE", "PROGRESS OR REASON"]
+        print_table(headings, [_row(status, reports.get(status.name)) for status in statuses])
     else:
         click.echo(f"no jobs in {backends.describe_location(settings)}")
 
 
-async def _look(settings: RuntimeSettings, name: str | None) -> tuple[list[JobStatus], dict[str, Progress]]:
+async def _read(settings: RuntimeSettings, name: str | None) -> tuple[list[JobStatus], dict[str, Progress]]:
     backend = backends.open_backend(settings)
     statuses = [await backend.get(name)] if name else await backend.list()
     try:
@@ -66,26 +68,11 @@ def _plain(status: JobStatus, report: Progress | None) -> dict[str, Any]:
     return {**msgspec.to_builtins(status), "age_s": time.time() - status.created_at, "progress": report}
 
 
-def _print_table(statuses: Sequence[JobStatus], reports: dict[str, Progress]) -> None:
-    print_table(
-        ["NAME", "KIND", "PHASE", "INSTANCES", "AGE", "PROGRESS OR REASON"],
-        [_row(status, reports.get(status.name)) for status in statuses],
-    )
-
-
 def _row(status: JobStatus, report: Progress | None) -> list[str]:
-    age = _duration(time.time() - status.created_at)
-    return [status.name, status.kind, status.phase, _instances(status), age, status.reason or _said(report)]
-
-
-def _said(report: Progress | None) -> str:
-    """Return how far a job is and who is the limit, as far as that is known."""
-    return " · ".join(filter(None, [report.line(), report.verdict()])) if report else ""
-
-
-def _instances(status: JobStatus) -> str:
     running = sum(instance.phase == "running" for instance in status.instances)
-    return f"{running}/{status.wanted}"
+    age = _duration(time.time() - status.created_at)
+    progress = " · ".join(filter(None, [report.line(), report.verdict()])) if report else ""
+    return [status.name, status.kind, status.phase, f"{running}/{status.wanted}", age, status.reason or progress]
 
 
 def _duration(seconds: float) -> str:

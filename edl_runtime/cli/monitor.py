@@ -1,4 +1,4 @@
-"""`edl monitor`: what runs, what waits and why, now and in the past."""
+"""`edl monitor`: what runs, what is pending and why, now and in the past."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import msgspec
 
 from edl_runtime.autoscale import history
 from edl_runtime.cli import backends
-from edl_runtime.cli.options import parse_duration, print_table
+from edl_runtime.cli.options import parse_duration, print_table, require_redis
 from edl_runtime.concurrency import unless_stopped
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.monitor.snapshot import HEADINGS, MonitorSnapshot, summary_row, take_snapshot
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often to look.",
+    help="How often to refresh.",
 )
-@click.option("--once", is_flag=True, help="Look once, and show all of it.")
+@click.option("--once", is_flag=True, help="Show one snapshot with all details.")
 @click.option("--history", "past", metavar="TIME", help="Show this much of the past instead, as in 90m, 6h or 7d.")
 @click.option(
     "--png", type=click.Path(dir_okay=False, path_type=Path), help="With --history: also draw it into this PNG file."
@@ -48,40 +48,41 @@ if TYPE_CHECKING:
 @click.option(
     "--metrics",
     metavar="[HOST:]PORT",
-    help="Show Prometheus the same at /metrics of this port, of this machine alone unless HOST says otherwise; then it "
-    "asks for the bearer token EDL_MONITOR_TOKEN.",
+    help="Serve the same to Prometheus at /metrics of this port, by default on loopback; on another HOST clients need "
+    "the bearer token EDL_MONITOR_TOKEN.",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print a JSON object for each look; with --history, one for each point."
+    "--json", "as_json", is_flag=True, help="Print a JSON object for each refresh; with --history, for each point."
 )
 def monitor(
     *, every: float, once: bool, past: str | None, png: Path | None, metrics: str | None, as_json: bool
 ) -> None:
-    """Show submitted and pending jobs, running trainers and the share of CPUs and GPUs that is reserved.
+    """Show submitted and pending jobs, running trainers and the reserved share of CPUs and GPUs.
 
-    Goes on until Ctrl-C or SIGTERM: on a terminal with pools and with the targets of jobs and their reasons, else with
-    a line for each look, its columns apart by tabs. A pending job has fewer instances that run than it needs. Jobs are
-    those in the work folder EDL_WORK_DIR, or with EDL_BACKEND=kubernetes in the cluster of the kubeconfig.
+    Runs until Ctrl-C or SIGTERM. On a terminal it also shows pools, and jobs with their targets and reasons; otherwise
+    it prints a line of tab-separated columns for each refresh. A pending job has fewer running instances than its
+    minimum. Jobs are those in the work folder EDL_WORK_DIR, or with EDL_BACKEND=kubernetes in the cluster of the
+    kubeconfig.
 
-    The Redis of EDL_REDIS_URL knows the members of pools, targets and the past, of the namespace EDL_NAMESPACE. What is
-    seen is kept there for a week.
+    The members of pools, targets and the history are in the Redis of EDL_REDIS_URL, in the namespace EDL_NAMESPACE. The
+    history is kept for a week.
     """
     settings = RuntimeSettings.from_env(os.environ)
     if png and not past:
-        raise SpecError("--png", str(png), "a file to draw the past into, with --history 6h")
+        raise SpecError("--png", str(png), "a file for the drawing, with --history 6h")
     if past:
         if once or metrics:
-            raise SpecError("--history", past, "nothing beside --once or --metrics, which are about now")
-        asyncio.run(_draw(settings, parse_duration("--history", past), png, as_json=as_json))
+            raise SpecError("--history", past, "nothing beside --once or --metrics, which show the present")
+        asyncio.run(_show_history(settings, parse_duration("--history", past), png, as_json=as_json))
     elif once:
         if metrics:
-            raise SpecError("--metrics", metrics, "nothing beside --once, which ends before anybody could read them")
-        asyncio.run(_look_once(settings, as_json=as_json))
+            raise SpecError("--metrics", metrics, "nothing beside --once, which ends before a scrape")
+        asyncio.run(_show_once(settings, as_json=as_json))
     else:
         asyncio.run(_watch(settings, every, metrics, as_json=as_json))
 
 
-async def _look_once(settings: RuntimeSettings, *, as_json: bool) -> None:
+async def _show_once(settings: RuntimeSettings, *, as_json: bool) -> None:
     async with _redis(settings) as client:
         seen = await take_snapshot(backends.open_backend(settings), client, settings.namespace)
     if as_json:
@@ -91,7 +92,7 @@ async def _look_once(settings: RuntimeSettings, *, as_json: bool) -> None:
 
 
 async def _watch(settings: RuntimeSettings, every_s: float, metrics: str | None, *, as_json: bool) -> None:
-    """Look until it is told to stop; a backend or Redis that is away is waited for."""
+    """Refresh until SIGTERM or SIGINT, also while the backend or Redis is down."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -99,7 +100,7 @@ async def _watch(settings: RuntimeSettings, every_s: float, metrics: str | None,
     complain = _Complaints()
     async with _redis(settings) as client, backends.watch_backend(settings) as backend:
         with ExitStack() as shown:
-            told = _MetricsServer(metrics, settings.monitor_token, shown)
+            server = _MetricsServer(metrics, settings.monitor_token, shown)
             show = shown.enter_context(live()) if on_screen else _show_json if as_json else _lines()
             while not stop.is_set():
                 try:
@@ -109,17 +110,16 @@ async def _watch(settings: RuntimeSettings, every_s: float, metrics: str | None,
                 else:
                     if seen is None:
                         return
-                    told.tell(seen)
+                    server.update(seen)
                     show(seen)
                     complain(() if on_screen else seen.lacks)
                 await unless_stopped(stop, asyncio.sleep(every_s))
 
 
-async def _draw(settings: RuntimeSettings, length_s: float, png: Path | None, *, as_json: bool) -> None:
-    if not settings.redis_url:
-        raise SpecError("EDL_REDIS_URL", "", "the Redis that remembers what was seen, as redis://127.0.0.1:6379/0")
+async def _show_history(settings: RuntimeSettings, length_s: float, png: Path | None, *, as_json: bool) -> None:
+    url = require_redis(settings, "the Redis with the history")
     now = time.time()
-    async with connect(settings.redis_url) as client:
+    async with connect(url) as client:
         points = await history.read_points(client, settings.namespace, since=now - length_s)
     if as_json:
         for point in points:
@@ -128,7 +128,7 @@ async def _draw(settings: RuntimeSettings, length_s: float, png: Path | None, *,
         print_table(HISTORY_HEADINGS, history_rows(points, since=now - length_s, until=now))
     else:
         click.echo(
-            "edl: nobody looked in that time; `edl monitor` and `edl autoscale` write down what they see", err=True
+            "edl: nothing was recorded in that time; `edl monitor` and `edl autoscale` record the history", err=True
         )
     if png:
         from edl_runtime.monitor.png import save
@@ -146,13 +146,13 @@ def _show_json(seen: MonitorSnapshot) -> None:
 
 
 def _lines() -> Callable[[MonitorSnapshot], None]:
-    """Print the headings, and return what prints a line."""
+    """Print the headings, and return a function that prints a line."""
     click.echo("\t".join(HEADINGS))
     return lambda seen: click.echo("\t".join(summary_row(seen)))
 
 
 class _Complaints:
-    """Says on stderr what is wrong, each time that it is something else."""
+    """Prints problems to stderr, each when it is new."""
 
     def __init__(self) -> None:
         self._before: tuple[str, ...] = ()
@@ -165,10 +165,10 @@ class _Complaints:
 
 
 class _MetricsServer:
-    """Shows Prometheus what was last seen, from the first time on, if that is wanted, as long as `shown` is open."""
+    """Serves the last snapshot to Prometheus if an address is given, from the first one on, while `shown` is open."""
 
     def __init__(self, address: str | None, token: str, shown: ExitStack) -> None:
-        """Raises SpecError unless there can be such an address, and one off loopback has a token."""
+        """Raises SpecError for an invalid address, and for one off loopback without a token."""
         self._address = None
         if address is not None:
             from edl_runtime.monitor.exporter import parse_address
@@ -179,7 +179,7 @@ class _MetricsServer:
         self._shown = shown
         self._last: MonitorSnapshot | None = None
 
-    def tell(self, seen: MonitorSnapshot) -> None:
+    def update(self, seen: MonitorSnapshot) -> None:
         is_first, self._last = self._last is None, seen
         if self._address and is_first:
             from edl_runtime.monitor.exporter import serving
@@ -188,5 +188,5 @@ class _MetricsServer:
             click.echo(f"edl: metrics at {url}", err=True)
 
     def _seen(self) -> MonitorSnapshot:
-        assert self._last  # noqa: S101 - it is served from the first on
+        assert self._last  # noqa: S101 - the server starts after the first update
         return self._last

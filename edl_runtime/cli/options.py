@@ -8,13 +8,14 @@ from collections.abc import Iterable, Sequence
 import click
 
 from edl_runtime.errors import SpecError
+from edl_runtime.settings import RuntimeSettings
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-"""Seconds of what times are told in."""
+"""Seconds of the units of `parse_duration`."""
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """Return what a flag lists, as in a,b."""
+    """Return the words of a list as in a,b."""
     return tuple(word for word in text.split(",") if word)
 
 
@@ -34,7 +35,7 @@ def parse_duration(flag: str, text: str) -> float:
 
 
 priority_option = click.option(
-    "--priority", type=int, default=0, show_default=True, help="Where not all jobs fit, a higher one is first."
+    "--priority", type=int, default=0, show_default=True, help="Jobs of higher priority come first."
 )
 
 weight_option = click.option(
@@ -42,12 +43,19 @@ weight_option = click.option(
     type=float,
     default=1.0,
     show_default=True,
-    help="Of 2, about twice what one of 1 gets beyond its least.",
+    help="Share of instances above the minimum, relative to other jobs.",
 )
 
 
+def require_redis(settings: RuntimeSettings, purpose: str) -> str:
+    """Return the URL of Redis. Raises SpecError where EDL_REDIS_URL is not set."""
+    if not settings.redis_url:
+        raise SpecError("EDL_REDIS_URL", "", f"{purpose}, as redis://127.0.0.1:6379/0")
+    return settings.redis_url
+
+
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows below their headings, each column as wide as it needs: names are there to be copied whole."""
+    """Print a table. Columns are never cut, so that names can be copied."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

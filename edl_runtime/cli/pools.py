@@ -1,4 +1,4 @@
-"""`edl pools`: which pools there are and who is in them."""
+"""`edl pools`: pools and their members."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from edl_runtime.store.redis_client import connect
 def pools(name: str | None, *, as_json: bool) -> None:
     """Show pools and the teachers and students registered in them; with NAME, the members of that pool.
 
-    BUSY is the share of the last ten seconds in which teachers had something to do, WAITING that in which students
-    waited for them; of all pools, the mean of the members that say.
+    BUSY is the share of the last ten seconds in which teachers worked, WAITING that in which students waited for them;
+    for a pool, the mean of the members that report it.
 
-    A teacher in quarantine is one that students ask nothing for a while, because of how it answered them.
+    Students send no requests to a teacher in quarantine for a while, because it answered badly.
 
-    Asks the Redis of EDL_REDIS_URL about the namespace EDL_NAMESPACE; without one, the `edl discovery` at
+    Uses the Redis of EDL_REDIS_URL and the namespace EDL_NAMESPACE; without it, the `edl discovery` at
     EDL_DISCOVERY_URL.
     """
     settings = RuntimeSettings.from_env(os.environ)
     if not (settings.redis_url or settings.discovery_url):
         allowed = "the Redis that pools register in, as redis://127.0.0.1:6379/0, or EDL_DISCOVERY_URL in its place"
         raise SpecError("EDL_REDIS_URL", "", allowed)
-    views = asyncio.run(_look(settings, name))
+    views = asyncio.run(_read(settings, name))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(views[0] if name else views)))
     elif name:
@@ -46,10 +46,10 @@ def pools(name: str | None, *, as_json: bool) -> None:
         _print_pools(views)
 
 
-async def _look(settings: RuntimeSettings, name: str | None) -> list[PoolInfo]:
+async def _read(settings: RuntimeSettings, name: str | None) -> list[PoolInfo]:
     if not settings.redis_url:
-        async with DiscoveryClient(settings.discovery_url, settings.discovery_token) as link:
-            return [await link.pool(name)] if name else await link.pools()
+        async with DiscoveryClient(settings.discovery_url, settings.discovery_token) as discovery:
+            return [await discovery.pool(name)] if name else await discovery.pools()
     async with connect(settings.redis_url) as client:
         if name:
             return [await get_pool(client, settings.namespace, name)]
@@ -58,7 +58,7 @@ async def _look(settings: RuntimeSettings, name: str | None) -> list[PoolInfo]:
 
 def _print_pools(views: list[PoolInfo]) -> None:
     if not views:
-        click.echo("no pools have members now")
+        click.echo("no pool has members")
         return
     headings = ["POOL", "TEACHERS", "BUSY", "QUARANTINED", "STUDENTS", "WAITING", "MODEL", "INPUTS", "OUTPUTS"]
     print_table(headings, [_row(view) for view in views])

@@ -23,7 +23,7 @@ from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
 from edl_runtime.cli.backends import remove_ended_job, warn_of_eviction
-from edl_runtime.cli.options import priority_option, weight_option
+from edl_runtime.cli.options import priority_option, require_redis, weight_option
 from edl_runtime.elastic.agent.launch import elastic_job, parse_entrypoint
 from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
 from edl_runtime.elastic.errors import InitNotCalledError
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 SHOWN = frozenset({"forming", "resumed", "failed", "late", "waiting", "saved", "note", "stop", "ended"})
-"""Events that stand among the lines of the log."""
+"""Events that are shown among the log lines."""
 
 RETRY_AFTER_S = 1.0
-"""How long events are left alone while Redis is away."""
+"""Pause before events are read again while Redis is down."""
 
 
 class _Seconds(click.FloatRange):
-    """A range of numbers that are finite."""
+    """A range of finite numbers."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -56,17 +56,23 @@ class _Seconds(click.FloatRange):
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--instances", required=True, metavar="MIN:MAX", help="Fewest and most that train together, as in 1:4.")
-@click.option("--start", type=int, help="Instances to begin with; by default the fewest.")
+@click.option("--instances", required=True, metavar="MIN:MAX", help="Minimum and maximum of instances, as in 1:4.")
+@click.option("--start", type=int, help="Instances at the start; by default the minimum.")
 @click.option("--gear", type=click.Choice(GEARS), default="live", show_default=True, help="As in `edl agent`.")
-@click.option("--name", default="", help="Of the job; by default that of the script.")
+@click.option("--name", default="", help="Name of the job; by default the script's.")
 @click.option("--checkpoint", default="", metavar="URL", help="Where checkpoints are kept; EDL_CHECKPOINT by default.")
-@click.option("--every-steps", type=click.IntRange(1), help="A checkpoint each so many steps.")
-@click.option("--every-s", type=_Seconds(0, min_open=True), help="A checkpoint each so many seconds.")
-@click.option("--grace-s", type=_Seconds(0, min_open=True), default=30.0, show_default=True, help="To leave in.")
+@click.option("--every-steps", type=click.IntRange(1), help="Steps between checkpoints.")
+@click.option("--every-s", type=_Seconds(0, min_open=True), help="Seconds between checkpoints.")
+@click.option(
+    "--grace-s",
+    type=_Seconds(0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Seconds until SIGKILL.",
+)
 @priority_option
 @weight_option
-@click.option("--detach", is_flag=True, help="Return once it is started; needs EDL_REDIS_URL.")
+@click.option("--detach", is_flag=True, help="Return once the job is started; needs EDL_REDIS_URL.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON objects: lines with instance and text, and events.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -85,20 +91,20 @@ def run(
     as_json: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Train COMMAND, a script with its arguments, by as many instances as wanted; `edl resize` changes how many.
+    """Train COMMAND, a script with its arguments, with several instances; `edl resize` changes how many.
 
-    Shows what they write and what becomes of them until the job ends. Ctrl-C stops it with a checkpoint, a second one
-    at once; closing the terminal stops it with a checkpoint, too, but for nohup. Without EDL_REDIS_URL a Redis is
-    started that lives as long as this command.
+    Shows output and events until the job ends. Ctrl-C stops it with a checkpoint, a second Ctrl-C at once. Closing the
+    terminal stops it with a checkpoint, too, unless it runs under nohup. Without EDL_REDIS_URL a Redis is started
+    for as long as this command runs.
 
-    Scripts see the environment of this command. Exits with 0 when all is trained or the job was stopped.
+    Scripts see the environment of this command. Exits with 0 when the training is done or was stopped.
     """
-    if command[0].startswith("-"):  # which click has left for the command
+    if command[0].startswith("-"):  # an unknown option, which click takes for the command
         raise click.NoSuchOption(command[0].partition("=")[0])
     bounds = Bounds.parse(instances, "--instances")
     settings = RuntimeSettings.from_env(os.environ)
-    if detach and not settings.redis_url:
-        raise SpecError("EDL_REDIS_URL", "", "the Redis by which the instances agree, for it has to outlive --detach")
+    if detach:
+        require_redis(settings, "with --detach, a Redis that outlives this command")
     keeping = _checkpoint(settings, checkpoint=checkpoint, every_steps=every_steps, every_s=every_s)
     script = JobSpec(
         name=name or _name_of(command),
@@ -115,25 +121,25 @@ def run(
     if parse_entrypoint(command).never_calls_init and bounds.max > 1:
         raise InitNotCalledError
     if keeping:
-        _check_place(keeping)
+        _check_folder(keeping)
     sys.exit(asyncio.run(_run(spec, settings, detach=detach, as_json=as_json)))
 
 
 def _checkpoint(settings: RuntimeSettings, **options: str | float | None) -> Checkpoint | None:
-    """Return what the environment says of checkpoints, with these options in place of single settings."""
+    """Return the checkpoint settings of the environment, overridden by these options."""
     given = {f"checkpoint_{name}".removesuffix("_checkpoint"): value for name, value in options.items() if value}
     spec = msgspec.structs.replace(settings, **given).checkpoint_spec()
     if given and not spec:
-        raise SpecError("--checkpoint", "", "where checkpoints are kept, a path or URL, or EDL_CHECKPOINT in its place")
+        raise SpecError("--checkpoint", "", "a path or URL for checkpoints, or EDL_CHECKPOINT in its place")
     return spec
 
 
-def _check_place(spec: Checkpoint) -> None:
-    """Raise SpecError for a folder that can't be written to; who may use another place is for the trainers to find."""
-    place = storage_at(spec.url)
-    if isinstance(place, LocalStorage):
+def _check_folder(spec: Checkpoint) -> None:
+    """Raise SpecError for a folder that can't be written to. Trainers check other storage themselves."""
+    storage = storage_at(spec.url)
+    if isinstance(storage, LocalStorage):
         try:
-            place.check()
+            storage.check()
         except OSError as error:
             raise SpecError("--checkpoint", spec.url, f"a folder that can be written to ({error.strerror})") from None
 
@@ -148,45 +154,39 @@ def _name_of(command: tuple[str, ...]) -> str:
 
 async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_json: bool) -> int:
     backend = LocalBackend(settings.work_dir)
-    token = f"edl-run-{secrets.token_hex(8)}/0"  # of this command alone: no other may take its job over
+    token = f"edl-run-{secrets.token_hex(8)}/0"  # unique, so that no other command takes over the job
     await remove_ended_job(backend, spec.name)
     async with AsyncExitStack() as stack:
         url = settings.redis_url or await stack.enter_async_context(_own_redis())
         client = await stack.enter_async_context(connect(url))
         if settings.redis_url:
-            with suppress(RegistryUnavailableError):  # the agents wait for it
+            with suppress(RegistryUnavailableError):  # down: the agents wait for it
                 await warn_of_eviction(client)
         else:
-            await stack.enter_async_context(_none_left(backend, spec.name, token))
+            await stack.enter_async_context(_delete_on_error(backend, spec.name, token))
         shell = _shell(os.environ, without=spec.env)
         status = await backend.submit(spec, token=token, secrets={**shell, "EDL_REDIS_URL": url})
         if detach:
-            told = f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes"
-            click.echo(msgspec.json.encode(status) if as_json else told)
+            started = f"{spec.name} is started; `edl logs -f {spec.name}` follows its output"
+            click.echo(msgspec.json.encode(status) if as_json else started)
             return 0
-        return await _Show(backend, client, settings.namespace, spec.name, token=token, as_json=as_json).run()
+        return await _JobView(backend, client, settings.namespace, spec.name, token=token, as_json=as_json).run()
 
 
 def _shell(environ: Mapping[str, str], *, without: Collection[str] = ()) -> dict[str, str]:
-    """Return the variables that scripts see, but for these and those that are no text."""
-    shown = {name: value for name, value in environ.items() if name not in without}
-    return {name: value for name, value in shown.items() if _is_text(name) and _is_text(value)}
+    """Return the environment for scripts, without these variables and those that are not UTF-8."""
+    return {name: value for name, value in environ.items() if name not in without and _is_utf8(name + value)}
 
 
-def _is_text(value: str) -> bool:
-    """Whether it is UTF-8, which names of files need not be."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _is_utf8(text: str) -> bool:
+    return text.encode(errors="ignore").decode() == text
 
 
 @asynccontextmanager
 async def _own_redis() -> AsyncIterator[str]:
     from edl_runtime.store.redis_server import RedisServer
 
-    with tempfile.TemporaryDirectory(prefix="edl-run-") as folder:  # gone once it has started: it keeps nothing
+    with tempfile.TemporaryDirectory(prefix="edl-run-") as folder:  # removed once it has started: it stores nothing
         server = RedisServer(Path(folder))
         await asyncio.to_thread(server.start)
     try:
@@ -196,8 +196,8 @@ async def _own_redis() -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def _none_left(backend: LocalBackend, name: str, token: str) -> AsyncIterator[None]:
-    """After an error or an interrupt, leave no job behind that would be without its Redis."""
+async def _delete_on_error(backend: LocalBackend, name: str, token: str) -> AsyncIterator[None]:
+    """Delete the job after an error or interrupt, because its Redis ends with this command."""
     try:
         yield
     except BaseException:
@@ -205,8 +205,8 @@ async def _none_left(backend: LocalBackend, name: str, token: str) -> AsyncItera
         raise
 
 
-class _Show:
-    """What a person sees of a running job, and what Ctrl-C does to it."""
+class _JobView:
+    """Shows a running job, and stops it on Ctrl-C."""
 
     def __init__(
         self, backend: LocalBackend, client: Redis, namespace: str, name: str, *, token: str, as_json: bool
@@ -228,9 +228,9 @@ class _Show:
         for number in (signal.SIGINT, signal.SIGTERM):
             why = "stopped by Ctrl-C" if number == signal.SIGINT else f"stopped by {number.name}"
             loop.add_signal_handler(number, self._interrupted, why)
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
-            loop.add_signal_handler(signal.SIGHUP, self._unseen)
-        told = asyncio.create_task(self._show_events())
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under nohup
+            loop.add_signal_handler(signal.SIGHUP, self._output_closed)
+        events_task = asyncio.create_task(self._show_events())
         try:
             async for line in self._backend.logs(self._name, follow=True):
                 text = f"{self._prefix(line.instance)} {line.text}"
@@ -238,7 +238,7 @@ class _Show:
             if self._stopping:
                 await asyncio.wait(self._stopping)
         finally:
-            told.cancel()
+            events_task.cancel()
         try:
             return _exit_status(await self._backend.get(self._name))
         except UnknownJobError:  # the second Ctrl-C, or `edl stop` from elsewhere
@@ -268,13 +268,13 @@ class _Show:
         try:
             click.echo(text, err=err)
         except OSError:
-            _forget(sys.stderr if err else sys.stdout)
-            self._unseen()
+            _discard(sys.stderr if err else sys.stdout)
+            self._output_closed()
 
-    def _unseen(self) -> None:
-        """The terminal has been closed, or whatever read the output has ended."""
+    def _output_closed(self) -> None:
+        """Stop the job: the terminal, or the reader of the output, is gone."""
         if not self._interrupts:
-            self._interrupted("nobody sees it any more")
+            self._interrupted("output closed")
 
     def _interrupted(self, why: str) -> None:
         self._interrupts += 1
@@ -283,10 +283,10 @@ class _Show:
     async def _stop(self, why: str) -> None:
         self._echo("edl: stopping with a checkpoint; press Ctrl-C again to stop at once", err=True)
         try:
-            asked = await request_stop(self._client, self._namespace, self._name, why)
+            requested = await request_stop(self._client, self._namespace, self._name, why)
         except RegistryUnavailableError:
-            asked = False
-        if not asked:
+            requested = False
+        if not requested:
             await self._delete()
 
     async def _delete(self) -> None:
@@ -294,11 +294,11 @@ class _Show:
         await self._backend.delete(self._name, token=self._token)
 
 
-def _forget(stream: TextIO) -> None:
-    """Let all that is still written there go nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+def _discard(stream: TextIO) -> None:
+    """Discard further output, so that flushing it at exit raises no error."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def _exit_status(status: JobStatus) -> int:

@@ -16,28 +16,28 @@ from edl_runtime.settings import RuntimeSettings
 
 @click.command
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print the status that it had, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print its last status as JSON.")
 def stop(name: str, *, as_json: bool) -> None:
-    """Stop job or pool NAME, whoever started it, and forget it; what it wrote is kept.
+    """Stop and delete job or pool NAME, whoever started it. Its output is kept.
 
-    All instances get SIGTERM at once, and SIGKILL after their grace. Elastic trainers write a last checkpoint in it; if
-    they can't, it is said here.
+    All instances get SIGTERM at once, and SIGKILL after their grace period. Elastic trainers write a last checkpoint in
+    that time; if they can't, the error is shown.
 
-    Returns when its last process is gone. The Airflow task that runs it fails, without a retry.
+    Returns when its last process has ended. The Airflow task that runs it fails without a retry.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    status, last_words, has_log = asyncio.run(_stop(backends.open_backend(settings), name))
-    for words in last_words:
-        click.echo(words, err=True)
+    status, errors, has_log = asyncio.run(_stop(backends.open_backend(settings), name))
+    for error in errors:
+        click.echo(error, err=True)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(status)))
     else:
-        log = f"`edl logs {name}` shows what it wrote" if has_log else "what it wrote could not be kept"
-        click.echo(f"{name} is gone; {log}")
+        log = f"`edl logs {name}` shows its output" if has_log else "its output could not be kept"
+        click.echo(f"{name} is stopped; {log}")
 
 
 async def _stop(backend: Backend, name: str) -> tuple[JobStatus, list[str], bool]:
-    """Return the status that it had, what agents of trainers said if they ended badly, and whether its log is kept."""
+    """Return its last status, the errors of its agents, and whether its log is kept."""
     status = await backend.get(name)
     await backend.delete(name)
     try:

@@ -15,7 +15,7 @@ import msgspec
 
 from edl_runtime.cli import backends
 from edl_runtime.cli.backends import remove_ended_job, warn_of_eviction
-from edl_runtime.cli.options import priority_option, weight_option
+from edl_runtime.cli.options import priority_option, require_redis, weight_option
 from edl_runtime.compat.manifest_yaml import manifest_text
 from edl_runtime.compat.training_job import TrainingJob, read_training_job
 from edl_runtime.elastic.agent.launch import elastic_job
@@ -29,11 +29,11 @@ _HOST_AND_PORT = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\]):\d{1,5}")
 
 @click.command
 @click.option("-f", "--file", "path", required=True, type=click.Path(path_type=Path), help="The manifest.")
-@click.option("--name", default="", help="Another name for its only job, so that several copies run.")
-@click.option("--start", type=int, help="Instances to begin with; by default the fewest, min-instance.")
-@click.option("--workspace", default="", metavar="DIR", help="A folder here, in place of the image's workspace.")
+@click.option("--name", default="", help="Another name for its only job, so that several copies can run.")
+@click.option("--start", type=int, help="Instances at the start; by default min-instance.")
+@click.option("--workspace", default="", metavar="DIR", help="A local folder in place of the image's workspace.")
 @click.option(
-    "--checkpoint", default="", metavar="URL", help="Checkpoints are kept there, in a folder of the job's name."
+    "--checkpoint", default="", metavar="URL", help="Where checkpoints are kept, in a folder of the job's name."
 )
 @priority_option
 @weight_option
@@ -51,16 +51,15 @@ def submit(
 ) -> None:
     """Start each TrainingJob of a manifest as an elastic training, and return.
 
-    What of it means something else than it did, or nothing any more, is said on stderr. Needs EDL_REDIS_URL, by which
-    the trainers agree; where pods reach it by another address, EDL_REDIS_FOR_PODS is that, as host:port.
+    Fields with another meaning than in the original EDL, or none, are reported on stderr. Needs EDL_REDIS_URL; if pods
+    reach that Redis at another address, set EDL_REDIS_FOR_PODS to it, as host:port.
 
-    EDL_BACKEND=kubernetes starts pods, in the cluster of the kubeconfig; EDL_KUBE_CONTEXT and EDL_KUBE_NAMESPACE say
-    which. On this machine, a relative workspace is one below the manifest's folder. EDL_CHECKPOINT is the default of
-    --checkpoint. Scripts see the variables in the manifest, and not those of this command.
+    EDL_BACKEND=kubernetes starts pods in the cluster of the kubeconfig; EDL_KUBE_CONTEXT and EDL_KUBE_NAMESPACE select
+    context and namespace. On this machine, a relative workspace is below the manifest's folder. EDL_CHECKPOINT is the
+    default of --checkpoint. Scripts see the variables of the manifest, not those of this command.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    if not settings.redis_url:
-        raise SpecError("EDL_REDIS_URL", "", "the Redis by which the trainers agree, as redis://127.0.0.1:6379/0")
+    require_redis(settings, "the Redis of the trainers")
     jobs = read_training_job(manifest_text(path), name=name)
     is_here = settings.backend == "local"
     redis_url = _redis_of_instances(settings)
@@ -110,7 +109,7 @@ def _spec(
 
 
 def _folder(given: str, below: Path | None) -> str:
-    """Return an absolute path, or what was given if it is empty or none of this machine's."""
+    """Return an absolute path; unchanged if it is empty or not on this machine."""
     return str((below / Path(given).expanduser()).absolute()) if given and below else given
 
 
@@ -134,14 +133,14 @@ def _redis_of_instances(settings: RuntimeSettings) -> str:
 
 
 async def _start(specs: Sequence[JobSpec], settings: RuntimeSettings, redis_url: str, *, as_json: bool) -> None:
-    """Start all of them; none if one of their names is taken by a job that runs, or Redis can't be used from here."""
+    """Start all jobs; none if a job of one of the names runs, or Redis can't be reached."""
     async with connect(settings.redis_url) as client:
         await warn_of_eviction(client)
     backend = backends.open_backend(settings)
     for spec in specs:
         await remove_ended_job(backend, spec.name)
     for spec in specs:
-        token = f"edl-submit-{secrets.token_hex(8)}/0"  # of this command alone: no other may take its job over
+        token = f"edl-submit-{secrets.token_hex(8)}/0"  # unique, so that no other command takes over the job
         status = await backend.submit(spec, token=token, secrets={"EDL_REDIS_URL": redis_url})
-        told = f"{spec.name} is started; `edl logs -f {spec.name}` shows what it writes"
-        click.echo(msgspec.json.encode(status) if as_json else told)
+        started = f"{spec.name} is started; `edl logs -f {spec.name}` follows its output"
+        click.echo(msgspec.json.encode(status) if as_json else started)

@@ -24,7 +24,7 @@ from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
 @click.option(
     "--host", default="", help="Address to bind; by default EDL_HOST, else 127.0.0.1. Off loopback with a token."
 )
-@click.option("--advertise", metavar="HOST", default="", help="Host that students reach it at; by default its own.")
+@click.option("--advertise", metavar="HOST", default="", help="Host at which students reach it; by default --host.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port; by default EDL_PORT, else a free one.")
 @click.option("--name", default="teacher", show_default=True, help="Name of the served model.")
 @click.option("--outputs", default="", help="Outputs to serve, as in logits=fetch_name_0,hidden; by default all.")
@@ -35,8 +35,8 @@ from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
     type=click.IntRange(min=1),
     default=MAX_BATCH,
     show_default=True,
-    help="Most rows that requests which came while the model was busy are joined to; 1: none are, for a model whose "
-    "answer for one row depends on the others.",
+    help="Most rows of a batch that waiting requests are joined to; 1 for a model whose answer for a row depends on "
+    "the other rows.",
 )
 @click.option(
     "--weight", type=float, default=1.0, show_default=True, help="Share of the pool's work, relative to others."
@@ -46,7 +46,7 @@ from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
     type=float,
     default=HUNG_AFTER_S,
     show_default=True,
-    help="Seconds. A predictor that takes longer over one run counts as hung: the teacher leaves and exits 1.",
+    help="Seconds. A predictor that takes longer for one run counts as hung: the teacher exits with 1.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address and what is served as one JSON object.")
 def teacher(
@@ -67,8 +67,8 @@ def teacher(
 ) -> None:
     """Serve a model over the Open Inference Protocol v2 until SIGTERM or Ctrl-C, then drain.
 
-    With a pool, students find it by the registry in EDL_REDIS_URL. EDL_TEACHER_TOKEN is the token that clients need;
-    EDL_TLS_CERT and EDL_TLS_KEY make it serve over TLS, and nothing else.
+    With a pool, students find it through the registry in EDL_REDIS_URL. EDL_TEACHER_TOKEN is the token of clients; with
+    EDL_TLS_CERT and EDL_TLS_KEY it serves TLS only.
     """
     from edl_runtime.teacher.models.model import ModelOptions
     from edl_runtime.teacher.service import TeacherOptions, serve

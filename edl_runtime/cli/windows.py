@@ -1,4 +1,4 @@
-"""`edl windows`: what traffic windows and their source leave to training, now and over a day."""
+"""`edl windows`: check traffic windows and their source, and show what training may use."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
 
-EDGES = 6
-"""How many windows are shown, the one that holds among them."""
+SHOWN = 6
+"""How many windows are shown, the current one included."""
 
 YEARS = range(1970, 3000)
-"""Those of a time that may be asked for."""
+"""Allowed years of --at."""
 
 
 @click.command
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--total", default="", help="What the cluster has, as in gpu=32,cpu=128.")
-@click.option("--at", default="", help="Another time than now, as in 2026-12-24T18:30, in the windows' time zone.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: what holds now and next, and what the web needs.")
+@click.option("--total", default="", help="Capacity of the cluster, as in gpu=32,cpu=128.")
+@click.option("--at", default="", help="A time in place of now, as in 2026-12-24T18:30, in the windows' time zone.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: current and next windows, and what the web needs.")
 def windows(*, file: Path, total: str, at: str, as_json: bool) -> None:
-    """Check the traffic windows in FILE, YAML or JSON, and show what they leave to training.
+    """Check the traffic windows in FILE, YAML or JSON, and show what training may use.
 
-    With a traffic source in it, that is asked, too: what the web needs, and is expected to need. What was learned of
-    it is kept in the Redis of EDL_REDIS_URL, if that is set, as rescaling keeps it.
+    A traffic source in it is read, too, for what the web needs and is expected to need. The learned profile is kept in
+    the Redis of EDL_REDIS_URL, if that is set, as in a rescaling.
 
-    A mistake is reported with its line and exit status 78. Exit status 1 when the source does not answer, or has
-    nothing of the last day; what windows leave is shown all the same.
+    A mistake is reported with its line and exit status 78. Exit status 1 when the source does not answer, or has no
+    samples of the last day; the windows are shown all the same.
     """
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is for what is shown
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is for the output
     declared = read_windows(_text(file))
     whole = _total(total)
     now_s = time.time()
     moment = _moment(at, now_s, declared.time_zone)
     forecast, trouble = (
-        asyncio.run(_ask(declared.traffic, declared.time_zone, now_s)) if declared.traffic else (None, None)
+        asyncio.run(_read_source(declared.traffic, declared.time_zone, now_s)) if declared.traffic else (None, None)
     )
     spans = _spans(declared, moment)
     room = _room(declared, whole, moment, _as_if_then(forecast, moment) if at else forecast)
@@ -64,8 +64,8 @@ def windows(*, file: Path, total: str, at: str, as_json: bool) -> None:
     else:
         print_table(["FROM", "WINDOW", "CLUSTER", "JOBS", "POOLS"], [_row(span, declared, moment) for span in spans])
         click.echo(f"\n{f'{moment:%a %d %b %H:%M}' if at else 'now'}: {room.why}")
-        if forecast and not at and (foretold := _foretold(forecast, moment)):
-            click.echo(foretold)
+        if forecast and not at and (outlook := _describe_forecast(forecast, moment)):
+            click.echo(outlook)
         for name, amount in whole.items():
             click.echo(f"training may use {format_amount(room.capacity[name])} of {format_amount(amount)} {name}")
     if trouble:
@@ -79,8 +79,8 @@ def _text(file: Path) -> str:
         raise SpecError("FILE", str(file), f"a text in UTF-8 ({error.reason} at byte {error.start})") from None
 
 
-async def _ask(traffic: Traffic, time_zone: str, now_s: float) -> tuple[Forecast | None, EdlError | None]:
-    """Return what is known of the web, and what is wrong with its source."""
+async def _read_source(traffic: Traffic, time_zone: str, now_s: float) -> tuple[Forecast | None, EdlError | None]:
+    """Return the forecast, or the error of the source."""
     settings = RuntimeSettings.from_env(os.environ)
     async with connect(settings.redis_url) if settings.redis_url else nullcontext() as client:
         try:
@@ -117,28 +117,28 @@ def _moment(at: str, now_s: float, time_zone: str) -> datetime:
 
 
 def _spans(declared: TrafficWindows, moment: datetime) -> list[WindowSpan]:
-    """Return what holds at a moment, and what does after that."""
+    """Return the window at a moment, and the following ones."""
     spans = [declared.at(moment)]
-    while len(spans) < EDGES and (end := spans[-1].end) is not None:
+    while len(spans) < SHOWN and (end := spans[-1].end) is not None:
         spans.append(declared.at(end))
     return spans
 
 
 def _as_if_then(forecast: Forecast | None, moment: datetime) -> Forecast | None:
-    """Return what is known of the web at another time, if its source speaks then and has no burst to tell of."""
+    """Return the forecast as of another time, assuming a current sample without a burst."""
     return forecast and msgspec.structs.replace(forecast, recent=(Sample(at_s=moment.timestamp(), needed=0.0),))
 
 
 def _room(
     declared: TrafficWindows, whole: Mapping[str, float], moment: datetime, forecast: Forecast | None
 ) -> TrainingCapacity:
-    """Return what training may use; of a resource of which nobody said how much there is, there is enough."""
+    """Return what training may use; a resource that --total does not name counts as unlimited."""
     enough = {forecast.resource: math.inf} if forecast else {}
     return training_capacity(declared, {**enough, **whole}, now=moment, forecast=forecast)
 
 
-def _foretold(forecast: Forecast, now: datetime) -> str:
-    """Return what the web needed last, and when it is expected to need most within a day."""
+def _describe_forecast(forecast: Forecast, now: datetime) -> str:
+    """Return what the web needed last, and its expected peak within a day."""
     slots = range(DAY_S // forecast.profile.slot_s)
     times = [now + timedelta(seconds=forecast.profile.slot_s * slot) for slot in slots]
     known = [(need, time) for time in times if (need := forecast.profile.expected(time.timestamp())) is not None]
@@ -159,7 +159,7 @@ def _clock(at_s: float, now: datetime) -> str:
 def _row(span: WindowSpan, declared: TrafficWindows, moment: datetime) -> list[str]:
     start = span.start and span.start.astimezone(zone_of(declared.time_zone))
     since = f"{start:%a %d %b %H:%M}" if start else "ever"
-    holds = span.start is None or span.start <= moment  # not by the wall's clock: some of its hours come twice
+    holds = span.start is None or span.start <= moment  # compared in UTC, because an hour of local time may repeat
     return [f"{since} (holds)" if holds else since, span.name, *(_sizes(each) for each in _each(span.sizes))]
 
 

@@ -1,1 +1,1 @@
-"""What runs, what waits and why: now, and as it was."""
+"""What runs, what is pending and why: now, and in the past."""

@@ -1,4 +1,4 @@
-"""The past as a picture: instances of each job, what waited, and how full the cluster was."""
+"""The history as a PNG: instances of each job, pending jobs, and the use of the cluster."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ RED, GREY, SHADE = "#c0392b", "#c4c4c4", "#eef1f5"
 CHARTS = {"cpu": "CPUs", "gpu": "GPUs"}
 
 LETTERS = 110
-"""So many letters find room above the panels."""
+"""Letters that fit above the panels."""
 
 
 def save(points: Sequence[HistoryPoint], file: Path, *, since: float, until: float) -> None:
     """Draw the time from `since` to `until`, in Unix seconds, as a PNG; its times are local ones.
 
-    Raises SpecError without the package that draws, and where the file can't be written.
+    Raises SpecError without matplotlib, and for a file that can't be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -99,18 +99,18 @@ def _instances(panel: Axes, past: Sequence[HistorySegment], names: Sequence[str]
 
 
 def _waiting(panel: Axes, past: Sequence[HistorySegment], names: Sequence[str]) -> None:
-    """Draw a row for each job that waited, with the times that it did."""
-    looks: dict[str, dict[str, Any]] = {
+    """Draw a row for each job that was pending or suspended."""
+    styles: dict[str, dict[str, Any]] = {
         "pending": {"facecolor": RED},
         "suspended": {"facecolor": "white", "edgecolor": RED, "hatch": "////"},
     }
     for number, name in enumerate(names):
-        told = spans(past, state_of(name))
-        for state, look in looks.items():
-            bars = [(_day(span.start), _day(span.end) - _day(span.start)) for span in told if span.what == state]
+        found = spans(past, state_of(name))
+        for state, style in styles.items():
+            bars = [(_day(span.start), _day(span.end) - _day(span.start)) for span in found if span.what == state]
             if bars:
                 label = state if state not in panel.get_legend_handles_labels()[1] else ""
-                panel.broken_barh(bars, (number - 0.35, 0.7), linewidth=0.0, label=label, **look)
+                panel.broken_barh(bars, (number - 0.35, 0.7), linewidth=0.0, label=label, **style)
     panel.set_yticks(range(len(names)), names)
     panel.set_ylim(len(names) - 0.5, -0.5)
     _legend(panel)
@@ -142,9 +142,9 @@ def _use(panel: Axes, past: Sequence[HistorySegment], resource: str) -> None:
 
 def _windows(panels: Sequence[Axes], past: Sequence[HistorySegment], shown_s: float) -> None:
     """Shade every other window, and name all but the shortest above the first panel."""
-    told = spans(past, lambda point: point.window)
-    names = list(dict.fromkeys(span.what for span in told))
-    for span in told:
+    found = spans(past, lambda point: point.window)
+    names = list(dict.fromkeys(span.what for span in found))
+    for span in found:
         for panel in panels:
             if names.index(span.what) % 2:
                 panel.axvspan(_day(span.start), _day(span.end), facecolor=SHADE, zorder=0)
@@ -166,7 +166,7 @@ def _running(name: str) -> Callable[[HistoryPoint], float]:
 
 
 def _steps(past: Sequence[HistorySegment], value: Callable[[HistoryPoint], float]) -> tuple[list[float], list[float]]:
-    """Return times and values of a line that is level in each stretch, and broken where nobody looked."""
+    """Return times and values of a stepped line, broken where no point holds."""
     times: list[float] = []
     values: list[float] = []
     for one in past:
@@ -179,5 +179,5 @@ def _steps(past: Sequence[HistorySegment], value: Callable[[HistoryPoint], float
 
 
 def _day(at: float) -> float:
-    """Return a time as what draws counts it: in days since 1970."""
+    """Return a time as matplotlib's: in days since 1970."""
     return at / 86400

@@ -1,6 +1,6 @@
-"""What `edl monitor` shows: one snapshot of jobs, pools, targets and resources.
+"""Snapshot for `edl monitor`: jobs, pools, targets and resources.
 
-The first columns are those of the original's tutorial: submitted jobs, pending jobs, running trainers, share of CPUs.
+The first columns are those of the original EDL's tutorial.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ HEADINGS = ("SUBMITTED-JOBS", "PENDING-JOBS", "RUNNING-TRAINERS", "CPU-UTILS", "
 NOTHING = "-"
 
 UNITS = {"cpu": "cores", "memory": "bytes", "ephemeral-storage": "bytes"}
-"""Of what a resource is a number; of others, pieces."""
+"""Units of resources; others are counted in pieces."""
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     """A job or pool that has not ended.
 
-    - `running` of its `wanted` instances run.
-    - `target`: how many the last plan wants it to have, and `reason` why; None if that plan does not know it.
-    - `trouble`: what is wrong with it; empty for nothing.
+    - `running` of its `wanted` (requested) instances run.
+    - `target`, `reason`: of the last plan; None if that does not name it.
+    - `trouble`: the job's own error; empty for none.
     """
 
     name: str
@@ -56,11 +56,11 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool: `running` of `wanted` instances, None for one that no backend knows, as of teachers started by hand.
+    """A pool: `running` of `wanted` instances, None if the backend does not know it, as with teachers started by hand.
 
-    - `teachers`, `students`: how many are registered; None where Redis does not tell.
-    - `busy`: the share of their time that its teachers work, in the mean; `waiting`: the share of theirs that its
-      students wait for them; 0 to 1, and None where nobody reports it.
+    - `teachers`, `students`: how many are registered; None without Redis.
+    - `busy`, `waiting`: the mean share of their time that teachers work, and that students wait for them, 0 to 1; None
+      without reports.
     """
 
     name: str
@@ -73,17 +73,16 @@ class PoolLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MonitorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is at a time, in Unix seconds.
+    """The state at a time, `at`, in Unix seconds.
 
-    - `submitted`: the trainings that have not ended, by name; `pending`: those of which fewer run than they need;
-      `suspended`: those of the pending that are to wait.
-    - `trainers`: how many trainers of each run.
-    - `use`: of each resource, by name; None while nobody can tell.
-    - `jobs`: the trainings and pools that have not ended, by name; `pools`: the same pools, and those of others.
-    - `planned_at`: when the last plan was made, None when nobody rescales; `window`: the traffic window that held then,
-      empty without windows; `until`: its end, both in Unix seconds; `why`: what decides how much training may use.
-    - `notes`: what is odd about the windows.
-    - `lacks`: what is not shown, and why.
+    - `submitted`: the trainings that have not ended, by name; `pending`: those with fewer running instances than their
+      minimum; `suspended`: those of the pending that were suspended.
+    - `trainers`: running trainers by training.
+    - `use`: of each resource, by name; empty while the nodes are unknown.
+    - `jobs`: the trainings and pools that have not ended; `pools`: these pools, and those started by hand.
+    - `planned_at`: when the last plan was made, None when nothing rescales; `window`: its traffic window, empty without
+      windows; `until`: its end; `why`: what limits training; `notes`: warnings about the windows.
+    - `lacks`: what is missing here, and why.
     """
 
     at: float
@@ -111,9 +110,10 @@ def build_snapshot(
     *,
     lacks: Sequence[str] = (),
 ) -> MonitorSnapshot:
-    """Put together what is shown."""
-    going = sorted((job for job in jobs if not job.has_ended), key=lambda job: job.name)
-    trainings = [job for job in going if job.kind == "trainer"]
+    """Return the snapshot of these parts."""
+    active = sorted((job for job in jobs if not job.has_ended), key=lambda job: job.name)
+    trainings = [job for job in active if job.kind == "trainer"]
+    own = {job.name: job for job in active if job.kind == "pool"}
     states = {job.name: history.job_state(job) for job in trainings}
     targets = {target.name: target for target in plan.targets} if plan else {}
     return MonitorSnapshot(
@@ -122,9 +122,9 @@ def build_snapshot(
         pending=tuple(name for name, state in states.items() if state != "running"),
         suspended=tuple(name for name, state in states.items() if state == "suspended"),
         trainers={job.name: history.running_count(job) for job in trainings},
-        use=history.resource_use(going, capacity, plan),
-        jobs=tuple(_job_line(job, targets.get(job.name)) for job in going),
-        pools=_pool_lines([job for job in going if job.kind == "pool"], pools),
+        use=history.resource_use(active, capacity, plan),
+        jobs=tuple(_job_line(job, targets.get(job.name)) for job in active),
+        pools=tuple(_pool_line(name, own.get(name), pools.get(name)) for name in sorted({*own, *pools})),
         planned_at=plan.at if plan else None,
         window=plan.window if plan else "",
         until=plan.until if plan else None,
@@ -135,7 +135,7 @@ def build_snapshot(
 
 
 def summary_row(monitor: MonitorSnapshot) -> tuple[str, ...]:
-    """Return what stands below `HEADINGS`: trainers as in "example:10|example1:8", "-" for none."""
+    """Return the row below `HEADINGS`, with trainers as in "example:10|example1:8", "-" for none."""
     trainers = (
         f"{name}:{'suspended' if name in monitor.suspended else count}" for name, count in monitor.trainers.items()
     )
@@ -148,7 +148,7 @@ def summary_row(monitor: MonitorSnapshot) -> tuple[str, ...]:
 
 
 def utilisation(use: ResourceUse | None) -> str:
-    """Return what is reserved of all, as in "54.40%"."""
+    """Return the reserved share, as in "54.40%"."""
     return NOTHING if use is None or use.share is None else f"{100 * use.share:.2f}%"
 
 
@@ -165,43 +165,37 @@ def _job_line(job: JobStatus, target: JobTarget | None) -> JobLine:
     )
 
 
-def _pool_lines(jobs: Sequence[JobStatus], pools: Mapping[str, PoolDemand]) -> tuple[PoolLine, ...]:
-    known = {job.name: job for job in jobs}
-    return tuple(_pool_line(name, known.get(name), pools.get(name)) for name in sorted({*known, *pools}))
-
-
-def _pool_line(name: str, job: JobStatus | None, told: PoolDemand | None) -> PoolLine:
+def _pool_line(name: str, job: JobStatus | None, demand: PoolDemand | None) -> PoolLine:
     return PoolLine(
         name=name,
         running=history.running_count(job) if job else None,
         wanted=job.wanted if job else None,
-        teachers=len(told.teachers) if told else None,
-        students=len(told.students) if told else None,
-        busy=told.busy if told else None,
-        waiting=told.waiting if told else None,
+        teachers=len(demand.teachers) if demand else None,
+        students=len(demand.students) if demand else None,
+        busy=demand.busy if demand else None,
+        waiting=demand.waiting if demand else None,
     )
 
 
-# One look at a backend and at Redis.
+# Taking a snapshot of a backend and Redis.
 
 PLAN_HOLDS_S = 900.0
-"""Who rescales does so more often than this."""
+"""Targets of an older plan are not shown: whatever rescales does so more often."""
 
-UNSEEN = "members of pools, targets and the past are unknown"
+UNKNOWN = "members of pools, targets and the past are unknown"
 
 
 async def take_snapshot(backend: Backend, client: Redis | None, namespace: str) -> MonitorSnapshot:
-    """Return what there is now, and remember it in Redis for `edl monitor --history`.
+    """Return the current snapshot, and record a point in Redis for `edl monitor --history`.
 
-    What can't be asked, as while Redis is away, is left out, and that is said. Raises BackendError if the backend can't
-    tell its jobs.
+    What can't be read, as while Redis is down, is listed in `lacks`. Raises BackendError if the jobs can't be read.
     """
     jobs, (capacity, lacks) = await asyncio.gather(backend.list(), _capacity(backend))
     now = time.time()
     plan: RescalingPlan | None = None
     pools: dict[str, PoolDemand] = {}
     if client is None:
-        lacks.append(f"EDL_REDIS_URL names no Redis: {UNSEEN}")
+        lacks.append(f"EDL_REDIS_URL names no Redis: {UNKNOWN}")
     else:
         try:
             plan = await last_plan(client, namespace)
@@ -211,12 +205,12 @@ async def take_snapshot(backend: Backend, client: Redis | None, namespace: str) 
             pools = await _pools(client, namespace)
             await history.record_point(client, namespace, history.history_point(jobs, capacity, plan))
         except RegistryUnavailableError as error:
-            lacks.append(f"{UNSEEN}: {error}")
+            lacks.append(f"{UNKNOWN}: {error}")
     return build_snapshot(jobs, capacity, plan, pools, now, lacks=lacks)
 
 
 async def _capacity(backend: Backend) -> tuple[Capacity, list[str]]:
-    """Return what nodes there are, none if that can't be known, and why it can't."""
+    """Return the nodes; or none and the error."""
     try:
         return await backend.capacity(), []
     except BackendError as error:
@@ -224,6 +218,7 @@ async def _capacity(backend: Backend) -> tuple[Capacity, list[str]]:
 
 
 async def _pools(client: Redis, namespace: str) -> dict[str, PoolDemand]:
-    """Return what the members of each pool report, of those pools that have members."""
+    """Return the reports of each pool that has members."""
     names = await Directory(client, namespace).pools()
-    return {name: told for name, told in (await read_demands(client, namespace, names)).items() if told != PoolDemand()}
+    demands = await read_demands(client, namespace, names)
+    return {name: demand for name, demand in demands.items() if demand != PoolDemand()}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def picture(seen: MonitorSnapshot) -> RenderableType:
-    """Return all of it: the tutorial's columns, what nodes have, pools, then jobs with their targets and reasons."""
+    """Return tables of the summary, resources, pools, and jobs with their targets and reasons."""
     from rich.console import Group
     from rich.text import Text
 
@@ -27,12 +27,12 @@ def picture(seen: MonitorSnapshot) -> RenderableType:
         parts += ["", _table(_POOLS, map(_pool, seen.pools))]
     if seen.jobs:
         parts += ["", _table(_JOBS, map(_job, seen.jobs))]
-    said = filter(None, [_said_of_plan(seen), seen.why, *seen.notes, *seen.lacks])
-    return Group(*parts, "", *(Text(line) for line in said))
+    lines = filter(None, [_plan_line(seen), seen.why, *seen.notes, *seen.lacks])
+    return Group(*parts, "", *map(Text, lines))
 
 
 def print_picture(seen: MonitorSnapshot) -> None:
-    """Print all of it, nothing cut off."""
+    """Print the tables, as wide as they need."""
     from rich.console import Console
 
     console = Console()
@@ -42,7 +42,7 @@ def print_picture(seen: MonitorSnapshot) -> None:
 
 @contextmanager
 def live() -> Iterator[Callable[[MonitorSnapshot], None]]:
-    """Give what shows something in place of what was shown before."""
+    """Give a function that replaces the snapshot on screen."""
     from rich.live import Live
 
     with Live(auto_refresh=False, vertical_overflow="ellipsis") as shown:
@@ -76,16 +76,16 @@ def _job(job: JobLine) -> tuple[str, ...]:
     return (job.name, job.kind, job.state, f"{job.running}/{job.wanted}", target, reason)
 
 
-def _said_of_plan(seen: MonitorSnapshot) -> str:
+def _plan_line(seen: MonitorSnapshot) -> str:
     if seen.planned_at is None:
-        return "" if seen.lacks else "targets: nobody rescales"
+        return "" if seen.lacks else "targets: nothing rescales"
     until = f" until {_clock(seen.until, seen.at)}" if seen.until else ""
     window = f", window {seen.window!r}{until}" if seen.window else ""
     return f"targets of {_clock(seen.planned_at, seen.at)}{window}"
 
 
 def _clock(at: float, now: float) -> str:
-    """Return a time of this machine's zone, with its day if that is another one."""
+    """Return a local time, with its weekday if it is not of today."""
     moment, today = (datetime.fromtimestamp(each).astimezone() for each in (at, now))
     return f"{moment:%H:%M:%S}" if moment.date() == today.date() else f"{moment:%a %H:%M}"
 

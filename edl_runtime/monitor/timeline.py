@@ -14,7 +14,7 @@ HISTORY_HEADINGS = ("TIME", "WINDOW", "CPU-UTILS", "GPU-UTILS", "JOBS")
 
 
 class HistorySegment(msgspec.Struct, frozen=True):
-    """From `start` to before `end`, in Unix seconds, it was as `point` says."""
+    """`point` held from `start` to before `end`, in Unix seconds."""
 
     start: float
     end: float
@@ -22,7 +22,7 @@ class HistorySegment(msgspec.Struct, frozen=True):
 
 
 class StateSpan(msgspec.Struct, frozen=True):
-    """From `start` to before `end` it was `what`."""
+    """A state or window, `what`, from `start` to before `end`."""
 
     start: float
     end: float
@@ -30,7 +30,7 @@ class StateSpan(msgspec.Struct, frozen=True):
 
 
 def segments_of(points: Sequence[HistoryPoint], *, since: float, until: float) -> list[HistorySegment]:
-    """Return what each point tells about: the time until the next one, where that is not long after."""
+    """Return the time that each point holds: until the next one, and for at most HOLDS_S."""
     ends = (*(point.at for point in points[1:]), until)
     found = (
         HistorySegment(max(point.at, since), min(end, point.at + HOLDS_S, until), point)
@@ -40,24 +40,24 @@ def segments_of(points: Sequence[HistoryPoint], *, since: float, until: float) -
 
 
 def jobs_of(past: Sequence[HistorySegment]) -> list[str]:
-    """Return all jobs and pools, those that were there first before others, and of these by name."""
+    """Return the names of all jobs and pools, by first appearance, then by name."""
     return list(dict.fromkeys(name for one in past for name in sorted(one.point.jobs)))
 
 
 def spans(past: Sequence[HistorySegment], what: Callable[[HistoryPoint], str]) -> list[StateSpan]:
-    """Return for how long it was the same, leaving out where it was nothing and where nobody looked."""
+    """Join adjacent segments of equal `what`. Leaves out an empty `what`, and times without a point."""
     found: list[StateSpan] = []
     for one in past:
-        said = what(one.point)
-        if found and found[-1].what == said and found[-1].end == one.start:
-            found[-1] = StateSpan(found[-1].start, one.end, said)
+        value = what(one.point)
+        if found and found[-1].what == value and found[-1].end == one.start:
+            found[-1] = StateSpan(found[-1].start, one.end, value)
         else:
-            found.append(StateSpan(one.start, one.end, said))
+            found.append(StateSpan(one.start, one.end, value))
     return [span for span in found if span.what]
 
 
 def state_of(name: str) -> Callable[[HistoryPoint], str]:
-    """Return what tells a job's state at a point, "" where it was not there; see `spans`."""
+    """Return a function of a job's state at a point, "" where it was absent; see `spans`."""
 
     def state(point: HistoryPoint) -> str:
         there = point.jobs.get(name)
@@ -69,7 +69,7 @@ def state_of(name: str) -> Callable[[HistoryPoint], str]:
 def history_rows(points: Sequence[HistoryPoint], *, since: float, until: float) -> list[tuple[str, ...]]:
     """Return a row for each change between `since` and `until` (Unix seconds), in this machine's time zone.
 
-    A row holds until the next one. "(not observed)" stands where nothing was recorded.
+    A row holds until the next one. "(not observed)" is for times without a record.
     """
     rows: list[tuple[str, ...]] = []
     observed_until = since

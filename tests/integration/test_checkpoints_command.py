@@ -129,7 +129,7 @@ def test_to_prune_where_nothing_is_is_an_error(tmp_path: Path, edl: Edl, place: 
     """Most likely it is a mistake in the name."""
     code, _, complaint = edl("prune", place.format(tmp_path))
     assert code
-    assert "nowhere', allowed is a place where checkpoints are kept" in complaint
+    assert "nowhere', allowed is an existing folder or prefix with checkpoints" in complaint
     assert not (tmp_path / "nowhere").exists()
 
 

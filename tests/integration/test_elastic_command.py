@@ -19,7 +19,7 @@ from support.backends.local_processes import wait_until_gone
 from support.elastic.agent_group import SCRIPT
 
 from edl_runtime.backends.local.backend import LocalBackend
-from edl_runtime.cli.run import _name_of, _run, _shell, _Show, run
+from edl_runtime.cli.run import _JobView, _name_of, _run, _shell, run
 from edl_runtime.elastic.errors import InitNotCalledError
 from edl_runtime.elastic.rendezvous.events import Event
 from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
@@ -259,7 +259,7 @@ async def test_an_error_leaves_no_training_without_its_redis(work_dir: Path, mon
         assert [job.phase for job in await LocalBackend(work_dir).list()] == ["running"]
         raise ZeroDivisionError
 
-    monkeypatch.setattr(_Show, "run", fail)
+    monkeypatch.setattr(_JobView, "run", fail)
     command = ("python", "-c", "import time; time.sleep(600)")
     spec = JobSpec(name="job", kind="trainer", command=command, bounds=Bounds(1, 1), instances=1)
     with pytest.raises(ZeroDivisionError):
@@ -322,7 +322,7 @@ def test_a_stopped_training_leaves_a_checkpoint_or_says_that_it_could_not(
         stopped = said(environ, tmp_path, "stop", "stopped")
     finally:
         wait_until_gone(work_dir)
-    assert "stopped is gone" in stopped.stdout
+    assert "stopped is stopped" in stopped.stdout
     if writable:
         assert len(list(kept.glob("step-*/manifest.json"))) == 1
         assert stopped.stderr == ""
@@ -350,7 +350,7 @@ async def test_each_event_is_shown_once_though_redis_is_lost(
 
     async with connect(own_redis.url) as client, connect(own_redis.url) as mine, asyncio.timeout(PATIENCE_S):
         job = RendezvousStore(mine, namespace, "job")
-        show = _Show(LocalBackend(str(work_dir)), client, namespace, "job", token="", as_json=False)
+        show = _JobView(LocalBackend(str(work_dir)), client, namespace, "job", token="", as_json=False)
         showing = asyncio.create_task(show._show_events())
         for text in ("first", "second", "third"):
             await job.announce(Event(kind="note", reason=text))

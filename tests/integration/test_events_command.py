@@ -125,7 +125,7 @@ def test_following_a_job_that_is_not_there_says_so_and_ends(redis_url: str, name
     """Its name may be wrong, or it begins soon."""
     result = run({"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace}, "digit", "--follow")
     assert result.stderr.splitlines() == [
-        "edl: nothing happened to trainers of 'digit' within a day of now; waiting 0.1 s for a job of that name",
+        "edl: no events of 'digit' within the last day; waiting 0.1 s for a job of that name",
         "edl: no trainers of 'digit' are registered, and it has not ended",
     ]
 

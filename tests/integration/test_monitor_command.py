@@ -191,7 +191,7 @@ def test_it_is_followed_on_a_terminal(environ: dict[str, str]) -> None:
     def text() -> str:
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace"))
 
-    wanted = ("SUBMITTED-JOBS", ROW[2], "REASON", "teachers", "nobody rescales")
+    wanted = ("SUBMITTED-JOBS", ROW[2], "REASON", "teachers", "nothing rescales")
     try:
         while any(text().count(words) < 3 for words in wanted):
             shown += os.read(screen, 1 << 16)
@@ -279,7 +279,7 @@ def test_without_a_redis_jobs_are_shown_and_no_past(edl: Edl, monkeypatch: pytes
     _, printed, _ = edl("--once")
     assert printed.splitlines()[1].split()[:3] == ROW
     assert "EDL_REDIS_URL names no Redis: members of pools, targets and the past are unknown" in printed
-    assert "nobody rescales" not in printed
+    assert "nothing rescales" not in printed
     status, _, complaint = edl("--history", "1h")
     assert status == EX_CONFIG
     assert "EDL_REDIS_URL" in complaint
@@ -305,7 +305,7 @@ def test_a_past_in_which_nobody_looked_says_so(edl: Edl) -> None:
     """It is no empty drawing."""
     status, printed, complaint = edl("--history", "1h")
     assert (status, printed) == (0, "")
-    assert "nobody looked" in complaint
+    assert "nothing was recorded" in complaint
 
 
 def test_an_old_plan_is_none(edl: Edl, environ: dict[str, str]) -> None:

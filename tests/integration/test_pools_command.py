@@ -146,7 +146,7 @@ def test_behind_an_endpoint_the_same_is_shown(populated: dict[str, str]) -> None
 def test_a_namespace_without_pools_says_so(redis_url: str, namespace: str) -> None:
     """Nothing to show is not an empty table."""
     result = run({"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace})
-    assert result.output == "no pools have members now\n"
+    assert result.output == "no pool has members\n"
 
 
 def test_without_an_address_the_error_names_the_variable() -> None:

@@ -135,7 +135,7 @@ async def test_a_server_in_trouble_is_asked_again_later(server: StandIn, status:
     server.answer = status, body, {}
     with pytest.raises(SourceUnavailableError) as raised:
         await source(server).samples(NOW_S - 60, NOW_S)
-    assert str(raised.value) == (f"Prometheus at {server.url} can't be asked what the web needs (it answered {says})")
+    assert str(raised.value) == (f"Prometheus at {server.url} can't be read (it answered {says})")
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ async def test_a_server_in_trouble_is_asked_again_later(server: StandIn, status:
     [
         (404, b"404 page not found\n", {}, "/api/v1/query_range answered 404"),
         (302, b"", {"Location": "https://sso.example/login"}, "this one leads to 'https://sso.example/login'"),
-        (200, b"<html>log in", {}, "it answers what Prometheus does not: <html>log in"),
-        (200, b'{"status":"success","data":{"result":[{"values":[[1,"x"]]}]}}', {}, "what Prometheus does not"),
-        (200, b'{"data":' + b"[" * 100_000, {}, "what Prometheus does not"),
-        (200, b"\xff\xfe", {}, "what Prometheus does not"),
+        (200, b"<html>log in", {}, "it answers as Prometheus does not: <html>log in"),
+        (200, b'{"status":"success","data":{"result":[{"values":[[1,"x"]]}]}}', {}, "as Prometheus does not"),
+        (200, b'{"data":' + b"[" * 100_000, {}, "as Prometheus does not"),
+        (200, b"\xff\xfe", {}, "as Prometheus does not"),
     ],
 )
 async def test_a_url_of_something_else_is_said(
@@ -210,7 +210,7 @@ async def test_nobody_there_is_said() -> None:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         for given, says in ((url, "Connection refused"), ("http://a..b", "")):
-            with pytest.raises(SourceUnavailableError, match=f"Prometheus at {given} can't be asked .*{says}"):
+            with pytest.raises(SourceUnavailableError, match=f"Prometheus at {given} can't be read .*{says}"):
                 await PrometheusSource(Prometheus(url=given, query="a")).samples(NOW_S - 60, NOW_S)
 
 

@@ -149,7 +149,7 @@ def test_each_document_is_a_job_and_begins_with_as_many_as_are_wanted(submit: Su
     submit.write(WAITS, manifest("one", "two"))
     status, printed, complaint = submit("--start", "2", "--priority", "-2", "--weight", "0.5")
     assert status == 0, complaint
-    assert "one is started; `edl logs -f one` shows what it writes\ntwo is started" in printed
+    assert "one is started; `edl logs -f one` follows its output\ntwo is started" in printed
     for name in ("one", "two"):
         job = asyncio.run(submit.backend.get(name))
         assert (job.wanted, job.elastic, job.kind) == (2, True, "trainer")

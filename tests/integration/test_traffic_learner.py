@@ -91,7 +91,7 @@ async def test_one_pass_that_gets_no_answer_changes_nothing(server: StandIn, cli
     late = await room(traffic(server, lead_s=0), client, namespace, 2100)
     assert late.capacity == {"gpu": 24}
     assert late.why == (
-        f"no word from the source for 35 min (Prometheus at {server.url} can't be asked what the web needs "
+        f"no sample from the source for 35 min (Prometheus at {server.url} can't be read "
         "(it answered 503: overloaded)): the default sizes hold"
     )
     server.answer = None
@@ -104,23 +104,21 @@ async def test_a_stale_metric_leaves_it_to_windows(server: StandIn, client: Redi
     await room(traffic(server), client, namespace)
     server.series["requests"] = [({}, lambda at_s: 1.0 if at_s < NOW_S - DAY_S else None)]
     silent = await room(traffic(server), client, namespace, 1860)
-    assert silent.why.startswith("no word from the source for 31 min (the query 'sum(requests)' of Prometheus at ")
+    assert silent.why.startswith("no sample from the source for 31 min (the query 'sum(requests)' of Prometheus at ")
     server.series["requests"] = [({}, lambda _: math.nan)]
     assert (await room(traffic(server), client, namespace, 1860)).why == (
-        "no word from the source for 31 min: the default sizes hold"
+        "no sample from the source for 31 min: the default sizes hold"
     )
 
 
 async def test_nothing_learned_is_learned_at_the_next_pass(server: StandIn, client: Redis, namespace: str) -> None:
     """A server that is away at the first pass, or has no time for a long range at the second, costs no hour."""
     server.answer = 503, b"", {}
-    assert "no word from the source (Prometheus" in (await room(traffic(server), client, namespace)).why
+    assert "no sample from the source (Prometheus" in (await room(traffic(server), client, namespace)).why
     server.answer = None
     server.longest_s = 3600
     unknown = await room(traffic(server), client, namespace)
-    assert unknown.why.startswith(
-        "no day like this one has taught what the web needs at this time (traffic.prometheus."
-    )
+    assert unknown.why.startswith("no earlier day like this one has samples of this time (traffic.prometheus.")
     assert "execution: query processing would load too many samples" in unknown.why
     server.longest_s = math.inf
     assert (await room(traffic(server), client, namespace)).need is not None
@@ -143,7 +141,7 @@ async def test_a_clock_that_jumps_back_is_no_trouble(server: StandIn, client: Re
     await room(traffic(server), client, namespace, 5 * DAY_S)
     server.answer = 503, b"", {}
     found = await room(traffic(server), client, namespace)
-    assert found.why.startswith("all that the source says is of the future, from 7200 min ahead on (Prometheus at ")
+    assert found.why.startswith("all samples are in the future, from 7200 min ahead on (Prometheus at ")
     server.answer = None
     before = len(server.asked)
     assert (await room(traffic(server), client, namespace)).need is not None
@@ -185,7 +183,7 @@ async def test_a_check_raises_what_is_wrong(server: StandIn, client: Redis, monk
     with pytest.raises(NoSamplesError, match='the Redis stream "nobody\'s" has nothing from'):
         await check_source(msgspec.structs.replace(of, source=RedisStream(stream="nobody's")), client, now_s=NOW_S)
     server.series["nan"] = [({}, lambda _: math.nan)]
-    with pytest.raises(NoSamplesError, match="all that it says is no number"):
+    with pytest.raises(NoSamplesError, match="all its samples are below 0"):
         await check_source(msgspec.structs.replace(of, source=msgspec.structs.replace(spec, query="nan")), now_s=NOW_S)
     with pytest.raises(SpecError, match="a stream in the Redis of EDL_REDIS_URL, which is not set"):
         await check_source(msgspec.structs.replace(of, source=RedisStream(stream="a")), now_s=NOW_S)

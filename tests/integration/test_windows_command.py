@@ -155,7 +155,7 @@ def test_what_a_source_can_do_only_half_is_said_beside_what_is_shown(edl: Edl, f
     path.write_text(path.read_text() + "noon,many\n")
     status, printed, complaint = edl(with_source(file, f"csv: {{path: {path}}}"), "--json")
     assert (status, json.loads(printed)["trouble"]) == (0, "")
-    assert "source.skipped" in complaint
+    assert "source.records_skipped" in complaint
     with prometheus() as server:
         server.series["requests"] = [({}, lambda _: 16.0)]
         server.longest_s = 86_400

@@ -72,7 +72,9 @@ async def test_entries_that_cant_be_read_are_skipped_and_counted(client: Redis, 
     assert samples == [Sample(NOW_S, 7.0)]
     first = f"entry {NOW_MS}-0: '{NOW_S}', ''"
     source = f"the Redis stream {stream!r}"
-    assert logs == [{"event": "source.skipped", "log_level": "warning", "source": source, "records": 3, "first": first}]
+    assert logs == [
+        {"event": "source.records_skipped", "log_level": "warning", "source": source, "records": 3, "first": first}
+    ]
 
 
 async def test_a_stream_without_entries_of_that_time_says_what_it_has(client: Redis, stream: str) -> None:
@@ -81,7 +83,7 @@ async def test_a_stream_without_entries_of_that_time_says_what_it_has(client: Re
     for fields, late_s, hint in (
         (None, 0, "is the web tier still writing?"),
         ({"needed": "x"}, 0, f"1 can't be read, as entry {NOW_MS}-0: '{NOW_S}', 'x'"),
-        ({"needed": "1"}, 90, f"1 can't be read, as entry {NOW_MS}-0: '{NOW_S}', 'x'; 1 of a later time, so look at"),
+        ({"needed": "1"}, 90, f"1 can't be read, as entry {NOW_MS}-0: '{NOW_S}', 'x'; 1 have a later time, so check"),
     ):
         if fields:
             await add(client, stream, fields, late_s)
@@ -148,7 +150,7 @@ async def test_lines_that_cant_be_read_are_skipped_and_counted(tmp_path: Path) -
     with capture_logs() as logs:
         assert await read(path) == [(-600, 12.5), (0, 7)]
     assert [(line["event"], line["records"], line["first"]) for line in logs] == [
-        ("source.skipped", 2, "line 3: '2026-06-10T11:51', ''")
+        ("source.records_skipped", 2, "line 3: '2026-06-10T11:51', ''")
     ]
 
 

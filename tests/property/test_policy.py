@@ -450,7 +450,7 @@ def test_what_a_job_may_not_be(given: dict[str, object], says: str) -> None:
 
 def test_names_are_told_apart() -> None:
     """Two jobs of one name could not be told apart in the answer."""
-    with pytest.raises(SpecError, match="jobs: got 'a', allowed is a name for each: this is the name of two"):
+    with pytest.raises(SpecError, match="jobs: got 'a', allowed is a unique name"):
         counts([job("a", 1, 2), job("a", 1, 2)], 4)
     with pytest.raises(SpecError, match=r"capacity\['gpu'\]: got -1, allowed is a number, 0 or more"):
         counts([job("a", 1, 2)], -1)

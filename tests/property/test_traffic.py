@@ -228,7 +228,7 @@ def test_a_traffic_source_stands_beside_the_windows() -> None:
             "resnext: 80%",
             "line 9: windows[0].sizes.shares: got 'nightly 25% + resnext 80% = 105%', allowed",
         ),
-        ("name: night", "name: evening", "line 13: windows[1].name: got 'evening', allowed is a name of its own"),
+        ("name: night", "name: evening", "line 13: windows[1].name: got 'evening', allowed is a unique name"),
         (
             "start: 23:00",
             "start: 22:00",
@@ -240,7 +240,11 @@ def test_a_traffic_source_stands_beside_the_windows() -> None:
             "line 4: windows: got 'none on mon from 06:30 to 18:00', allowed is a window for each time, or `default`",
         ),
         ("start: 18:00", "begin: 18:00", "line 6: windows[0].begin: got '18:00', allowed is one of days, end, name"),
-        ("end: 6:30", "end: 6:30\n    end: 7:00", "line 16: windows[1].end: got 'said twice', allowed is each once"),
+        (
+            "end: 6:30",
+            "end: 6:30\n    end: 7:00",
+            "line 16: windows[1].end: got 'a second value', allowed is one value for each field",
+        ),
         ("gpu: 14", "gpu: {{ a }}", "line 10: windows[0].sizes.cluster.gpu: got 'a key that is no text', allowed is a"),
         ("holidays: [", "holidays: ", "line 3: holidays: got '2026-12-25]', allowed is a list"),
         ("resource: gpu", "resource: ''", "line 20: traffic.resource: got '', allowed is the name of a resource"),

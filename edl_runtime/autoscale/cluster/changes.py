@@ -26,7 +26,7 @@ class JobMark(NamedTuple):
     """What is compared of a job. A later one of the same name has another `created_at`."""
 
     created_at: float
-    lacks_room: bool
+    needs_room: bool
 
 
 JobsSeen: TypeAlias = Mapping[str, JobMark]
@@ -35,8 +35,8 @@ JobsSeen: TypeAlias = Mapping[str, JobMark]
 
 def jobs_seen(jobs: Iterable[JobStatus]) -> JobsSeen:
     """Return the marks of all jobs that may need room. A failed pool is one: in a cluster it is started again."""
-    going_on = [job for job in jobs if job.kind == "pool" or not job.has_ended]
-    return {job.name: JobMark(job.created_at, _lacks_room(job)) for job in going_on}
+    active = [job for job in jobs if job.kind == "pool" or not job.has_ended]
+    return {job.name: JobMark(job.created_at, _needs_room(job)) for job in active}
 
 
 def job_changes(before: JobsSeen, now: JobsSeen) -> list[JobChange]:
@@ -50,10 +50,10 @@ def _kind(before: JobMark | None, now: JobMark | None) -> ChangeKind | None:
         return "ended"
     if before is None or before.created_at != now.created_at:
         return "submitted"
-    return "pending" if now.lacks_room and not before.lacks_room else None
+    return "pending" if now.needs_room and not before.needs_room else None
 
 
-def _lacks_room(job: JobStatus) -> bool:
+def _needs_room(job: JobStatus) -> bool:
     """Whether fewer instances are placed than its minimum. A job in a queue waits for the queue, not for room."""
     if job.scaling is None or job.scaling.queue:
         return False
@@ -62,6 +62,6 @@ def _lacks_room(job: JobStatus) -> bool:
 
 def _needs_no_room(instance: InstanceStatus) -> bool:
     """Whether it is placed, or will not be again. One that exited is restarted, and is pending if it finds no room."""
-    comes_again = instance.exit_code is not None and not (instance.given_up or instance.disrupted)
+    is_restarted = instance.exit_code is not None and not (instance.given_up or instance.disrupted)
     has_place = bool(instance.node) and not instance.leaving and instance.phase in ("pending", "running")
-    return has_place or comes_again or instance.phase == "succeeded"
+    return has_place or is_restarted or instance.phase == "succeeded"

@@ -1,23 +1,21 @@
-"""How many instances each job should have: a pure function of jobs, nodes, capacity and what a pause costs.
+"""The default policy: a pure function of jobs, nodes, capacity and the cost of a pause.
 
-1. *Admit.* Jobs get their minimum, the highest priority first. Among equals: pools that students use, who have their
-   places and do nothing without teachers; those whose turn has just begun, those that have waited for long (the
-   longest first), then the smallest minimum first, so that most run; of one minimum those that run, then the
-   youngest, for a job that is old already is likely to last (least attained service, as in Tiresias, Gu et al., NSDI
-   2019). Who runs and is not admitted is suspended, with a checkpoint. While one that has waited for long could run
-   if others' turns were over, no other of its priority starts, so that room is saved for it: nobody starves, short
-   of a higher priority or such pools.
-2. *Fill.* One instance after the other goes to the job to which it is worth most: the gain in weighted log-goodput for
-   the share of the cluster that it takes. The sum of logs is largest when shares are fair (Nash welfare; goodput as in
-   Pollux, Qiao et al., OSDI 2021). Without measurements all jobs count as nearly perfect, and the least served comes
-   first: max-min.
-3. *Hold.* An instance that a job has is worth more than a new one; a job grows only some minutes after it was resized
-   last, and if that pays for the pause; one that was suspended waits as long before it starts again.
-4. *Pack.* Each instance needs a node with room for all that it needs: best fit. Instances stay where they are, and the
-   last of a job leave first.
+1. *Admit.* Jobs get their minimum, highest priority first. Within a priority, in this order: pools with students, who
+   hold GPUs and idle without teachers; jobs that started within MIN_RUN_S; jobs that have waited for STARVATION_S,
+   longest first; then the smallest minimum, so that most jobs run; then running ones; then the youngest, because an old
+   job is likely to last (least attained service, as in Tiresias, Gu et al., NSDI 2019). A running job that is not
+   admitted is suspended, with a checkpoint. No other job of its priority starts while a starving one could run if the
+   others ended, so only higher priorities and pools can starve a job.
+2. *Fill.* Instances go one by one to the job where they are worth most: the gain in weighted log-goodput per share of
+   the cluster. The sum of logs is largest when shares are fair (Nash welfare; goodput as in Pollux, Qiao et al., OSDI
+   2021). Jobs without measurements count as scaling nearly perfectly, which makes it max-min.
+3. *Hold.* An instance that a job has is worth more than a new one. A job grows only after a cooldown, and if that makes
+   up for the pause; a suspended job waits as long before it starts again.
+4. *Pack.* Each instance needs a node with room for it: best fit. Instances stay where they are, and the highest indexes
+   leave first.
 
-All counts are whole thousandths, so nothing depends on rounding, and on the same input the answer is the same. Applied
-at once and asked again, the policy changes nothing: what was granted only moves up in both orders.
+All quantities are whole thousandths, so rounding changes nothing and the same input gives the same answer. Applied at
+once and called again, the policy changes nothing, because a granted job only moves up in both orders.
 
 `benchmarks/policy.py` measures it.
 """
@@ -34,19 +32,17 @@ from edl_runtime.autoscale.policy.model import QUANTUM, Node, Speedup, Target, W
 from edl_runtime.errors import SpecError
 
 RESIZE_COOLDOWN_S = 300.0
-"""A job grows, or starts again, so long after it was resized last."""
+"""A job grows, or starts again, only this long after its last resize."""
 
 PAYBACK_WINDOW_S = 900.0
-"""Within so long what a job gains by growing is to make up for its pause,"""
-
 PAYBACK_FACTOR = 1.5
-"""so many times."""
+"""What a job gains by growing must make up for its pause this many times within the window."""
 
 MIN_RUN_S = 600.0
-"""For so long a job that has started is not suspended for another of its priority."""
+"""A started job is not suspended for another of its priority before this time."""
 
 STARVATION_S = 14_400.0
-"""Who has waited for so long goes before those of its priority that run."""
+"""A job that has waited this long goes before running ones of its priority."""
 
 
 def decide(
@@ -54,9 +50,9 @@ def decide(
 ) -> dict[str, Target]:
     """Return the target of each job, by name in the order given.
 
-    `capacity` is what all instances together may use, by resource; of others each node has what it has. `now_s` is by
-    the clock of the jobs' times, and `pause_s` how long a resize stops a job. Instances on nodes that are not in
-    `nodes` have no place. Raises SpecError for two jobs or nodes of one name, and for capacities below 0.
+    `capacity`: what all instances together may use, by resource; other resources are limited by the nodes alone.
+    `now_s`: by the clock of the jobs' times. `pause_s`: how long a resize stops a job. Instances on nodes that are not
+    in `nodes` count as unplaced. Raises SpecError for two jobs or nodes of one name, and for capacities below 0.
     """
     _check(jobs, nodes, capacity, pause_s)
     by_rank = sorted(jobs, key=lambda job: _rank(job, now_s))
@@ -79,7 +75,7 @@ def _check(jobs: Sequence[Workload], nodes: Sequence[Node], capacity: Mapping[st
     for field, names in (("jobs", [job.name for job in jobs]), ("nodes", [node.name for node in nodes])):
         if len(set(names)) < len(names):
             twice = next(name for number, name in enumerate(names) if name in names[:number])
-            raise SpecError(field, twice, "a name for each: this is the name of two")
+            raise SpecError(field, twice, "a unique name")
     for resource, amount in capacity.items():
         if not 0 <= amount < math.inf:
             raise SpecError(f"capacity[{resource!r}]", amount, "a number, 0 or more")
@@ -88,7 +84,7 @@ def _check(jobs: Sequence[Workload], nodes: Sequence[Node], capacity: Mapping[st
 
 
 def _rank(job: Workload, now_s: float) -> tuple[int, int, float, bool, float, str]:
-    """Return a key by which jobs are admitted, the least first. Between two passes who was admitted only moves up."""
+    """Return the sort key of admission, lowest first. Until the next pass, an admitted job only moves up."""
     since_s = now_s - job.since_s
     if job.students:
         turn, order = -1, float(job.bounds.min)
@@ -120,12 +116,12 @@ def _admit(allocator: Allocator, now_s: float) -> None:
 
 
 def _cooled_down(job: Workload, now_s: float) -> bool:
-    """Return whether it is long enough since a job was resized. A time that has not come yet is a clock that jumped."""
+    """Return whether the cooldown is over. A resize in the future means that a clock jumped, and does not count."""
     return job.resized_s is None or not 0 <= now_s - job.resized_s < RESIZE_COOLDOWN_S
 
 
 def _hold(allocator: Allocator, now_s: float, pause_s: float) -> None:
-    """Keep jobs from growing that were resized just now, or would not gain enough by it."""
+    """Keep jobs from growing during the cooldown, or where it would not make up for the pause."""
     ideal: dict[Allocation, int] | None = None
     for allocation in allocator.allocations:
         have = len(allocation.own)
@@ -186,7 +182,7 @@ def _reason(allocation: Allocation, capacity: Mapping[str, float], resources: Se
 
 
 def _denial_text(allocation: Allocation, capacity: Mapping[str, float], resources: Sequence[str]) -> str:
-    """Return in words what keeps a job from having more."""
+    """Return why a job has no more instances."""
     job = allocation.job
     if job.limit and job.most < job.bounds.min:
         return f"{job.limit.reason}, and its minimum is {job.bounds.min}"

@@ -1,15 +1,15 @@
-"""How many teachers a pool needs: a pure function of what its members report.
+"""How many teachers a pool needs: a pure function of its members' reports.
 
-A student that waited for none of its batches would ask `asked / (1 - waiting)` teachers at a time: that is its demand,
-and what it asks of teachers that answer others, too, is scaled to what these say they work. Students have even shares
-of the teachers (see `edl_runtime.balance`), so the pool has enough when an even share is enough for each student.
+The demand of a student is what it would ask if it never waited, `asked / (1 - waiting)` teachers at a time, scaled to
+the busy time that teachers report. Students have even shares of the teachers (see `edl_runtime.balance`), so a pool is
+large enough when an even share meets each student's demand.
 
-- It grows only while a student waits for at least `WAITS` of its time: to where each would be given its demand. That is
-  an estimate, from teachers that were all busy, so it at most doubles; if a student still waits then, it grows on.
-- It shrinks only while no student waits, to as few as carry the demand with `ROOM` to spare.
-- Between the two it stays; so it does while reports are missing, or tell of other teachers than there are now.
+- It grows while a student waits for at least WAITING_THRESHOLD of its time, to where demands are met. That is an
+  estimate from teachers that were all busy, so it at most doubles at a time.
+- It shrinks while no student waits, to the fewest that are busy for at most SHRINK_UTILISATION.
+- Otherwise it stays; also while reports are missing, or are about other teachers than the current ones.
 
-Applied again and again it comes to rest, for the size at which nobody waits leaves less than that room below it.
+Repeated, it settles: the size at which no student waits is within the two bounds.
 """
 
 from __future__ import annotations
@@ -26,32 +26,31 @@ from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.specs import Bounds
 
 WAITING_THRESHOLD = 0.05
-"""Share of its time from which on a student's waits for teachers count: without them it would be a twentieth faster."""
+"""A student that waits for at least this share of its time needs more teachers."""
 GROW_UTILISATION = 0.95
-"""How busy teachers may be, by the estimate, in a pool that grows."""
+"""Target utilisation of teachers when a pool grows."""
 SHRINK_UTILISATION = 0.8
-"""How busy teachers may be, by the estimate, in a pool that shrinks."""
+"""Target utilisation of teachers when a pool shrinks."""
 SETTLED_S = WINDOW_S + 1.0
-"""So long after somebody came or went, all reports are about those that are there now."""
+"""This long after a member came or left, all reports are about the current members."""
 MIN_REPORT_S = 0.9 * WINDOW_S
-"""Reports that look back less far are of one that has only just found the others."""
+"""Reports about a shorter time are of a member that has only just joined."""
 MIN_OWN_SHARE = 0.01
-"""The least share of its time that a student is taken to work itself, for one that only waits asks for no number."""
+"""The least share of its time that a student counts as working: one that only waits has no finite demand."""
 
 
 class PoolSize(msgspec.Struct, frozen=True):
-    """How many teachers a pool should have, and why, in words."""
+    """How many teachers a pool should have, and why."""
 
     teachers: int
     reason: str
 
 
 def pool_size(teachers: int, demand: PoolDemand, bounds: Bounds) -> PoolSize:
-    """Return how many teachers let the pool's students run as fast as they can, and no more, within `bounds`.
+    """Return the fewest teachers with which the pool's students run at full speed, within `bounds`.
 
-    `teachers`: how many instances the pool is to have now, 0 while it is suspended. Registered ones beyond that are
-    somebody else's: they carry their part, and stay. A teacher that reports nothing, as a server of another make,
-    counts by what its students see of it.
+    `teachers`: the pool's requested instances, 0 while it is suspended. Further registered teachers were started by
+    others; they share the work, and stay. A teacher without reports counts by what its students report of it.
     """
     need = _needed(teachers, demand, bounds.max) if demand.students else PoolSize(bounds.min, "it has no students")
     within = min(max(need.teachers, bounds.min), bounds.max)
@@ -61,7 +60,7 @@ def pool_size(teachers: int, demand: PoolDemand, bounds: Bounds) -> PoolSize:
 
 
 def even_shares(teachers: int, wants: Sequence[int | None]) -> list[float]:
-    """Return what each student is sure to have of so many teachers, by what it wants at most."""
+    """Return the guaranteed share of each student, by the most teachers that it wants."""
     even, left = 0.0, teachers
     by_want = sorted(math.inf if want is None else want for want in wants)
     for place, want in enumerate(by_want):
@@ -98,7 +97,7 @@ def _needed(teachers: int, demand: PoolDemand, most: int) -> PoolSize:
 
 
 def _unsettled(teachers: int, demand: PoolDemand) -> str:
-    """Return in words why the reports tell nothing about so many teachers; empty if they do."""
+    """Return why the reports can't be used for so many teachers; empty if they can."""
     registered, students = len(demand.teachers), demand.students.values()
     if not registered or registered < teachers:
         return f"{registered} of its teachers are registered"
@@ -113,17 +112,17 @@ def _unsettled(teachers: int, demand: PoolDemand) -> str:
 
 
 def _busy(loads: Sequence[TeacherReport | None], students: Sequence[StudentReport]) -> float:
-    """Return how many teachers are busy at a time; those that don't say count as the students see all of them."""
-    said = [load.busy for load in loads if load is not None]
-    silent = len(loads) - len(said)
+    """Return how many teachers are busy at a time. Those without a report count by their students' reports."""
+    known = [load.busy for load in loads if load is not None]
+    unknown = len(loads) - len(known)
     seen = min(1.0, sum(student.asked for student in students) / len(loads))
-    return sum(said) + silent * seen
+    return sum(known) + unknown * seen
 
 
 def _enough(students: Sequence[StudentReport], busy: float, fill: float, *, at_most: int) -> int:
-    """Return the fewest teachers, `at_most` so many, that are busy for up to `fill` when each student has its demand.
+    """Return the fewest teachers, `at_most` so many, that meet all demands at a utilisation of `fill`.
 
-    `busy`: how many are at a time now. What students ask beyond that is the way there and back, and others' turns.
+    `busy`: how many are busy now. What students ask beyond that is network time, and waiting for others' requests.
     """
     asked = sum(student.asked for student in students)
     worked = min(1.0, busy / asked) if asked else 0.0

@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class Policy(Protocol):
-    """What decides; `edl_runtime.autoscale.policy.decide.decide` says what it is given and what it answers."""
+    """Arguments and result are those of `edl_runtime.autoscale.policy.decide.decide`."""
 
     def __call__(
         self,
@@ -28,13 +28,13 @@ class Policy(Protocol):
 
 
 def check_policy_name(name: object) -> None:
-    """Raise SpecError for what can be no policy's name; whether there is such a function is not looked at."""
+    """Raise SpecError unless the name has the form "package.module:function". Nothing is imported."""
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise SpecError("policy", name, "'package.module:function', as text")
 
 
 def import_policy(name: str) -> Policy:
-    """Import the policy "package.module:function". Raises SpecError for one that is not there, or no function."""
+    """Import the policy "package.module:function". Raises SpecError if that fails or it is not callable."""
     check_policy_name(name)
     try:
         found: Policy = resolve_name(name)
@@ -54,29 +54,30 @@ def ask_policy(
     now_s: float,
     pause_s: float,
 ) -> dict[str, Target]:
-    """Return the targets of these jobs by a policy, which may be anybody's own.
+    """Return the targets of a policy, which may be a user's own, for these jobs.
 
-    Raises SpecError if it has none for a job, or one that is no count, or is neither within its bounds nor what it has.
+    Raises SpecError for a job without a target, and for a target that is neither 0, nor within the job's bounds, nor
+    what the job has.
     """
-    said: object = policy(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
-    if not isinstance(said, Mapping):
-        raise SpecError("policy", f"{said!r} as its answer", "a Target for each job, by its name")
+    answer: object = policy(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
+    if not isinstance(answer, Mapping):
+        raise SpecError("policy", f"{answer!r} as its answer", "a Target for each job, by its name")
     for job in jobs:
-        target = said.get(job.name)
+        target = answer.get(job.name)
         if not isinstance(target, Target) or not isinstance(target.instances, int) or target.instances < 0:
             raise SpecError("policy", f"{target!r} for {job.name!r}", "a Target with a number of instances, 0 or more")
         if target.instances not in (0, job.instances) and target.instances not in job.bounds:
             allowed = f"0, or {job.bounds.min} to {job.bounds.max}"
             raise SpecError("policy", f"{target.instances} instances for {job.name!r}", allowed)
-    return {job.name: said[job.name] for job in jobs}
+    return {job.name: answer[job.name] for job in jobs}
 
 
 def left_beside(
     kept: Sequence[tuple[Workload, int]], nodes: Sequence[Node], capacity: Mapping[str, float]
 ) -> tuple[list[Node], dict[str, float]]:
-    """Return what jobs that keep so many instances leave to others: the nodes, and the capacity.
+    """Return the nodes and the capacity beside jobs that keep so many instances.
 
-    The nodes have what their further instances give back.
+    The nodes include what the jobs' further instances free.
     """
     free = {node.name: dict(node.free) for node in nodes}
     for job, count in kept:
@@ -89,10 +90,10 @@ def left_beside(
 
 
 class ProtectUnresumable:
-    """A policy as another one, but that none is suspended while it runs that would lose its work, or others' work.
+    """Wraps a policy so that no running job is suspended that would lose work.
 
-    That is a job without checkpoints (see `Job.resumes`) and a pool that students use, who would wait for it and keep
-    what it lacks. Such a one goes on with its minimum, and what others may have is decided anew, beside that.
+    That is a job without checkpoints (see `Workload.resumes`), and a pool with students, who would hold their GPUs and
+    wait for it. Such a job keeps its minimum, and the policy decides again about the others.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -107,26 +108,26 @@ class ProtectUnresumable:
         now_s: float,
         pause_s: float,
     ) -> dict[str, Target]:
-        """Decide as the policy does beside jobs that go on."""
+        """Decide as the policy does, beside the protected jobs."""
         kept: dict[str, Target] = {}
         while True:
             others = [job for job in jobs if job.name not in kept]
-            going_on = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
+            staying = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
             targets = ask_policy(
-                self._policy, others, *left_beside(going_on, nodes, capacity), now_s=now_s, pause_s=pause_s
+                self._policy, others, *left_beside(staying, nodes, capacity), now_s=now_s, pause_s=pause_s
             )
-            lost = [job for job in others if job.runs and _lasts(job) and not targets[job.name].instances]
+            lost = [job for job in others if job.runs and _is_protected(job) and not targets[job.name].instances]
             if not lost:
                 return {**targets, **kept}
-            kept |= {job.name: _going_on(job, targets[job.name]) for job in lost}
+            kept |= {job.name: _minimum_of(job, targets[job.name]) for job in lost}
 
 
-def _lasts(job: Workload) -> bool:
+def _is_protected(job: Workload) -> bool:
     return not job.resumes or bool(job.students)
 
 
-def _going_on(job: Workload, due: Target) -> Target:
-    """Return the least that a job goes on with; its last instances leave first."""
+def _minimum_of(job: Workload, due: Target) -> Target:
+    """Return the smallest target that keeps one placed instance; the highest indexes leave first."""
     placed = [index for index, node in enumerate(job.nodes, start=1) if node]
     count = max(job.bounds.min, placed[: job.bounds.min][-1])
     since = "students use it" if job.students else "it has no checkpoint to be suspended with"

@@ -1,7 +1,4 @@
-"""How much of the cluster is for training: what is known of the web says it, or else the declared windows do.
-
-All that is decided here is pure. `sources.learner` asks a traffic source what is known of the web.
-"""
+"""How much of the cluster training may use: by the forecast of the web, or else by the declared windows. Pure."""
 
 from __future__ import annotations
 
@@ -20,15 +17,15 @@ from edl_runtime.autoscale.traffic.forecast import (
 from edl_runtime.autoscale.traffic.windows import TrafficWindows
 
 LEAD_S = 60.0
-"""So long before a window begins that leaves less to training, jobs shrink: a pause, and the start of a pod."""
+"""How long before a window with less for training jobs shrink: time for a pause and the start of a pod."""
 
 
 class TrainingCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What training may use of each resource, and `why`, in words.
+    """What training may use of each resource, and `why`.
 
-    - `window`: what holds by the clock, a window's name or "default".
-    - `until`: when windows may leave something else, the lead time counted; None for never.
-    - `need`: what the web is left of the forecast's resource; None when windows alone decide.
+    - `window`: the current window's name, or "default".
+    - `until`: when the windows' capacity may change, lead time included; None for never.
+    - `need`: what the web needs of the forecast's resource; None when windows alone decide.
     """
 
     capacity: Mapping[str, float]
@@ -46,10 +43,10 @@ def training_capacity(
     forecast: Forecast | None = None,
     lead_s: float = LEAD_S,
 ) -> TrainingCapacity:
-    """Return what training may use of a cluster that has `total`, from now until the lead time is over.
+    """Return the least that training may use of a cluster with `total`, from now until the lead time is over.
 
-    With a forecast, all of its resource but what the web is to be left; windows say it of the others. They say it of
-    all resources without one, while the source is silent, and at times that the profile does not know.
+    Of the forecast's resource, training has all but what the web needs. Windows decide about other resources, and about
+    all while there is no usable forecast.
     """
     return capacity_beside_web(
         declared_capacity(windows, total, now=now, lead_s=lead_s), total, now=now, forecast=forecast
@@ -59,7 +56,7 @@ def training_capacity(
 def declared_capacity(
     windows: TrafficWindows, total: Mapping[str, float], *, now: datetime, lead_s: float = LEAD_S
 ) -> TrainingCapacity:
-    """Return what windows leave to training."""
+    """Return what the windows leave to training."""
     zone = zone_of(windows.time_zone)
     lead = timedelta(seconds=lead_s)
     span, ahead = windows.at(now), windows.at(now.astimezone(UTC) + lead)
@@ -80,18 +77,18 @@ def declared_capacity(
 def capacity_beside_web(
     declared: TrainingCapacity, total: Mapping[str, float], *, now: datetime, forecast: Forecast | None
 ) -> TrainingCapacity:
-    """Return what is left to training when the web has what it is to be left; what windows leave if nobody knows."""
+    """Return what the forecast leaves to training, or `declared` without a usable forecast."""
     if forecast is None:
         return declared
     if forecast.resource not in total:
-        return _held(declared, f"the cluster has no {forecast.resource}")
+        return _declared_because(declared, f"the cluster has no {forecast.resource}")
     need = need_within_lead(
         forecast.profile, forecast.recent, now_s=now.timestamp(), forecast_options=forecast.forecast_options
     )
     if isinstance(need, UnknownNeed):
-        return _held(declared, _beside_trouble(need.why, forecast))
+        return _declared_because(declared, _with_trouble(need.why, forecast))
     rest = max(0.0, total[forecast.resource] - need.kept)
-    why = _beside_trouble(_said(need, forecast, now), forecast)
+    why = _with_trouble(_describe(need, forecast, now), forecast)
     return msgspec.structs.replace(
         declared, capacity={**declared.capacity, forecast.resource: rest}, why=why, need=need
     )
@@ -102,15 +99,15 @@ def format_time(moment: datetime, now: datetime) -> str:
     return f"{moment:%H:%M}" if abs(moment - now) < timedelta(days=1) else f"{moment:%H:%M on %a %d %b}"
 
 
-def _held(declared: TrainingCapacity, why: str) -> TrainingCapacity:
+def _declared_because(declared: TrainingCapacity, why: str) -> TrainingCapacity:
     return msgspec.structs.replace(declared, why=f"{why}: {declared.why}")
 
 
-def _beside_trouble(why: str, forecast: Forecast) -> str:
+def _with_trouble(why: str, forecast: Forecast) -> str:
     return f"{why} ({forecast.trouble})" if forecast.trouble else why
 
 
-def _said(need: TrafficNeed, forecast: Forecast, now: datetime) -> str:
+def _describe(need: TrafficNeed, forecast: Forecast, now: datetime) -> str:
     moment = datetime.fromtimestamp(need.at_s, zone_of(forecast.profile.time_zone))
     amount, kept = f"{format_amount(need.needed)} {forecast.resource}", format_amount(need.kept)
     if not need.expected:
@@ -123,7 +120,7 @@ def _said(need: TrafficNeed, forecast: Forecast, now: datetime) -> str:
 
 
 def format_amount(amount: float) -> str:
-    """Return an amount as people read it: 14.2, or 65,536."""
+    """Return an amount as in 14.2 or 65,536."""
     return f"{amount:,.1f}".removesuffix(".0")
 
 

@@ -1,9 +1,9 @@
-"""Forecasts what the web will need from what it needed: a seasonal profile with headroom and lead time.
+"""Forecasts what the web will need: a seasonal profile of past samples, with headroom and lead time. Pure.
 
-A day is cut into slots, and days of the week are of two kinds, working days and the weekend. A slot's profile is the
-median over the days of its kind, of the slot itself and its neighbours: one burst changes nothing. What is expected is
-the most that the profile says for any slot until the lead time is over, so jobs shrink before the rush, with headroom
-for what differs from day to day; what the web needs now has headroom of its own, for bursts that no profile knows.
+A day has slots, and there are two kinds of days: working days and weekends. The profile of a slot is the median of the
+slot and its neighbours over all days of its kind, so that one burst changes nothing. The forecast is the maximum of the
+profile until the lead time is over, with headroom for differences between days, so jobs shrink before the rush. The
+current need has headroom of its own, for bursts.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ def zone_of(name: str) -> ZoneInfo:
         raise SpecError("time_zone", name, "a name of the tz database, as in Europe/Berlin or UTC") from None
 
 
-# What the web will need, learned from what it needed: a seasonal profile with headroom and lead time.
-
 DAY_S = 86_400
 YEAR_S = 366 * DAY_S
 
 CARRY_FORWARD_S = 3600
-"""A slot without samples is as the one before, for so long."""
+"""For this long, a slot without samples repeats the one before."""
 
 CLOCK_SKEW_S = 1.0
-"""A sample that is ahead of the clock by no more is of now: two clocks are never the same."""
+"""A sample that is ahead of this clock by no more counts as current: clocks differ."""
 
 LEARN_EVERY_S = 3600.0
-"""A profile is learned anew so often."""
+"""How often a profile is learned again."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -50,18 +48,18 @@ class Sample(msgspec.Struct, frozen=True):
 
     @property
     def valid(self) -> bool:
-        """Whether it is a number, 0 or more. What isn't counts as not said."""
+        """Whether it is a number, 0 or more. Other samples are ignored."""
         return 0 <= self.needed < math.inf
 
 
 class ForecastOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How carefully a profile is used.
+    """Safety margins of a forecast.
 
-    - `headroom`: what the profile says counts so many times, 1 or more.
-    - `burst_headroom`: what the web needs now counts so many times, 1 or more.
-    - `lead_s`: so long before the web needs more, training has less: at least a pause and the start of a pod.
-    - `silent_after_s`: a source whose last sample is older than that is silent, and declared windows hold.
-    - `memory_s`: older samples are not learned from.
+    - `headroom`: factor on the profile, 1 or more.
+    - `burst_headroom`: factor on the current need, 1 or more.
+    - `lead_s`: how long before the web needs more training has less: at least a pause and the start of a pod.
+    - `silent_after_s`: when the last sample is older than this, declared windows decide.
+    - `memory_s`: samples that are older are not learned from.
     - `slot_s`: length of a slot.
 
     Raises SpecError.
@@ -86,21 +84,21 @@ class ForecastOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What the web needs in each slot of a working day (False) and of a weekend's day (True), where that is known."""
+    """What the web needs in each known slot of a working day (False) and of a weekend's day (True)."""
 
     slots: Mapping[tuple[bool, int], float]
     time_zone: str = "UTC"
     slot_s: int = 600
 
     def expected(self, at_s: float) -> float | None:
-        """Return what the web needs at a time, None if nothing like it was seen."""
+        """Return the profile at a time, None if its slot is unknown."""
         return self.slots.get(_slot(at_s, self.time_zone, self.slot_s))
 
 
 def learn_profile(
     samples: Iterable[Sample], *, now_s: float, forecast_options: ForecastOptions | None = None, time_zone: str = "UTC"
 ) -> Profile:
-    """Return the profile of what was seen until now; later samples, of a clock that jumped, are left out."""
+    """Return the profile of the samples until now; later ones, of a clock that jumped, are ignored."""
     forecast_options = forecast_options or ForecastOptions()
     seen: dict[tuple[bool, int], list[float]] = {}
     for sample in samples:
@@ -120,9 +118,9 @@ def learn_profile(
 
 
 class TrafficNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the web is to be left, `kept`: that is what is `needed` at a time, in seconds since 1970, with headroom.
+    """What to keep for the web, `kept`: what is `needed` at a time, in seconds since 1970, with headroom.
 
-    `expected` by the profile, or else what the last sample says.
+    `expected`: whether it is from the profile, or else from the last sample.
     """
 
     kept: float
@@ -132,7 +130,7 @@ class TrafficNeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnknownNeed(msgspec.Struct, frozen=True):
-    """Why nobody can tell what the web will need: declared windows hold."""
+    """Why there is no forecast, so that declared windows decide."""
 
     why: str
 
@@ -140,10 +138,9 @@ class UnknownNeed(msgspec.Struct, frozen=True):
 def need_within_lead(
     profile: Profile, recent: Sequence[Sample], *, now_s: float, forecast_options: ForecastOptions | None = None
 ) -> TrafficNeed | UnknownNeed:
-    """Return the most that the web is to be left at any time from now until the lead time is over.
+    """Return the most to keep for the web from now until the lead time is over.
 
-    `recent` are the latest samples, the newest last. Unknown when the source is silent, or when the profile does not
-    know the times ahead.
+    `recent`: the latest samples, newest last. UnknownNeed when the source is silent, or the profile has no such slot.
     """
     forecast_options = forecast_options or ForecastOptions()
     last = latest_sample(recent, now_s)
@@ -159,23 +156,23 @@ def need_within_lead(
     for at_s in times:
         expected = profile.expected(at_s)
         if expected is None:
-            return UnknownNeed("no day like this one has taught what the web needs at this time")
+            return UnknownNeed("no earlier day like this one has samples of this time")
         needs.append(TrafficNeed(kept=expected * forecast_options.headroom, needed=expected, at_s=at_s, expected=True))
     return max(needs, key=lambda need: need.kept)
 
 
 def latest_sample(samples: Sequence[Sample], now_s: float) -> Sample | None:
-    """Return the last sample that is a number, and not of the future as those of a clock that jumped."""
+    """Return the last valid sample that is not in the future, as those of a clock that jumped."""
     return next((sample for sample in reversed(samples) if sample.at_s <= now_s + CLOCK_SKEW_S and sample.valid), None)
 
 
 def _silence(recent: Sequence[Sample], last: Sample | None, now_s: float) -> str:
     if last is not None:
-        return f"no word from the source for {(now_s - last.at_s) / 60:.0f} min"
+        return f"no sample from the source for {(now_s - last.at_s) / 60:.0f} min"
     ahead = min((sample.at_s for sample in recent if sample.at_s > now_s + CLOCK_SKEW_S), default=None)
     if ahead is not None:
-        return f"all that the source says is of the future, from {(ahead - now_s) / 60:.0f} min ahead on"
-    return "no word from the source" + (" but what is no number" if recent else "")
+        return f"all samples are in the future, from {(ahead - now_s) / 60:.0f} min ahead on"
+    return f"no {'valid ' if recent else ''}sample from the source"
 
 
 def _slot(at_s: float, time_zone: str, slot_s: int) -> tuple[bool, int]:
@@ -184,11 +181,11 @@ def _slot(at_s: float, time_zone: str, slot_s: int) -> tuple[bool, int]:
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the web's need of one `resource`.
+    """The web's need of one `resource`.
 
-    - `profile`, `recent`: what was learned of days like this one, and the latest samples, the newest last.
-    - `forecast_options`: how carefully both are used.
-    - `trouble`: why the source could not be asked just now, or not be learned from, in words; empty when it could.
+    - `profile`, `recent`: the learned profile, and the latest samples, newest last.
+    - `forecast_options`: the safety margins.
+    - `trouble`: why the source could not be read just now; empty when it could.
     """
 
     resource: str

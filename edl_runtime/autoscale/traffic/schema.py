@@ -13,12 +13,12 @@ windows:
       pools: {resnext: 2}
 default:                              # the sizes of all other times
   cluster: 75%
-traffic:                              # optional: while it is known what the web needs, training has the rest of that
+traffic:                              # optional: while its need is known, training has the rest
   resource: gpu
   prometheus: {url: http://prometheus:9090, query: 'sum(rate(http_requests_total[5m]))', token_env: EDL_TRAFFIC_TOKEN}
   # or redis: {stream: web-load}, or csv: {path: /data/web.csv}
-  times: 0.002                        # GPUs for one of what the source counts, 1 by default
-  headroom: 1.15                      # and the other fields of `profile.ForecastOptions`, by default as there
+  times: 0.002                        # GPUs for one unit of the source, 1 by default
+  headroom: 1.15                      # and the other fields of `forecast.ForecastOptions`
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MOST_VALUES = 20 * _MANY  # names of fields count, too
 
 
 def read_windows(text: str) -> TrafficWindows:
-    """Return the windows in a text of YAML or JSON. Raises SpecError, with the line where the mistake is."""
+    """Return the windows in a text of YAML or JSON. Raises SpecError, with the line of the mistake."""
     data, lines = _parsed(text)
     try:
         return to_windows(data)
@@ -129,7 +129,7 @@ def _window(field: str, data: object) -> Window:
     given = _mapping(field, data, {"name", "start", "end", "days", "sizes"})
     for needed in ("name", "start", "end", "sizes"):
         if needed not in given:
-            raise SpecError(f"{field}.{needed}", None, "given: a window has a name, a start, an end and sizes")
+            raise SpecError(f"{field}.{needed}", None, "given: a window has name, start, end and sizes")
     if not isinstance(given["name"], str):
         raise SpecError(f"{field}.name", given["name"], "a name")
     try:
@@ -222,13 +222,13 @@ def _mapping(field: str, data: object, known: set[str] | None = None) -> dict[st
 
 
 def _within(field: str, error: SpecError) -> SpecError:
-    """Return the error of a part with the name of the whole before its own, unless it has that."""
+    """Return the error with the outer field's name before its own, unless it has that."""
     inner = error.field if error.field.startswith(field) else f"{field}.{error.field}"
     return SpecError(inner, error.given, error.allowed)
 
 
 def _parsed(text: str) -> tuple[object, dict[str, int]]:
-    """Return plain data, and of each field the line on which it is."""
+    """Return plain data, and the line of each field."""
     import yaml
 
     try:
@@ -254,7 +254,7 @@ def _plain(yaml: Any, node: Any, field: str, lines: dict[str, int]) -> Any:
                 raise SpecError(f"line {key.start_mark.line + 1}: {field}", "a key that is no text", allowed)
             name = f"{field}.{key.value}".lstrip(".")
             if key.value in mapping:
-                raise SpecError(f"line {key.start_mark.line + 1}: {name}", "said twice", "each once")
+                raise SpecError(f"line {key.start_mark.line + 1}: {name}", "a second value", "one value for each field")
             lines[name] = key.start_mark.line + 1
             mapping[key.value] = _plain(yaml, value, name, lines)
         return mapping
@@ -264,7 +264,7 @@ def _plain(yaml: Any, node: Any, field: str, lines: dict[str, int]) -> Any:
 
 
 def _line(field: str, lines: Mapping[str, int]) -> int:
-    """Return where a field is, or else the one that it is in."""
+    """Return the line of a field, or else of the innermost field around it."""
     while field not in lines:
         field = re.sub(r"(^|\.)[^.\[]*$|\[\d+\]$", "", field)
     return lines[field]

@@ -1,10 +1,8 @@
-"""Traffic windows: spans of the day in which training has sizes of its own, because the web is busy or quiet.
+"""Traffic windows: times of day with their own sizes for training, because the web is busy or quiet.
 
-A window is told by the clock on the wall of its time zone. So one from 22:00 to 06:00 begins on each of its days and
-ends on the day after, whatever day that is, and daylight-saving time moves no edge: a window is an hour shorter or
-longer when clocks change within it, and what lies in an hour that comes twice comes twice.
-
-`traffic_schema` reads windows from YAML, JSON and Python.
+A window's times are local ones of its time zone. A window from 22:00 to 06:00 starts on each of its days and ends on
+the next day, whatever day that is. When clocks change within a window, it is an hour shorter or longer; a window within
+the hour that repeats repeats, too.
 """
 
 from __future__ import annotations
@@ -24,15 +22,15 @@ from edl_runtime.errors import SpecError
 
 WEEK = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAYS = (*WEEK, "holiday")
-"""Kinds of days: a holiday is that alone, whatever day of the week it is."""
+"""Kinds of days. A holiday is no day of the week."""
 
 DAY_MINUTES = 24 * 60
 FARTHEST = timedelta(days=400)
-"""How far ahead, or back, an edge is looked for."""
+"""How far ahead, or back, the edges of a window are searched."""
 
 
 class Size(msgspec.Struct, frozen=True):
-    """A number of something, or with `share` a part of all of it, 0 to 1. Raises SpecError."""
+    """An amount, or with `share` a share of the whole, 0 to 1. Raises SpecError."""
 
     amount: float
     share: bool = False
@@ -42,7 +40,7 @@ class Size(msgspec.Struct, frozen=True):
             raise SpecError("size", str(self), "a number, 0 or more, or a share as in 40%, 0% to 100%")
 
     def of(self, whole: float) -> float:
-        """Return how much it is of so much, at most all of it."""
+        """Return the amount of a `whole`, at most all of it."""
         return whole * self.amount if self.share else min(self.amount, whole)
 
     def __str__(self) -> str:
@@ -52,8 +50,8 @@ class Size(msgspec.Struct, frozen=True):
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """What training may have in a window.
 
-    - `cluster`: of each resource what all instances together may use, as a number or a share of the cluster; "*" is for
-      resources that are not named. Without it, all.
+    - `cluster`: by resource, what all instances together may use; "*" is for resources that are not named. By default
+      everything.
     - `jobs`, `pools`: by name, the most instances, or a share of what training may use.
 
     Raises SpecError if the shares of jobs and pools add up to more than 100 %.
@@ -74,7 +72,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
                     raise SpecError(f"{kind}.{name}", str(size), "a whole number of instances, or a share")
 
     def capacity(self, total: Mapping[str, float]) -> dict[str, float]:
-        """Return what training may use of each resource of a cluster that has so much."""
+        """Return what training may use of each resource of a cluster with `total`."""
         rest = self.cluster.get("*", Size(1.0, share=True))
         return {name: self.cluster.get(name, rest).of(whole) for name, whole in total.items()}
 
@@ -83,7 +81,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     ) -> int | None:
         """Return the most instances of a job or pool, None when it has no size of its own.
 
-        `resources` is what an instance needs, and `capacity` what training may use.
+        `resources`: what an instance needs. `capacity`: what training may use.
         """
         sizes = self.jobs if kind == "jobs" else self.pools
         if (size := sizes.get(name)) is None:
@@ -121,19 +119,19 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def head(self) -> tuple[int, int]:
-        """Its span on the day on which it starts."""
+        """Its minutes on the day on which it starts."""
         return self.start, self.end if self.end > self.start else DAY_MINUTES
 
     @property
     def tail(self) -> tuple[int, int]:
-        """Its span on the day after, empty for most."""
+        """Its minutes on the next day, empty for most."""
         return 0, self.end if self.end < self.start else 0
 
 
 class WindowSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """One time that a window, or the default, holds: from `start` to before `end`.
+    """One occurrence of a window, or of the default, from `start` to before `end`.
 
-    `name` is the window's, or "default". None is for a start or end that is not within 400 days.
+    `name` is the window's, or "default". A start or end that is not within 400 days is None.
     """
 
     name: str
@@ -145,9 +143,9 @@ class WindowSpan(msgspec.Struct, frozen=True, kw_only=True):
 class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
     """All windows, and the `default` sizes of the times between them.
 
-    - `time_zone`: whose clock tells the windows' times, by its name in the tz database.
+    - `time_zone`: of the windows' times, as named in the tz database.
     - `holidays`: dates on which only windows of the day "holiday" start.
-    - `traffic`: from where it is known what the web needs; None for windows alone.
+    - `traffic`: the source of what the web needs; None for windows alone.
 
     Raises SpecError for windows that overlap, for times that no window covers when there is no default, and for unknown
     time zones.
@@ -164,34 +162,31 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
         names = [window.name for window in self.windows]
         for number, name in enumerate(names):
             if name in names[:number]:
-                raise SpecError(f"windows[{number}].name", name, "a name of its own: two windows have this one")
+                raise SpecError(f"windows[{number}].name", name, "a unique name")
             if name == "default":
-                raise SpecError(f"windows[{number}].name", name, "another name: this is that of the times between")
+                raise SpecError(f"windows[{number}].name", name, "another name: default is the times between windows")
         for before, day in _days_in_a_row(holidays=bool(self.holidays)):
             self._check_day(before, day)
 
     def at(self, moment: datetime) -> WindowSpan:
-        """Return what holds at a moment, which has to have a time zone of its own."""
+        """Return the window at a moment, which must have a time zone."""
         window = self._window(moment)
         edges = [self._edge(moment, step) for step in (-1, 1)]
         name, sizes = (window.name, window.sizes) if window else ("default", self._default())
         return WindowSpan(name=name, sizes=sizes, start=edges[0], end=edges[1])
 
     def sizes_at(self, moment: datetime) -> Sizes:
-        """Return the sizes that hold at a moment."""
+        """Return the sizes at a moment."""
         window = self._window(moment)
         return window.sizes if window else self._default()
 
     def capacity(self, moment: datetime, total: Mapping[str, float], *, lead_s: float = 0.0) -> dict[str, float]:
-        """Return the least that training may use of each resource from a moment until the lead time is over.
-
-        With a lead time jobs shrink before a window begins that has less for them.
-        """
+        """Return the least that training may use of each resource from a moment until the lead time is over."""
         each = [span.sizes.capacity(total) for span in self.spans(moment, lead_s=lead_s)]
         return {name: min(capacity[name] for capacity in each) for name in total}
 
     def spans(self, moment: datetime, *, lead_s: float = 0.0) -> Iterator[WindowSpan]:
-        """Yield what holds at a moment, and what begins until the lead time is over."""
+        """Yield the window at a moment, and those that begin until the lead time is over."""
         span = self.at(moment)
         yield span
         until = moment.astimezone(UTC) + timedelta(seconds=lead_s)
@@ -218,7 +213,7 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def _edge(self, moment: datetime, step: Literal[-1, 1]) -> datetime | None:
-        """Return when what holds at a moment begins (-1) or ends (1)."""
+        """Return when the window at a moment begins (-1) or ends (1)."""
         if not self.windows:
             return None
         zone = zone_of(self.time_zone)
@@ -261,7 +256,7 @@ def format_clock(minutes: int) -> str:
 
 
 def _days_in_a_row(*, holidays: bool) -> Iterator[tuple[str, str]]:
-    """Yield which kinds of days may follow one another."""
+    """Yield the pairs of kinds of days that may follow one another."""
     for number, day in enumerate(WEEK):
         yield WEEK[number - 1], day
         if holidays:
@@ -272,9 +267,9 @@ def _days_in_a_row(*, holidays: bool) -> Iterator[tuple[str, str]]:
 
 
 def _turns(day: date, minutes: Sequence[int], zone: ZoneInfo) -> list[datetime]:
-    """Return when, on a day of UTC, a clock in the zone shows these times or is changed, in order.
+    """Return when, on a day of UTC, local clocks show these times or are changed, in order.
 
-    By its own days they would not come in order: where clocks change near midnight these overlap, or leave a gap.
+    By local days they would not be in order: where clocks change near midnight, days overlap or leave a gap.
     """
     begins = datetime.combine(day, time(), UTC)
     ends = begins + timedelta(days=1)
@@ -283,7 +278,7 @@ def _turns(day: date, minutes: Sequence[int], zone: ZoneInfo) -> list[datetime]:
 
 
 def _moments(day: date, minutes: Sequence[int], zone: ZoneInfo) -> Iterator[datetime]:
-    """Yield when the clock shows these times on a day: twice in an hour that comes twice."""
+    """Yield when local clocks show these times on a day: twice in an hour that repeats."""
     for minute in minutes:
         for fold in (0, 1):
             wall = datetime.combine(day, time(minute // 60, minute % 60), zone).replace(fold=fold)

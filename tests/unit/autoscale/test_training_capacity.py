@@ -89,11 +89,14 @@ def test_windows_say_it_of_other_resources() -> None:
 @pytest.mark.parametrize(
     ("recent", "why"),
     [
-        ([("19:25", 4.0)], "no word from the source for 35 min: window 'evening' holds until 23:00"),
-        ([], "no word from the source: window 'evening' holds until 23:00"),
-        ([("20:02", 4.0)], "all that the source says is of the future, from 2 min ahead on: window 'evening' holds"),
-        ([("19:59", math.nan)], "no word from the source but what is no number: window 'evening' holds"),
-        ([("19:25", 4.0), ("19:59", math.nan), ("22:00", 1.0)], "no word from the source for 35 min: window 'evening'"),
+        ([("19:25", 4.0)], "no sample from the source for 35 min: window 'evening' holds until 23:00"),
+        ([], "no sample from the source: window 'evening' holds until 23:00"),
+        ([("20:02", 4.0)], "all samples are in the future, from 2 min ahead on: window 'evening' holds"),
+        ([("19:59", math.nan)], "no valid sample from the source: window 'evening' holds"),
+        (
+            [("19:25", 4.0), ("19:59", math.nan), ("22:00", 1.0)],
+            "no sample from the source for 35 min: window 'evening'",
+        ),
     ],
 )
 def test_when_the_source_says_nothing_windows_hold(recent: list[tuple[str, float]], why: str) -> None:
@@ -122,7 +125,7 @@ def test_a_profile_that_does_not_know_the_day_leaves_it_to_windows() -> None:
     )
     found = training_capacity(WINDOWS, TOTAL, now=sunday, forecast=forecast)
     assert found.capacity["gpu"] == 24
-    assert found.why.startswith("no day like this one has taught what the web needs at this time: the default sizes")
+    assert found.why.startswith("no earlier day like this one has samples of this time: the default sizes")
 
 
 def test_trouble_with_the_source_is_said_at_once_and_counts_once_its_last_word_is_old() -> None:
@@ -131,7 +134,7 @@ def test_trouble_with_the_source_is_said_at_once_and_counts_once_its_last_word_i
     assert found.capacity["gpu"] == pytest.approx(27.4)
     assert found.why == "the web is expected to need 4 gpu now, and is left 4.6 (it is away)"
     late = room("08:40", ("07:50", 4.0), trouble="it is away")
-    assert late.why == "no word from the source for 50 min (it is away): the default sizes hold until 18:00"
+    assert late.why == "no sample from the source for 50 min (it is away): the default sizes hold until 18:00"
 
 
 def test_windows_give_way_before_one_begins() -> None:

@@ -96,7 +96,7 @@ def test_the_module_is_the_command(work_dir: Path) -> None:
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.splitlines() == [
         "edl: no job or pool named 'nobody'; there are none",
-        f"edl: looked in {work_dir}; EDL_WORK_DIR names another folder, and EDL_BACKEND=kubernetes looks in a cluster",
+        f"edl: looked in {work_dir}; EDL_WORK_DIR names another folder, and EDL_BACKEND=kubernetes searches a cluster",
     ]
 
 
@@ -250,7 +250,7 @@ def as_told(phase: Phase, reason: str = "", *, log: bool) -> SimpleNamespace:
 
 def test_logs_of_instances_that_never_start_say_why_and_end(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever follows the log of a job that can't work is let go."""
-    monkeypatch.setattr(logs, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(logs, "LAST_LINES_S", 0.1)
     monkeypatch.setattr(backends, "open_backend", lambda _: as_told("failed", "no such image", log=True))
     assert edl("logs", "-f", "job") == (0, "", "edl: no such image\n")
 
@@ -258,7 +258,7 @@ def test_logs_of_instances_that_never_start_say_why_and_end(edl: Edl, monkeypatc
 def test_a_stop_says_that_the_log_could_not_be_kept(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job is gone all the same."""
     monkeypatch.setattr(backends, "open_backend", lambda _: as_told("running", log=False))
-    assert edl("stop", "job") == (0, "job is gone; what it wrote could not be kept\n", "")
+    assert edl("stop", "job") == (0, "job is stopped; its output could not be kept\n", "")
 
 
 @pytest.mark.usefixtures("pool")
@@ -268,7 +268,7 @@ def test_a_pool_is_resized_within_its_bounds_and_suspended(edl: Edl) -> None:
     for number in ("4", "-1"):
         status, _, complaint = edl("resize", "pool", number)
         assert (status, complaint) == (EX_CONFIG, f"edl: instances: got {number}, allowed is 0, or 1 to 3\n")
-    said = "pool is suspended; `edl resize pool N` lets it go on, as a rescaling does\n"
+    said = "pool is suspended; `edl resize pool N` or a rescaling resumes it\n"
     assert edl("resize", "pool", "0") == (0, said, "")
     _, table, _ = edl("jobs")
     for words in ("pending", "/0 ", "suspended: it resumes when it is resized to one or more instances"):
@@ -279,7 +279,7 @@ def test_a_pool_is_resized_within_its_bounds_and_suspended(edl: Edl) -> None:
 @pytest.mark.usefixtures("pool")
 def test_a_job_is_stopped_by_hand_whatever_its_token(edl: Edl, work_dir: Path) -> None:
     """The command ends when the job is gone, and says where its output is; a second time there is nothing to stop."""
-    assert edl("stop", "pool") == (0, "pool is gone; `edl logs pool` shows what it wrote\n", "")
+    assert edl("stop", "pool") == (0, "pool is stopped; `edl logs pool` shows its output\n", "")
     assert edl("jobs", "--json")[1] == "[]\n"
     assert edl("logs", "pool")[0] == 0
     assert edl("stop", "pool")[0] == 1

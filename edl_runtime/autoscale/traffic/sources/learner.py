@@ -1,4 +1,4 @@
-"""What is known of the web: asked of its source at each pass of the rescaling, and learned from it now and then."""
+"""Fetches the forecast at each rescaling pass: recent samples of the traffic source, and a profile learned hourly."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 CHECK_SPAN_S = float(DAY_S)
-"""A source is checked for samples of so long."""
+"""`check_source` needs a sample of this time."""
 
 NEVER_S = 0.0
-"""When that was learned which is to be learned at the next pass."""
+"""`learned_s` of a profile that is to be learned at the next pass."""
 
 PROFILE_TTL_S = 2 * DAY_S
-"""What was learned is kept in Redis so long after it was last used."""
+"""How long a profile is kept in Redis after its last use."""
 
 
 class LearnedProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept in Redis from pass to pass: what was learned at a time, slot by slot, and the latest sample."""
+    """A profile as it is kept in Redis: by slot, with the time it was learned and the latest sample."""
 
     learned_s: float
     working: list[float | None]
@@ -49,14 +49,13 @@ class LearnedProfile(msgspec.Struct, frozen=True, kw_only=True):
     latest: Sample | None
 
     def profile(self, traffic: Traffic, time_zone: str) -> Profile:
-        """Return the profile."""
         days = ((False, self.working), (True, self.weekend))
         slots = {(weekend, slot): need for weekend, day in days for slot, need in enumerate(day) if need is not None}
         return Profile(slots=slots, time_zone=time_zone, slot_s=traffic.forecast_options.slot_s)
 
 
 def open_source(traffic: Traffic, client: Redis | None) -> TrafficSource:
-    """Return what reads the source. `client` is of the Redis in which a stream is, and no other source needs it.
+    """Return the reader of a source. Only a stream needs the `client`.
 
     Raises SpecError for a token whose variable is not set here, and for a stream without a Redis.
     """
@@ -75,29 +74,31 @@ def open_source(traffic: Traffic, client: Redis | None) -> TrafficSource:
 
 
 async def check_source(traffic: Traffic, client: Redis | None = None, *, now_s: float) -> Sample:
-    """Ask a source what the web needed in the last day, and return the latest of that, of the resource.
+    """Return the latest sample of the last day, as an amount of the resource.
 
-    For whoever has written the source down, or hands it on: raises SpecError for what has to be written otherwise, as a
-    query that can't be read or a file that is not there, NoSamplesError for a source that has nothing of that day, and
-    SourceUnavailableError, or RegistryUnavailableError for a stream's Redis, for trouble that may pass.
+    Raises SpecError for a mistake in the spec, as a query that can't be parsed or a missing file; NoSamplesError for a
+    source without a sample of that day; SourceUnavailableError, or RegistryUnavailableError for a stream's Redis, for
+    errors that may pass.
     """
     samples = traffic.needs(await open_source(traffic, client).samples(now_s - CHECK_SPAN_S, now_s))
     last = latest_sample(samples, now_s)
     if last is None:
-        raise no_samples("the traffic source", now_s - CHECK_SPAN_S, now_s, "all that it says is no number, or below 0")
+        raise no_samples(
+            "the traffic source", now_s - CHECK_SPAN_S, now_s, "all its samples are below 0, or no numbers"
+        )
     return last
 
 
 async def fetch_forecast(
     traffic: Traffic, client: Redis | None, namespace: str, now_s: float, *, time_zone: str = "UTC"
 ) -> Forecast:
-    """Return what is known of the web now: what its source says, and the profile of days like this one.
+    """Return the forecast: the latest sample of the source, and the profile.
 
-    The profile is kept in Redis, and learned anew each `LEARN_EVERY_S`; at each call without a `client`. `time_zone` is
-    that of its days, the windows'.
+    The profile is kept in Redis and learned again each LEARN_EVERY_S; without a `client` at each call. `time_zone` is
+    that of the windows.
 
-    Whatever goes wrong with the source is the forecast's `trouble`, in words; then what is known from before counts
-    until that is too old. Raises RegistryUnavailableError.
+    An error of the source becomes the forecast's `trouble`, and earlier samples count until they are too old. Raises
+    RegistryUnavailableError.
     """
     key = keys.traffic_profile(namespace, _digest(traffic, time_zone))
     kept = await _cached_profile(client, key, traffic) if client else None
@@ -131,7 +132,7 @@ async def fetch_forecast(
 async def _samples_or_trouble(
     traffic: Traffic, client: Redis | None, now_s: float, span_s: float
 ) -> tuple[list[Sample], str]:
-    """Return what the source has of the last seconds, and what is wrong with it."""
+    """Return the samples of the last seconds, or none and the error."""
     try:
         return traffic.needs(await open_source(traffic, client).samples(now_s - span_s, now_s)), ""
     except (SourceError, SpecError) as error:
@@ -139,7 +140,7 @@ async def _samples_or_trouble(
 
 
 async def _cached_profile(client: Redis, key: str, traffic: Traffic) -> LearnedProfile | None:
-    """Return what is kept, None if there is nothing that can be used."""
+    """Return the kept profile, None if there is none that fits the options."""
     with unavailable_if_lost(client):
         text = await client.get(key)
     kept = decode_record(text, LearnedProfile)
@@ -155,5 +156,5 @@ def _learn_profile(samples: list[Sample], traffic: Traffic, time_zone: str, now_
 
 
 def _digest(traffic: Traffic, time_zone: str) -> str:
-    """Return what differs where another profile would be learned."""
+    """Return a key that changes with everything a profile depends on."""
     return hashlib.sha256(msgspec.json.encode((traffic, time_zone))).hexdigest()[:16]

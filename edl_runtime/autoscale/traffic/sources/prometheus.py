@@ -1,4 +1,4 @@
-"""What the web needs, from a query to Prometheus."""
+"""Traffic source: a query to Prometheus."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from edl_runtime.parsing import JsonDecoder
 from edl_runtime.settings import check_token
 
 POINTS = 11_000
-"""Prometheus refuses to answer with more of a series."""
+"""The most points of a series that Prometheus returns."""
 
 ANSWER_LIMIT = 16 << 20
-"""Bytes of an answer. One series of so many points has half a megabyte."""
+"""Bytes of a response. One series of POINTS has half a megabyte."""
 
 _PIECE = 1 << 16
-_SAID_LIMIT = 300
+_MESSAGE_LIMIT = 300
 
 
 class PrometheusSource:
-    """Asks for a range in parts that Prometheus does not refuse, each in a thread, so that no loop waits.
+    """Requests a range in parts of at most POINTS, each in a thread so that the event loop is not blocked.
 
-    `token` is the bearer token, "" for none. It follows no redirection, which might take the token elsewhere. A proxy
-    is used as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say, and SSL_CERT_FILE names authorities of one's own.
+    `token` is the bearer token, "" for none. Redirections are not followed: they could send the token elsewhere. The
+    variables HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE apply.
     """
 
     def __init__(self, spec: Prometheus, token: str = "") -> None:
@@ -47,7 +47,7 @@ class PrometheusSource:
             self._headers["Authorization"] = f"Bearer {check_token(f'the token in {spec.token_env}', token)}"
 
     async def samples(self, since_s: float, until_s: float) -> list[Sample]:
-        """Return what the query said every `step_s`, at `until_s` last; see `TrafficSource`."""
+        """Return a sample every `step_s`, the last one at `until_s`; see `TrafficSource`."""
         step_ms = round(self._spec.step_s * 1000)
         until_ms = int(until_s * 1000)
         first_ms = until_ms - (until_ms - int(since_s * 1000)) // step_ms * step_ms
@@ -66,7 +66,7 @@ class PrometheusSource:
                 status, body, where = await asyncio.to_thread(self._get, start_ms, end_ms)
         except TimeoutError:
             raise SourceUnavailableError(self._name, f"no answer within {self._spec.timeout_s:g} s") from None
-        except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last for a host that can't be one
+        except (OSError, http.client.HTTPException, UnicodeError) as error:  # UnicodeError: an invalid host name
             cause = getattr(error, "reason", None) or error
             raise SourceUnavailableError(self._name, str(cause) or type(cause).__name__) from None
         if status != http.client.OK:
@@ -74,7 +74,7 @@ class PrometheusSource:
         return self._read(body)
 
     def _get(self, start_ms: int, end_ms: int) -> tuple[int, bytes, str]:
-        """Return the status of an answer, its body, at most a byte more than the limit, and to where it leads."""
+        """Return status, body (cut soon after ANSWER_LIMIT) and the Location header of a response."""
         parameters = {
             "query": self._spec.query,
             "start": f"{start_ms / 1000:.3f}",
@@ -86,28 +86,30 @@ class PrometheusSource:
         timeout_s = self._spec.timeout_s
         until = time.monotonic() + timeout_s
         try:
-            response = urllib.request.build_opener(_Stay).open(request, timeout=timeout_s)
+            response = urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s)
         except urllib.error.HTTPError as error:
             response = error
         with response:
             body = bytearray()
-            while piece := response.read1(_PIECE):  # what is there: all of a piece may be long in coming
+            while piece := response.read1(
+                _PIECE
+            ):  # read1 returns what has arrived, so that the deadline is checked in time
                 body += piece
                 if time.monotonic() > until:
                     raise TimeoutError
                 if len(body) > ANSWER_LIMIT:
                     break
             else:
-                if response.length:  # so much is missing: the server has gone
+                if response.length:  # the connection was closed before the whole body
                     raise http.client.IncompleteRead(bytes(body), response.length)
             return response.status, bytes(body), response.headers.get("Location", "")
 
     def _refuse(self, status: int, body: bytes, where: str) -> NoReturn:
-        """Raise what an answer means that is not the one that was wanted."""
-        said = _said(body)
+        """Raise the error of a status other than 200."""
+        message = _error_of(body)
         if status in (400, 422):
             raise SpecError(
-                "traffic.prometheus.query", self._spec.query, f"what {self._name} can answer; it says: {said}"
+                "traffic.prometheus.query", self._spec.query, f"what {self._name} can answer; it says: {message}"
             )
         if status in (401, 403):
             given = self._spec.token_env or "none"
@@ -118,7 +120,7 @@ class PrometheusSource:
         if status in (404, 405):
             allowed = f"Prometheus' own URL; {self._url}/api/v1/query_range answered {status}"
             raise SpecError("traffic.prometheus.url", self._spec.url, allowed)
-        raise SourceUnavailableError(self._name, f"it answered {status}: {said}")
+        raise SourceUnavailableError(self._name, f"it answered {status}: {message}")
 
     def _read(self, body: bytes) -> list[Sample]:
         if len(body) > ANSWER_LIMIT:
@@ -127,7 +129,7 @@ class PrometheusSource:
             result = _decoder.decode(body).data.result
             found = [[Sample(at_s=at_s, needed=float(value)) for at_s, value in series.values] for series in result]
         except ValueError:
-            allowed = f"Prometheus' own URL; it answers what Prometheus does not: {_said(body)}"
+            allowed = f"Prometheus' own URL; it answers as Prometheus does not: {_error_of(body)}"
             raise SpecError("traffic.prometheus.url", self._spec.url, allowed) from None
         if len(result) > 1:
             self._too_many(f"{len(result)}, as {result[0].metric} and {result[1].metric}")
@@ -138,9 +140,9 @@ class PrometheusSource:
         raise SpecError("traffic.prometheus.query", self._spec.query, allowed)
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_request: object) -> None:
-        """Follow no redirection."""
+        """Return None: do not follow it."""
 
 
 class _Series(msgspec.Struct):
@@ -164,12 +166,12 @@ class _Refusal(msgspec.Struct, rename="camel"):
 _decoder = JsonDecoder(_Answer)
 
 
-def _said(body: bytes) -> str:
-    """Return what a server says went wrong, or the beginning of whatever it says."""
+def _error_of(body: bytes) -> str:
+    """Return the error message of a response, or else its beginning."""
     try:
         refusal = JsonDecoder(_Refusal).decode(body)
     except msgspec.DecodeError:
-        words = " ".join(body[: 4 * _SAID_LIMIT].decode(errors="replace").split())
+        words = " ".join(body[: 4 * _MESSAGE_LIMIT].decode(errors="replace").split())
     else:
         words = f"{refusal.error_type}: {refusal.error}".removeprefix(": ")
-    return words[:_SAID_LIMIT] or "nothing"
+    return words[:_MESSAGE_LIMIT] or "nothing"

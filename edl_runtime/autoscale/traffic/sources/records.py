@@ -1,4 +1,4 @@
-"""Traffic sources whose records people write themselves: a CSV file, and a Redis stream."""
+"""Traffic sources with records of the user's own: a CSV file, and a Redis stream."""
 
 from __future__ import annotations
 
@@ -21,34 +21,33 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 Record = tuple[str, str, str]
-"""Where it stands, a time, and what was needed."""
+"""Its position for messages, a time, and the amount needed."""
 
 log = get_logger(__name__)
 
 
 class TrafficSource(Protocol):
-    """Says what the web needed."""
+    """Reads what the web needed."""
 
     async def samples(self, since_s: float, until_s: float) -> list[Sample]:
-        """Return what was needed at times from `since_s` to `until_s`, seconds since 1970, in their order.
+        """Return the samples from `since_s` to `until_s`, seconds since 1970, in order, in the source's unit.
 
-        It is as the source counts it. One that is no number is among them, for the source has said that nobody knows.
+        A NaN is included: it means that the need is unknown.
 
-        Raises NoSamplesError when there are none, SpecError for what has to be written otherwise, as a query that can't
-        be read or a file that is not there, and SourceUnavailableError (or RegistryUnavailableError, where the source
-        is in Redis) for trouble that may pass.
+        Raises NoSamplesError when there are none; SpecError for a mistake in the spec, as a query that can't be parsed
+        or a missing file; SourceUnavailableError (RegistryUnavailableError for a stream) for errors that may pass.
         """
 
 
 def no_samples(source: str, since_s: float, until_s: float, hint: str) -> NoSamplesError:
-    """Return the error that a source has nothing of a time."""
+    """Return the error that a source has no samples of a time."""
     return NoSamplesError(source, _moment(since_s), _moment(until_s), hint)
 
 
 def parse_records(source: str, records: Iterable[Record], since_s: float, until_s: float) -> list[Sample]:
-    """Return the records' samples of a time, in order; such that can't be read are skipped, and their number logged.
+    """Return the samples of a time in order. Unreadable records are skipped, and their number is logged.
 
-    A time is one of ISO 8601, in UTC if it doesn't say, or seconds since 1970. Raises NoSamplesError.
+    A time is ISO 8601, by default in UTC, or seconds since 1970. Raises NoSamplesError.
     """
     samples: list[Sample] = []
     unreadable: list[str] = []
@@ -64,10 +63,10 @@ def parse_records(source: str, records: Iterable[Record], since_s: float, until_
         if since_s <= sample.at_s <= until_s:
             samples.append(sample)
     if skipped:
-        log.warning("source.skipped", source=source, records=skipped, first=unreadable[0])
+        log.warning("source.records_skipped", source=source, records=skipped, first=unreadable[0])
     if not samples:
         hints = [f"{skipped} can't be read, as {unreadable[0]}"] if skipped else []
-        hints += [f"{later} of a later time, so look at the clocks"] if later else []
+        hints += [f"{later} have a later time, so check the clocks"] if later else []
         raise no_samples(source, since_s, until_s, "; ".join(hints) or "is the web tier still writing?")
     return sorted(samples, key=lambda sample: sample.at_s)
 
@@ -87,19 +86,17 @@ def _moment(at_s: float) -> datetime:
     return datetime.fromtimestamp(at_s, UTC)
 
 
-# What the web needs, from a CSV file that may grow.
-
 COLUMNS = ("time", "needed")
 
 
 class CsvSource:
-    """Reads the file anew each time, in a thread: a month of minutes is a megabyte."""
+    """Reads the whole file each time, in a thread: a month of minutes is a megabyte."""
 
     def __init__(self, spec: CsvFile) -> None:
         self._path = Path(spec.path).expanduser()
 
     async def samples(self, since_s: float, until_s: float) -> list[Sample]:
-        """See `TrafficSource`. Lines that can't be read are skipped, and their number logged."""
+        """See `TrafficSource` and `parse_records`."""
         return await asyncio.to_thread(self._samples, since_s, until_s)
 
     def _samples(self, since_s: float, until_s: float) -> list[Sample]:
@@ -107,7 +104,7 @@ class CsvSource:
 
     def _records(self) -> Iterator[Record]:
         lines = self._text().splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):  # it is being written
+        if lines and not lines[-1].endswith("\n"):  # it is still being written
             del lines[-1]
         rows = csv.DictReader(lines, restval="")
         names = [name.strip() for name in rows.fieldnames or ()]
@@ -128,7 +125,7 @@ class CsvSource:
 
     def _text(self) -> str:
         try:
-            if self._path.exists() and not self._path.is_file():  # a pipe would keep us waiting
+            if self._path.exists() and not self._path.is_file():  # opening a pipe would block
                 raise SpecError("traffic.csv.path", str(self._path), "a file")
             with self._path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
                 return file.read()
@@ -137,21 +134,19 @@ class CsvSource:
             raise SpecError("traffic.csv.path", str(self._path), f"a CSV file that can be read ({cause})") from None
 
 
-# What the web needs, from a Redis stream to which its tier adds.
-
 PAGE = 1_000
-"""Entries that are asked for at once: reading more would hold up others in the loop."""
+"""Entries of a read: more at once would block the event loop."""
 
 
 class StreamSource:
-    """Reads the entries whose ids are of the time that is asked for, or later: none is of a time after its id's."""
+    """Reads entries with ids from `since_s` on: an entry's time is never after its id's."""
 
     def __init__(self, spec: RedisStream, client: Redis) -> None:
         self._stream = spec.stream
         self._client = client
 
     async def samples(self, since_s: float, until_s: float) -> list[Sample]:
-        """See `TrafficSource`. Entries that can't be read are skipped, and their number logged."""
+        """See `TrafficSource` and `parse_records`."""
         records = [record async for record in self._records(since_s)]
         return await asyncio.to_thread(parse_records, f"the Redis stream {self._stream!r}", records, since_s, until_s)
 

@@ -1,4 +1,4 @@
-"""How a traffic source is written down: frozen structs, valid once made."""
+"""Specs of traffic sources: frozen structs that validate themselves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from edl_runtime.autoscale.traffic.forecast import ForecastOptions, Sample
 from edl_runtime.errors import SpecError
 
 MOST_SAMPLES = 100_000
-"""So many samples a profile is learned from at most: ten requests to Prometheus."""
+"""The most samples of a profile: ten requests to Prometheus."""
 
 MOST_TIMEOUT_S = 20.0
-"""A pass that waits for two answers so long is still in time."""
+"""Two such timeouts still fit into a rescaling pass."""
 
 _TOKEN_VARIABLE = re.compile(r"EDL_TRAFFIC_[A-Z0-9_]+")
 
@@ -23,14 +23,13 @@ _TOKEN_VARIABLE = re.compile(r"EDL_TRAFFIC_[A-Z0-9_]+")
 class Prometheus(msgspec.Struct, frozen=True, kw_only=True, tag="prometheus"):
     """A query of a Prometheus server, or of one that answers as it does (Thanos, Mimir, VictoriaMetrics).
 
-    - `url`: the server's, with a prefix if it has one, as in http://prometheus:9090. No user and password: they would
-      be shown.
-    - `query`: PromQL that makes one series, as sum(rate(http_requests_total[5m])).
+    - `url`: as in http://prometheus:9090, with a path prefix if it has one. No user and password, which would be shown.
+    - `query`: PromQL that returns one series, as sum(rate(http_requests_total[5m])).
     - `step_s`: seconds between two samples.
-    - `timeout_s`: how long an answer may take, in seconds, up to 20.
-    - `token_env`: the environment variable that holds the bearer token, EDL_TRAFFIC_ and more; empty for no token.
-      What reads the source, as an Airflow worker, must have it. No other variable can be named, for who may write
-      windows may send it anywhere.
+    - `timeout_s`: of a request, in seconds, up to 20.
+    - `token_env`: the environment variable with the bearer token, EDL_TRAFFIC_ and more; empty for no token. It must be
+      set where the source is read, as in an Airflow worker. Other variables are refused, because the author of the
+      windows chooses where the token is sent.
 
     Raises SpecError.
     """
@@ -52,15 +51,15 @@ class Prometheus(msgspec.Struct, frozen=True, kw_only=True, tag="prometheus"):
         if self.token_env and not _TOKEN_VARIABLE.fullmatch(self.token_env):
             # Not shown: it may be the token, written where the variable's name belongs.
             given = f"{len(self.token_env)} characters that are no name of such a variable"
-            allowed = "the environment variable that holds the token, which begins with EDL_TRAFFIC_"
+            allowed = "the environment variable that holds the token, whose name begins with EDL_TRAFFIC_"
             raise SpecError("token_env", given, allowed)
 
 
 class RedisStream(msgspec.Struct, frozen=True, kw_only=True, tag="redis"):
     """A stream in the Redis of EDL_REDIS_URL to which the web tier adds what it needs.
 
-    An entry has the field `needed`, a number, and `at`, seconds since 1970, if that is not when it was added: then it
-    is not after that. For example, and with about as many entries kept as a month has at one a minute:
+    An entry has the field `needed`, a number, and optionally `at`, seconds since 1970, not after it was added. For
+    example, keeping about a month of entries a minute:
 
         XADD web-load MAXLEN ~ 50000 * needed 14.2
 
@@ -77,12 +76,12 @@ class RedisStream(msgspec.Struct, frozen=True, kw_only=True, tag="redis"):
 
 
 class CsvFile(msgspec.Struct, frozen=True, kw_only=True, tag="csv"):
-    """A file with the columns `time` and `needed`, and others if need be, that may grow.
+    """A file with the columns `time` and `needed`, and possibly others, that may grow.
 
-    A time is one of ISO 8601, in UTC if it doesn't say, or seconds since 1970. What stands after the last end of a
-    line is not read, as it may not be whole.
+    A time is ISO 8601, by default in UTC, or seconds since 1970. A last line without an end is not read, because it may
+    still be written.
 
-    - `path`: of the file; "~" is the home folder of who reads it. Raises SpecError if it is empty.
+    - `path`: of the file; "~" is the reader's home folder. Raises SpecError if it is empty.
     """
 
     path: str
@@ -93,12 +92,12 @@ class CsvFile(msgspec.Struct, frozen=True, kw_only=True, tag="csv"):
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """From where it is known what the web needs, and how carefully that is used.
+    """The source of what the web needs, and the forecast's margins.
 
-    - `resource`: what the web needs, by its name in the cluster, as gpu or cpu.
-    - `source`: who says how much.
-    - `times`: so much of the resource for one of what the source counts, as 0.002 GPUs for a request per second.
-    - `forecast_options`: headroom, lead time and the like, with their defaults.
+    - `resource`: what the web needs, as gpu or cpu.
+    - `source`: where its samples are.
+    - `times`: how much of the resource for one unit of the source, as 0.002 GPUs for a request per second.
+    - `forecast_options`: headroom, lead time and the like.
 
     Raises SpecError.
     """
@@ -119,7 +118,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError("prometheus.step_s", self.source.step_s, allowed)
 
     def needs(self, samples: list[Sample]) -> list[Sample]:
-        """Return what a source counted as what the web needs of the resource."""
+        """Return samples of the source as amounts of the resource."""
         return [Sample(at_s=sample.at_s, needed=sample.needed * self.times) for sample in samples]
 
 
