@@ -56,7 +56,11 @@ async def take_snapshot(
     Raises BackendError, RegistryUnavailableError.
     """
     now_s = time.time()
-    forecast = await _forecast(windows, client, namespace, now_s)
+    forecast = None
+    if windows and windows.traffic:
+        from edl_runtime.autoscale.traffic.sources.learner import fetch_forecast
+
+        forecast = await fetch_forecast(windows.traffic, client, namespace, now_s, time_zone=windows.time_zone)
     jobs, capacity = await _jobs_and_capacity(backend)
     pools = {job.name: job for job in jobs if job.kind == "pool" and not job.has_ended}
     demands = await read_demands(client, namespace, list(pools))
@@ -96,11 +100,3 @@ def _need(pool: JobStatus, demand: PoolDemand) -> Limit:
     assert pool.scaling  # noqa: S101 - none has ended
     need = pool_size(pool.attainable, demand, pool.scaling.bounds)
     return Limit(instances=need.teachers, reason=need.reason)
-
-
-async def _forecast(windows: TrafficWindows | None, client: Redis, namespace: str, now_s: float) -> Forecast | None:
-    if windows is None or windows.traffic is None:
-        return None
-    from edl_runtime.autoscale.traffic.sources.learner import fetch_forecast
-
-    return await fetch_forecast(windows.traffic, client, namespace, now_s, time_zone=windows.time_zone)
