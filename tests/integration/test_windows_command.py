@@ -161,7 +161,7 @@ def test_what_a_source_can_do_only_half_is_said_beside_what_is_shown(edl: Edl, f
         server.longest_s = 86_400
         with_source(file, f"prometheus: {{url: '{server.url}', query: requests, timeout_s: 20}}")
         status, printed, _ = edl(file)
-    assert (status, "no day like this one" in printed, "too many samples" in printed) == (0, True, True)
+    assert (status, "no earlier day like this one" in printed, "too many samples" in printed) == (0, True, True)
 
 
 @pytest.mark.parametrize(
