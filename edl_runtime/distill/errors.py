@@ -1,4 +1,4 @@
-"""Errors of students: no teacher, or samples that teachers can't be asked about."""
+"""Errors of students: no teacher, or samples that can't be sent to teachers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from edl_runtime.errors import EdlError
 
 
 class DistillError(EdlError):
-    """Raised when a student can't be given its teachers' answers."""
+    """Raised when a student can't get its teachers' answers."""
 
 
 @dataclass(eq=False, repr=False)
 class NoTeacherError(DistillError):
-    """Raised when no healthy teacher was there within the wait limit."""
+    """Raised when no healthy teacher was available within the wait limit."""
 
     pool: str
     waited_s: float
@@ -23,14 +23,14 @@ class NoTeacherError(DistillError):
     def __str__(self) -> str:
         because = f" ({self.reason})" if self.reason else ""
         waited = f"no healthy teacher of {self.pool!r} after {self.waited_s:.0f} s{because}"
-        return f"{waited}; check that teachers run: `edl pools` shows who is in a pool, with EDL_REDIS_URL as here"
+        return f"{waited}; check that teachers run: `edl pools` lists those in a pool, with the same EDL_REDIS_URL"
 
 
 @dataclass(eq=False, repr=False)
 class DeadlyRequestError(DistillError):
-    """Raised in place of a batch under which one teacher's predictor after another died: it would end all of them.
+    """Raised in place of a batch under which several teachers' predictors died: sending it again would kill them all.
 
-    - `batch`: which, in words: "batch 7" of the epoch, counted from 0.
+    - `batch`: its name: "batch 7" of the epoch, counted from 0.
     - `teachers`: their addresses.
     """
 
@@ -40,15 +40,15 @@ class DeadlyRequestError(DistillError):
 
     def __str__(self) -> str:
         return (
-            f"{self.batch} of the epoch is not asked again: the predictors of teachers {', '.join(self.teachers)} died "
-            f"or hung while they worked on it ({self.reason}). Look for what is odd about these samples, and into the "
-            "teachers' logs; a model that is merely slow needs a larger `edl teacher --hung-after`"
+            f"{self.batch} of the epoch is not sent again: the predictors of teachers {', '.join(self.teachers)} died "
+            f"or hung while they worked on it ({self.reason}). Check these samples and the teachers' logs; a model "
+            "that is only slow needs a larger `edl teacher --hung-after`"
         )
 
 
 @dataclass(eq=False, repr=False)
 class NotRecordedError(DistillError, LookupError):
-    """Raised when a student asks for answers that were not written to disk: `missing` of `rows` rows."""
+    """Raised when a student needs answers that were not recorded: `missing` of `rows` rows."""
 
     folder: str
     missing: int
@@ -56,31 +56,31 @@ class NotRecordedError(DistillError, LookupError):
 
     def __str__(self) -> str:
         if not self.rows:
-            return f"no answers were written to {self.folder}; let a teacher answer the same script first"
+            return f"no answers were recorded in {self.folder}; run the same script with a teacher first"
         return (
-            f"the answers in {self.folder} are to other inputs: {self.missing} of a request's {self.rows} rows are not "
-            "among them. Answers on disk need a source that gives the same inputs each time: without augmentation, or "
-            "with a fixed seed for all that is random"
+            f"the answers in {self.folder} are for other inputs: {self.missing} of a request's {self.rows} rows are "
+            "not among them. Recorded answers need a source that yields the same inputs each time: without "
+            "augmentation, or with a fixed seed for everything random"
         )
 
 
 @dataclass(eq=False, repr=False)
 class UnreadableAnswersError(DistillError, ValueError):
-    """Raised for answers on disk that another version has written, or that are damaged."""
+    """Raised for recorded answers that are damaged or of another version."""
 
     folder: str
     problem: str
 
     def __str__(self) -> str:
         return (
-            f"the answers in {self.folder} can't be read ({self.problem}); go on with the version of edl-airflow that "
-            "wrote them, or let a teacher answer the script into another folder"
+            f"the answers in {self.folder} can't be read ({self.problem}); use the version of edl-airflow that wrote "
+            "them, or record the answers again into another folder"
         )
 
 
 @dataclass(eq=False, repr=False)
 class SampleError(DistillError, ValueError):
-    """Raised when the source yields something that the teachers can't be asked about."""
+    """Raised when the source yields something that can't be sent to the teachers."""
 
     field: str
     position: str
@@ -92,14 +92,14 @@ class SampleError(DistillError, ValueError):
 
 
 class SampleIdError(SampleError):
-    """Raised when a sample has no id that its answers could be kept by, or comes with the id of another."""
+    """Raised when a sample has no usable id for the cache, or the id of another sample."""
 
     def __init__(self, field: str, position: str, given: str) -> None:
-        super().__init__(field, position, given, "an integer, text or bytes for each sample, of its own")
+        super().__init__(field, position, given, "a unique integer, text or bytes for each sample")
 
     def __str__(self) -> str:
         return (
             f"{self.field!r} of {self.position}: got {self.given}, a cache of answers needs {self.allowed}: the same "
-            "in every epoch for the same inputs, and another for others. Augmented data can't have one; and when the "
+            "in every epoch for the same inputs, and another for other inputs. Augmented data can't be cached; if the "
             "data has changed, remove the cache's folder"
         )

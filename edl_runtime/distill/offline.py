@@ -1,8 +1,7 @@
 """Offline distillation: teachers' answers are written to disk once, and students are trained from there.
 
-An answer is found by what was asked: a digest of a row's inputs, and of the outputs that were wanted. So rows may come
-in any order and any batches, and inputs that differ from those that were asked about are noticed, never given the
-answer to others.
+The key of an answer is a digest of a row's inputs and of the requested outputs. So rows may come in any order and any
+batches, and inputs that were not recorded are detected, never given another row's answer.
 """
 
 from __future__ import annotations
@@ -23,9 +22,6 @@ from edl_runtime.distill.teacher_worker import InferenceConnection
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.protocol.tensors import Array, Tensor
-
-FORMAT = 0
-"""Of what is kept in a folder: the `user_version` of its database. To be counted up with each change of it."""
 
 _WAIT_S = 60.0
 _SCHEMA = """
@@ -49,17 +45,14 @@ _signature_decoder = JsonDecoder(ModelSignature)
 
 
 class RecordedAnswers:
-    """The answers kept in a folder, by what was asked. Several threads and processes may each open it."""
+    """The answers recorded in a folder, by digest. Several threads and processes may each open it."""
 
     def __init__(self, folder: Path) -> None:
-        """Open it; an empty one is made if there is none. Raises OSError, UnreadableAnswersError."""
+        """Open it; creates an empty one if there is none. Raises OSError, UnreadableAnswersError."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "answers.sqlite"
         self._database = sqlite3.connect(self.path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False)
-        with _has_to_be_readable(folder):
-            found = self._database.execute("pragma user_version").fetchone()[0]
-            if found != FORMAT:
-                raise ValueError(f"format {found}, this version reads format {FORMAT}")
+        with _reading(folder):
             self._database.executescript(_SCHEMA)
 
     def __len__(self) -> int:
@@ -69,46 +62,59 @@ class RecordedAnswers:
     def close(self) -> None:
         self._database.close()
 
-    def find(self, asked: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return what is there of the answers to these."""
-        marks = ",".join("?" * len(asked))
-        found = self._database.execute(f"select asked, tensors from answers where asked in ({marks})", asked)  # noqa: S608
+    def find(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return the recorded answers among these."""
+        marks = ",".join("?" * len(digests))
+        found = self._database.execute(f"select asked, tensors from answers where asked in ({marks})", digests)  # noqa: S608
         return dict(found.fetchall())
 
     def keep(self, answers: Mapping[bytes, bytes]) -> None:
-        """Add these, all of them or none."""
+        """Add these, all or none."""
         self._database.execute("begin immediate")
         with self._database:
             self._database.executemany("insert or ignore into answers values (?, ?)", answers.items())
 
     def signature(self) -> ModelSignature | None:
-        """Return what the teachers' model takes and answers, None if nobody said. Raises UnreadableAnswersError."""
+        """Return the signature of the teachers' model, None if nothing was recorded. Raises UnreadableAnswersError."""
         found = self._database.execute("select signature from models").fetchone()
-        with _has_to_be_readable(self.path.parent):
+        with _reading(self.path.parent):
             return _signature_decoder.decode(found[0]) if found else None
 
     def keep_signature(self, signature: ModelSignature) -> None:
         self._database.execute("insert or ignore into models values (?)", [msgspec.json.encode(signature)])
 
 
-class RecordingConnection:
-    """A connection that asks a teacher by another one and keeps the answers; what is known already it asks nobody."""
+class RecordedConnection:
+    """A connection that answers from a folder. Other requests go to `teacher`, whose answers are recorded there.
 
-    def __init__(self, folder: Path, teacher: InferenceConnection) -> None:
+    Without a teacher it raises NotRecordedError for them.
+    """
+
+    def __init__(self, folder: Path, teacher: InferenceConnection | None = None) -> None:
         self._folder = folder
         self._teacher = teacher
 
     def open(self) -> None:
+        """Raise NotRecordedError if there is neither folder nor teacher, UnreadableAnswersError for a damaged file."""
+        if self._teacher is None and not self._folder.is_dir():
+            raise NotRecordedError(str(self._folder), 0, 0)
         self._answers = RecordedAnswers(self._folder)
-        self._teacher.open()
+        if self._teacher is not None:
+            self._teacher.open()
 
     def close(self) -> None:
-        self._teacher.close()
+        if self._teacher is not None:
+            self._teacher.close()
 
     def ready(self) -> bool:
-        return self._teacher.ready()
+        return self._teacher is None or self._teacher.ready()
 
     def signature(self) -> ModelSignature:
+        if self._teacher is None:
+            recorded = self._answers.signature()
+            if recorded is None:
+                raise NotRecordedError(str(self._folder), 0, 0)
+            return recorded
         signature = self._teacher.signature()
         self._answers.keep_signature(signature)
         return signature
@@ -121,75 +127,38 @@ class RecordingConnection:
         *,
         alone: bool = False,
     ) -> Answers:
-        asked = question_digests(inputs, outputs, normalise)
-        known = self._answers.find(asked)
-        if len(known) == len(set(asked)):
-            return _joined(self._folder, [known[one] for one in asked])
+        digests = question_digests(inputs, outputs, normalise)
+        known = self._answers.find(digests)
+        missing = [digest for digest in digests if digest not in known]
+        if not missing:
+            return _joined(self._folder, [known[digest] for digest in digests])
+        if self._teacher is None:
+            raise NotRecordedError(str(self._folder), len(missing), len(digests))
         answers = self._teacher.infer(inputs, outputs, normalise, alone=alone)
-        if all(array.shape[:1] == (len(asked),) for array in answers.values()):  # others are refused by who asked
-            self._answers.keep(dict(zip(asked, _rows(answers, len(asked)), strict=True)))
+        if all(array.shape[:1] == (len(digests),) for array in answers.values()):  # the caller refuses other answers
+            self._answers.keep(dict(zip(digests, _rows(answers, len(digests)), strict=True)))
         return answers
-
-
-class ReplayConnection:
-    """A connection to what a `RecordingConnection` has kept. Needs no teacher."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def open(self) -> None:
-        """Raise NotRecordedError when nothing was kept there, UnreadableAnswersError when another version kept it."""
-        if not self._folder.is_dir():
-            raise NotRecordedError(str(self._folder), 0, 0)
-        self._answers = RecordedAnswers(self._folder)
-
-    def close(self) -> None:
-        """Nothing is under way that would have to be ended."""
-
-    def ready(self) -> bool:
-        return True
-
-    def signature(self) -> ModelSignature:
-        signature = self._answers.signature()
-        if signature is None:
-            raise NotRecordedError(str(self._folder), 0, 0)
-        return signature
-
-    def infer(
-        self,
-        inputs: Mapping[str, Tensor],
-        outputs: Sequence[str | TopK],
-        normalise: Mapping[str, Normalise],
-        *,
-        alone: bool = False,  # noqa: ARG002 - nobody else is asked
-    ) -> Answers:
-        """Return what the teacher answered. Raises NotRecordedError for rows that it was not asked about."""
-        asked = question_digests(inputs, outputs, normalise)
-        known = self._answers.find(asked)
-        if lacking := [one for one in asked if one not in known]:
-            raise NotRecordedError(str(self._folder), len(lacking), len(asked))
-        return _joined(self._folder, [known[one] for one in asked])
 
 
 def question_digests(
     inputs: Mapping[str, Tensor], outputs: Sequence[str | TopK], normalise: Mapping[str, Normalise]
 ) -> list[bytes]:
-    """Name what is asked about each row: equal for equal numbers, of the same dtype and shape, and equal requested."""
+    """Return a digest of each row: equal for equal inputs of the same dtype and shape and equal requested outputs."""
     names = sorted(inputs)
     question = repr([*outputs, *sorted(normalise.items()), *names]).encode()
-    asked = []
+    digests = []
     for rows in zip(*(inputs[name] for name in names), strict=True):
         digest = hashlib.blake2b(question, digest_size=16)
         for row in rows:
             array = np.asarray(row)
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
-        asked.append(digest.digest())
-    return asked
+        digests.append(digest.digest())
+    return digests
 
 
 def _rows(answers: Answers, count: int) -> list[bytes]:
-    """Return each row of the answers by itself, all its tensors in one."""
+    """Encode each row of the answers, with all its tensors."""
     tensors = [(name, array.dtype.str, array.shape[1:], np.ascontiguousarray(array)) for name, array in answers.items()]
     return [
         _encoder.encode({name: _Row(dtype, shape, array[row].tobytes()) for name, dtype, shape, array in tensors})
@@ -198,8 +167,8 @@ def _rows(answers: Answers, count: int) -> list[bytes]:
 
 
 def _joined(folder: Path, rows: Sequence[bytes]) -> dict[str, Array]:
-    """Put such rows together again, as fresh arrays. Raises UnreadableAnswersError."""
-    with _has_to_be_readable(folder):
+    """Decode and stack such rows, as new arrays. Raises UnreadableAnswersError."""
+    with _reading(folder):
         decoded = [_decoder.decode(row) for row in rows]
         return {
             name: np.stack([np.frombuffer(row[name].data, row[name].dtype).reshape(row[name].shape) for row in decoded])
@@ -208,11 +177,11 @@ def _joined(folder: Path, rows: Sequence[bytes]) -> dict[str, Array]:
 
 
 @contextmanager
-def _has_to_be_readable(folder: Path) -> Iterator[None]:
-    """Turn what the block raises about what is kept in `folder` into an UnreadableAnswersError."""
+def _reading(folder: Path) -> Iterator[None]:
+    """Turn errors of damaged data in `folder` into an UnreadableAnswersError."""
     try:
         yield
-    except sqlite3.OperationalError:  # a full disk, or another process that takes too long
+    except sqlite3.OperationalError:  # a full disk, or a lock held too long by another process
         raise
     except (sqlite3.DatabaseError, msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
         raise UnreadableAnswersError(str(folder), str(error)) from None

@@ -18,7 +18,6 @@ from edl_runtime.distill.dispatch_policy import AnswerTimeout, SourceWait
 from edl_runtime.distill.dispatcher import Dispatcher, PipelineSignals
 from edl_runtime.distill.errors import DistillError
 from edl_runtime.distill.stats import DeliveryCounter, ReaderStats
-from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import ModelSignature
 
 MIN_REQUESTS = 4
@@ -26,13 +25,8 @@ MIN_REQUESTS = 4
 MAX_EPOCHS_AHEAD = 8
 """Epochs that are fed ahead of the one that is read: short ones take many to fill the window, empty ones no end."""
 
-ADVISE_FROM_SHARE = 0.05
-"""Share of its time that the script waits for epochs to begin, from which on the log says how to avoid it."""
-
 FLUSH_AFTER_S = 0.02
 """So long a script waits for the source before it has teachers asked about items that are held back."""
-
-log = get_logger(__name__)
 
 
 class Epoch:
@@ -88,8 +82,6 @@ class Pipeline:
         self._unfinished = 0  # weight of the batches between put and take_batch
         self._reading: Epoch | None = None
         self._ahead: deque[Epoch] = deque()  # epochs that come after it and are fed already
-        self._may_go_ahead = False
-        self._advised = False
         self._source_wait = SourceWait()
         self._failure: BaseException | None = None
         self._closed = False
@@ -108,25 +100,11 @@ class Pipeline:
         with self._lock:
             self._check()
             self._drop_reading()
-            now = time.monotonic()
-            self._counter.begin_epoch(now)
-            self._advise(now)
+            self._counter.begin_epoch(time.monotonic())
             is_fed = bool(self._ahead)
             self._reading = self._ahead.popleft() if is_fed else self._new_epoch()
             self._room.notify_all()
             return self._reading, is_fed
-
-    def _advise(self, now: float) -> None:
-        """Log once what it costs not to know of epochs that could be fed ahead."""
-        waiting = self._counter.waiting_for_epochs(now)
-        if waiting >= ADVISE_FROM_SHARE and self._may_go_ahead and not self._known_epochs and not self._advised:
-            self._advised = True
-            log.info(
-                "epochs.not_known",
-                effect=f"the student waits {waiting:.0%} of the time for the first batches of epochs",
-                advice="give DistillReader(epochs=…), at least as many as you read, and they are under way before; "
-                "not with data.through",
-            )
 
     def end(self, epoch: Epoch) -> None:
         """Be done with the epoch: what is left of it is dropped, answers that are under way included."""
@@ -284,7 +262,6 @@ class Pipeline:
         with self._lock:
             epoch.ended = True
             epoch.error = epoch.error or error
-            self._may_go_ahead = ahead
             self._done.notify_all()
             if epoch.error is not None or epoch.over or not ahead:
                 return None

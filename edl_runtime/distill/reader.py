@@ -17,7 +17,7 @@ from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.distill.teacher_worker import Connect
 from edl_runtime.distill.teachers import Discovered, Fixed, teachers_from_settings
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.oip import Normalise, TopK
+from edl_runtime.protocol.oip import Normalise, TopK, positive_integer
 from edl_runtime.settings import RuntimeSettings
 
 
@@ -30,9 +30,9 @@ class DistillReader:
 
     Each iteration is one epoch. The source runs ahead in a thread of its own, by a few requests for each teacher.
     Teachers may come, go and fail in the middle. Leaving an epoch early is fine; of several iterations only the
-    latest goes on. In a child, forked or spawned, as the workers of a DataLoader are, the reader begins anew, with
-    connections of its own; an iteration from before the fork is the parent's. Closing, also by Ctrl-C, waits a second
-    for a source that hangs, and then leaves it behind.
+    latest continues. In a child process, forked or spawned, such as a DataLoader's worker, the reader starts again with
+    connections of its own; an iteration from before the fork stays the parent's. Closing, also by Ctrl-C, waits at most
+    one second for a source that hangs.
 
     - `source`: a function that returns an iterable for one epoch, called once for each, a list of items, or a
       paddle.io.DataLoader, with workers or without. Items are not copied, so it must not write to an array it has
@@ -44,32 +44,31 @@ class DistillReader:
       largest values along the last axis, largest first, and where they stand (int32).
     - `format`: what an item is: "sample" (a tuple of slots), "sample_list" (a list of samples) or "batch" (a tuple of
       slots with the batch as their first axis).
-    - `teachers`: by default what EDL_TEACHERS (fixed) or EDL_POOL (discovered, by EDL_REDIS_URL or EDL_DISCOVERY_URL)
-      say. A mapping, name → teachers, asks several pools about each sample; then `outputs` is a mapping, too, and one
-      slot is appended, a dict of dicts: `answers["vision"]["logits"]`.
+    - `teachers`: by default those of EDL_TEACHERS (fixed) or EDL_POOL (discovered, through EDL_REDIS_URL or
+      EDL_DISCOVERY_URL). With a mapping, name → teachers, each sample is sent to several pools; then `outputs` is a
+      mapping, too, and one slot is appended, a dict of dicts: `answers["vision"]["logits"]`.
     - `teacher_batch_size`: the most samples in one request; by default 64, and fewer of more than 8 MiB in all. A
       request has samples of one item of the source only, except in format "sample". Without it, teachers that answer
-      within 4 ms and may join requests are asked about up to 256 samples at once, of several items if the source has
-      them at hand. Set it for teachers that take long: all of a request has to be answered within
-      EDL_TEACHER_TIMEOUT_S.
-    - `normalise`: inputs whose slots are uint8 though the model takes float32, and how the teachers are to normalise
-      them: a quarter of the bytes travel.
-    - `allow_nan`: take answers with NaN or infinity, too, as of a model that masks with them. Without it they count as
+      within 4 ms and may join requests get up to 256 samples at once, of several items if the source has them ready.
+      Set it for slow teachers: a whole request has to be answered within EDL_TEACHER_TIMEOUT_S.
+    - `normalise`: inputs whose slots are uint8 though the model takes float32, and how teachers normalise them; a
+      quarter of the bytes is sent.
+    - `allow_nan`: accept answers with NaN or infinity, as of a model that masks with them. By default they count as
       wrong answers, and their teacher goes into quarantine.
-    - `epochs`: how many the script will read, if it is known. The first batches of the next epoch are then under way
-      before one ends; without it the source is called for an epoch only when that begins, and the log says once what
-      that costs. Not with `data.through` of an elastic training, and of no use where the source forks in each epoch.
-    - `total_steps`: batches in all epochs together, if known, to tell the time left.
-    - `cache`: `AnswerCache(sample_id)` asks about each sample only once. For data without augmentation.
+    - `epochs`: how many the script will read, if known. The first batches of the next epoch are then requested before
+      the current one ends; by default the source is called for an epoch only when that begins. Don't use it with
+      `data.through` of an elastic training; it has no effect where the source forks in each epoch.
+    - `total_steps`: batches in all epochs together, if known, to estimate the time left.
+    - `cache`: with `AnswerCache(sample_id)` each sample is sent only once. For data without augmentation.
     - `settings`: by default from the environment.
-    - `reporter`: what tells the job's progress, for readers and phases that are one job; by default one of its own.
+    - `reporter`: publishes the job's progress; pass one to several readers that are one job. By default its own.
     - `connect`: opens a connection to an address; by default one of the Open Inference Protocol.
 
-    Raises SpecError for what can't work. Nothing is started before the first iteration, which raises SpecError for
-    names that the teachers' model does not have and for what they can't do, SampleError for an item that it does not
-    take, InferenceError for what it refuses or fails again and again, NoTeacherError after EDL_TEACHER_WAIT_S without a
-    teacher (with teachers that answer nothing, after EDL_TEACHER_TIMEOUT_S if that is longer),
-    RegistryError when Redis or the discovery endpoint is away at the start or refuses, and what the source raises.
+    Raises SpecError for invalid arguments. Nothing is started before the first iteration, which raises SpecError for
+    names and features that the teachers' model does not have, SampleError for an item that it does not take,
+    InferenceError for a request that it refuses or fails repeatedly, NoTeacherError after EDL_TEACHER_WAIT_S without a
+    teacher (with teachers that don't answer, after EDL_TEACHER_TIMEOUT_S if that is longer), RegistryError when Redis
+    or the discovery endpoint is unavailable at the start or refuses, and what the source raises.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class DistillReader:
         *,
         inputs: Sequence[str | None],
         outputs: Outputs | Mapping[str, Outputs],
-        format: Format = "batch",  # noqa: A002 -- the word that users look for
+        format: Format = "batch",  # noqa: A002 -- the name that users look for
         teachers: Teachers | Mapping[str, Teachers] | None = None,
         teacher_batch_size: int | None = None,
         normalise: Mapping[str, Normalise] = MappingProxyType({}),
@@ -92,24 +91,38 @@ class DistillReader:
     ) -> None:
         settings = settings or RuntimeSettings.from_env(os.environ)
         if reporter is not None and total_steps is not None:
-            raise SpecError("total_steps", total_steps, "None with a reporter, which knows it already")
-        names = checked_inputs(inputs)
-        queries, self._pools = checked_queries(teachers, outputs, settings)
-        self._format = checked_format(format)
-        self.epochs = None if epochs is None else checked_count("epochs", epochs)
+            raise SpecError("total_steps", total_steps, "None with a reporter, which has its own")
+        self.epochs = None if epochs is None else positive_integer("epochs", epochs)
+        if teacher_batch_size is not None:
+            teacher_batch_size = positive_integer("teacher_batch_size", teacher_batch_size)
+        queries, self._pools = _checked_queries(teachers, outputs, settings)
+        self._format: Format = format
+        _require(format in get_args(Format), "format", format, " or ".join(map(repr, get_args(Format))))
+        _require(isinstance(allow_nan, bool), "allow_nan", allow_nan, "True or False")
+        _check_inputs(inputs)
+        named = f"a name of `inputs`: {', '.join(name for name in inputs if name)}"
+        _require(
+            isinstance(normalise, Mapping) and all(isinstance(how, Normalise) for how in normalise.values()),
+            "normalise",
+            normalise,
+            "Normalise(…) by the name of an input",
+        )
+        for name in normalise:
+            _require(name in inputs, "normalise", name, named)
+        if cache is not None:
+            _require(isinstance(cache, AnswerCache), "cache", cache, "AnswerCache(…), or None to keep no answers")
+            _require(cache.sample_id in inputs, "cache.sample_id", cache.sample_id, named)
         self._make_engine = partial(
             Engine,
-            checked_source(source),
-            inputs=names,
+            _checked_source(source),
+            inputs=tuple(inputs),
             queries=queries,
-            normalise=checked_normalise(normalise, names),
-            format=self._format,
-            teacher_batch_size=(
-                None if teacher_batch_size is None else checked_count("teacher_batch_size", teacher_batch_size)
-            ),
-            allow_nan=checked_flag("allow_nan", allow_nan),
+            normalise=dict(normalise),
+            format=format,
+            teacher_batch_size=teacher_batch_size,
+            allow_nan=allow_nan,
             epochs=self.epochs,
-            cache=checked_cache(cache, names),
+            cache=cache,
             settings=settings,
             connect=connect,
         )
@@ -127,7 +140,7 @@ class DistillReader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a spawned child is given to make its own."""
+        """Return what a spawned child needs to make its own reader."""
         return {name: self.__dict__[name] for name in ("epochs", "_format", "_pools", "_make_engine")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -147,7 +160,7 @@ class DistillReader:
             engine.end(epoch)
 
     def report(self, *, loss: float | None = None, note: str | None = None) -> None:
-        """Tell the job's progress what only the script knows; None leaves it as it was."""
+        """Add to the job's progress what only the script knows; None leaves a value unchanged."""
         self._reporter.report(loss=loss, note=note)
 
     def stats(self) -> ReaderStats:
@@ -165,14 +178,14 @@ class DistillReader:
             self._reporter.close()
 
     def _engine(self) -> Engine:
-        """Return this process's engine: a forked child has one of its own."""
+        """Return this process's engine; a forked child makes its own."""
         if not self._own_engine.is_mine:
             self._forgotten.detach()
             self._restart_in_child()
         return self._own_engine
 
     def _restart_in_child(self) -> None:
-        """Begin in a child, with threads and connections of its own; the job's progress is the parent's to tell."""
+        """Use threads and connections of this child process; the parent alone publishes the job's progress."""
         self._own_engine = self._make_engine()
         self._reporter = JobReporter(settings=RuntimeSettings())
         self._owns_reporter = True
@@ -193,112 +206,69 @@ Teachers = Fixed | Discovered
 Outputs = Sequence[str | TopK]
 
 
-def checked_source(source: object) -> Callable[[], Iterable[Any]]:
-    """Return what makes an iterable for each epoch. Raises SpecError."""
+def _require(ok: object, field: str, given: object, allowed: str) -> None:
+    if not ok:
+        raise SpecError(field, given, allowed)
+
+
+def _checked_source(source: object) -> Callable[[], Iterable[Any]]:
+    """Return what makes an iterable for each epoch."""
     if callable(source):
         return source
-    if isinstance(source, Iterator):
-        raise SpecError("source", type(source).__name__, "a function that returns a new one for each epoch")
+    kind = type(source).__name__
+    _require(not isinstance(source, Iterator), "source", kind, "a function that returns a new one for each epoch")
     if not isinstance(source, Iterable):
-        raise SpecError("source", type(source).__name__, "a function that returns an iterable, or a list of items")
+        raise SpecError("source", kind, "a function that returns an iterable, or a list of items")
     return source.__iter__
 
 
-def checked_inputs(inputs: object) -> tuple[str | None, ...]:
-    """Return the names of an item's slots. Raises SpecError."""
-    allowed = "a list of names, one for each slot of an item, None for one without"
-    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
-        raise SpecError("inputs", inputs, allowed)
-    names = [name for name in inputs if name is not None]
-    if not names or len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
-        raise SpecError("inputs", inputs, f"{allowed}; at least one name, none twice")
-    return tuple(inputs)
+def _are_names(given: Sequence[object]) -> bool:
+    """Whether these are one or more different names."""
+    return bool(given) and all(isinstance(name, str) and name for name in given) and len(set(given)) == len(given)
 
 
-def checked_queries(
+def _check_inputs(inputs: object) -> None:
+    is_list = isinstance(inputs, Sequence) and not isinstance(inputs, str)
+    _require(
+        is_list and _are_names([name for name in inputs if name is not None]),  # type: ignore[attr-defined]
+        "inputs",
+        inputs,
+        "a list of names, one for each slot of an item, None for one without; at least one name, none twice",
+    )
+
+
+def _checked_queries(
     teachers: Teachers | Mapping[str, Teachers] | None,
     outputs: Outputs | Mapping[str, Outputs],
     settings: RuntimeSettings,
 ) -> tuple[list[PoolQuery], tuple[str, ...]]:
-    """Return what is asked of each pool, and the pools' names if they have any. Raises SpecError."""
+    """Return what is requested from each pool, and the pools' names if they have any."""
     if not isinstance(teachers, Mapping):
         if isinstance(outputs, Mapping):
             allowed = "a list of outputs; by the names of several teachers only when `teachers` has names"
             raise SpecError("outputs", dict(outputs), allowed)
-        asked = teachers_from_settings(settings) if teachers is None else teachers
-        return [PoolQuery(_checked_teachers("teachers", asked, settings), _checked_outputs("outputs", outputs))], ()
+        one = teachers_from_settings(settings) if teachers is None else teachers
+        return [_checked_query("", one, outputs, settings)], ()
     names = tuple(teachers)
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise SpecError("teachers", names, "at least one name with its Fixed(…) or Discovered(…)")
+    _require(_are_names(names), "teachers", names, "at least one name with its Fixed(…) or Discovered(…)")
     if not isinstance(outputs, Mapping) or outputs.keys() != teachers.keys():
         given = list(outputs) if isinstance(outputs, Mapping) else outputs
         raise SpecError("outputs", given, f"a list of outputs for each of the teachers {', '.join(names)}")
-    return [
-        PoolQuery(
-            _checked_teachers(f"teachers[{name!r}]", asked, settings),
-            _checked_outputs(f"outputs[{name!r}]", outputs[name]),
-        )
-        for name, asked in teachers.items()
-    ], names
+    return [_checked_query(f"[{name!r}]", teachers[name], outputs[name], settings) for name in names], names
 
 
-def checked_normalise(normalise: object, inputs: Sequence[str | None]) -> dict[str, Normalise]:
-    """Return what the teachers are to make of uint8 inputs. Raises SpecError."""
-    if not isinstance(normalise, Mapping) or not all(isinstance(how, Normalise) for how in normalise.values()):
-        raise SpecError("normalise", normalise, "Normalise(…) by the name of an input")
-    for name in normalise:
-        if name not in inputs:
-            raise SpecError("normalise", name, f"a name of `inputs`: {', '.join(name for name in inputs if name)}")
-    return dict(normalise)
-
-
-def checked_cache(cache: object, inputs: Sequence[str | None]) -> AnswerCache | None:
-    """Return the cache, if one is wished for. Raises SpecError."""
-    if cache is None:
-        return None
-    if not isinstance(cache, AnswerCache):
-        raise SpecError("cache", cache, "AnswerCache(…), or None to ask about each sample in each epoch")
-    if cache.sample_id not in inputs:
-        allowed = f"a name of `inputs`: {', '.join(name for name in inputs if name)}"
-        raise SpecError("cache.sample_id", cache.sample_id, allowed)
-    return cache
-
-
-def checked_format(given: Format) -> Format:
-    """Return `given` if it is a format. Raises SpecError."""
-    if given not in get_args(Format):
-        raise SpecError("format", given, " or ".join(map(repr, get_args(Format))))
-    return given
-
-
-def checked_count(field: str, given: object) -> int:
-    """Return `given` if it is a whole number above 0. Raises SpecError that names `field`."""
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise SpecError(field, given, "a whole number of 1 or more")
-    return given
-
-
-def checked_flag(field: str, given: object) -> bool:
-    """Return `given` if it is True or False. Raises SpecError that names `field`."""
-    if not isinstance(given, bool):
-        raise SpecError(field, given, "True or False")
-    return given
-
-
-def _checked_outputs(field: str, outputs: object) -> tuple[str | TopK, ...]:
-    allowed = "a list of one or more of the model's outputs, names or TopK(name, k), none twice"
-    if isinstance(outputs, str) or not isinstance(outputs, Sequence) or not outputs:
-        raise SpecError(field, outputs, allowed)
-    names = [output.name if isinstance(output, TopK) else output for output in outputs]
-    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise SpecError(field, outputs, allowed)
-    return tuple(outputs)
-
-
-def _checked_teachers(field: str, given: object, settings: RuntimeSettings) -> Teachers:
-    if not isinstance(given, Fixed | Discovered):
-        raise SpecError(field, given, "Fixed(…), Discovered(…) or None for what the environment says")
-    if isinstance(given, Discovered) and not settings.redis_url and not settings.discovery_url:
+def _checked_query(key: str, teachers: Teachers, outputs: Outputs, settings: RuntimeSettings) -> PoolQuery:
+    """Return what is requested from a pool; `key` is where the arguments of the reader have it."""
+    allowed = "Fixed(…), Discovered(…) or None for the environment's"
+    _require(isinstance(teachers, Fixed | Discovered), f"teachers{key}", teachers, allowed)
+    if isinstance(teachers, Discovered) and not settings.redis_url and not settings.discovery_url:
         allowed = "the URL of the Redis that knows the pool's teachers, or of an `edl discovery` in EDL_DISCOVERY_URL"
         raise SpecError("settings.redis_url (EDL_REDIS_URL)", "", allowed)
-    return given
+    is_list = isinstance(outputs, Sequence) and not isinstance(outputs, str)
+    _require(
+        is_list and _are_names([one.name if isinstance(one, TopK) else one for one in outputs]),
+        f"outputs{key}",
+        outputs,
+        "a list of one or more of the model's outputs, names or TopK(name, k), none twice",
+    )
+    return PoolQuery(teachers, tuple(outputs))

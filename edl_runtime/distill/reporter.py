@@ -1,4 +1,4 @@
-"""How far training is, told about once a second to Redis and every few seconds to the log."""
+"""Publishes the job's progress to Redis about once a second and logs it every few seconds."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Self
 from edl_runtime.distill.bottleneck import ProgressRates
 from edl_runtime.distill.event_loop_thread import EventLoopThread
 from edl_runtime.distill.stats import ReaderStats, combined_stats, final_stats
-from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.progress import LIMIT_LOGGED_AS, LOGGED_AS, Progress, publish_progress, publish_reader_progress
+from edl_runtime.protocol.oip import positive_integer
 from edl_runtime.settings import AGENT_FD, RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 PUBLISH_EVERY_S = 1.0
 LOG_EVERY_S = 5.0
 LAST_REPORT_LIMIT_S = 1.0
-"""For the last report, when nobody may be there to take it."""
+"""Time limit of the last report; Redis may be unavailable by then."""
 JOIN_LIMIT_S = 2.0
 LONGEST_REASON = 200
-"""Characters of why a teacher is in quarantine; what a teacher says may be of any length."""
+"""Most characters of why a teacher is in quarantine; a teacher's error message may have any length."""
 
 log = get_logger(__name__)
 
@@ -40,16 +40,15 @@ class JobReporter:
     A reader makes one by itself. Make your own, as a context manager, to report phases without teachers or several
     readers one after the other as one job, and give it to each reader: steps add up.
 
-    - `total_steps`: batches to train in all; without it there is no time left to tell.
+    - `total_steps`: batches to train in all; without it no time left is reported.
     - `settings`: by default from the environment. Without a job's name and Redis only the log is written.
     """
 
     def __init__(self, *, total_steps: int | None = None, settings: RuntimeSettings | None = None) -> None:
-        """Raise SpecError for a `total_steps` that is not above 0. Starts nothing yet."""
-        steps: object = total_steps
-        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
-            raise SpecError("total_steps", steps, "a whole number of 1 or more, or None when it is not known")
-        self._total_steps = total_steps
+        """Raise SpecError for an invalid `total_steps`. Starts nothing yet."""
+        self._total_steps = (
+            None if total_steps is None else positive_integer("total_steps", total_steps, ", or None if not known")
+        )
         self._settings = settings or RuntimeSettings.from_env(os.environ)
         self._lock = threading.RLock()  # reentrant: the garbage collector may stop it from inside
         self._steps = 0
@@ -58,7 +57,7 @@ class JobReporter:
         self._loss: float | None = None
         self._note = ""
         self._readers: list[Callable[[], ReaderStats]] = []
-        self._before = ReaderStats()  # of readers that are no more
+        self._finished = ReaderStats()  # of readers that were closed
         self._rates = ProgressRates(time.monotonic())
         self._thread: EventLoopThread | None = None
         self._closed = False
@@ -79,7 +78,7 @@ class JobReporter:
             self._samples += samples
 
     def report(self, *, loss: float | None = None, note: str | None = None, epoch: int | None = None) -> None:
-        """Set what is told from now on; None leaves it as it is. `note`: what is being done, in your own words."""
+        """Set what is reported from now on; None leaves a value unchanged. `note`: what is done now, in your words."""
         self._start()
         with self._lock:
             self._loss = self._loss if loss is None else float(loss)
@@ -87,26 +86,26 @@ class JobReporter:
             self._epoch = self._epoch if epoch is None else epoch
 
     def follow(self, stats: Callable[[], ReaderStats]) -> None:
-        """Add what a reader counts, now and later."""
+        """Include the counts of a reader."""
         with self._lock:
             self._readers.append(stats)
         self._start()
 
     def unfollow(self, stats: Callable[[], ReaderStats]) -> None:
-        """Keep what a reader has counted, and not the reader."""
+        """Keep the final counts of a reader, and release the reader."""
         last = final_stats(stats())
         with self._lock:
             if stats in self._readers:
                 self._readers.remove(stats)
-                self._before = combined_stats([self._before, last])
+                self._finished = combined_stats([self._finished, last])
 
     def stats(self) -> ReaderStats:
-        """Return what its readers have done, together."""
+        """Return the combined counts of its readers."""
         with self._lock:
-            return combined_stats([self._before, *(stats() for stats in self._readers)])
+            return combined_stats([self._finished, *(stats() for stats in self._readers)])
 
     def progress(self) -> Progress:
-        """Return what is told at the moment."""
+        """Return the progress up to now."""
         with self._lock:
             reading = self.stats()
             steps = self._steps + reading.batches
@@ -128,21 +127,24 @@ class JobReporter:
                 queued=reading.queued,
                 retries=reading.retries,
                 hedges=reading.hedges,
-                quarantined={who: " ".join(why.split())[:LONGEST_REASON] for who, why in reading.quarantined.items()},
+                quarantined={
+                    teacher: " ".join(reason.split())[:LONGEST_REASON]
+                    for teacher, reason in reading.quarantined.items()
+                },
                 limit=rates.limit,
                 time_left_s=self._time_left_s(steps, rates.steps_per_s),
                 note=self._note,
             )
 
     def stop(self) -> None:
-        """Tell the last, and then no more; doesn't wait for it."""
+        """Publish a last report, then stop; doesn't wait."""
         with self._lock:
             self._closed = True
         if self._thread is not None:
             self._thread.stop()
 
     def close(self) -> None:
-        """Tell the last and return when it is told, or can't be."""
+        """Publish a last report and stop; waits for `JOIN_LIMIT_S` at most."""
         self.stop()
         if self._thread is not None:
             self._thread.join(JOIN_LIMIT_S)
@@ -170,7 +172,7 @@ class JobReporter:
                 await self._report_until_stopped(client)
 
     def _show_metrics(self, shown: contextlib.ExitStack) -> None:
-        """Show metrics to Prometheus as long as `shown` is open, if that is wanted and there is room."""
+        """Serve metrics to Prometheus until `shown` closes, if a port is set and free."""
         port = self._settings.metrics_port
         if not port:
             return
@@ -204,7 +206,7 @@ class JobReporter:
                     await self._publish(client)
 
     async def _publish_to(self, client: Redis, progress: Progress) -> None:
-        """As the job's report; or, where its agents make that, as one of its readers'."""
+        """Publish the job's report; in an elastic job, whose agents publish that, one of a reader."""
         settings = self._settings
         if self._has_agent:
             await publish_reader_progress(

@@ -1,4 +1,4 @@
-"""How a reader fares: counts, and rates over the last seconds."""
+"""Counts of a reader, and rates over the last seconds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from edl_runtime.meter import WINDOW_S, RateMeter
-
-MIN_STARTS = 2
-MIN_STARTS_S = WINDOW_S
-"""Epochs that began, and seconds since the first batch, before what these starts cost is known well enough."""
+from edl_runtime.meter import RateMeter
 
 
 class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,15 +19,15 @@ class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
     - `teachers`: teachers in use now, without those in quarantine.
     - `answered`: requests answered by each teacher, address → count. Only answers in delivered batches count; those
       that were fetched ahead in an epoch that was left early do not.
-    - `cached`: samples that were delivered and no teacher was asked about, for the cache had all answers.
+    - `cached`: delivered samples that were sent to no teacher since the cache had all answers.
     - `epoch`: the number of the current or last one, from 0.
     - `waiting`: share of the last ten seconds that the script waited for its next batch, 0 to 1.
-    - `waited_s`: how long it waited in all, the wait that goes on included.
+    - `waited_s`: how long it waited in all, including the current wait.
     - `waited_for_source_s`: the part in which the source had not yielded the batch yet; the rest was for teachers.
     - `queued`: requests that wait for a teacher now.
-    - `in_flight`: requests that teachers are asked now; `busy`: teachers in use that are asked something.
-    - `retries`: requests that were asked again because a teacher failed or left.
-    - `hedges`: requests that a second teacher was asked because the first took long.
+    - `in_flight`: requests at teachers now; `busy`: teachers in use that have a request.
+    - `retries`: requests that were sent again because a teacher failed or left.
+    - `hedges`: requests that were also sent to a second teacher because the first took long.
     - `quarantined`: teachers that are in quarantine now, address → why.
     """
 
@@ -53,42 +49,32 @@ class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: dict[str, str] = {}
 
 
+_NOW = frozenset({"samples_per_s", "waiting", "teachers", "queued", "in_flight", "busy", "quarantined"})
+"""The fields that describe the present. The others are counts, which stay when a reader is closed."""
+
+
 def final_stats(stats: ReaderStats) -> ReaderStats:
-    """Return what stays of a reader that is no more: its counts, and nothing that is now."""
-    return msgspec.structs.replace(
-        stats, samples_per_s=0.0, waiting=0.0, teachers=0, queued=0, in_flight=0, busy=0, quarantined={}
-    )
+    """Return the counts of a reader that is closed, without the fields that describe the present."""
+    return ReaderStats(**{name: value for name, value in msgspec.structs.asdict(stats).items() if name not in _NOW})
 
 
 def combined_stats(readers: Sequence[ReaderStats]) -> ReaderStats:
-    """Return what these readers of one script have done in all; the epoch is the last one's."""
-    answered: Counter[str] = Counter()
-    quarantined: dict[str, str] = {}
+    """Return the sums of the stats of one script's readers; `epoch` is the last one's."""
+    both = ReaderStats()
     for reader in readers:
-        answered.update(reader.answered)
-        quarantined |= reader.quarantined
-    return ReaderStats(
-        batches=sum(reader.batches for reader in readers),
-        samples=sum(reader.samples for reader in readers),
-        samples_per_s=sum(reader.samples_per_s for reader in readers),
-        teachers=sum(reader.teachers for reader in readers),
-        answered=dict(answered),
-        cached=sum(reader.cached for reader in readers),
-        epoch=readers[-1].epoch if readers else 0,
-        waiting=min(1.0, sum(reader.waiting for reader in readers)),
-        waited_s=sum(reader.waited_s for reader in readers),
-        waited_for_source_s=sum(reader.waited_for_source_s for reader in readers),
-        queued=sum(reader.queued for reader in readers),
-        in_flight=sum(reader.in_flight for reader in readers),
-        busy=sum(reader.busy for reader in readers),
-        retries=sum(reader.retries for reader in readers),
-        hedges=sum(reader.hedges for reader in readers),
-        quarantined=quarantined,
-    )
+        sums = {
+            name: value + getattr(reader, name)
+            for name, value in msgspec.structs.asdict(both).items()
+            if isinstance(value, int | float)
+        }
+        sums |= {"epoch": reader.epoch, "waiting": min(1.0, sums["waiting"])}
+        answered = dict(Counter(both.answered) + Counter(reader.answered))
+        both = ReaderStats(**sums, answered=answered, quarantined=both.quarantined | reader.quarantined)
+    return both
 
 
 class DispatcherCounts(Protocol):
-    """What the tally reads of a dispatcher."""
+    """What `DeliveryCounter` reads of a dispatcher."""
 
     retries: int
     hedges: int
@@ -101,57 +87,13 @@ class DispatcherCounts(Protocol):
     def in_flight(self) -> Sequence[str]: ...
 
 
-class EpochStartWaits:
-    """Measures how long a script waits for the first batch of each epoch, but for the first. Times are seconds.
-
-    `waited_s` is always how long it has waited so far, for any batch.
-    """
-
-    def __init__(self) -> None:
-        self._began_at: float | None = None
-        self._before_s = 0.0  # waited before this epoch
-        self._starting = False
-        self._starts = 0
-        self._starts_s = 0.0
-        self._others = 0
-        self._others_s = 0.0
-
-    def begin(self, waited_s: float) -> None:
-        """An epoch begins."""
-        self._before_s = waited_s
-        self._starting = True
-
-    def deliver(self, waited_s: float, now: float) -> None:
-        """A batch is delivered."""
-        took_s, self._before_s = waited_s - self._before_s, waited_s
-        starting, self._starting = self._starting, False
-        if self._began_at is None:
-            self._began_at = now
-        elif starting:
-            self._starts += 1
-            self._starts_s += took_s
-        else:
-            self._others += 1
-            self._others_s += took_s
-
-    def waiting(self, now: float) -> float:
-        """Return the share of the time since the first batch that the first ones took longer than others do, 0 to 1.
-
-        0 until that is known well enough: for `MIN_STARTS` epochs and `MIN_STARTS_S` seconds.
-        """
-        if self._began_at is None or self._starts < MIN_STARTS or now - self._began_at < MIN_STARTS_S:
-            return 0.0
-        usual_s = self._others_s / self._others if self._others else 0.0
-        return max(0.0, self._starts_s - self._starts * usual_s) / (now - self._began_at)
-
-
 class DeliveryCounter:
     """Counts what is delivered. Times are monotonic seconds."""
 
     def __init__(self, now: float) -> None:
+        self.batches = 0
+        self.samples = 0
         self._epochs = 0
-        self._batches = 0
-        self._samples = 0
         self._cached = 0
         self._waited_s = {"source": 0.0, "teachers": 0.0}
         self._waits_for: Literal["source", "teachers"] | None = None
@@ -159,30 +101,18 @@ class DeliveryCounter:
         self._answered: Counter[str] = Counter()
         self._meter = RateMeter(now)
         self._wait_meter = RateMeter(now)
-        self._starts = EpochStartWaits()
-
-    @property
-    def batches(self) -> int:
-        """How many were delivered."""
-        return self._batches
-
-    @property
-    def samples(self) -> int:
-        """How many were delivered, in batches."""
-        return self._samples
 
     @property
     def teachers_awaited_since(self) -> float | None:
-        """Since when the script has waited for teachers; None while it does not."""
+        """Since when the script has been waiting for teachers; None while it is not."""
         return self._waits_since if self._waits_for == "teachers" else None
 
     def begin_epoch(self, now: float) -> None:
-        """The script begins to read an epoch; rates leave out what was before the first."""
+        """The script begins to read an epoch; rates leave out the time before the first."""
         if not self._epochs:
             self._meter = RateMeter(now)
             self._wait_meter = RateMeter(now)
         self._epochs += 1
-        self._starts.begin(self._waited_in_all_s)
 
     def begin_wait(self, awaited: Literal["source", "teachers"], now: float) -> None:
         """The script begins to wait for its next batch: for the source to yield it, or for teachers."""
@@ -195,7 +125,6 @@ class DeliveryCounter:
             self.begin_wait("teachers", now)
 
     def end_wait(self, now: float) -> None:
-        """The wait is over."""
         if self._waits_for is not None:
             self._waited_s[self._waits_for] += now - self._waits_since
             self._waits_for = None
@@ -203,36 +132,27 @@ class DeliveryCounter:
     def deliver(
         self, samples: int, answered_by: Iterable[str], now: float, *, batches: int = 1, cached: int = 0
     ) -> None:
-        """Count batches whose requests these addresses answered; so many of their samples were `cached`."""
-        self._batches += batches
-        self._samples += samples
+        """Count batches whose requests these addresses answered; `cached` of their samples came from the cache."""
+        self.batches += batches
+        self.samples += samples
         self._cached += cached
         for address in answered_by:
             self._answered[address] += 1
-        self._meter.mark(self._samples, now)
-        self._wait_meter.mark(self._waited_in_all_s, now)
-        self._starts.deliver(self._waited_in_all_s, now)
-
-    def waiting_for_epochs(self, now: float) -> float:
-        """Return the share of its time that the script waits for epochs to begin; see `EpochStartWaits`."""
-        return self._starts.waiting(now)
-
-    @property
-    def _waited_in_all_s(self) -> float:
-        return sum(self._waited_s.values())
+        self._meter.mark(self.samples, now)
+        self._wait_meter.mark(sum(self._waited_s.values()), now)
 
     def stats(self, dispatchers: Sequence[DispatcherCounts], quarantined: Mapping[str, str], now: float) -> ReaderStats:
-        """Return the counts, those of the dispatchers among them."""
+        """Return all counts, including those of the dispatchers."""
         in_use = {address for pool in dispatchers for address in pool.connected} - quarantined.keys()
-        asked = [address for pool in dispatchers for address in pool.in_flight]
+        in_flight = [address for pool in dispatchers for address in pool.in_flight]
         waited_s = dict(self._waited_s)
         if self._waits_for is not None:
             waited_s[self._waits_for] += now - self._waits_since
         waited_in_all_s = sum(waited_s.values())
         return ReaderStats(
-            batches=self._batches,
-            samples=self._samples,
-            samples_per_s=self._meter.rate(self._samples, now),
+            batches=self.batches,
+            samples=self.samples,
+            samples_per_s=self._meter.rate(self.samples, now),
             teachers=len(in_use),
             answered=dict(self._answered),
             cached=self._cached,
@@ -241,8 +161,8 @@ class DeliveryCounter:
             waited_s=waited_in_all_s,
             waited_for_source_s=waited_s["source"],
             queued=sum(pool.queued for pool in dispatchers),
-            in_flight=len(asked),
-            busy=len(in_use.intersection(asked)),
+            in_flight=len(in_flight),
+            busy=len(in_use.intersection(in_flight)),
             retries=sum(pool.retries for pool in dispatchers),
             hedges=sum(pool.hedges for pool in dispatchers),
             quarantined=dict(quarantined),

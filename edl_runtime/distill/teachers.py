@@ -1,11 +1,11 @@
-"""Which teachers a student asks, and how it connects to them.
+"""Which teachers a student uses, and how it connects to them.
 
 EDL_TEACHERS may hold, in place of network addresses:
 
 | address | the answers come from |
 | --- | --- |
 | `inprocess:MODEL?outputs=…` | the model, in the student's own process |
-| `recording:FOLDER@HOST:PORT` | that teacher, and are kept in the folder |
+| `recording:FOLDER@HOST:PORT` | that teacher, and are recorded in the folder |
 | `recorded:FOLDER` | the folder |
 
 Model and folder are quoted as in URLs. `edl compare` uses these to run one script in several ways.
@@ -29,7 +29,7 @@ from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.errors import InferenceError
 from edl_runtime.protocol.infer_messages import InferRequest
-from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
+from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK, positive_integer
 from edl_runtime.protocol.tensors import Array, Tensor
 from edl_runtime.protocol.tls import client_trust
 from edl_runtime.settings import RuntimeSettings
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Fixed(msgspec.Struct, frozen=True):
-    """Teachers at known addresses, "host:port" each, or what `standins` has in place of one; no Redis needed.
+    """Teachers at known addresses, "host:port" each or one of the table above; no Redis needed.
 
     Raises SpecError.
     """
@@ -49,7 +49,7 @@ class Fixed(msgspec.Struct, frozen=True):
     addresses: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        given: object = self.addresses  # whatever a user gave, a string among it
+        given: object = self.addresses  # may be a string, which is a sequence too
         if not isinstance(given, list | tuple) or not given:
             raise SpecError("teachers.addresses", given, "one or more of 'host:port'")
         for address in given:
@@ -76,9 +76,9 @@ class Discovered(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         check_name("teachers.pool", self.pool)
-        most: object = self.at_most
-        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
-            raise SpecError("teachers.at_most", most, "a whole number of 1 or more, or None for any")
+        if self.at_most is not None:
+            most = positive_integer("teachers.at_most", self.at_most, ", or None for any")
+            msgspec.structs.force_setattr(self, "at_most", most)
 
     def __str__(self) -> str:
         return self.pool
@@ -99,26 +99,26 @@ _IN_PROCESS, _RECORDING, _RECORDED = _KINDS = ("inprocess:", "recording:", "reco
 
 
 def in_process_address(model: str, *, outputs: str = "", gpu_id: int | None = None, asked: Path | None = None) -> str:
-    """Return the address of a model that the student's process runs; `outputs` and `gpu_id` as `edl teacher` has it.
+    """Return the address of a model that the student's process runs; `outputs` and `gpu_id` as of `edl teacher`.
 
-    `asked` is a file that is there once the model has answered.
+    `asked` is a file that is created once the model has answered.
     """
     more = {"outputs": outputs, "gpu_id": "" if gpu_id is None else str(gpu_id), "asked": asked or ""}
     return f"{_IN_PROCESS}{quote(model)}?{urlencode(more)}"
 
 
 def recording_address(folder: Path, address: str) -> str:
-    """Return the address of a teacher whose answers are kept in `folder`."""
+    """Return the address of a teacher whose answers are recorded in `folder`."""
     return f"{_RECORDING}{quote(str(folder))}@{address}"
 
 
 def recorded_address(folder: Path) -> str:
-    """Return the address of the answers in `folder`."""
+    """Return the address of the answers recorded in `folder`."""
     return f"{_RECORDED}{quote(str(folder))}"
 
 
 def check_teacher_address(address: object, field: str) -> None:
-    """Raise SpecError unless it is "host:port" or one of the above."""
+    """Raise SpecError unless it is "host:port" or an address of the table above."""
     if not isinstance(address, str) or not address.startswith(_KINDS):
         endpoint_of(address, field)
     elif address.startswith(_RECORDING):
@@ -126,7 +126,7 @@ def check_teacher_address(address: object, field: str) -> None:
 
 
 def connection_factory(settings: RuntimeSettings) -> Connect:
-    """Return what makes a connection to such an address, as students' settings have it. Raises SpecError."""
+    """Return a function that connects to an address with these settings. Raises SpecError."""
     trust = client_trust(settings)
 
     def teacher(address: str) -> TeacherConnection:
@@ -139,12 +139,12 @@ def connection_factory(settings: RuntimeSettings) -> Connect:
             return teacher(address)
         if kind == "inprocess":
             return _connect_in_process(address, rest)
-        from edl_runtime.distill.offline import RecordingConnection, ReplayConnection
+        from edl_runtime.distill.offline import RecordedConnection
 
         if kind == "recorded":
-            return ReplayConnection(Path(unquote(rest)))
-        folder, _, recorded_one = rest.rpartition("@")
-        return RecordingConnection(Path(unquote(folder)), teacher(recorded_one))
+            return RecordedConnection(Path(unquote(rest)))
+        folder, _, recorded = rest.rpartition("@")
+        return RecordedConnection(Path(unquote(folder)), teacher(recorded))
 
     return connect
 
@@ -154,7 +154,7 @@ def _connect_in_process(address: str, rest: str) -> InferenceConnection:
 
     model, _, query = rest.partition("?")
     more = {name: values[0] for name, values in parse_qs(query).items()}
-    outputs = tuple(word for word in more.get("outputs", "").split(",") if word)
+    outputs = tuple(name for name in more.get("outputs", "").split(",") if name)
     gpu_id = int(more["gpu_id"]) if "gpu_id" in more else None
     asked = Path(more["asked"]) if "asked" in more else None
     return InProcessConnection(address, ModelOptions(model=unquote(model), outputs=outputs, gpu_id=gpu_id), asked)
@@ -164,9 +164,9 @@ def _connect_in_process(address: str, rest: str) -> InferenceConnection:
 
 
 class InProcessConnection:
-    """A connection of a reader that runs the model itself. All connections to one model share it, one at a time.
+    """Runs a model in this process in place of a teacher. All connections to one model share it, one at a time.
 
-    `address` is what messages call it; `asked` a file to make when it has answered.
+    `address` is its name in messages; `asked` a file to create when it has answered.
     """
 
     def __init__(self, address: str, options: ModelOptions, asked: Path | None = None) -> None:
@@ -175,7 +175,7 @@ class InProcessConnection:
         self._asked = asked
 
     def open(self) -> None:
-        """Load the model, unless this process has. Raises ModelError."""
+        """Load the model, unless this process has loaded it. Raises ModelError."""
         self._shared = _load_once(self._options)
 
     def close(self) -> None:
@@ -193,9 +193,9 @@ class InProcessConnection:
         outputs: Sequence[str | TopK],
         normalise: Mapping[str, Normalise],
         *,
-        alone: bool = False,  # noqa: ARG002 - all are
+        alone: bool = False,  # noqa: ARG002 - every request is
     ) -> dict[str, Array]:
-        """Return what a teacher would answer. Raises InferenceError when the model fails, which no other can mend."""
+        """Return what a teacher would answer. Raises InferenceError, not retryable, when the model fails."""
         try:
             answers = self._shared.answer({name: np.asarray(rows) for name, rows in inputs.items()}, outputs, normalise)
         except Exception as error:

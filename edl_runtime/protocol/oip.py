@@ -32,7 +32,7 @@ Datatype = Literal[
 
 
 JOIN_EXTENSION = "join"
-"""Of a model whose answer to a row does not depend on the others: requests may be joined, to any number of rows."""
+"""For models whose answer to a row does not depend on other rows: requests may be joined, to any number of rows."""
 
 
 def shape_fits(shape: tuple[int, ...], allowed: tuple[int, ...]) -> bool:
@@ -51,9 +51,9 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class ModelSignature(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model takes and answers, as OIP's model metadata. `versions` has one entry, a digest of the model.
+    """Inputs and outputs of a model, as in OIP's model metadata. `versions` has one entry, a digest of the model.
 
-    `extensions` are what its teacher can do with it beyond the standard: "top_k", "normalise", "shared_memory", and
+    `extensions` are features of its teacher beyond the standard: "top_k", "normalise", "shared_memory", and
     `JOIN_EXTENSION`.
     """
 
@@ -66,7 +66,7 @@ class ModelSignature(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopK(msgspec.Struct, frozen=True):
-    """Of output `name`, wanted are the `k` largest along the last axis, largest first, and where they stand.
+    """Requests the `k` largest values of output `name` along the last axis, largest first, and their indices.
 
     The answer has them as `NAME.values`, in the output's own datatype, and `NAME.indices`, in INT32. Raises SpecError.
     """
@@ -75,15 +75,15 @@ class TopK(msgspec.Struct, frozen=True):
     k: int
 
     def __post_init__(self) -> None:
-        name: object = self.name  # whatever a user gave
+        name: object = self.name
         if not isinstance(name, str) or not name:
             raise SpecError("top_k.name", name, "the name of an output")
-        msgspec.structs.force_setattr(self, "k", _positive_integer("top_k.k", self.k))
+        msgspec.structs.force_setattr(self, "k", positive_integer("top_k.k", self.k))
 
 
-def response_names(wish: str | TopK) -> tuple[str, ...]:
-    """Return the names under which an answer has what was wished for."""
-    return (wish,) if isinstance(wish, str) else (f"{wish.name}.values", f"{wish.name}.indices")
+def response_names(output: str | TopK) -> tuple[str, ...]:
+    """Return the names of the arrays that answer a requested output."""
+    return (output,) if isinstance(output, str) else (f"{output.name}.values", f"{output.name}.indices")
 
 
 class Normalise(msgspec.Struct, frozen=True):
@@ -103,13 +103,13 @@ class Normalise(msgspec.Struct, frozen=True):
             raise SpecError("normalise.std", std, "numbers other than 0")
         if 1 not in (len(mean), len(std)) and len(mean) != len(std):
             raise SpecError("normalise.std", std, f"one number, or {len(mean)} as in mean")
-        msgspec.structs.force_setattr(self, "axis", _positive_integer("normalise.axis", self.axis, "; 0 is the batch"))
+        msgspec.structs.force_setattr(self, "axis", positive_integer("normalise.axis", self.axis, "; 0 is the batch"))
         msgspec.structs.force_setattr(self, "mean", mean)
         msgspec.structs.force_setattr(self, "std", std)
 
     @property
     def channels(self) -> int:
-        """For how many channels it has numbers; 1 fits any number of them."""
+        """The number of channels that `mean` and `std` are for; 1 fits any number of channels."""
         return max(len(numbers) for numbers in (self.mean, self.std) if isinstance(numbers, tuple))  # as both are
 
 
@@ -135,8 +135,8 @@ def _number(given: object) -> float:
     return float(given)
 
 
-def _positive_integer(field: str, given: object, more: str = "") -> int:
-    """Return a whole number of 1 or more as Python's own; numpy has others. Raises SpecError that names `field`."""
+def positive_integer(field: str, given: object, more: str = "") -> int:
+    """Return a whole number of 1 or more, also one of numpy's, as an int. Raises SpecError that names `field`."""
     if isinstance(given, SupportsIndex) and not isinstance(given, bool) and (number := operator.index(given)) >= 1:
         return number
     raise SpecError(field, given, f"a whole number of 1 or more{more}")

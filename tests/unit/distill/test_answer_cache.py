@@ -264,7 +264,7 @@ def test_what_names_no_sample_is_said(kind: str, name: Callable[[int], Any]) -> 
     """The error names the slot and the place, and nobody is asked."""
     teachers = teachers_with()
     with reader_of(teachers, Source(kind, name), AnswerCache("id")) as reader:
-        with pytest.raises(SampleIdError, match=r"'id' of (sample 0|batch 0).*an integer, text or bytes for each"):
+        with pytest.raises(SampleIdError, match=r"'id' of (sample 0|batch 0).*a unique integer, text or bytes for each"):
             list(reader)
         assert not teachers.asked
 

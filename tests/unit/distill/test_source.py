@@ -19,7 +19,6 @@ from edl_runtime.distill import DistillReader, batching, dispatch_policy, engine
 from edl_runtime.distill.dispatch_policy import DEFAULT_ROWS, MAX_ROWS, RequestSizing
 from edl_runtime.distill.errors import DeadlyRequestError, SampleError
 from edl_runtime.distill.pipeline import MAX_EPOCHS_AHEAD
-from edl_runtime.distill.stats import DeliveryCounter
 from edl_runtime.protocol.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.oip import JOIN_EXTENSION, TensorSpec
 from edl_runtime.protocol.tensors import Array
@@ -208,22 +207,6 @@ def test_closing_does_not_wait_for_a_hanging_source(open_reader: Open, monkeypat
         assert logged(logs, "source.still_busy")
     go_on.set()
     wait_until(lambda: not any(thread.name == "edl feeder" for thread in threading.enumerate()))
-
-
-@pytest.mark.parametrize(("epochs", "share", "said"), [(None, 0.11, 1), (None, 0.04, 0), (3, 0.11, 0)])
-def test_what_unknown_epochs_cost_is_said_once(
-    epochs: int | None, share: float, said: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the measured share and what to do; nothing is begun ahead that the script may never ask for."""
-    monkeypatch.setattr(DeliveryCounter, "waiting_for_epochs", lambda *_: share)
-    source = Epochs()
-    with reader_of({"a:1": arithmetic}, source, epochs=epochs) as reader, structlog.testing.capture_logs() as logs:
-        for _ in range(3):
-            list(reader)
-    advice = [entry for entry in logs if entry["event"] == "epochs.not_known"]
-    assert len(advice) == said
-    assert all("11%" in entry["effect"] and "epochs=" in entry["advice"] for entry in advice)
-    assert source.calls == 3
 
 
 @pytest.mark.parametrize("rows", [4, 0])

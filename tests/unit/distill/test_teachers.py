@@ -6,7 +6,6 @@ import multiprocessing
 import re
 import sqlite3
 import threading
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from support.teachers.fakes import FakeTeachers, arithmetic
 from support.teachers.process import PATIENCE_S, wait_until
 
 from edl_runtime.distill.errors import NotRecordedError, UnreadableAnswersError
-from edl_runtime.distill.offline import FORMAT, RecordedAnswers, RecordingConnection, ReplayConnection, question_digests
+from edl_runtime.distill.offline import RecordedAnswers, RecordedConnection, question_digests
 from edl_runtime.distill.teachers import (
     Discovered,
     Fixed,
@@ -73,19 +72,19 @@ def teachers() -> FakeTeachers:
 
 
 @pytest.fixture
-def recorder(teachers: FakeTeachers, tmp_path: Path) -> RecordingConnection:
+def recorder(teachers: FakeTeachers, tmp_path: Path) -> RecordedConnection:
     """Keeps what the teacher answers."""
-    recorder = RecordingConnection(tmp_path / "answers", teachers.connect("a"))
+    recorder = RecordedConnection(tmp_path / "answers", teachers.connect("a"))
     recorder.open()
     recorder.signature()
     return recorder
 
 
 @pytest.fixture
-def disk(recorder: RecordingConnection, tmp_path: Path) -> ReplayConnection:
+def disk(recorder: RecordedConnection, tmp_path: Path) -> RecordedConnection:
     """What is on disk once the teacher was asked about X."""
     recorder.infer({"x": X}, ["double", "sum"], {})
-    disk = ReplayConnection(tmp_path / "answers")
+    disk = RecordedConnection(tmp_path / "answers")
     disk.open()
     return disk
 
@@ -95,8 +94,8 @@ def test_an_address_says_where_answers_come_from() -> None:
     connect = connection_factory(SETTINGS)
     kinds = {
         in_process_address(ODD, outputs="b=c,d", gpu_id=1): InProcessConnection,
-        recording_address(Path(ODD), "127.0.0.1:1"): RecordingConnection,
-        recorded_address(Path(ODD)): ReplayConnection,
+        recording_address(Path(ODD), "127.0.0.1:1"): RecordedConnection,
+        recorded_address(Path(ODD)): RecordedConnection,
         "127.0.0.1:1": TeacherConnection,
     }
     for address, kind in kinds.items():
@@ -116,7 +115,7 @@ def test_other_addresses_are_refused(address: object) -> None:
         check_teacher_address(address, "teachers")
 
 
-def test_answers_on_disk_are_those_that_teachers_gave(disk: ReplayConnection) -> None:
+def test_answers_on_disk_are_those_that_teachers_gave(disk: RecordedConnection) -> None:
     """In any order and any batches, as rows or as an array."""
     order = np.array([3, 0, 3])
     answers = disk.infer({"x": X[order]}, ["double", "sum"], {})
@@ -127,7 +126,7 @@ def test_answers_on_disk_are_those_that_teachers_gave(disk: ReplayConnection) ->
     assert np.array_equal(rows["double"], 2 * X)
 
 
-def test_inputs_that_no_teacher_saw_are_noticed(disk: ReplayConnection) -> None:
+def test_inputs_that_no_teacher_saw_are_noticed(disk: RecordedConnection) -> None:
     """So that nobody is trained on answers to something else: the error says what is wrong with the source."""
     other = X.copy()
     other[1, 2] += 1
@@ -139,7 +138,7 @@ def test_inputs_that_no_teacher_saw_are_noticed(disk: ReplayConnection) -> None:
             disk.infer(inputs, outputs, {})
 
 
-def test_a_teacher_is_asked_once_about_a_row(recorder: RecordingConnection, teachers: FakeTeachers) -> None:
+def test_a_teacher_is_asked_once_about_a_row(recorder: RecordedConnection, teachers: FakeTeachers) -> None:
     """What is on disk already comes from there."""
     for _ in range(3):
         assert np.array_equal(recorder.infer({"x": X}, ["double"], {})["double"], 2 * X)
@@ -147,7 +146,7 @@ def test_a_teacher_is_asked_once_about_a_row(recorder: RecordingConnection, teac
 
 
 def test_an_answer_of_too_few_rows_is_not_kept(
-    recorder: RecordingConnection, teachers: FakeTeachers, tmp_path: Path
+    recorder: RecordedConnection, teachers: FakeTeachers, tmp_path: Path
 ) -> None:
     """Who asked refuses it, and asks again."""
     teachers.behaviours["a"] = lambda x: arithmetic(x[1:])
@@ -161,27 +160,17 @@ def test_an_answer_of_too_few_rows_is_not_kept(
 def test_a_folder_without_answers_is_noticed_at_once(tmp_path: Path) -> None:
     """Before training begins, and no folder is made."""
     folder = tmp_path / "nothing"
-    with pytest.raises(NotRecordedError, match="no answers were written"):
-        ReplayConnection(folder).open()
+    with pytest.raises(NotRecordedError, match="no answers were recorded"):
+        RecordedConnection(folder).open()
     assert not folder.exists()
     RecordedAnswers(folder).close()
-    empty = ReplayConnection(folder)
+    empty = RecordedConnection(folder)
     empty.open()
-    with pytest.raises(NotRecordedError, match="no answers were written"):
+    with pytest.raises(NotRecordedError, match="no answers were recorded"):
         empty.signature()
 
 
-@pytest.mark.parametrize("use", [RecordedAnswers, lambda folder: ReplayConnection(folder).open()])
-def test_a_folder_of_another_version_is_told_apart(use: Callable[[Path], object], tmp_path: Path) -> None:
-    """By both versions, and it is left as it is."""
-    with closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database:
-        database.execute(f"pragma user_version = {FORMAT + 1}")
-        with pytest.raises(UnreadableAnswersError, match=f"format {FORMAT + 1}, this version reads format {FORMAT}"):
-            use(tmp_path)
-        assert not database.execute("select * from sqlite_master").fetchall()
-
-
-def test_answers_that_are_damaged_are_said_to_be(disk: ReplayConnection, tmp_path: Path) -> None:
+def test_answers_that_are_damaged_are_said_to_be(disk: RecordedConnection, tmp_path: Path) -> None:
     """The model's description, a row, or the file itself."""
     folder = tmp_path / "answers"
     with closing(sqlite3.connect(folder / "answers.sqlite", isolation_level=None)) as database:
@@ -193,7 +182,7 @@ def test_answers_that_are_damaged_are_said_to_be(disk: ReplayConnection, tmp_pat
         disk.infer({"x": X}, ["double", "sum"], {})
     (folder / "answers.sqlite").write_bytes(b"?" * 4096)
     with pytest.raises(UnreadableAnswersError, match="not a database"):
-        ReplayConnection(folder).open()
+        RecordedConnection(folder).open()
 
 
 def test_rows_are_told_apart_by_all_that_is_asked() -> None:
