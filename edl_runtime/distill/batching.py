@@ -1,4 +1,4 @@
-"""The source's items: collected into pieces, cut into requests, and joined with the answers again.
+"""The source's items: collected into pieces, cut into requests, and joined with the answers.
 
 | format | the source yields | the reader yields |
 | --- | --- | --- |
@@ -14,28 +14,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from itertools import accumulate, chain
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
 from edl_runtime.distill.bindings import Answers, InputBinding, OutputBinding, RequestPlan, SampleName, SlotArrays
-from edl_runtime.distill.cache.lookup import CachedAnswers, CacheLookup, CacheWriter
+from edl_runtime.distill.cache.lookup import CachedAnswers, CacheLookup
 from edl_runtime.distill.dispatch_policy import DEFAULT_ROWS, MAX_REQUEST_BYTES
 from edl_runtime.distill.errors import SampleError
 from edl_runtime.protocol.tensors import Array, Tensor
 
 ACCUMULATE_S = 0.002
-"""More items than the least are gathered only if the source has them at once."""
+"""More items than the least are collected only if the source yields them within this time."""
 
 
 class ItemAccumulator:
-    """The items of one epoch that are not asked about yet; safe from any thread.
+    """Collects the items of one epoch into pieces to request together; safe from any thread.
 
-    Pieces have `least` items times a power of two, up to `most()`: few batch sizes occur then, and a new one costs a
-    teacher several runs. A script that waits calls `flush`: the source may itself wait for the script to go on.
+    Pieces have `least` items times a power of two, up to `most()`, so that few batch sizes occur: a new one costs a
+    teacher several runs. A script that waits calls `flush`, since the source may itself wait for the script.
 
-    - `emit`: takes a piece; False when no more are wanted. Pieces are given one after the other, in order.
+    - `emit`: takes a piece; returns False when the epoch takes no more. Called for one piece at a time, in order.
     """
 
     def __init__(self, least: int, most: Callable[[], int], emit: Callable[[list[Any]], bool]) -> None:
@@ -48,30 +49,30 @@ class ItemAccumulator:
 
     @property
     def is_holding_back(self) -> bool:
-        """Whether it may hold back items that could be asked about."""
+        """Whether it may hold items that could be requested already."""
         return self._enough > self._least
 
     def consume(self, items: Iterable[Any]) -> bool:
-        """Take all items of the source; return whether all were wanted.
+        """Take all items of the source; return False if the epoch took no more.
 
-        What came before an error of the source is given before that is raised.
+        Items before an error of the source are emitted before that is raised.
         """
-        giving = False
+        emitting = False  # else an error is the source's
         try:
             for item in items:
-                giving = True
+                emitting = True
                 if not self.add(item):
                     return False
-                giving = False
-            giving = True
+                emitting = False
+            emitting = True
             return self.finish()
         except Exception:
-            if not giving:
+            if not emitting:
                 self.finish()
             raise
 
     def add(self, item: Any) -> bool:
-        """Take an item of the source; return whether more are wanted."""
+        """Take an item of the source; return False if the epoch takes no more."""
         with self._lock:
             self._items.append(item)
             held = len(self._items)
@@ -81,12 +82,12 @@ class ItemAccumulator:
             return self._emit_pieces()
 
     def finish(self) -> bool:
-        """Give what is left; return whether more would be wanted."""
+        """Emit what is left; return False if the epoch takes no more."""
         with self._lock:
             return self._emit_pieces() and (not self._items or self._emit_piece(len(self._items)))
 
     def flush(self) -> None:
-        """Give what is held back, unless another thread gives just now. Raises what `emit` does."""
+        """Emit what is held, unless another thread is emitting. Raises what `emit` raises."""
         if self._lock.acquire(blocking=False):
             try:
                 self._emit_pieces()
@@ -117,169 +118,132 @@ def largest_piece(count: int, least: int) -> int:
 
 MAX_FAILURES = 5
 MIN_FAILING_S = 10.0
-"""A request that was failed so often and so long is given up, if no teacher in use is left to try it. Until then it may
-be the teachers: bad ones may be mended, and a student that has no good one is given another's."""
+"""A request that failed so often and for so long is given up if all teachers in use have failed it. Until then the
+teachers may be at fault: they may recover, or the student may get others."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Batch:
-    """What is asked about together: items of the source. They are delivered once all its requests are answered.
+    """Items of the source that are requested together and delivered once all their requests are answered.
 
-    `plans` say what is asked of each pool. A batch holds no reference to its requests, which hold one to it: without
-    a cycle, large arrays are freed at their last use and need no garbage collector.
+    `plans` has what is requested from each pool; `requests`, how many requests go to each. A batch holds no reference
+    to its requests, which hold one to it: without a cycle, large arrays are freed at their last use, not by the
+    garbage collector.
 
-    - `anew`: cuts its items into batches and requests of the usual size; None for one that is of that size.
-    - `answers`: of each pool's requests, in order; None for those to come. `missing` counts these.
-    - `answered_at`: when each pool answered last, in monotonic seconds.
     - `items`: how many rows each item of the source has; in format "sample" all rows are one piece.
     - `cached_answers`: what the cache has of each pool's answers; empty without a cache.
+    - `name`: names it in messages, by its position in the epoch.
+    - `answers`: of each pool's requests, in order; None for those to come. `missing` counts these.
+    - `answered_at`: when each pool answered last, in monotonic seconds; `answered_by`: an address for each answer.
+    - `weight`: its share of the window: the number of its requests, at least 1.
     - `awaited`: the training script waits for this batch.
-    - `dropped`: its epoch is over; nobody wants it any more.
-    - `failure`: what to raise in its place.
-    - `name`: which it is of its epoch, in words.
-    - `turn`: its place among all batches; that of a part of one begins with that one's.
-    - `weight`: how much of the window it takes: the number of its requests, at least 1.
+    - `dropped`: its epoch is over, so nobody will take it.
+    - `failure`: raised in its place.
+    - `turn`: its position among all batches; that of a part of a batch begins with the batch's own.
+    - `anew`: cuts its items into batches and requests of the usual size; None if it has that size.
     """
 
-    __slots__ = (
-        "anew",
-        "answered_at",
-        "answered_by",
-        "answers",
-        "awaited",
-        "cached_answers",
-        "dropped",
-        "failure",
-        "items",
-        "missing",
-        "name",
-        "payload",
-        "plans",
-        "samples",
-        "turn",
-        "weight",
-    )
+    payload: Any
+    plans: Sequence[RequestPlan]
+    _: KW_ONLY
+    items: Sequence[int]
+    requests: InitVar[Sequence[int]]
+    cached_answers: Sequence[CachedAnswers] = ()
+    name: str = "a batch"
+    samples: int = field(init=False)
+    missing: int = field(init=False)
+    weight: int = field(init=False)
+    answers: tuple[list[Answers | None], ...] = field(init=False)
+    answered_at: list[float] = field(init=False)
+    answered_by: list[str] = field(init=False, default_factory=list)
+    awaited: bool = False
+    dropped: bool = False
+    failure: BaseException | None = None
+    turn: tuple[int, ...] = ()
+    anew: Callable[[], Iterable[tuple[Batch, Sequence[Sequence[Request]]]]] | None = None
 
-    def __init__(
-        self,
-        payload: Any,
-        plans: Sequence[RequestPlan],
-        *,
-        items: Sequence[int],
-        requests: Sequence[int],
-        cached_answers: Sequence[CachedAnswers] = (),
-        name: str = "a batch",
-    ) -> None:
-        """Have so many `requests` to each pool."""
-        self.name = name
-        self.payload = payload
-        self.plans = plans
-        self.items = items
-        self.samples = sum(items)
+    def __post_init__(self, requests: Sequence[int]) -> None:
+        self.samples = sum(self.items)
         self.missing = sum(requests)
         self.weight = self.missing or 1
-        self.answers: tuple[list[Answers | None], ...] = tuple([None] * count for count in requests)
+        self.answers = tuple([None] * count for count in requests)
         self.answered_at = [0.0] * len(requests)
-        self.cached_answers = cached_answers
-        self.answered_by: list[str] = []  # an address for each answer, in no order
-        self.awaited = False
-        self.dropped = False
-        self.failure: BaseException | None = None
-        self.turn: tuple[int, ...] = ()
-        self.anew: Callable[[], Iterable[tuple[Batch, Sequence[Sequence[Request]]]]] | None = None
 
     @property
     def cached(self) -> int:
-        """About how many samples no teacher is asked."""
-        return (
-            self.samples - len(set().union(*(pool.missing for pool in self.cached_answers)))
-            if self.cached_answers
-            else 0
-        )
+        if not self.cached_answers:
+            return 0
+        return self.samples - len(set().union(*(pool.missing for pool in self.cached_answers)))
 
     def awaits(self, pool: int) -> bool:
-        """Whether this pool has yet to answer a request."""
+        """Whether a request to this pool has no answer yet."""
         return None in self.answers[pool]
 
 
 class Failures(NamedTuple):
-    """How often each teacher failed a request, by address, and the monotonic time of the first failure."""
+    """How often each teacher failed a request, by address, and when the first one did, in monotonic seconds."""
 
     since: float
     by: Counter[str]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """What one teacher of the `pool`-th pool is asked at once: `rows` rows of `inputs`, the `index`-th part of `batch`.
+    """`rows` rows of `inputs` for one teacher of the `pool`-th pool: the `index`-th part of `batch`.
 
+    - `cache_writer`: stores its answers, if there is a cache.
+    - `hedged`: it was or will be sent to a second teacher too; no third one gets it for that reason.
     - `deaths`: the teachers whose predictors died under it.
-    - `hedged`: a second teacher is asked since the first takes long; no third one is for that reason.
-    - `cache_writer`: where its answers are to be kept, if anywhere.
     """
 
-    __slots__ = ("batch", "cache_writer", "deaths", "failures", "hedged", "index", "inputs", "pool", "rows")
-
-    def __init__(
-        self,
-        batch: Batch,
-        pool: int,
-        index: int,
-        inputs: Mapping[str, Tensor],
-        rows: int,
-        *,
-        cache_writer: CacheWriter | None = None,
-    ) -> None:
-        self.batch = batch
-        self.pool = pool
-        self.index = index
-        self.inputs = inputs
-        self.rows = rows
-        self.cache_writer = cache_writer
-        self.hedged = False
-        self.deaths: tuple[str, ...] = ()
-        self.failures: Failures | None = None
+    batch: Batch
+    pool: int
+    index: int
+    inputs: Mapping[str, Tensor]
+    rows: int
+    cache_writer: Callable[[Answers], None] | None = None
+    hedged: bool = False
+    deaths: tuple[str, ...] = ()
+    failures: Failures | None = None
 
     @property
     def name(self) -> str:
-        """Which it is of its epoch, in words."""
+        """Its name in messages."""
         parts = len(self.batch.answers[self.pool])
         return f"part {self.index + 1} of {parts} of {self.batch.name}" if parts > 1 else self.batch.name
 
     @property
     def turn(self) -> tuple[tuple[int, ...], int]:
-        """Its place among the requests to the pool, in the order of the source."""
+        """Its position among the requests to the pool, in the order of the source."""
         return self.batch.turn, self.index
 
     @property
     def row_bytes(self) -> float:
-        """How many bytes a row has."""
         return _nbytes(self.inputs.values()) / self.rows
 
     @property
     def settled(self) -> bool:
-        """Whether no answer is wanted any more."""
         batch = self.batch
         return batch.dropped or batch.failure is not None or batch.answers[self.pool][self.index] is not None
 
     def answer(self, address: str, answers: Answers, now: float) -> None:
-        """Note the answers of a teacher; only the first count."""
+        """Store the answers of a teacher; call it for the first ones only."""
         self.batch.answers[self.pool][self.index] = answers
         self.batch.answered_at[self.pool] = now
         self.batch.answered_by.append(address)
         self.batch.missing -= 1
 
     def fail(self, address: str, now: float) -> None:
-        """Note that a teacher failed it."""
         if self.failures is None:
             self.failures = Failures(now, Counter())
         self.failures.by[address] += 1
 
     @property
     def failed_by(self) -> AbstractSet[str]:
-        """The addresses of the teachers that failed it."""
         return self.failures.by.keys() if self.failures is not None else frozenset()
 
     def is_hopeless(self, in_use: AbstractSet[str], now: float) -> bool:
-        """Whether the request is what is wrong, and not the teachers: whichever is asked fails it, again and again."""
+        """Whether the request is at fault, not the teachers: all of them fail it, repeatedly."""
         failures = self.failures
         if failures is None or failures.by.total() < MAX_FAILURES or now - failures.since < MIN_FAILING_S:
             return False
@@ -297,21 +261,21 @@ def requests_of(
     cached_answers: Sequence[CachedAnswers] = (),
     name: str = "a batch",
 ) -> tuple[Batch, list[list[Request]]]:
-    """Return a batch of `items` with so many rows, and its requests, for each plan: about rows without cached answers.
+    """Return a batch of items with so many rows, and for each plan its requests for the rows without cached answers.
 
     A request has `size` rows, or by default as many as `most_rows` and `MAX_REQUEST_BYTES` allow.
     """
     rows = sum(items)
-    wanted: list[Sequence[int]] = [pool.missing for pool in cached_answers] or [range(rows)] * len(plans)
+    missing: list[Sequence[int]] = [pool.missing for pool in cached_answers] or [range(rows)] * len(plans)
     at_once = [size or _rows_a_request([inputs[binding] for binding in plan.inputs], rows, most_rows) for plan in plans]
-    counts = [-(-len(asked) // rows_of_one) for asked, rows_of_one in zip(wanted, at_once, strict=True)]
+    counts = [-(-len(rows_of_pool) // rows_of_one) for rows_of_pool, rows_of_one in zip(missing, at_once, strict=True)]
     batch = Batch(payload, plans, items=items, requests=counts, cached_answers=cached_answers, name=name)
     requests: list[list[Request]] = []
-    for pool, (plan, asked, rows_of_one) in enumerate(zip(plans, wanted, at_once, strict=True)):
+    for pool, (plan, rows_of_pool, rows_of_one) in enumerate(zip(plans, missing, at_once, strict=True)):
         tensors = [(binding.name, inputs[binding]) for binding in plan.inputs]
         of_pool = []
         for index in range(counts[pool]):
-            part = asked[index * rows_of_one : (index + 1) * rows_of_one]
+            part = rows_of_pool[index * rows_of_one : (index + 1) * rows_of_one]
             cache_writer = cached_answers[pool].cache_writer(part) if cached_answers else None
             picked = _select_rows(tensors, part)
             of_pool.append(Request(batch, pool, index, picked, len(part), cache_writer=cache_writer))
@@ -320,7 +284,7 @@ def requests_of(
 
 
 def _rows_a_request(tensors: Sequence[Tensor], rows: int, most_rows: int) -> int:
-    """Return how many of the rows go into one request, so that none is much smaller than the others."""
+    """Return the rows of one request, such that no request is much smaller than the others."""
     requests = max(-(-rows // most_rows), -(-_nbytes(tensors) // MAX_REQUEST_BYTES), 1)
     return max(1, -(-rows // requests))
 
@@ -330,10 +294,10 @@ def _nbytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _select_rows(tensors: Sequence[tuple[str, Tensor]], rows: Sequence[int]) -> dict[str, Tensor]:
-    """Return these rows of each; they are not copied if they are neighbours."""
+    """Return these rows of each tensor; adjacent rows are not copied."""
     if isinstance(rows, range):
-        neighbours = slice(rows.start, rows.stop)
-        return {name: tensor[neighbours] for name, tensor in tensors}
+        adjacent = slice(rows.start, rows.stop)
+        return {name: tensor[adjacent] for name, tensor in tensors}
     return {
         name: tensor[rows] if isinstance(tensor, np.ndarray) else [tensor[row] for row in rows]
         for name, tensor in tensors
@@ -345,8 +309,8 @@ def _select_rows(tensors: Sequence[tuple[str, Tensor]], rows: Sequence[int]) -> 
 Format = Literal["sample", "sample_list", "batch"]
 
 CutItems = tuple[Sequence[Any], Mapping[InputBinding, Tensor], Sequence[int]]
-"""All slots of the samples in a piece (in format "batch", of each item), those that are sent as the teachers take them,
-and how many rows each item has."""
+"""All slots of the samples in a piece (in format "batch", of each item), the model inputs among them in the model's
+shapes, and how many rows each item has."""
 
 
 def cut(
@@ -359,11 +323,11 @@ def cut(
     most_rows: int = DEFAULT_ROWS,
     recall: CacheLookup | None = None,
 ) -> tuple[Batch, list[list[Request]]]:
-    """Return a piece and its requests, for each plan; its first item is the epoch's `first`-th.
+    """Return a piece as a batch and its requests, for each plan; its first item is the epoch's `first`-th.
 
-    `size`, `most_rows`: see `requests_of`. Rows whose answers are known to `recall` are not asked about, where a piece
-    has one item. Large rows and single batches are not copied, except to leave such rows out.
-    Raises SampleError for what the teachers don't take, and also where several items don't fit together.
+    `size`, `most_rows`: see `requests_of`. Rows whose answers `recall` has are not requested, where a piece has one
+    item. Large rows and single batches are not copied, except to leave such rows out. Raises SampleError for items that
+    the teachers don't take, and if several items can't be joined.
     """
     where = _where(kind, first)
     payload, inputs, items = _CUT_BY_FORMAT[kind](piece, plans, where)
@@ -381,7 +345,7 @@ def cut(
 def join(kind: Format, batch: Batch, names: Sequence[str] = ()) -> Iterable[Any]:
     """Return the items to deliver for a batch whose requests are all answered.
 
-    With `names` of the pools, all answers to an item stand in one last slot, by the pool's and the output's name.
+    With `names` of the pools, the last slot of an item is a dict of all its answers, by pool and output.
     """
     parts: list[Sequence[Answers]] = [cast("list[Answers]", answers) for answers in batch.answers]
     if batch.cached_answers:
@@ -391,7 +355,7 @@ def join(kind: Format, batch: Batch, names: Sequence[str] = ()) -> Iterable[Any]
     if kind == "batch":
         return _joined_batches(names, batch, parts)
     rows = [
-        [chain.from_iterable([part[wanted.name] for part in answers]) for wanted in plan.outputs]
+        [chain.from_iterable([part[output.name] for part in answers]) for output in plan.outputs]
         for plan, answers in zip(batch.plans, parts, strict=True)
     ]
     columns = [_named_rows(names, batch, rows)] if names else rows[0]
@@ -400,7 +364,6 @@ def join(kind: Format, batch: Batch, names: Sequence[str] = ()) -> Iterable[Any]
 
 
 def _spans(batch: Batch) -> list[slice]:
-    """Return where the rows of each item stand."""
     return [slice(end - rows, end) for rows, end in zip(batch.items, accumulate(batch.items), strict=True)]
 
 
@@ -408,7 +371,7 @@ def _joined_batches(
     names: Sequence[str], batch: Batch, parts: Sequence[Sequence[Answers]]
 ) -> Iterator[tuple[Any, ...]]:
     pools = [
-        {wanted.name: _joined([part[wanted.name] for part in answers], wanted) for wanted in plan.outputs}
+        {output.name: _joined([part[output.name] for part in answers], output) for output in plan.outputs}
         for plan, answers in zip(batch.plans, parts, strict=True)
     ]
     for slots, rows in zip(batch.payload, _spans(batch), strict=True):
@@ -419,18 +382,18 @@ def _joined_batches(
 def _named_rows(
     names: Sequence[str], batch: Batch, rows: Sequence[Sequence[Iterable[Array]]]
 ) -> Iterator[dict[str, dict[str, Array]]]:
-    outputs = [[wanted.name for wanted in plan.outputs] for plan in batch.plans]
+    outputs = [[output.name for output in plan.outputs] for plan in batch.plans]
     for sample in zip(*(zip(*columns, strict=True) for columns in rows), strict=True):
         yield {
-            name: dict(zip(wanted, values, strict=True))
-            for name, wanted, values in zip(names, outputs, sample, strict=True)
+            name: dict(zip(its_outputs, values, strict=True))
+            for name, its_outputs, values in zip(names, outputs, sample, strict=True)
         }
 
 
-def _joined(parts: Sequence[Array], wanted: OutputBinding) -> Array:
+def _joined(parts: Sequence[Array], output: OutputBinding) -> Array:
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate(parts) if parts else wanted.empty()
+    return np.concatenate(parts) if parts else output.empty()
 
 
 def _where(kind: Format, first: int) -> SampleName:
@@ -497,12 +460,11 @@ _CUT_BY_FORMAT: dict[Format, Callable[[Sequence[Any], Sequence[RequestPlan], Sam
 
 
 def _input_bindings(plans: Sequence[RequestPlan]) -> list[InputBinding]:
-    """Return what is sent, once if several pools take the same."""
+    """Return the inputs to send, once each if several pools take the same."""
     return list(dict.fromkeys(binding for plan in plans for binding in plan.inputs))
 
 
 def _slots(item: Any, plan: RequestPlan, where: SampleName, number: int) -> SlotArrays:
-    """Return the slots of an item as arrays."""
     if not isinstance(item, list | tuple):
         raise SampleError("item", where(number), type(item).__name__, f"a tuple of {plan.slots_text}")
     if len(item) != len(plan.slots):
@@ -511,7 +473,7 @@ def _slots(item: Any, plan: RequestPlan, where: SampleName, number: int) -> Slot
 
 
 def _columns(items: Sequence[Any], plan: RequestPlan, where: SampleName) -> list[SlotArrays]:
-    """Return the slots of all samples as arrays, slot by slot. Checking whole columns costs less than each sample."""
+    """Return the slots of all samples as arrays, slot by slot. Checking whole columns is faster than each sample."""
     if not set(map(type, items)) <= {tuple, list} or set(map(len, items)) != {len(plan.slots)}:
         items = [_slots(item, plan, where, number) for number, item in enumerate(items)]
     columns = list(zip(*items, strict=True)) or [()] * len(plan.slots)
@@ -521,12 +483,12 @@ def _columns(items: Sequence[Any], plan: RequestPlan, where: SampleName) -> list
 def _arrays(column: Sequence[Any], where: SampleName) -> SlotArrays:
     try:
         return tuple(map(np.asarray, column))
-    except ValueError:  # of one of them
+    except ValueError:  # find the sample to name in the error
         return tuple([_array(slot, where, number) for number, slot in enumerate(column)])
 
 
 def _array(slot: Any, where: SampleName, number: int) -> Array:
-    """Return `slot` as it is, or as an array of numpy's choice if it is a list or a number of Python's."""
+    """Return `slot` as it is if it is an array, else as one of numpy's choice of dtype."""
     if type(slot) is np.ndarray:
         return slot
     try:

@@ -33,11 +33,11 @@ _SHAPE = attrgetter("shape")
 _DTYPE = attrgetter("dtype")
 
 SampleName = Callable[[int], str]
-"""Says in words which sample a row is."""
+"""Returns the name of a row's sample, for messages."""
 
 
 class InputBinding(NamedTuple):
-    """One slot of an item that teachers take: `shape` is that of a row, -1 in it is any size."""
+    """A slot of an item that is a model input: `shape` is that of a row, -1 in it is any size."""
 
     slot: int
     name: str
@@ -49,12 +49,12 @@ class InputBinding(NamedTuple):
         return cls(slot, spec.name, dtype_of("UINT8" if as_uint8 else spec.datatype), spec.shape[1:])
 
     def rows(self, rows: Sequence[Array], where: SampleName) -> Tensor:
-        """Return the rows in the teachers' shape, small ones as one array. Raises SampleError."""
+        """Return the rows in the model's shape, small ones as one array. Raises SampleError."""
         fitting = self._fitting_rows(rows, where)
         if not fitting or fitting[0].nbytes > SMALL_ROW_BYTES:
             return fitting
         try:
-            # This holds the GIL, which np.stack gives up for every row: workers would wake up in vain.
+            # Keeps the GIL, which np.stack releases for every row: each time a worker would wake up for nothing.
             joined = b"".join(fitting)  # type: ignore[arg-type]  # arrays are buffers
         except TypeError:  # of rows that are not contiguous
             return np.stack(fitting)
@@ -71,7 +71,7 @@ class InputBinding(NamedTuple):
         return fitting
 
     def array(self, batch: Array, position: str) -> Array:
-        """Return an array of rows in the teachers' shape. Raises SampleError."""
+        """Return an array of rows in the model's shape. Raises SampleError."""
         return self._fitting(batch, batch.shape[1:], position, (len(batch),))
 
     def _fitting(self, given: Array, row: tuple[int, ...], position: str, axes: tuple[int, ...] = ()) -> Array:
@@ -84,41 +84,40 @@ class InputBinding(NamedTuple):
 
 
 class OutputBinding(NamedTuple):
-    """One array that is answered: `shape` is that of a row, -1 in it is any size."""
+    """An array of the answers: `shape` is that of a row, -1 in it is any size."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     @classmethod
-    def each(cls, wish: str | TopK, spec: TensorSpec) -> list[Self]:
-        """Return what is answered to a wish for an output of the model. Raises SpecError."""
+    def each(cls, output: str | TopK, spec: TensorSpec) -> list[Self]:
+        """Return the arrays that answer a requested output. Raises SpecError."""
         dtype, shape = dtype_of(spec.datatype), spec.shape[1:]
-        if isinstance(wish, str):
-            return [cls(wish, dtype, shape)]
-        if not shape or 0 <= shape[-1] < wish.k:
+        if isinstance(output, str):
+            return [cls(output, dtype, shape)]
+        if not shape or 0 <= shape[-1] < output.k:
             allowed = (
                 f"at most {shape[-1]}, the last axis of it" if shape else "an output with an axis behind the batch"
             )
-            raise SpecError(f"outputs: k of TopK({wish.name!r})", wish.k, allowed)
-        values, indices = response_names(wish)
-        shape = (*shape[:-1], wish.k)
+            raise SpecError(f"outputs: k of TopK({output.name!r})", output.k, allowed)
+        values, indices = response_names(output)
+        shape = (*shape[:-1], output.k)
         return [cls(values, dtype, shape), cls(indices, np.dtype(np.int32), shape)]
 
     def empty(self) -> Array:
-        """Return the answer to no rows."""
         return np.empty((0, *(max(size, 0) for size in self.shape)), self.dtype)
 
 
 class RequestPlan(NamedTuple):
-    """What is asked of the teachers of a pool, for each item.
+    """What is requested from the teachers of a pool, for each item.
 
     - `slots`: the names of an item's slots.
-    - `inputs`: what is sent; those in `normalise` as uint8, of which the teachers make the model's FP32.
-    - `requested`: what is asked for; `outputs`: what comes of it, in order.
+    - `inputs`: what is sent; those in `normalise` as uint8, which the teachers convert to the model's FP32.
+    - `requested`: the requested outputs; `outputs`: the arrays that answer them, in order.
     - `allow_nan`: whether answers may have NaN or infinity.
-    - `joins`: whether the answer to a row is the same beside any others. An output with a free axis, as one of x @ x.T,
-      may be of another size or meaning then, which no shape tells.
+    - `joins`: whether requests may be joined, since an answer to a row does not depend on others. False for an output
+      with a free axis: for one such as x @ x.T, the other rows may change its size or meaning.
     """
 
     slots: tuple[str | None, ...]
@@ -131,7 +130,7 @@ class RequestPlan(NamedTuple):
 
     @property
     def slots_text(self) -> str:
-        return f"{len(self.slots)} slots: {', '.join(name or 'one of no name' for name in self.slots)}"
+        return f"{len(self.slots)} slots: {', '.join(name or 'one without name' for name in self.slots)}"
 
     @classmethod
     def of(
@@ -143,7 +142,7 @@ class RequestPlan(NamedTuple):
         *,
         allow_nan: bool = False,
     ) -> Self:
-        """Match what a reader asks for with what the teachers' model takes and answers. Raises SpecError."""
+        """Match a reader's arguments with the signature of the teachers' model. Raises SpecError."""
         model = f"the teachers' model {signature.name!r}"
         slots = {name: slot for slot, name in enumerate(inputs) if name}
         for spec in signature.inputs:
@@ -157,18 +156,18 @@ class RequestPlan(NamedTuple):
             if spec.name in sent_as_uint8 and spec.datatype != "FP32":
                 allowed = f"inputs that the model takes as FP32; {model} takes this one as {spec.datatype}"
                 raise SpecError("normalise", spec.name, allowed)
-        for wish in (*sent_as_uint8, *(wish for wish in outputs if isinstance(wish, TopK))):
-            field, extension = ("outputs", "top_k") if isinstance(wish, TopK) else ("normalise", "normalise")
+        for used in (*sent_as_uint8, *(output for output in outputs if isinstance(output, TopK))):
+            field, extension = ("outputs", "top_k") if isinstance(used, TopK) else ("normalise", "normalise")
             if extension not in signature.extensions:
                 allowed = f"what the teachers can do; those of {model} ({signature.platform}) have no {extension}"
-                raise SpecError(field, wish, allowed)
+                raise SpecError(field, used, allowed)
         known = {spec.name: spec for spec in signature.outputs}
         answers: list[OutputBinding] = []
-        asked = [wish if isinstance(wish, str) else wish.name for wish in outputs]
-        for wish, name in zip(outputs, asked, strict=True):
+        names = [output if isinstance(output, str) else output.name for output in outputs]
+        for output, name in zip(outputs, names, strict=True):
             if name not in known:
                 raise SpecError("outputs", name, f"of the outputs of {model}: {', '.join(known)}")
-            answers += OutputBinding.each(wish, known[name])
+            answers += OutputBinding.each(output, known[name])
         return cls(
             tuple(inputs),
             tuple(
@@ -180,20 +179,20 @@ class RequestPlan(NamedTuple):
             tuple(answers),
             allow_nan,
             joins=JOIN_EXTENSION in signature.extensions
-            and all(min(known[name].shape[1:], default=0) >= 0 for name in asked),
+            and all(min(known[name].shape[1:], default=0) >= 0 for name in names),
         )
 
     def check(self, teacher: str, answers: Answers, rows: int) -> None:
-        """Raise ProtocolError unless the teacher at this address answered what it was asked for `rows` rows."""
+        """Raise ProtocolError unless a teacher's answers have the requested arrays of `rows` rows."""
         for name, dtype, shape in self.outputs:
             array = answers[name]
             if array.dtype != dtype or array.shape[:1] != (rows,) or not _fits(array.shape[1:], shape):
                 given, allowed = _array_text(array.dtype, array.shape), _array_text(dtype, (rows, *shape))
-                raise ProtocolError(f"teacher {teacher}: output {name!r} is {given}, asked for was {allowed}")
+                raise ProtocolError(f"teacher {teacher}: output {name!r} is {given}, requested was {allowed}")
             if dtype.kind == "f" and not self.allow_nan and not np.isfinite(array).all():
                 raise ProtocolError(
                     f"teacher {teacher}: output {name!r} has NaN or infinity, allowed are finite numbers; "
-                    "look at its model and at what it is sent, or take them with DistillReader(allow_nan=True)"
+                    "check its model and inputs, or accept them with DistillReader(allow_nan=True)"
                 )
 
 

@@ -11,35 +11,35 @@ from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.meter import WINDOW_S, RateMeter
 
 Bottleneck = Literal["", "teachers", "answers", "source", "student", "balanced", "no_answer"]
-"""The first that more or less of would change the speed; empty while nothing is read or it is not clear yet.
+"""What limits the speed; empty while nothing is read or it is not known yet.
 
-With `answers`, the student waits for its teachers although they are idle, so that more of them would not help: at the
-beginning of each epoch, say, or where a single request takes long. With `no_answer`, the student has waited for its
-teachers for so long that nothing is trained any more.
+With `answers`, the student waits for teachers that are idle, so that more of them would not help: for instance at the
+beginning of each epoch (see `epochs` of the reader), or where a single request takes long. With `no_answer`, the
+student has been waiting for its teachers for so long that nothing is trained any more.
 """
 
 NOTICEABLE_WAIT = 0.1
-"""Share of its time from which on a student's waits count: without them it would train a tenth faster."""
+"""Share of its time from which a student's waits count: without them it would train a tenth faster."""
 NEGLIGIBLE_WAIT = 0.02
-"""Share of its time up to which a student does not notice that it waits."""
+"""Share of its time up to which a student's waits don't matter."""
 CONSTANT_WAIT = 0.95
 IDLE_SHARE = 0.25
-"""Share of their time from which on teachers count as idle."""
+"""Share of their time from which teachers count as idle."""
 
 SETTLED_S = 2 * WINDOW_S
-"""A limit has to hold for so long to count. A single stall is in the rates for one window after its end."""
+"""A limit has to hold for so long to count. A single stall affects the rates for one window after its end."""
 UNANSWERED_S = WINDOW_S
-"""That no teacher answers has to hold for so long, after a window in which none did."""
+"""How long no teacher must answer to count, after a window in which none did."""
 GAP_S = 60.0
-"""A long step, or a validation, is no news; longer than that, nobody reads."""
+"""Keep the limit during a pause of up to this, such as a validation; after a longer one, nothing is read."""
 
 
 def current_bottleneck(*, trains: bool, waiting: float, waiting_for_source: float, busy: float) -> Bottleneck:
-    """Return who is the limit, from shares of the last seconds.
+    """Return the bottleneck, from shares of the last seconds.
 
     - `trains`: batches were taken.
     - `waiting`: how long the student waited for its next batch; `waiting_for_source`: the part that the source took.
-    - `busy`: how long a teacher was asked something.
+    - `busy`: how long a teacher had a request.
     """
     if waiting >= NOTICEABLE_WAIT and waiting_for_source > waiting / 2:
         return "source"
@@ -51,7 +51,7 @@ def current_bottleneck(*, trains: bool, waiting: float, waiting_for_source: floa
 
 
 class BottleneckFilter:
-    """Makes up its mind slowly, so that a moment's trouble is no news. Times are seconds of one clock."""
+    """Reports a bottleneck only once it has lasted, to ignore short stalls. Times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._limit: Bottleneck = ""
@@ -60,7 +60,7 @@ class BottleneckFilter:
         self._known_at = 0.0
 
     def update(self, seen: Bottleneck, now: float) -> Bottleneck:
-        """Return the limit that counts, given the one of the last seconds."""
+        """Return the lasting bottleneck, given that of the last seconds."""
         if seen:
             self._known_at = now
         elif self._seen != "no_answer" and now - self._known_at < GAP_S:
@@ -69,7 +69,7 @@ class BottleneckFilter:
             self._seen, self._since = seen, now
         if now - self._since >= (UNANSWERED_S if seen == "no_answer" else SETTLED_S):
             self._limit = seen
-        elif self._limit == "no_answer":  # one does
+        elif self._limit == "no_answer":  # a teacher answers again
             self._limit = ""
         return self._limit
 
@@ -78,7 +78,7 @@ class BottleneckFilter:
 
 
 class Rates(NamedTuple):
-    """What the last seconds were like; but for `steps_per_s`, see the fields of `Progress` with these names."""
+    """Rates of the last seconds; except for `steps_per_s`, see the fields of `Progress` with these names."""
 
     steps_per_s: float
     samples_per_s: float
@@ -89,7 +89,7 @@ class Rates(NamedTuple):
 
 
 class ProgressRates:
-    """Looks at a job about once a second."""
+    """Computes a job's rates about once a second."""
 
     def __init__(self, now: float) -> None:
         """Begin; times are seconds of one monotonic clock."""

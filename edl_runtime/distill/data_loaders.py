@@ -18,7 +18,7 @@ WORKERS_END_S = 1.0
 """How long to wait for each worker of a loader to end; one that is in the middle of an item ends after it."""
 
 ENDED_WITHIN_S = 5.0
-"""How long a fork waits for threads that end; they take less than a millisecond, on a busy machine some."""
+"""How long a fork waits for threads to end; they take about a millisecond, more on a busy machine."""
 
 _NEEDS_MAIN_THREAD = "signal only works in main thread"
 
@@ -34,10 +34,10 @@ _ending_threads: set[int] = set()
 
 
 def thread_ends_here() -> None:
-    """Say, as the last thing in a thread that has used Paddle, that it ends: this process won't fork until it is gone.
+    """Delay forks of this process until the current thread, which has used Paddle, is gone. Call it last in the thread.
 
-    Paddle cleans up after a thread when Python is done with it and `join` has returned. It holds a lock then that a
-    forked child needs for its first tensor: one that is forked in that moment would wait for ever.
+    Paddle cleans up after a thread when Python is done with it and `join` has returned. It holds a lock meanwhile that
+    a forked child needs for its first tensor: a child forked in that moment would hang.
     """
     _drop_ended_threads()
     _ending_threads.add(threading.get_native_id())
@@ -54,7 +54,7 @@ def _before_fork() -> None:
     until = time.monotonic() + ENDED_WITHIN_S
     _drop_ended_threads()
     while _ending_threads and time.monotonic() < until:
-        time.sleep(0.001)  # nothing tells when a thread has left the system
+        time.sleep(0.001)  # there is no event for the end of a kernel thread
         _drop_ended_threads()
     _ending_threads.clear()
 
@@ -63,16 +63,15 @@ os.register_at_fork(before=_before_fork)
 
 
 def fork_count() -> int:
-    """Return how often this thread has forked. What `spawn` starts does not count: it shares no locks with us."""
+    """Return how often this thread has forked. Spawned processes don't count: they inherit no locks."""
     return _thread.forks
 
 
 def allow_loaders_in_threads() -> None:
     """Let Paddle's DataLoaders start workers in any thread from now on; without Paddle, do nothing.
 
-    Each sets a handler of SIGCHLD, by which the main thread learns at once that a worker was killed, and Python allows
-    that in the main thread alone. There it is set now. In other threads loaders do without from now on: they look at
-    their workers every five seconds anyway.
+    Each sets a handler of SIGCHLD, which detects killed workers at once, and Python allows that in the main thread
+    only. This sets it now. Loaders in other threads then skip it: they check their workers every five seconds anyway.
     """
     loading: Any = sys.modules.get("paddle.io.dataloader.dataloader_iter")
     set_handler = getattr(loading, "_set_SIGCHLD_handler", None)
@@ -95,7 +94,7 @@ def _in_main_thread(own: Callable[[], None]) -> Callable[[], None]:
 
 
 class SourcePass:
-    """One pass over a source. It has to hold the only reference to what the source returned, to close it well."""
+    """One pass over a source. Must hold the only reference to what the source returned, to be able to close it."""
 
     def __init__(self, source: Callable[[], Iterable[Any]]) -> None:
         self._items: Iterator[Any] = iter(())
@@ -109,11 +108,10 @@ class SourcePass:
         return self._items
 
     def close(self) -> None:
-        """End it in its middle, left or failed: generators of the source, and workers of loaders that nobody else has.
+        """End an unfinished or failed pass: close generators, and workers of loaders that nothing else refers to.
 
-        A loader of Paddle would keep its workers for ever, for a thread of its own refers to them; one that has failed,
-        be it before its first item, may hang when it is collected, and one with `persistent_workers` can't begin
-        another pass (IndexError).
+        A Paddle loader would otherwise keep its workers, since its own thread refers to them. A failed one may hang
+        when it is collected, and one with `persistent_workers` can't begin another pass (IndexError).
         """
         _, error, trace = sys.exc_info()
         if isinstance(error, ValueError) and _NEEDS_MAIN_THREAD in str(error):
@@ -122,18 +120,18 @@ class SourcePass:
             )
         loaders = _loaders_under(self._items) + _loaders_in(trace)
         if isinstance(self._items, Generator):
-            self._items.close()  # here, in the thread that runs it, and not when somebody happens to forget it
+            self._items.close()  # in the thread that runs it, not in whichever collects it
         self._items = iter(())
         while loaders:
             _shut_down_loader(loaders.pop())
 
 
 def _shut_down_loader(loader: Any) -> None:
-    """Shut down a loader's iterator, unless somebody else has it; one that failed in any case, for it can't go on."""
+    """Shut down a loader's iterator if it failed or nothing else refers to it."""
     elsewhere = False
     for owner in gc.get_referrers(loader):
-        if getattr(owner, "_iterator", None) is loader:  # the loader, which keeps its workers
-            owner._iterator = None  # noqa: SLF001 -- and makes others
+        if getattr(owner, "_iterator", None) is loader:  # the loader, with persistent workers
+            owner._iterator = None  # noqa: SLF001 -- so that it makes new ones
         elif not isinstance(owner, FrameType | MethodType):
             elsewhere = True
     has_failed = loader._thread is None or loader._thread_done_event.is_set()  # noqa: SLF001 -- before its thread began
@@ -142,7 +140,7 @@ def _shut_down_loader(loader: Any) -> None:
 
 
 def _loaders_under(items: Iterator[Any]) -> list[Any]:
-    """Return the running iterators of loaders with workers that `items` is, or takes its items from."""
+    """Return the running iterators of loaders with workers that `items` is or reads from."""
     found: list[Any] = []
     seen: set[int] = set()
     ahead: list[Any] = [items]
@@ -159,7 +157,7 @@ def _loaders_under(items: Iterator[Any]) -> list[Any]:
 
 
 def _loaders_in(trace: TracebackType | None) -> list[Any]:
-    """Return the running iterators of loaders with workers that have raised what this is the trace of."""
+    """Return the running iterators of loaders with workers in a traceback."""
     selves = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(trace)]
     return [each for each in selves if _is_loading(each)]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 PUBLISH_QUARANTINE_EVERY_S = 1.0
-"""How often a student says which teachers it keeps in quarantine."""
+"""How often a student publishes which teachers it has in quarantine."""
 
 log = get_logger(__name__)
 
@@ -40,10 +40,10 @@ OnTeachers = Callable[[Collection[str]], None]
 """Takes the addresses of the teachers to use from now on."""
 
 OnUnavailable = Callable[[str], None]
-"""Takes why teachers can't be found, in words."""
+"""Takes the reason why teachers can't be found."""
 
 GetStatus = Callable[[], StudentStatus]
-"""Returns which teachers are asked nothing now, and what the student needs."""
+"""Returns the teachers in quarantine and the student's demand."""
 
 
 async def follow_pool(
@@ -53,17 +53,17 @@ async def follow_pool(
     on_unavailable: OnUnavailable,
     get_status: GetStatus,
 ) -> None:
-    """Be a student of the pool and call `on_teachers` whenever the teachers to use change, until cancelled.
+    """Join the pool as a student and call `on_teachers` whenever the teachers to use change, until cancelled.
 
-    What `get_status` returns is published to whoever looks at the pool, about once a second.
+    Publishes what `get_status` returns about once a second.
 
-    While Redis or the endpoint is away, the teachers in use stay in use. Away at the start raises
-    RegistryUnavailableError or DiscoveryUnavailableError; an endpoint that refuses, DiscoveryRefusedError. Who is only
-    silent is asked again until an answer comes, and `on_unavailable` is called with what is wrong: how long to wait for
-    teachers is the script's to say, and slow answers alone end no training.
+    While Redis or the endpoint is unavailable, the teachers in use stay in use. If it is at the start, this raises
+    RegistryUnavailableError or DiscoveryUnavailableError; if the endpoint refuses, DiscoveryRefusedError. If it is only
+    slow, this calls `on_unavailable` and tries again: the reader has its own limit for waiting for teachers, and slow
+    answers alone end no training.
     """
-    who = f"{settings.job or 'student'}-{settings.instance}-{uuid.uuid4().hex[:8]}"
-    me = Member(id=who, address=f"{socket.gethostname()}:{os.getpid()}", want=teachers.at_most)
+    member_id = f"{settings.job or 'student'}-{settings.instance}-{uuid.uuid4().hex[:8]}"
+    me = Member(id=member_id, address=f"{socket.gethostname()}:{os.getpid()}", want=teachers.at_most)
     follow_teachers = _follow_registry if settings.redis_url else _follow_endpoint
     on_assignment = _on_change(on_teachers)
     while True:
@@ -103,7 +103,7 @@ async def _follow_registry(
 
 
 def _on_change(on_teachers: OnTeachers) -> Callable[[Assignment], None]:
-    """Return what takes assignments and calls `on_teachers` when the teachers are others than before."""
+    """Return a function that takes assignments and calls `on_teachers` when the teachers have changed."""
     mine: tuple[str, ...] | None = None
 
     def on_assignment(assignment: Assignment) -> None:
@@ -135,27 +135,26 @@ async def _publish_quarantine(
                 await quarantine.publish_quarantine(client, service.namespace, service.pool, me.id, reasons)
                 published = bool(reasons)
             except RegistryUnavailableError:
-                pass  # which the watches report; it is published again
+                pass  # the watches log it; the next round publishes again
         await asyncio.sleep(PUBLISH_QUARANTINE_EVERY_S)
 
 
 # The student's demand, reported to the pool
 
 PAUSE_BATCHES = 4
-"""A script that takes nothing for the time of so many batches,"""
 MIN_PAUSE_S = 2.0
-"""and so long on top, pauses;"""
+"""A script that takes nothing for `MIN_PAUSE_S` and the time of `PAUSE_BATCHES` batches pauses."""
 LONGEST_PAUSE_S = 60.0
-"""until then, for a longer pause is an end."""
+"""A longer pause counts as the end of reading."""
 
 
 class PoolCounts(NamedTuple):
-    """How a reader stands with one pool.
+    """A reader's counts for one pool.
 
     - `connected`: the addresses of the teachers in use.
-    - `in_flight`, `queued`: requests that are asked now, and that wait for a teacher.
-    - `waited_s`: how long the script has waited for this pool's answers; `asked_s`: how long teachers were asked
-      something, all of them together; `batches`, `samples`: what the script took. These only grow.
+    - `in_flight`, `queued`: requests at teachers, and those that wait for one.
+    - `waited_s`: how long the script has waited for this pool's answers; `asked_s`: how long teachers have had
+      requests, summed over teachers; `batches`, `samples`: what the script took. These only grow.
     """
 
     connected: frozenset[str]
@@ -167,8 +166,11 @@ class PoolCounts(NamedTuple):
     samples: int
 
 
+_GROWING = ("waited_s", "asked_s", "batches", "samples")
+
+
 class DemandMeter:
-    """Makes the reports about one pool, from what `counts` returns. `want`: the most teachers that are of use."""
+    """Makes a student's reports to one pool, from what `counts` returns. `want`: the most teachers it can use."""
 
     def __init__(
         self, counts: Callable[[], PoolCounts], want: int | None, clock_s: Callable[[], float] = time.monotonic
@@ -180,30 +182,30 @@ class DemandMeter:
         self._since = 0.0
         self._active_at = 0.0
         self._pause_s = math.inf
-        self._waited = self._asked = self._batches = self._samples = RateMeter(0.0)
+        self._meters: dict[str, RateMeter] = {}
 
     def report(self) -> StudentReport:
-        """Return the rates up to now, of the teachers that are there now; to be asked about once a second."""
+        """Return the rates up to now, with the current teachers; call it about once a second."""
         counts, now = self._counts(), self._clock_s()
         before, self._before = self._before, counts
         is_active = before is None or (counts.batches, counts.waited_s) != (before.batches, before.waited_s)
-        goes_on = is_active and now - self._active_at > self._pause_s
-        if before is None or goes_on or counts.connected != before.connected:
-            self._begin(counts, now)
+        resumes = is_active and now - self._active_at > self._pause_s
+        if before is None or resumes or counts.connected != before.connected:
+            self._since = now  # earlier rates say nothing about the current teachers
+            self._meters = {name: RateMeter(now, getattr(counts, name)) for name in _GROWING}
         if is_active:
             self._active_at = now
         idle_s = now - self._active_at
-        self._waited.mark(counts.waited_s, now)
-        self._asked.mark(counts.asked_s, now)
-        self._batches.mark(counts.batches, now)
-        self._samples.mark(counts.samples, now)
-        batches_per_s = self._batches.rate(counts.batches, now)
-        if is_active and batches_per_s:
-            self._pause_s = MIN_PAUSE_S + PAUSE_BATCHES / batches_per_s
+        rates = {}
+        for name, meter in self._meters.items():
+            meter.mark(getattr(counts, name), now)
+            rates[name] = meter.rate(getattr(counts, name), now)
+        if is_active and rates["batches"]:
+            self._pause_s = MIN_PAUSE_S + PAUSE_BATCHES / rates["batches"]
         return StudentReport(
-            waiting=min(1.0, self._waited.rate(counts.waited_s, now)),
-            asked=self._asked.rate(counts.asked_s, now),
-            samples_per_s=self._samples.rate(counts.samples, now),
+            waiting=min(1.0, rates["waited_s"]),
+            asked=rates["asked_s"],
+            samples_per_s=rates["samples"],
             teachers=len(counts.connected),
             want=self._want,
             in_flight=counts.in_flight,
@@ -211,11 +213,3 @@ class DemandMeter:
             over_s=min(WINDOW_S, now - self._since),
             pauses=self._pause_s < idle_s < LONGEST_PAUSE_S,
         )
-
-    def _begin(self, counts: PoolCounts, now: float) -> None:
-        """Look back no further than this; what was before tells nothing about now."""
-        self._since = now
-        self._waited = RateMeter(now, counts.waited_s)
-        self._asked = RateMeter(now, counts.asked_s)
-        self._batches = RateMeter(now, counts.batches)
-        self._samples = RateMeter(now, counts.samples)

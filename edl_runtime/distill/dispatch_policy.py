@@ -1,4 +1,4 @@
-"""How requests are dispatched: when a second teacher is asked, how many rows a request has, how long to wait.
+"""How requests are dispatched: when to hedge, how many rows a request has, how long to wait.
 
 Hedging follows "The tail at scale" (Dean and Barroso 2013). Nothing here does I/O or starts threads.
 """
@@ -13,10 +13,10 @@ from edl_runtime.distill.errors import NoTeacherError
 from edl_runtime.log import get_logger
 
 HEDGE_AFTER_MEDIANS = 3.0
-"""Times the median that an answer may take before a second teacher is asked."""
+"""A request is hedged after so many times the median time of an answer."""
 MIN_HEDGE_DELAY_S = 0.05
 FIRST_HEDGE_DELAY_S = 1.0
-"""While too few answers came to know what is usual; a model's first runs are slow."""
+"""Used until `MIN_ANSWERS_KNOWN` answers came; a model's first runs are slow."""
 MIN_ANSWERS_KNOWN = 8
 RECENT_ANSWERS = 64
 
@@ -27,7 +27,7 @@ FIRST_SAVED_HEDGES = 4.0
 
 
 class HedgingPolicy:
-    """Knows how long answers take, and how many requests may be doubled. Times are monotonic seconds."""
+    """Decides when a request is slow, and how many may be hedged. Times are monotonic seconds."""
 
     def __init__(self, now: float) -> None:
         self._recent: deque[float] = deque(maxlen=RECENT_ANSWERS)
@@ -38,7 +38,7 @@ class HedgingPolicy:
 
     @property
     def delay_s(self) -> float:
-        """How long a request has to be under way to count as slow."""
+        """How long a request has to take to count as slow."""
         if self._stale >= MIN_ANSWERS_KNOWN:
             self._delay_s = max(MIN_HEDGE_DELAY_S, HEDGE_AFTER_MEDIANS * statistics.median(self._recent))
             self._stale = 0
@@ -51,7 +51,7 @@ class HedgingPolicy:
         self._saved += HEDGES_PER_REQUEST
 
     def spend(self, now: float) -> bool:
-        """Use up the right to double one request; return whether there was one."""
+        """Take the budget for one hedge; return False if there is none."""
         self._saved = min(MAX_SAVED_HEDGES, self._saved + HEDGES_PER_SECOND * (now - self._saved_at))
         self._saved_at = now
         if self._saved < 1:
@@ -65,16 +65,16 @@ class HedgingPolicy:
 DEFAULT_ROWS = 64
 MAX_ROWS = 256
 MAX_REQUEST_BYTES = 8 << 20
-"""What one request has at most, unless its reader says otherwise (measured): a request costs a student as much time as
-60 small rows, and large ones are copied no faster in greater numbers, while a teacher starts with none of them."""
+"""Limits of one request, unless its reader sets one (measured): a request costs a student as much time as 60 small
+rows, so more rows are faster; larger requests of large rows are not, and a teacher has to wait for all of them."""
 
 FAST_ANSWER_S = 0.004
-"""Teachers that answer sooner than this spend most of it on the request, not on its rows."""
+"""Teachers that answer faster than this spend most of the time on the request, not on its rows."""
 SLOW_ANSWER_S = 4 * FAST_ANSWER_S
 FAST_ANSWERS_TO_GROW = 32
-"""So many answers in a row have to be fast before more is asked at once;"""
+"""So many answers in a row have to be fast before requests grow;"""
 WARIER = 16
-"""and so many times as many after a request of more rows has failed: the model may have no memory for them."""
+"""and so many times as many after a larger request has failed: the model may be short of memory."""
 
 
 class RequestSizing:
@@ -98,7 +98,7 @@ class RequestSizing:
             self._fast = 0
 
     def fail(self) -> None:
-        """Learn that a request of more than usual failed: begin anew, and be warier."""
+        """Reset the size after a larger request failed, and grow more slowly."""
         if self.rows > DEFAULT_ROWS:
             self._steady *= WARIER
         self.rows, self._fast = DEFAULT_ROWS, 0
@@ -112,12 +112,12 @@ log = get_logger(__name__)
 
 
 class AnswerTimeout:
-    """Measures how long teachers that are asked something have answered nothing. Times are monotonic seconds.
+    """Measures how long teachers with requests have not answered. Times are monotonic seconds.
 
-    - `teachers`: the teachers, in words, for messages.
-    - `wait_limit_s`: how long without a connected teacher is too long.
-    - `request_limit_s`: how long a connected one may take for an answer, if that is longer.
-    - `last_error`: what was last wrong with a teacher, in words.
+    - `teachers`: their name in messages.
+    - `wait_limit_s`: the longest time without a connected teacher.
+    - `request_limit_s`: the longest time for an answer of a connected one, if that is longer.
+    - `last_error`: the last problem of a teacher.
     """
 
     def __init__(self, teachers: str, *, wait_limit_s: float, request_limit_s: float) -> None:
@@ -130,21 +130,20 @@ class AnswerTimeout:
         self._logged_at = -math.inf
 
     def restart(self, now: float) -> None:
-        """A teacher answered, or is asked something after a time of being asked nothing."""
+        """Measure from now: a teacher answered, or gets a request after a time without any."""
         self._fresh_at = now
 
     def note_answer(self, teacher: str, now: float) -> None:
-        """The teacher answered."""
         self._heard_at[teacher] = now
 
     def recently_answered(self, now: float) -> list[str]:
-        """Return the teachers that answered so lately that, if they are gone, they may be back in time."""
+        """Return the teachers that answered within the wait limit; those gone may still return in time."""
         return [teacher for teacher, at in self._heard_at.items() if now - at < self._wait_limit_s]
 
     def pause_s(self, now: float, *, waiting_since: float, connected: bool) -> float:
-        """Return after how many seconds to look again, and log now and then that there is a wait.
+        """Return after how many seconds to check again, and log now and then that the script waits.
 
-        Raises NoTeacherError when it is over: there was no answer for too long, and the script waited all the time.
+        Raises NoTeacherError if the script has waited for longer than the limit without an answer.
         """
         waited_s = now - max(self._fresh_at, waiting_since)
         limit_s = self._connected_limit_s if connected else self._wait_limit_s
@@ -165,13 +164,13 @@ class AnswerTimeout:
 
 
 class SourceWait:
-    """Logs now and then that the script waits for its own source, which takes as long as it takes."""
+    """Logs now and then that the script waits for its own source, for which there is no time limit."""
 
     def __init__(self) -> None:
         self._logged_at = -math.inf
 
     def pause_s(self, now: float, waiting_since: float) -> float:
-        """Return after how many seconds to look again. Times are monotonic seconds."""
+        """Return after how many seconds to check again. Times are monotonic seconds."""
         silent_s = now - max(self._logged_at, waiting_since)
         if silent_s < LOG_WAIT_EVERY_S:
             return LOG_WAIT_EVERY_S - silent_s

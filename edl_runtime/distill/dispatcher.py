@@ -1,9 +1,9 @@
-"""Hands the requests to one pool to its workers, the connections of its teachers.
+"""Distributes the requests to one pool over its workers, the connections to its teachers.
 
-A worker takes one request at a time and brings the answers, or gives it back when its teacher fails. What comes back is
-taken before what was never asked, oldest first: the training script waits for the oldest. So a teacher gets work as
-fast as it does it, and not in equal parts. A request that is under way for too long is hedged: a worker of another
-teacher takes it, too, and whose answers come first counts.
+A worker takes one request at a time and delivers the answers, or returns it when its teacher fails. Requests are taken
+oldest first, returned ones included, since the training script waits for the oldest. So each teacher gets work at its
+own speed. A request that takes too long is hedged: a worker of another teacher takes it too, and the first answers
+count.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
 from edl_runtime.distill.batching import Batch, Request
@@ -25,10 +26,10 @@ from edl_runtime.protocol.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.oip import ModelSignature
 
 MAX_PREDICTOR_DEATHS = 2
-"""A request under which so many predictors died is given up: the second was asked nothing else at that time."""
+"""A request under which so many predictors died is given up: the second one ran nothing else at that time."""
 
 REQUESTS_PER_WORKER = 2
-"""One that is being answered and one that waits, so that a worker never waits for the source."""
+"""One at the teacher and one in the queue, so that a worker never waits for the source."""
 
 _BY_TURN = attrgetter("turn")
 
@@ -36,12 +37,12 @@ log = get_logger(__name__)
 
 
 class PipelineSignals:
-    """What a dispatcher and its pipeline share: one lock, and whom to wake.
+    """The lock and conditions that dispatchers and their pipeline share.
 
-    - `room`: the feeder, when there is more room, or a model is known.
-    - `done`: the training script, when what it waits for has come or can't come.
-    - `request_sent`: called when a teacher comes or is asked something, for whoever watches how long that takes.
-    - `split`: called with a request that failed; tells whether it was more than usual and is asked in parts.
+    - `room`: wakes the feeder, when there is more room or a model is known.
+    - `done`: wakes the training script, when its batch is complete or can't be completed.
+    - `request_sent`: called when a teacher is added or gets a request, for the thread that hedges.
+    - `split`: called with a failed request; returns whether it was larger than usual and was replaced by its parts.
     """
 
     def __init__(
@@ -54,30 +55,25 @@ class PipelineSignals:
         self.split = split
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WorkerSlot:
-    """What the pipeline knows of one connection: its teacher, and what that is asked at the moment, since when.
+    """A worker as its dispatcher sees it: its teacher, and the request that it has, since when (monotonic seconds).
 
-    `requeued` is true when another teacher is asked the same since this one may never answer.
+    `requeued` is true when another teacher gets the same request since this one may never answer.
     """
 
-    __slots__ = ("address", "asked", "asked_at", "leaving", "requeued")
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.asked: Request | None = None
-        self.asked_at = 0.0  # monotonic seconds
-        self.requeued = False
-        self.leaving = False
+    address: str
+    asked: Request | None = None
+    asked_at: float = 0.0
+    requeued: bool = False
+    leaving: bool = False
 
     def ask(self, request: Request, now: float) -> None:
-        """Note what it is asked."""
-        self.asked = request
-        self.asked_at = now
-        self.requeued = False
+        self.asked, self.asked_at, self.requeued = request, now, False
 
     @property
     def pending(self) -> Request | None:
-        """What it is asked, if an answer is still wanted."""
+        """Its request, if that still needs an answer."""
         request = self.asked
         return request if request is not None and not request.settled else None
 
@@ -86,11 +82,13 @@ class Dispatcher:
     """The requests to one pool. Every method is safe from any thread.
 
     - `connected`: the addresses of the teachers in use: connected, and not about to leave.
-    - `retries`: how often a request was asked again; `hedges`: how often of a second teacher.
+    - `signature`: of the teachers' model; None before the first teacher is connected.
+    - `retries`: how often a request was sent again; `hedges`: how often to a second teacher.
     """
 
     def __init__(self, signals: PipelineSignals, timeout: AnswerTimeout) -> None:
         self.connected: frozenset[str] = frozenset()
+        self.signature: ModelSignature | None = None
         self.retries = 0
         self.hedges = 0
         self._signals = signals
@@ -98,47 +96,39 @@ class Dispatcher:
         self._timeout = timeout
         self._work = threading.Condition(signals.lock)  # for workers
         self._queue: deque[Request] = deque()  # by turn
-        self._to_hedge: list[Request] = []  # to be asked of a second teacher; by turn
-        self._busy: dict[WorkerSlot, None] = {}  # those that are asked something, the longest first
+        self._to_hedge: list[Request] = []  # for a second teacher; by turn
+        self._busy: dict[WorkerSlot, None] = {}  # those with a request, the oldest first
         self._asked = BusyMeter(time.monotonic())
-        self._workers: set[WorkerSlot] = set()  # those that are connected and stay
-        self._signature: ModelSignature | None = None
+        self._workers: set[WorkerSlot] = set()  # those connected and not leaving
         self._hedging = HedgingPolicy(time.monotonic())
         self._sizing = RequestSizing()
 
-    # The pipeline; it holds the lock
-
-    @property
-    def signature(self) -> ModelSignature | None:
-        """What the teachers take, None before the first was seen."""
-        return self._signature
+    # Called by the pipeline, which holds the lock
 
     @property
     def window(self) -> int:
-        """How many requests to have at hand."""
+        """How many unanswered requests to have."""
         return REQUESTS_PER_WORKER * len(self._workers) + 2
 
     @property
     def most_rows(self) -> int:
-        """How many rows a request should have at most, where its teachers' answers don't depend on that."""
+        """Most rows that a request should have, for models whose answers don't depend on that."""
         return self._sizing.rows
 
     @property
     def queued(self) -> int:
-        """How many requests wait for a teacher."""
         return len(self._queue)
 
     @property
     def in_flight(self) -> Sequence[str]:
-        """The addresses of the workers that are asked something."""
+        """The addresses of the workers that have a request."""
         return [worker.address for worker in self._busy]
 
     def asked_s(self, now: float) -> float:
-        """Return how long teachers were asked something, all of them together."""
+        """Return how long teachers have had requests, summed over all teachers."""
         return self._asked.total_s(now)
 
     def enqueue(self, requests: Sequence[Request], now: float) -> None:
-        """Have these asked, in their turn."""
         if not self._queue and not self._busy:
             self._timeout.restart(now)
         for request in requests:
@@ -146,26 +136,23 @@ class Dispatcher:
         self._work.notify(len(requests))
 
     def drop_settled(self) -> None:
-        """Forget the requests whose epoch is over."""
         self._queue = deque(request for request in self._queue if not request.settled)
         self._to_hedge = [request for request in self._to_hedge if not request.settled]
 
     def pause_s(self, now: float, waiting_since: float) -> float:
-        """Return after how many seconds a waiting script should look again. Raises NoTeacherError."""
+        """Return after how many seconds a waiting script should check again. Raises NoTeacherError."""
         return self._timeout.pause_s(now, waiting_since=waiting_since, connected=bool(self._workers))
 
     def restart_timeout(self, now: float) -> None:
-        """Something begins to wait for this pool's teachers."""
         self._timeout.restart(now)
 
     def wake_workers(self) -> None:
-        """Wake all workers, to see whether they are to end."""
         self._work.notify_all()
 
     def hedge(self, now: float) -> float | None:
-        """Have requests asked of a second teacher that take too long; return when to look again, None for not yet.
+        """Send slow requests to a second teacher; return after how many seconds to check again, None for not yet.
 
-        One is hedged as long as the script waits for it, or other teachers would have nothing to do.
+        A slow request is hedged if the script waits for it or nothing else is queued.
         """
         if len(self.connected) < 2:
             return None
@@ -181,31 +168,30 @@ class Dispatcher:
             elif (request.batch.awaited or not self._queue) and self._hedging.spend(now):
                 request.hedged = True
                 insort(self._to_hedge, request, key=_BY_TURN)
-                self._work.notify_all()  # for which worker is free and of another teacher, only the workers know
+                self._work.notify_all()  # only workers know which of them is free and of another teacher
             else:
                 pauses.append(delay_s)
         return min(pauses, default=None)
 
-    # Workers
+    # Called by workers
 
     def agree_on_signature(self, signature: ModelSignature) -> ModelSignature:
-        """Return the signature that counts: that of the first teacher ever seen."""
+        """Return the signature that all teachers must have: that of the first one connected."""
         with self._lock:
-            if self._signature is None:
-                self._signature = signature
+            if self.signature is None:
+                self.signature = signature
                 self._signals.room.notify_all()
-            return self._signature
+            return self.signature
 
     def add_worker(self, worker: WorkerSlot) -> None:
-        """The worker is connected to a teacher that is ready."""
+        """Use a worker that is connected to a ready teacher."""
         with self._lock:
             if not worker.leaving:
                 self._use([*self._workers, worker])
             self._signals.room.notify_all()
-            self._signals.request_sent()  # if what others are asked takes long, there may be somebody new to ask
+            self._signals.request_sent()  # the new teacher may take a slow request of another
 
     def remove_worker(self, worker: WorkerSlot) -> None:
-        """The worker is not connected any more; what it was asked is asked of another."""
         with self._lock:
             self._use(other for other in self._workers if other is not worker)
             self._requeue(worker)
@@ -213,13 +199,13 @@ class Dispatcher:
             self._signals.done.notify_all()
 
     def report_unavailable(self, cause: str) -> None:
-        """A teacher can't be used, because of `cause`."""
+        """Keep `cause` as the last reason why a teacher can't be used."""
         with self._lock:
             self._timeout.last_error = cause
             self._signals.done.notify_all()
 
     def take_request(self, worker: WorkerSlot) -> Request | None:
-        """Return what to ask next, when there is something; None when the worker is to end."""
+        """Wait for a request and return it; None when the worker has to end."""
         with self._lock:
             while not worker.leaving:
                 request = self._next_request(worker)
@@ -227,7 +213,7 @@ class Dispatcher:
                     worker.ask(request, time.monotonic())
                     self._busy[worker] = None
                     self._asked.begin(worker.address, worker.asked_at)
-                    if len(self.connected) > 1:  # else there is nobody to ask, too
+                    if len(self.connected) > 1:  # else there is no teacher to hedge with
                         self._signals.request_sent()
                     return request
                 self._work.wait()
@@ -245,11 +231,11 @@ class Dispatcher:
 
     def _hedge_candidate(self, worker: WorkerSlot) -> Request | None:
         self._to_hedge = [request for request in self._to_hedge if not request.settled]
-        its_own = [other.asked for other in self._busy if other.address == worker.address]
-        return next((request for request in self._to_hedge if request not in its_own), None)
+        same_teacher = [other.asked for other in self._busy if other.address == worker.address]
+        return next((request for request in self._to_hedge if request not in same_teacher), None)
 
     def complete(self, worker: WorkerSlot, answers: Answers) -> None:
-        """Bring the answers to what the worker was asked. Only the first answers to a request count."""
+        """Deliver the answers to the worker's request. Only the first answers to a request count."""
         with self._lock:
             now = time.monotonic()
             self._hedging.note(now - worker.asked_at)
@@ -263,15 +249,15 @@ class Dispatcher:
             self._wake_script(request.batch)
 
     def fail_request(self, worker: WorkerSlot, failure: Exception) -> bool:
-        """The worker's teacher can't answer what it is asked; another may, unless the request is hopeless.
+        """The worker's teacher failed its request; another may answer it, unless the request is hopeless.
 
-        Return whether it may have been asked too much, and is asked anew.
+        Return whether the request was larger than usual, so that its size may be the cause; it is then sent in parts.
         """
         with self._lock:
             request = worker.pending
             if request is None:
                 return False
-            if self._asks_anew(worker, request, failure):
+            if self._split(worker, request, failure):
                 return True
             now = time.monotonic()
             request.fail(worker.address, now)
@@ -280,10 +266,10 @@ class Dispatcher:
             return False
 
     def note_predictor_death(self, worker: WorkerSlot, error: InferenceError) -> None:
-        """The predictor of the worker's teacher died under what it is asked.
+        """The predictor of the worker's teacher died while it ran the request, which may be the cause.
 
-        That is asked once more, alone and of one teacher; the second time it is given up, or it would end all of them.
-        Of what was more than usual, each part is.
+        The request, or each part of one larger than usual, is sent once more, alone and to one teacher. The second time
+        it is given up, since it would end every predictor.
         """
         with self._lock:
             request = worker.pending
@@ -291,30 +277,30 @@ class Dispatcher:
                 return
             request.deaths += (worker.address,)
             request.hedged = True
-            if self._asks_anew(worker, request, error):
+            if self._split(worker, request, error):
                 return
             if len(request.deaths) >= MAX_PREDICTOR_DEATHS:
                 self._give_up(worker, DeadlyRequestError(request.name, request.deaths, error.reason))
 
     def refuse_request(self, worker: WorkerSlot, refusal: Exception) -> bool:
-        """The worker's teacher says that what it is asked is wrong; return whether that is so.
+        """The worker's teacher refused the request as invalid; return False if only this teacher may be wrong.
 
-        It is when all teachers in use say so, each asked once. What was more than usual is asked anew first.
+        A request is invalid once all teachers in use have refused it. One larger than usual is sent in parts first.
         """
         with self._lock:
             request = worker.pending
             if request is None:
                 return False
-            if self._asks_anew(worker, request, refusal):
+            if self._split(worker, request, refusal):
                 return True
             request.fail(worker.address, time.monotonic())
-            is_wrong = request.failed_by >= self.connected
-            if is_wrong:
+            is_invalid = request.failed_by >= self.connected
+            if is_invalid:
                 self._give_up(worker, refusal)
-            return is_wrong
+            return is_invalid
 
-    def _asks_anew(self, worker: WorkerSlot, request: Request, failure: Exception) -> bool:
-        """Have what failed asked in parts of the usual size, if it was more; that tells what is wrong with which."""
+    def _split(self, worker: WorkerSlot, request: Request, failure: Exception) -> bool:
+        """Send a failed request in parts of the usual size if it was larger, to find the part at fault."""
         if not self._signals.split(request):
             return False
         self._release(worker)
@@ -324,14 +310,14 @@ class Dispatcher:
         return True
 
     def _give_up(self, worker: WorkerSlot, failure: Exception) -> None:
-        """Raise `failure` in the training script when the turn of what the worker is asked has come."""
+        """Raise `failure` in the training script in place of the batch of the worker's request."""
         request = self._release(worker)
         if request is not None:
             request.batch.failure = _naming_batch(failure, request.name, worker.address)
             self._wake_script(request.batch)
 
     def dismiss_workers(self, workers: list[WorkerSlot]) -> None:
-        """Let these workers end; what they are asked just now is asked of others too, for they may never answer it."""
+        """Let these workers end. Others get their requests too, since they may never answer them."""
         with self._lock:
             self._use(worker for worker in self._workers if worker not in workers)
             for worker in workers:
@@ -344,12 +330,12 @@ class Dispatcher:
         self.connected = frozenset(worker.address for worker in self._workers)
 
     def _requeue(self, worker: WorkerSlot) -> None:
-        """Have what the worker is asked be taken by another, in its turn, unless another is asked it already."""
+        """Queue the worker's request again, unless another worker has it."""
         request = worker.pending
         if request is None or worker.requeued:
             return
         worker.requeued = True
-        request.hedged = bool(request.deaths)  # else one teacher less is asked, and the one that is left may be slow
+        request.hedged = bool(request.deaths)  # may be hedged again: one teacher less has it now
         if any(other.asked is request for other in self._busy if other is not worker and not other.requeued):
             self._signals.request_sent()
             return
@@ -360,7 +346,7 @@ class Dispatcher:
         self._work.notify()
 
     def _release(self, worker: WorkerSlot) -> Request | None:
-        """Have the worker asked nothing any more; return what was pending."""
+        """Take the worker's request away; return it if it was pending."""
         request = worker.pending
         worker.asked = None
         if worker in self._busy:
@@ -374,14 +360,14 @@ class Dispatcher:
 
 
 def _naming_batch(failure: Exception, batch: str, address: str) -> Exception:
-    """Return the error for the training script, which names the batch and the teacher."""
+    """Return an error for the training script that names the batch and the teacher."""
     named = failure
     if isinstance(failure, InferenceError):
         reason = f"{batch} of the epoch: {failure.reason}"
         named = InferenceError(failure.address, failure.status, reason, retryable=failure.retryable)
     elif isinstance(failure, ProtocolError):
-        words = str(failure)
-        named = ProtocolError(f"{batch} of the epoch: {words if address in words else f'teacher {address}: {words}'}")
+        text = str(failure)
+        named = ProtocolError(f"{batch} of the epoch: {text if address in text else f'teacher {address}: {text}'}")
     if named is not failure:
         named.__cause__ = failure
     return named

@@ -1,4 +1,4 @@
-"""The running part of a reader: its threads, and who waits for whom."""
+"""The running part of a reader: its threads and how they wait for each other."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.settings import RuntimeSettings
 
 CLOSE_LIMIT_S = 1.0
-"""How long closing waits for threads, be it because of Ctrl-C. Only a source that does not return, or a silent network,
-keeps one longer, and none keeps the process."""
+"""How long closing waits for threads. Only a source that does not return or a silent network keeps one running longer,
+and no thread keeps the process running."""
 
-LOOK_EVERY_S = 0.2
-"""How often a new epoch, while it waits for the source, looks whether it is still wanted."""
+CHECK_EVERY_S = 0.2
+"""How often a feeder that waits for the source checks whether its epoch is over."""
 
 log = get_logger(__name__)
 
 
 class PoolQuery(NamedTuple):
-    """What one pool is asked of each sample."""
+    """What is requested from one pool for each sample."""
 
     teachers: Fixed | Discovered
     outputs: tuple[str | TopK, ...]
 
 
 class Engine:
-    """Feeder, workers and discovery of one reader. Holds no reference to that, so one that nobody closes is collected.
+    """Feeder, workers and discovery of one reader. Holds no reference to it, so that an unclosed reader is collected.
 
-    It belongs to the process that made it: threads, locks and connections don't survive a fork. See `is_mine`.
+    Belongs to the process that made it: threads, locks and connections don't survive a fork. See `is_mine`.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Engine:
         self._source = source
         self._format: Format = format
         self._size = teacher_batch_size
-        self._fit_together = True  # as far as is known, items of the source do
-        self._joins = False  # teachers answer a row alike beside any others; known once one was seen
-        self._item_rows = self._row_bytes = 1.0  # about so many
+        self._fit_together = True  # until several items of the source can't be joined
+        self._joins = False  # requests may be joined; known once a teacher is connected
+        self._item_rows = self._row_bytes = 1.0  # of the last batch
         self._settings = settings
         self._queries = queries
         self._plans_of = [
@@ -104,11 +104,11 @@ class Engine:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process made it; in a forked child nothing of it may be used."""
+        """Whether this process made it; a forked child must not use it."""
         return self._pid == os.getpid()
 
     def start(self) -> bool:
-        """Start to look for teachers; return whether this is the first time. Raises DistillError when stopped."""
+        """Start looking for teachers, unless started; return whether it was not. Raises DistillError when stopped."""
         with self._lock:
             if self._closed:
                 raise DistillError("this reader is closed")
@@ -126,7 +126,7 @@ class Engine:
             return True
 
     def begin(self) -> Epoch:
-        """Start to read the next epoch, and a thread that feeds it, unless it is fed already."""
+        """Begin the next epoch, and start a thread that feeds it unless it is fed already."""
         data_loaders.allow_loaders_in_threads()
         epoch, is_fed = self.pipeline.begin()
         if not is_fed:
@@ -135,25 +135,23 @@ class Engine:
         return epoch
 
     def take(self, epoch: Epoch) -> Batch | None:
-        """Return the next batch as the pipeline does. In a forked child nobody feeds it: raises DistillError there."""
+        """Return the next batch as the pipeline does. Raises DistillError in a forked child, which has no feeder."""
         if not self.is_mine:
-            raise DistillError("this epoch was begun in another process; iterate the reader anew in this one")
+            raise DistillError("this epoch was begun in another process; iterate the reader again in this one")
         return self.pipeline.take_batch(epoch)
 
     def end(self, epoch: Epoch) -> None:
-        """Be done with the epoch. In a forked child it is another's, whose lock may have been held for ever."""
-        if self.is_mine:
+        """Drop the rest of the epoch."""
+        if self.is_mine:  # a forked child may have inherited a held lock
             self.pipeline.end(epoch)
 
     def stats(self) -> ReaderStats:
-        """Return what was delivered so far, and how teachers fare."""
         quarantined: dict[str, str] = {}
         for pool in self._pools:
             quarantined |= pool.quarantined()
         return self.pipeline.stats(quarantined)
 
     def stop(self) -> None:
-        """Let all threads end, for good; doesn't wait for them."""
         with self._lock:
             self._closed = True
             self.pipeline.close()
@@ -182,13 +180,13 @@ class Engine:
         try:
             async with asyncio.TaskGroup() as following:
                 for number, (query, pool) in enumerate(zip(self._queries, self._pools, strict=True)):
-                    asked = query.teachers
-                    if isinstance(asked, Discovered):
-                        demand = DemandMeter(partial(self.pipeline.pool_counts, number), asked.at_most)
+                    teachers = query.teachers
+                    if isinstance(teachers, Discovered):
+                        demand = DemandMeter(partial(self.pipeline.pool_counts, number), teachers.at_most)
                         get_status = partial(_student_status, pool, demand)
                         unavailable = pool.report_unavailable
-                        following.create_task(follow_pool(asked, self._settings, pool.use, unavailable, get_status))
-        except* Exception as group:  # noqa: BLE001 -- whatever it is, the training script has to know
+                        following.create_task(follow_pool(teachers, self._settings, pool.use, unavailable, get_status))
+        except* Exception as group:  # noqa: BLE001 -- raised in the training script
             self.pipeline.fail(group.exceptions[0])
 
     def _feed(self, begun: Epoch) -> None:
@@ -204,7 +202,7 @@ class Engine:
             forked_before = data_loaders.fork_count()
             try:
                 self._feed_epoch(epoch)
-            except BaseException as raised:  # noqa: BLE001 -- it is the training script's to handle
+            except BaseException as raised:  # noqa: BLE001 -- raised in the training script
                 error = raised
             finally:
                 self._source_free.release()
@@ -214,22 +212,22 @@ class Engine:
             epoch = self.pipeline.end_of_source(epoch, error, ahead=ahead)
 
     def _note_forks(self) -> None:
-        """Tell once that a source which forks, as it may again, is called only while the script waits.
+        """Log once that a source which forks is called only while the script waits.
 
-        A child that is forked while another thread holds a lock, as of Paddle's memory or numpy's dice, hangs in it.
+        A child that is forked while another thread holds a lock, such as Paddle's allocator's, hangs when it needs it.
         """
         self._forked_epochs += 1
-        if self._epochs and self._forked_epochs == 2:  # one that keeps its processes forks in one epoch
+        if self._epochs and self._forked_epochs == 2:  # persistent workers are forked in one epoch only
             log.warning(
                 "source.forks",
-                effect="each epoch begins only when the script asks for it, in spite of `epochs`",
+                effect="each epoch begins only when the script reads it, despite `epochs`",
                 advice="keep the processes, as DataLoader(persistent_workers=True) does, or start them by spawn",
             )
 
     def _await_source(self, epoch: Epoch) -> bool:
-        """Take the source, which is never run by two threads at once; False when the epoch is over before."""
+        """Lock the source, which only one thread may run at a time; False if the epoch is over before."""
         since = logged_at = time.monotonic()
-        while not self._source_free.acquire(timeout=LOOK_EVERY_S):
+        while not self._source_free.acquire(timeout=CHECK_EVERY_S):
             if epoch.over:
                 return False
             if time.monotonic() - logged_at >= LOG_WAIT_EVERY_S:
@@ -275,7 +273,7 @@ class Engine:
         return self.pipeline.most_rows if self._joins else DEFAULT_ROWS
 
     def _most_items(self) -> int:
-        """Return how many items to ask about at once if they are like the last ones; more than usual if that pays."""
+        """Return how many items to request at once: more than usual if that is faster, by the size of the last ones."""
         rows = self._most_rows
         if self._size or self._cache is not None or rows == DEFAULT_ROWS or not self._fit_together:
             return self._least_items
@@ -283,7 +281,6 @@ class Engine:
         return max(self._least_items, rows if self._format == "sample" else int(rows / self._item_rows))
 
     def _measure(self, batch: Batch, requests: Sequence[Sequence[Request]]) -> None:
-        """Learn how large items are."""
         if batch.samples and requests[0]:
             self._item_rows = batch.samples / len(batch.items)
             self._row_bytes = max(1.0, requests[0][0].row_bytes)
@@ -291,16 +288,16 @@ class Engine:
     def _cut(
         self, piece: Sequence[Any], plans: Sequence[RequestPlan], first: int
     ) -> Iterator[tuple[Batch, list[list[Request]]]]:
-        """Return batches of these items and their requests: one batch, unless the items don't fit together."""
-        asked = partial(cut, self._format, plans=plans, size=self._size, recall=self._lookup)
+        """Return batches of these items and their requests: one batch, unless the items can't be joined."""
+        cut_some = partial(cut, self._format, plans=plans, size=self._size, recall=self._lookup)
         least = self._least_items
 
         def as_usual() -> Iterator[tuple[Batch, list[list[Request]]]]:
             for start in range(0, len(piece), least):
-                yield asked(piece[start : start + least], first=first + start)
+                yield cut_some(piece[start : start + least], first=first + start)
 
         try:
-            batch, requests = asked(piece, first=first, most_rows=self._most_rows)
+            batch, requests = cut_some(piece, first=first, most_rows=self._most_rows)
         except SampleError:
             if len(piece) <= least:
                 raise

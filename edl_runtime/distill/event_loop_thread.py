@@ -40,7 +40,7 @@ class EventLoopThread:
             with contextlib.suppress(asyncio.CancelledError):
                 asyncio.run(self._announced())
         finally:
-            self._running.set()  # if no loop could be made, nothing else lets `start` return
+            self._running.set()  # lets `start` return even if no loop could be made
 
     async def _announced(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -74,7 +74,6 @@ class ReaderCollector(Collector):
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
-        """Return the current counts."""
         now = self._stats()
         for kind, name, label, text, value_of in _FAMILIES:
             family = kind(f"edl_distill_{name}", text, labels=[label] if label else [])
@@ -110,7 +109,6 @@ class MetricsEndpoint:
                 self._finished = combined_stats([self._finished, last])
 
     def stats(self) -> ReaderStats:
-        """Return the combined counts of all readers."""
         with self._lock:
             return combined_stats([self._finished, *(stats() for stats in self._shown)])
 

@@ -63,7 +63,6 @@ class RecordedAnswers:
         self._database.close()
 
     def find(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the recorded answers among these."""
         marks = ",".join("?" * len(digests))
         found = self._database.execute(f"select asked, tensors from answers where asked in ({marks})", digests)  # noqa: S608
         return dict(found.fetchall())
@@ -158,7 +157,6 @@ def question_digests(
 
 
 def _rows(answers: Answers, count: int) -> list[bytes]:
-    """Encode each row of the answers, with all its tensors."""
     tensors = [(name, array.dtype.str, array.shape[1:], np.ascontiguousarray(array)) for name, array in answers.items()]
     return [
         _encoder.encode({name: _Row(dtype, shape, array[row].tobytes()) for name, dtype, shape, array in tensors})

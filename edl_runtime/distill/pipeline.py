@@ -1,7 +1,7 @@
 """Between the source, the teachers and the training script: a bounded window of requests, delivered in order.
 
-Three kinds of threads meet here. The feeder puts batches in, in order, and waits for room. Workers take requests and
-bring the answers (see `Dispatcher`). The training script takes whole batches in the order of the source.
+Three kinds of threads use it. The feeder puts batches in, in order, and waits for room. Workers take requests and
+deliver the answers (see `Dispatcher`). The training script takes whole batches in the order of the source.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 
 from edl_runtime.distill.batching import Batch, ItemAccumulator, Request
@@ -23,33 +24,32 @@ from edl_runtime.protocol.oip import ModelSignature
 MIN_REQUESTS = 4
 
 MAX_EPOCHS_AHEAD = 8
-"""Epochs that are fed ahead of the one that is read: short ones take many to fill the window, empty ones no end."""
+"""Epochs that are fed ahead of the one that is read: many short ones fit the window, and any number of empty ones."""
 
 FLUSH_AFTER_S = 0.02
-"""So long a script waits for the source before it has teachers asked about items that are held back."""
+"""How long a script waits for the source before it flushes the items that are held for a larger piece."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Epoch:
     """One pass over the source: the batches that were put in and not yet taken, in order.
 
-    - `awaited`: the script waits for news of it.
-    - `accumulator`: the items that the source gave and nobody is asked about yet, once it is fed.
+    - `awaited`: the script waits for its next batch.
+    - `ended`: no batch will be added; `error`: what the source raised, to raise after the batches before it.
+    - `accumulator`: holds the items that are not requested yet, while it is fed.
     - `over`: the script has left it, at its end or before.
     """
 
-    __slots__ = ("accumulator", "awaited", "batches", "ended", "error", "over", "waits_for_signature")
-
-    def __init__(self) -> None:
-        self.batches: deque[Batch] = deque()
-        self.awaited = False
-        self.ended = False
-        self.error: BaseException | None = None  # of the source; raised after the batches before it
-        self.accumulator: ItemAccumulator | None = None
-        self.over = False
-        self.waits_for_signature = False
+    batches: deque[Batch] = field(default_factory=deque)
+    awaited: bool = False
+    ended: bool = False
+    error: BaseException | None = None
+    accumulator: ItemAccumulator | None = None
+    over: bool = False
+    waits_for_signature: bool = False
 
     def drop(self) -> int:
-        """Be over; return the weight of the batches that nobody will take."""
+        """End it; return the weight of the batches that will not be taken."""
         self.over = True
         weight = 0
         for batch in self.batches:
@@ -62,10 +62,10 @@ class Epoch:
 class Pipeline:
     """The batches of one reader. Every method is safe from any thread.
 
-    The window is counted in requests; an item of the source goes in whole, so that one with many may exceed it.
+    The window is counted in requests; an item of the source is put in whole, even if its requests exceed the window.
 
-    - `timeouts`: one for each pool that is asked.
-    - `epochs`: how many the script will read, if that is known: so many are fed ahead of it.
+    - `timeouts`: one for each pool.
+    - `epochs`: how many the script will read, if that is known: these may be fed ahead of it.
     """
 
     def __init__(self, timeouts: Sequence[AnswerTimeout], epochs: int | None = None) -> None:
@@ -74,26 +74,26 @@ class Pipeline:
         self._signals = PipelineSignals(lock, self._begin_watch, self._split)
         self._room = self._signals.room
         self._done = self._signals.done
-        self._request_sent = threading.Condition(lock)  # for who watches how long teachers take
+        self._request_sent = threading.Condition(lock)  # wakes the thread that hedges
         self._watching = True
         self._known_epochs = epochs or 0
         self._turns = count()  # of batches
         self._begun = 0  # epochs that are fed or were
         self._unfinished = 0  # weight of the batches between put and take_batch
         self._reading: Epoch | None = None
-        self._ahead: deque[Epoch] = deque()  # epochs that come after it and are fed already
+        self._ahead: deque[Epoch] = deque()  # the epochs after it that are fed already
         self._source_wait = SourceWait()
         self._failure: BaseException | None = None
         self._closed = False
         self._flushes = False
         self._counter = DeliveryCounter(time.monotonic())
         self._waited_s = [0.0] * len(timeouts)  # for each pool's teachers
-        self.dispatchers = tuple(Dispatcher(self._signals, patience) for patience in timeouts)
+        self.dispatchers = tuple(Dispatcher(self._signals, timeout) for timeout in timeouts)
 
-    # The training script
+    # Called by the training script
 
     def begin(self) -> tuple[Epoch, bool]:
-        """Start to read the next epoch, and return whether it is being fed; the one before is over, finished or not.
+        """Return the next epoch, and whether it is being fed already; the one before is over, finished or not.
 
         Raises DistillError when closed.
         """
@@ -107,18 +107,18 @@ class Pipeline:
             return self._reading, is_fed
 
     def end(self, epoch: Epoch) -> None:
-        """Be done with the epoch: what is left of it is dropped, answers that are under way included."""
-        if epoch.over:  # while the interpreter ends, a thread that is no more may hold the lock
+        """Drop the rest of the epoch, with its unanswered requests."""
+        if epoch.over:  # at interpreter exit a thread that was killed may hold the lock
             return
         with self._lock:
             if epoch is self._reading:
                 self._drop_reading()
 
     def take_batch(self, epoch: Epoch) -> Batch | None:
-        """Return the next batch with its answers, None at the epoch's end; wait for it as long as teachers answer.
+        """Wait for the next batch and return it with its answers, None at the epoch's end.
 
-        Raises what the source raised or a request failed with, when its turn has come; NoTeacherError; whatever
-        `fail` was given; DistillError when the reader was closed or another epoch was begun.
+        Raises the source's error or a request's failure in place of their batch; NoTeacherError; the error given to
+        `fail`; DistillError when the reader was closed or another epoch was begun.
         """
         with self._lock:
             if not self._has_next(epoch):
@@ -134,7 +134,7 @@ class Pipeline:
             return batch
 
     def _has_next(self, epoch: Epoch) -> bool:
-        """Whether there is no need to wait: for a batch, the end or an error, which is raised."""
+        """Whether there is a batch or the end to return; raises an error instead if there is one."""
         self._check()
         if epoch is not self._reading:
             raise DistillError("this epoch is over: the reader was iterated anew; use one iteration at a time")
@@ -159,7 +159,7 @@ class Pipeline:
             self._counter.end_wait(now)
 
     def _await_next(self, epoch: Epoch, now: float, waiting_since: float) -> None:
-        """Wait until there may be news. Raises NoTeacherError."""
+        """Wait once, until something may have changed. Raises NoTeacherError."""
         if epoch.batches:
             epoch.batches[0].awaited = True
             late = [pool for number, pool in enumerate(self.dispatchers) if epoch.batches[0].awaits(number)]
@@ -175,27 +175,27 @@ class Pipeline:
         epoch.awaited = False
 
     def _flush(self, epoch: Epoch, accumulator: ItemAccumulator) -> None:
-        """Have teachers asked about what is held back, more than there is room for: only the script could make that.
+        """Request the items that are held, even without room in the window: only this thread could make room.
 
-        What is wrong with it ends the epoch, as it would in the feeder.
+        An error ends the epoch, as it would in the feeder.
         """
-        self._flushes = True
+        self._flushes = True  # `put` must not wait for this thread
         try:
             accumulator.flush()
-        except Exception as error:  # noqa: BLE001 - the training script's to handle, in its turn
+        except Exception as error:  # noqa: BLE001 - raised in the training script after the batches before it
             epoch.ended, epoch.error = True, error
         finally:
             self._flushes = False
 
-    # The feeder
+    # Called by the feeder
 
     @property
     def most_rows(self) -> int:
-        """How many rows a request should have at most, where answers don't depend on that."""
+        """Most rows that a request should have, for models whose answers don't depend on that."""
         return min(pool.most_rows for pool in self.dispatchers)
 
     def put(self, epoch: Epoch, batch: Batch, requests: Sequence[Sequence[Request]]) -> bool:
-        """Add a batch and its requests to each pool when there is room; False when the epoch takes no more."""
+        """Wait for room and add a batch and its requests to each pool; False when the epoch takes no more."""
         with self._lock:
             while not epoch.over and not self._flushes and self._unfinished >= self._window():
                 self._room.wait()
@@ -208,36 +208,36 @@ class Pipeline:
             now = time.monotonic()
             if batch.awaited:
                 self._counter.await_teachers(now)
-            for dispatcher, asked in zip(self.dispatchers, requests, strict=True):
-                dispatcher.enqueue(asked, now)
+            for dispatcher, of_pool in zip(self.dispatchers, requests, strict=True):
+                dispatcher.enqueue(of_pool, now)
             if batch.awaited and not (batch.missing and all(pool.connected for pool in self.dispatchers)):
                 self._done.notify()
             return True
 
     def _split(self, failed: Request) -> bool:
-        """Have parts of the usual size asked about in place of a batch of more; False if it is none."""
+        """Replace the batch of a failed request by parts of the usual size; False if it is not larger than that."""
         batch = failed.batch
         if batch.anew is None:
             return False
         epoch = next(one for one in [self._reading, *self._ahead] if one is not None and batch in one.batches)
-        place = epoch.batches.index(batch)
-        del epoch.batches[place]
+        position = epoch.batches.index(batch)
+        del epoch.batches[position]
         batch.dropped = True
         self._unfinished -= batch.weight
         now = time.monotonic()
         for number, (part, requests) in enumerate(batch.anew()):
             part.turn = (*batch.turn, number)
-            epoch.batches.insert(place + number, part)
+            epoch.batches.insert(position + number, part)
             self._unfinished += part.weight
             for one in requests[failed.pool] if failed.deaths else ():
                 one.deaths, one.hedged = failed.deaths, True
-            for dispatcher, asked in zip(self.dispatchers, requests, strict=True):
-                dispatcher.enqueue(asked, now)
+            for dispatcher, of_pool in zip(self.dispatchers, requests, strict=True):
+                dispatcher.enqueue(of_pool, now)
         self._done.notify_all()
         return True
 
     def await_signatures(self, epoch: Epoch) -> list[ModelSignature] | None:
-        """Return what each pool's teachers take, once that is known of all; None when the epoch is over."""
+        """Wait for the model signature of each pool and return them; None when the epoch is over."""
         with self._lock:
             epoch.waits_for_signature = True
             now = time.monotonic()
@@ -255,9 +255,9 @@ class Pipeline:
             return None if epoch.over else signatures
 
     def end_of_source(self, epoch: Epoch, error: BaseException | None, *, ahead: bool) -> Epoch | None:
-        """No more batches come in this epoch, because the source ended or raised `error`.
+        """End the epoch after its last batch, because the source ended or raised `error`.
 
-        Return the next epoch, if it is known to come and is to be fed now, `ahead` of the script.
+        Return the next epoch, if the script will read it and it may be fed now, `ahead` of the script.
         """
         with self._lock:
             epoch.ended = True
@@ -274,10 +274,10 @@ class Pipeline:
             self._ahead.append(following)
             return following
 
-    # Who watches
+    # Run by the thread that hedges
 
     def watch(self) -> None:
-        """Have requests asked of a second teacher that take too long; runs until closed."""
+        """Send slow requests to a second teacher; runs until closed."""
         with self._lock:
             while not self._closed:
                 now = time.monotonic()
@@ -290,16 +290,15 @@ class Pipeline:
             self._watching = True
             self._request_sent.notify()
 
-    # All
+    # Called by any thread
 
     def fail(self, failure: BaseException) -> None:
-        """Raise `failure` in the training script, now and for good."""
+        """Raise `failure` in the training script from now on."""
         with self._lock:
             self._failure = self._failure or failure
             self._done.notify_all()
 
     def close(self) -> None:
-        """End all epochs and let everybody go who waits here."""
         with self._lock:
             self._closed = True
             self._drop_reading()
@@ -310,12 +309,11 @@ class Pipeline:
             self._request_sent.notify()
 
     def stats(self, quarantined: Mapping[str, str]) -> ReaderStats:
-        """Return what was delivered so far and how it goes; `quarantined` teachers are known elsewhere."""
+        """Return the reader's counts; `quarantined` are its teachers in quarantine, address → reason."""
         with self._lock:
             return self._counter.stats(self.dispatchers, quarantined, time.monotonic())
 
     def pool_counts(self, number: int) -> PoolCounts:
-        """Return how it stands with one of the pools."""
         dispatcher = self.dispatchers[number]
         with self._lock:
             now = time.monotonic()
@@ -330,9 +328,9 @@ class Pipeline:
             )
 
     def _waited_for_pools_s(self, now: float) -> list[float]:
-        """Return how long the script has waited for each pool's teachers, a wait that goes on included.
+        """Return how long the script has waited for each pool's teachers, including the current wait.
 
-        Of one wait, each pool has the time until it had answered all that was waited for.
+        Each pool's share of a wait ends when it has answered all its requests of the batch.
         """
         since = self._counter.teachers_awaited_since
         epoch = self._reading

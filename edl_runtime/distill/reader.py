@@ -223,7 +223,6 @@ def _checked_source(source: object) -> Callable[[], Iterable[Any]]:
 
 
 def _are_names(given: Sequence[object]) -> bool:
-    """Whether these are one or more different names."""
     return bool(given) and all(isinstance(name, str) and name for name in given) and len(set(given)) == len(given)
 
 

@@ -100,12 +100,10 @@ class JobReporter:
                 self._finished = combined_stats([self._finished, last])
 
     def stats(self) -> ReaderStats:
-        """Return the combined counts of its readers."""
         with self._lock:
             return combined_stats([self._finished, *(stats() for stats in self._readers)])
 
     def progress(self) -> Progress:
-        """Return the progress up to now."""
         with self._lock:
             reading = self.stats()
             steps = self._steps + reading.batches

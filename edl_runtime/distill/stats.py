@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from edl_runtime.meter import RateMeter
+
+if TYPE_CHECKING:
+    from edl_runtime.distill.dispatcher import Dispatcher
 
 
 class ReaderStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,20 +76,6 @@ def combined_stats(readers: Sequence[ReaderStats]) -> ReaderStats:
     return both
 
 
-class DispatcherCounts(Protocol):
-    """What `DeliveryCounter` reads of a dispatcher."""
-
-    retries: int
-    hedges: int
-
-    @property
-    def connected(self) -> Collection[str]: ...
-    @property
-    def queued(self) -> int: ...
-    @property
-    def in_flight(self) -> Sequence[str]: ...
-
-
 class DeliveryCounter:
     """Counts what is delivered. Times are monotonic seconds."""
 
@@ -141,8 +130,7 @@ class DeliveryCounter:
         self._meter.mark(self.samples, now)
         self._wait_meter.mark(sum(self._waited_s.values()), now)
 
-    def stats(self, dispatchers: Sequence[DispatcherCounts], quarantined: Mapping[str, str], now: float) -> ReaderStats:
-        """Return all counts, including those of the dispatchers."""
+    def stats(self, dispatchers: Sequence[Dispatcher], quarantined: Mapping[str, str], now: float) -> ReaderStats:
         in_use = {address for pool in dispatchers for address in pool.connected} - quarantined.keys()
         in_flight = [address for pool in dispatchers for address in pool.in_flight]
         waited_s = dict(self._waited_s)

@@ -21,32 +21,32 @@ from edl_runtime.registry.members import differences
 
 FIRST_QUARANTINE_S = 0.1
 LONGEST_QUARANTINE_S = 30.0
-"""A teacher in quarantine rests, each time twice as long as the time before."""
+"""Each quarantine of a teacher lasts twice as long as the one before, up to this."""
 
 QUARANTINE_JITTER = 1.25
-"""A rest is up to so many times as long, by chance: teachers that are probed at the same time again and again would be
-asked the same as the last time, each of them, and what all fail would not be found."""
+"""A quarantine is randomly up to so many times longer: teachers that are always probed at the same time would each get
+the same request as the last time, and a request that all of them fail would not be found."""
 
 PROBATION = 5
-"""When it has behaved for so many times the rest that would be next, that is the first again. One that answers wrongly
-now and then thus loses about a tenth of its time, and one that does so all the time most of it."""
+"""After so many times the next quarantine without a failure, the next one is short again. A teacher that answers
+wrongly now and then thus loses about a tenth of its time, and one that always does most of it."""
 
 MAX_BROKEN_CONNECTIONS = 3
-"""A teacher that breaks its connections so often and answers nothing in between is no better than one that lies.
-More than it has connections, for all of them break when it is killed."""
+"""A teacher that breaks so many connections without an answer in between goes into quarantine. Must exceed the
+connections to a teacher, which all break when it is killed."""
 
 log = get_logger(__name__)
 
 
 class TeacherHealth:
-    """What is known of one teacher; safe from any thread.
+    """The health of one teacher; safe from any thread.
 
-    A teacher that answers wrongly, with an error or nothing at all goes into quarantine. When it has rested, one of
-    its connections probes it: is it ready, and is the answer to one request right? Then it is asked as before. Whatever
-    it is asked in a probe and does not answer is asked of others, so a probe loses nothing.
+    A teacher that answers wrongly, with an error or not at all goes into quarantine. After that one of its connections
+    probes it: it has to be ready and to answer one request correctly, and is then used as before. A request that it
+    fails in a probe goes to another teacher, so a probe loses nothing.
 
-    - `may_send`: set while it is out of quarantine, and from when it is not in use any more.
-    - `reason`: why it is in quarantine, in words; empty if it is not.
+    - `may_send`: set while it is not in quarantine, and once it is retired.
+    - `reason`: why it is in quarantine; empty if it is not.
     """
 
     def __init__(self, address: str) -> None:
@@ -62,25 +62,25 @@ class TeacherHealth:
         self._broken_connections = 0
 
     def probe_due_in_s(self, now: float) -> float:
-        """How long until the teacher may be probed; 0 when it may be asked now."""
+        """Return the seconds until the teacher may be probed; 0 if it may get requests now."""
         return max(0.0, self._due_at - now) if self.reason else 0.0
 
     def quarantine(self, reason: str) -> None:
-        """It answered wrongly or not at all: into quarantine, for longer than the last time."""
+        """Put it into quarantine, for longer than the last time, because it answered wrongly or not at all."""
         with self._lock:
             now = time.monotonic()
             if self._retired or self.probe_due_in_s(now) > 0:
-                return  # nobody waits for it, or another of its connections found it out already
+                return  # or another of its connections has put it there
             if not self.reason and now - self._recovered_at >= PROBATION * self._quarantine_s:
                 self._quarantine_s = FIRST_QUARANTINE_S
             log.warning("teacher.quarantined", teacher=self.address, cause=reason, rest_s=self._quarantine_s)
             self.reason = reason
             self.may_send.clear()
-            self._due_at = now + self._quarantine_s * random.uniform(1, QUARANTINE_JITTER)  # noqa: S311 - nobody is to be kept from guessing
+            self._due_at = now + self._quarantine_s * random.uniform(1, QUARANTINE_JITTER)  # noqa: S311 - no secret
             self._quarantine_s = min(2 * self._quarantine_s, LONGEST_QUARANTINE_S)
 
     def note_broken_connection(self, reason: str) -> None:
-        """It closed a connection in the middle of a request: it was killed, or does so again and again."""
+        """Count a connection that it closed during a request: it was killed, or does so repeatedly."""
         with self._lock:
             self._broken_connections += 1
             too_often = self._broken_connections >= MAX_BROKEN_CONNECTIONS
@@ -88,12 +88,12 @@ class TeacherHealth:
             self.quarantine(reason)
 
     def note_answer(self, asked_at: float) -> None:
-        """It answered as it should what it was asked at that time; cheap enough for each answer."""
+        """Note a correct answer to a request sent at that time; cheap enough for each answer."""
         if not self.reason and not self._broken_connections:
             return
         with self._lock:
             self._broken_connections = 0
-            if not self.reason or asked_at < self._due_at:  # then that was no probe
+            if not self.reason or asked_at < self._due_at:  # sent before the quarantine ended, so not a probe
                 return
             log.info("teacher.recovered", teacher=self.address)
             self.reason = ""
@@ -101,7 +101,7 @@ class TeacherHealth:
             self.may_send.set()
 
     def retire(self) -> None:
-        """It is not in use any more: nobody waits for it to recover."""
+        """Stop using it: wake the workers that wait for its recovery."""
         with self._lock:
             self._retired = True
             self.may_send.set()
@@ -113,7 +113,7 @@ FIRST_RECONNECT_S = 0.1
 LONGEST_RECONNECT_S = 1.0
 
 BUSY_STATUSES = frozenset({408, 429, 502, 503, 504})
-"""Statuses of a teacher that is busy or away, which tell nothing of the request or the model."""
+"""Statuses of a teacher that is busy or unavailable, which say nothing about the request or the model."""
 
 
 class InferenceConnection(Protocol):
@@ -137,18 +137,18 @@ Connect = Callable[[str], InferenceConnection]
 
 
 class UnusableTeacherError(Exception):
-    """Raised inside a worker for a teacher that answers and can't be used now: not ready, or of another model."""
+    """Raised in a worker for a teacher that responds but can't be used: not ready, or with another model."""
 
 
 class InQuarantineError(Exception):
-    """Raised inside a worker when another worker of the same teacher has found that it misbehaves."""
+    """Raised in a worker when another worker has put the same teacher into quarantine."""
 
 
 class WorkerContext(NamedTuple):
-    """What all workers of a pool share: where requests come from and answers go.
+    """What all workers of a pool share.
 
-    - `plan_of`: tells what is asked of teachers with a signature; what it raises goes to the training script.
-    - `fail`: takes what the training script has to know.
+    - `plan_of`: returns what to request from teachers with a signature; its errors go to the training script.
+    - `fail`: raises an error in the training script.
     """
 
     dispatcher: Dispatcher
@@ -161,9 +161,9 @@ _FAILURES = (OSError, ProtocolError, InferenceError, UnusableTeacherError)
 
 
 class TeacherWorker(threading.Thread):
-    """Asks one teacher what its dispatcher has for it. `gone` is set when the worker is to end.
+    """Sends requests of its dispatcher to one teacher. `gone` is set when the worker has to end.
 
-    The workers of a teacher share its `health`; that with `number` 0 is the one that probes it.
+    The workers of a teacher share its `health`; the one with `number` 0 probes it.
     """
 
     def __init__(self, context: WorkerContext, health: TeacherHealth, number: int) -> None:
@@ -179,12 +179,11 @@ class TeacherWorker(threading.Thread):
         self._away = False
 
     def leave(self) -> None:
-        """End once what is asked now is answered; doesn't wait. All workers of a teacher leave together."""
+        """End after the current request; doesn't wait. All workers of a teacher leave together."""
         self.gone.set()
-        self.health.retire()  # whose end a worker may be waiting for
+        self.health.retire()  # wakes workers that wait for the end of a quarantine
 
     def disconnect(self) -> None:
-        """Disconnect, in the middle of a request or not."""
         connection = self._connection
         if connection is not None:
             connection.close()
@@ -202,10 +201,10 @@ class TeacherWorker(threading.Thread):
                 except _FAILURES as error:
                     if not self.gone.is_set():
                         self._back_off(error)
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the training script has to know
+        except Exception as error:  # noqa: BLE001 -- raised in the training script
             self._fail(error)
         finally:
-            thread_ends_here()  # a teacher within this process may be a model of Paddle
+            thread_ends_here()  # the teacher may be a Paddle model in this process
 
     def _await_probe(self) -> None:
         if self.health.reason and self._probes:
@@ -216,7 +215,7 @@ class TeacherWorker(threading.Thread):
     def _serve(self) -> None:
         self._connection = connection = self._connect(self._address)
         with contextlib.closing(connection):
-            if self.gone.is_set():  # before there was a connection that could be closed
+            if self.gone.is_set():  # `disconnect` may have run before the connection was set
                 return
             connection.open()
             if not connection.ready():
@@ -234,7 +233,7 @@ class TeacherWorker(threading.Thread):
     def _agreed(self, signature: ModelSignature) -> ModelSignature:
         agreed = self._dispatcher.agree_on_signature(signature)
         if agreed != signature and (unlike := differences(agreed, signature)):
-            raise UnusableTeacherError(f"it has another model than the others: {'; '.join(unlike)}")
+            raise UnusableTeacherError(f"its model differs from the others': {'; '.join(unlike)}")
         return agreed
 
     def _answer_requests(self, connection: InferenceConnection, plan: RequestPlan) -> None:
@@ -242,7 +241,7 @@ class TeacherWorker(threading.Thread):
             if not self._may_send():
                 raise InQuarantineError
             self._answer(request, connection, plan)
-            del request  # which holds a whole batch, and the next may be long in coming
+            del request  # frees its batch while this waits for the next request
 
     def _may_send(self) -> bool:
         health = self.health
@@ -253,7 +252,7 @@ class TeacherWorker(threading.Thread):
             answers = connection.infer(request.inputs, plan.requested, plan.normalise, alone=bool(request.deaths))
             plan.check(self._address, answers, request.rows)
         except InferenceError as error:
-            if self._excuses(error):
+            if self._is_request_at_fault(error):
                 return
             raise
         except ProtocolError as error:
@@ -263,17 +262,17 @@ class TeacherWorker(threading.Thread):
             if not isinstance(error, TimeoutError) and not self.gone.is_set():
                 self.health.note_broken_connection(self._describe(error))
             raise
-        # Kept before the training script has the answers, which may write to them; and not if it has another
-        # teacher's, for then it may have written to the inputs, too, before they were sent.
+        # Cached before the script gets the answers, which it may write to. Not cached if the script has another
+        # teacher's answers: it may have written to the inputs before this teacher got them.
         if request.cache_writer is not None and not request.settled:
-            request.cache_writer.keep(answers)
+            request.cache_writer(answers)
         self._dispatcher.complete(self.slot, answers)
         self.health.note_answer(self.slot.asked_at)
         self._retry_s = FIRST_RECONNECT_S
         self._away = False
 
-    def _excuses(self, error: InferenceError) -> bool:
-        """Say what became of the request; return whether that, and not the teacher, is to blame."""
+    def _is_request_at_fault(self, error: InferenceError) -> bool:
+        """Report the failed request to the dispatcher; return whether the request is at fault, not the teacher."""
         if error.predictor_died:
             self._dispatcher.note_predictor_death(self.slot, error)
             return False
@@ -282,7 +281,7 @@ class TeacherWorker(threading.Thread):
         return error.status not in BUSY_STATUSES and self._dispatcher.fail_request(self.slot, error)
 
     def _back_off(self, error: Exception) -> None:
-        """Wait before the next try, in quarantine or not."""
+        """Put the teacher into quarantine, or wait before the next try."""
         cause = self._describe(error)
         self._dispatcher.report_unavailable(cause)
         if isinstance(error, TimeoutError | ProtocolError) or (
@@ -297,52 +296,51 @@ class TeacherWorker(threading.Thread):
         self._retry_s = min(2 * self._retry_s, LONGEST_RECONNECT_S)
 
     def _describe(self, error: Exception) -> str:
-        words = str(error) or type(error).__name__
-        return words if self._address in words else f"{self._address}: {words}"
+        text = str(error) or type(error).__name__
+        return text if self._address in text else f"{self._address}: {text}"
 
 
 # Pool of workers
 
 
 WORKERS_PER_TEACHER = 2
-"""While one request is on the wire, the other is being answered."""
+"""While one request is transferred, the teacher runs the other."""
 
 
 class TeacherPool:
-    """Keeps workers to the wanted teachers of one pool."""
+    """The workers of one pool's teachers."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._lock = threading.RLock()  # reentrant: the garbage collector may stop it from inside
         self._in_use: dict[str, list[TeacherWorker]] = {}
-        self._threads: list[TeacherWorker] = []  # those too that finish what they are asked
+        self._threads: list[TeacherWorker] = []  # including those that finish their last request
         self._closed = False
 
     def use(self, addresses: Collection[str]) -> None:
-        """Use these teachers and no others; those that leave finish what they are asked. Doesn't wait."""
+        """Use these teachers and no others; workers of others finish their requests. Doesn't wait."""
         with self._lock:
             if self._closed:
                 return
             leaving = [worker for address in self._in_use.keys() - addresses for worker in self._in_use.pop(address)]
-            coming = [self._add(address) for address in addresses if address not in self._in_use]
+            new = [worker for address in addresses if address not in self._in_use for worker in self._add(address)]
         self._dismiss(leaving)
-        for worker in (worker for workers in coming for worker in workers):
+        for worker in new:
             worker.start()
         if not addresses:
             self.report_unavailable("no teacher is registered")
 
     def report_unavailable(self, cause: str) -> None:
-        """There are none to use, because of `cause`."""
         self._context.dispatcher.report_unavailable(cause)
 
     def quarantined(self) -> dict[str, str]:
-        """Return the teachers in use that are in quarantine, address → why."""
+        """Return the teachers in use that are in quarantine, address → reason."""
         with self._lock:
             health_by_address = {address: workers[0].health for address, workers in self._in_use.items()}
         return {address: health.reason for address, health in health_by_address.items() if health.reason}
 
     def stop(self) -> None:
-        """Disconnect from all teachers, in the middle of what they are asked. Doesn't wait."""
+        """Disconnect from all teachers, even during requests. Doesn't wait."""
         with self._lock:
             self._closed = True
             self._in_use.clear()
@@ -352,7 +350,7 @@ class TeacherPool:
             thread.disconnect()
 
     def join(self, until: float) -> None:
-        """Wait for all threads to end, until the monotonic clock says `until`."""
+        """Wait for all threads to end, until the monotonic time `until`."""
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))

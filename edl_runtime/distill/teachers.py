@@ -108,12 +108,10 @@ def in_process_address(model: str, *, outputs: str = "", gpu_id: int | None = No
 
 
 def recording_address(folder: Path, address: str) -> str:
-    """Return the address of a teacher whose answers are recorded in `folder`."""
     return f"{_RECORDING}{quote(str(folder))}@{address}"
 
 
 def recorded_address(folder: Path) -> str:
-    """Return the address of the answers recorded in `folder`."""
     return f"{_RECORDED}{quote(str(folder))}"
 
 

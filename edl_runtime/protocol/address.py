@@ -1,4 +1,4 @@
-"""Where servers listen."""
+"""Addresses of servers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def endpoint_of(address: object, field: str = "teacher address") -> tuple[str, i
 
 
 def check_exposure(host: str, token: str, variable: str) -> None:
-    """Raise SpecError, which names `variable`, for a host that others can reach, unless they need a token."""
+    """Raise SpecError, which names `variable`, if other machines can reach `host` without a token."""
     try:
         loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = host == "localhost"
     if not loopback and not token:
-        raise SpecError("host", host, f"127.0.0.1 (or ::1), unless {variable} holds a token to ask for")
+        raise SpecError("host", host, f"127.0.0.1 (or ::1), unless {variable} holds a token")

@@ -1,7 +1,7 @@
 """The student's client: one connection to one teacher, reconnected when needed, with shared memory where it pays.
 
-Written for large tensors: `sendmsg` takes the arrays as they lie in memory, `recv_into` fills the arrays that the
-caller gets, and nothing is copied on the way.
+Written for large tensors: `sendmsg` takes the arrays as they are in memory, `recv_into` fills the arrays that the
+caller gets, and nothing is copied in between.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ from edl_runtime.protocol.tensors import Array, Tensor
 from edl_runtime.protocol.tls import Trust, open_tls
 from edl_runtime.settings import check_token
 
-__all__ = ["TeacherConnection", "Tensor"]
-
 ANSWER_LIMIT = 1 << 30
 """Most bytes of an answer."""
 
@@ -56,13 +54,13 @@ _REFUSED_FOR_NOW = frozenset({408, 429})
 class TeacherConnection:
     """A blocking keep-alive connection to a teacher that speaks the Open Inference Protocol v2 over HTTP/1.1.
 
-    For one thread at a time; only `close` may come from another. It opens by itself when first used. After an
-    OSError or ProtocolError it is disconnected, and the next call connects anew.
+    For one thread at a time; only `close` may be called from another. It opens on first use. After an OSError or
+    ProtocolError it is disconnected, and the next call connects again.
 
     - `address`: "host:port".
-    - `model`: the name under which the teacher serves.
-    - `timeout_s`: limit of each call, and of connecting (which gets 5 s at most).
-    - `trust`: what is asked of the teacher's certificate; None for a connection without TLS.
+    - `model`: the name of the model that the teacher serves.
+    - `timeout_s`: limit of each call, and of connecting (5 s at most).
+    - `trust`: the certificates to accept; None for a connection without TLS.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class TeacherConnection:
         timeout_s: float = 30.0,
         trust: Trust | None = None,
     ) -> None:
-        """Raise SpecError unless `address` and `token` are such. Connects to nothing yet."""
+        """Raise SpecError for an invalid `address` or `token`. Doesn't connect yet."""
         self.address = address
         self._link = ReconnectingStream(endpoint_of(address), timeout_s, trust)
         self._model_path = f"/v2/models/{quote(model, safe='')}"
@@ -100,7 +98,7 @@ class TeacherConnection:
             pass
 
     def close(self) -> None:
-        """Disconnect for good. Safe from another thread, whose call under way raises OSError at once."""
+        """Disconnect for good. Safe during a call in another thread, which raises OSError at once."""
         self._link.close()
         self._shared_memory.release()
 
@@ -111,7 +109,7 @@ class TeacherConnection:
             return status == 200
 
     def signature(self) -> ModelSignature:
-        """Return what the model takes and answers. Raises InferenceError, OSError, ProtocolError."""
+        """Return the model's signature. Raises InferenceError, OSError, ProtocolError."""
         with self._link as stream:
             status, body = self._get(stream, self._model_path)
             if status != 200:
@@ -119,7 +117,7 @@ class TeacherConnection:
             try:
                 signature = _signature_decoder.decode(body)
             except msgspec.DecodeError as error:
-                raise ProtocolError(f"teacher {self.address}: its model metadata is not usable: {error}") from None
+                raise ProtocolError(f"teacher {self.address}: its model metadata is invalid: {error}") from None
         return self._shared_memory.note_signature(signature)
 
     def infer(
@@ -132,14 +130,14 @@ class TeacherConnection:
     ) -> dict[str, Array]:
         """Return the model's `outputs` (empty: all) for `inputs`, as fresh writable arrays.
 
-        `normalise` names inputs that are uint8, and says how the teacher makes of them the float32 that its model
-        takes. An answer has two arrays for a `TopK`; see there. With `alone`, nothing else is run together with this.
+        `normalise` has the inputs that are uint8, by name, and how the teacher converts them to the model's float32. An
+        answer has two arrays for a `TopK`; see there. With `alone`, the teacher joins no other request with this one.
 
         A sequence of rows is sent as one tensor without stacking it first. Don't change the inputs during the call.
-        Large inputs go to a teacher on this machine in shared memory, if it has said in its `signature` that it can.
+        Large inputs go to a teacher on this machine in shared memory, if its `signature` lists that.
 
         Raises InferenceError when the teacher refuses (the connection stays usable), ProtocolError when inputs can't
-        be sent or the answer is not what was asked for, TimeoutError and other OSErrors when the network fails.
+        be sent or the answer is not what was requested, TimeoutError and other OSErrors when the network fails.
         """
         encoded = encode_request(inputs, outputs, normalise)
         arrays = self._exchange_shared(encoded, alone=alone) or self._exchange(*encoded[:3], alone=alone)
@@ -149,7 +147,7 @@ class TeacherConnection:
         return arrays
 
     def _exchange_shared(self, request: EncodedRequest, *, alone: bool) -> dict[str, Array] | None:
-        """Ask with the inputs in shared memory; None if that doesn't pay or work."""
+        """Send the inputs in shared memory; return None if that is not faster or not possible."""
         region = self._region_for(request.size)
         if region is None:
             return None
@@ -160,7 +158,7 @@ class TeacherConnection:
         except InferenceError as refused:
             if refused.status != 400:
                 raise
-            self._shared_memory.disable(refused)  # if that was not the reason, the same comes again
+            self._shared_memory.disable(refused)  # if that was not the cause, the second try raises it
             return None
 
     def _exchange(self, header: bytes, buffers: Sequence[Array], size: int, *, alone: bool = False) -> dict[str, Array]:
@@ -178,9 +176,9 @@ class TeacherConnection:
         return arrays
 
     def _open_answer(self, stream: TensorStream) -> tuple[dict[str, Array], list[Array]]:
-        """Read an answer up to its binary tensors; return all arrays, and those that these fill, in order.
+        """Read an answer up to its binary tensors; return all arrays, and those that the tensors fill, in order.
 
-        It is remembered: the teacher's next answer most probably differs in nothing but the numbers that follow.
+        It is remembered: the teacher's next answer most probably differs only in the binary tensors.
         """
         head = stream.read_head()
         answer, size = self._checked_head(head)
@@ -197,7 +195,7 @@ class TeacherConnection:
         return arrays, unfilled
 
     def _region_for(self, size: int) -> ClientRegion | None:
-        """Return memory shared with the teacher for a request of `size` bytes; None if it goes through the socket."""
+        """Return shared memory for a request of `size` bytes; None to send it through the socket."""
         if not self._shared_memory.is_worthwhile(size):
             return None
         try:
@@ -220,7 +218,7 @@ class TeacherConnection:
         if answer.status != 200:
             raise self._refusal(answer.status, body)
         if not answer.keep_alive:
-            raise ProtocolError(f"teacher {self.address} has registered shared memory and disconnects")
+            raise ProtocolError(f"teacher {self.address} disconnected after it registered shared memory")
 
     def _get(self, stream: TensorStream, path: str) -> tuple[int, memoryview]:
         request = render_request("GET", path, self._headers)
@@ -229,7 +227,7 @@ class TeacherConnection:
         return answer.status, self._read_json(stream, size)
 
     def _infer_head(self, json_size: int, size: int, *, alone: bool) -> bytes:
-        """Return the head of a request; that of the last one, if it was as large."""
+        """Return the head of a request, reusing the last one if the sizes are equal."""
         if self._last_head[:2] == (json_size, size) and not alone:
             return self._last_head[2]
         headers = {
@@ -269,7 +267,7 @@ class TeacherConnection:
 
 
 class _KnownAnswer(NamedTuple):
-    """An answer of which all arrays are binary: its `text` up to them, and name, dtype and shape of each."""
+    """An answer with binary arrays only: its `text` up to them, and name, dtype and shape of each."""
 
     text: bytes
     arrays: list[tuple[str, np.dtype[Any], tuple[int, ...]]]
@@ -290,13 +288,13 @@ _CONNECT_TIMEOUT_S = 5.0
 
 
 class ReconnectingStream:
-    """Lends a connected stream for one request and its answer: `with link as stream`. Connects when it must.
+    """Provides a connected stream for one request and its answer: `with link as stream`. Connects when needed.
 
-    For one thread at a time; only `close` may come from another. After any error but InferenceError the stream is
-    let go of, for nobody knows where in an answer it stands; so it is when `keep` was set to False meanwhile.
+    For one thread at a time; only `close` may be called from another. After any error except InferenceError it
+    disconnects, since the rest of an answer may still be in the stream; likewise if `keep` is False at the end.
 
-    - `timeout_s`: limit of each exchange (see `Stream`), and of connecting (which gets 5 s at most).
-    - `trust`: what is asked of the teacher's certificate; None for a connection without TLS.
+    - `timeout_s`: limit of each exchange (see `TensorStream`), and of connecting (5 s at most).
+    - `trust`: the certificates to accept; None for a connection without TLS.
     """
 
     def __init__(self, endpoint: tuple[str, int], timeout_s: float, trust: Trust | None = None) -> None:
@@ -309,7 +307,7 @@ class ReconnectingStream:
         self._closed = False
 
     def __enter__(self) -> TensorStream:
-        """Raise OSError when there is no connection to be had, ProtocolError when something was left in it."""
+        """Raise OSError when connecting fails, ProtocolError when unread bytes are left in the stream."""
         self._in_use.acquire()
         self.keep = False
         try:
@@ -329,7 +327,7 @@ class ReconnectingStream:
         self._end()
 
     def close(self) -> None:
-        """Disconnect for good. An exchange under way in another thread raises OSError at once."""
+        """Disconnect for good. An exchange in another thread raises OSError at once."""
         self._closed = True
         stream = self._stream
         if stream is not None:
@@ -342,7 +340,7 @@ class ReconnectingStream:
         if not self.keep:
             self._disconnect()
         self._in_use.release()
-        if self._closed:  # by another thread, which could not disconnect while the exchange lasted
+        if self._closed:  # by another thread, which could not disconnect during the exchange
             self._disconnect()
 
     def _connected(self) -> TensorStream:
@@ -367,13 +365,13 @@ class ReconnectingStream:
 # Shared memory
 
 MIN_SHARED_BYTES = 256 * 1024
-"""Smaller requests go through the socket, which costs them no more (measured: equal at 128 to 256 KB)."""
+"""Smaller requests go through the socket, which is as fast for them (measured: equal at 128 to 256 KB)."""
 
 log = get_logger(__name__)
 
 
 class SharedMemoryUse:
-    """One connection's region: none until it pays, another one when a request is larger or the stream a new one."""
+    """One connection's shared memory: made for the first large request, replaced for a larger one or a new stream."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -382,7 +380,7 @@ class SharedMemoryUse:
         self._stream: TensorStream | None = None
 
     def note_signature(self, signature: ModelSignature) -> ModelSignature:
-        """Take note of whether the teacher shares memory; return what is left, which is the model's."""
+        """Note whether the teacher offers shared memory; return the signature without that extension."""
         offered = SHARED_MEMORY_EXTENSION in signature.extensions
         self._offered = offered and hasattr(os, "memfd_create")
         if not offered:
@@ -391,16 +389,16 @@ class SharedMemoryUse:
         return msgspec.structs.replace(signature, extensions=extensions)
 
     def is_worthwhile(self, size: int) -> bool:
-        """Whether the inputs of a request of `size` bytes should lie in shared memory, if that can be had."""
+        """Whether to try shared memory for a request of `size` bytes."""
         return self._offered and MIN_SHARED_BYTES <= size <= MAX_REGION_BYTES - TENSORS_START
 
     def registered(self, stream: TensorStream, size: int) -> ClientRegion | None:
-        """Return the region that the teacher knows by `stream`, if it has room for `size` bytes."""
+        """Return the region that is registered through `stream`, if it has room for `size` bytes."""
         has_room = self._region is not None and self._stream is stream and self._region.room >= size
         return self._region if has_room else None
 
     def create(self, stream: TensorStream, size: int) -> ClientRegion | None:
-        """Return a region to register by `stream`; None, and no further try, if the machine is no place for one."""
+        """Return a region to register through `stream`; None if it can't work, and then it is not tried again."""
         self.release()
         if not stream.is_local:
             self._offered = False
@@ -412,11 +410,10 @@ class SharedMemoryUse:
         return self._region
 
     def disable(self, cause: Exception | str) -> None:
-        """Use the socket from now on."""
         log.info("teacher.memory_not_shared", teacher=self._address, cause=str(cause))
         self._offered = False
         self.release()
 
     def release(self) -> None:
-        """Let go of the region, which is freed as soon as no request under way uses it."""
+        """Release the region, which is freed once no request uses it."""
         self._region = self._stream = None

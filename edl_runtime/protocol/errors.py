@@ -1,4 +1,4 @@
-"""Errors of what teachers and students send each other."""
+"""Errors of the protocol between students and teachers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AnswerLimitError(ProtocolError):
     def __str__(self) -> str:
         return (
             f"the answer has {self.size} bytes or more, allowed are {self.limit}; "
-            "ask for fewer rows or outputs, and for binary ones"
+            "request fewer rows or outputs, and binary ones"
         )
 
 
@@ -33,9 +33,9 @@ class AnswerLimitError(ProtocolError):
 class InferenceError(TeacherError):
     """Raised when a teacher answers a request with an error.
 
-    `retryable` is true when another teacher may well answer it (the teacher drains, is overloaded or broke) and
-    false when every teacher would refuse it (the request itself is wrong). `predictor_died` is true when the teacher's
-    predictor died while it worked on the request, which may be the cause.
+    `retryable` is true when another teacher may answer it (this one drains, is overloaded or failed) and false when
+    every teacher would refuse it (the request itself is wrong). `predictor_died` is true when the teacher's predictor
+    died while it ran the request, which may be the cause.
     """
 
     address: str

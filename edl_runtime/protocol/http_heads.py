@@ -1,4 +1,4 @@
-"""The heads of HTTP/1.1 requests and responses. Bodies are moved by those who know where they go."""
+"""The heads of HTTP/1.1 requests and responses."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ CONTENT_LENGTH = b"content-length"
 JSON_SIZE = b"inference-header-content-length"
 
 RUN_ALONE = b"edl-run-alone"
-"""In a request: a predictor died under it, so it is not to be run together with others'."""
+"""Header of a request under which a predictor died: it must not be joined with others."""
 
 PREDICTOR_DIED = b"edl-predictor-died"
-"""In a refusal: a predictor died, or hung and was killed, while it read or ran this request. It may be the cause."""
+"""Header of an error: a predictor died, or hung and was killed, while it read or ran this request."""
 
 _UNIQUE = frozenset({CONTENT_LENGTH, JSON_SIZE, b"authorization"})
 _ORIGIN = re.compile(rb"^https?://[^/?#]*", re.IGNORECASE)
@@ -30,7 +30,7 @@ _REASONS = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n" for statu
 
 
 class Head:
-    """What both kinds of head share: header names are lower case, of bytes."""
+    """Base of both kinds of head; header names are lower case."""
 
     __slots__ = ("headers", "keep_alive")
 
@@ -45,7 +45,7 @@ class Head:
         self.headers[name] = value
 
     def size(self, name: bytes) -> int | None:
-        """Return the number of bytes that header `name` tells, None without it. Raises ProtocolError."""
+        """Return the number of bytes in header `name`, None without it. Raises ProtocolError."""
         text = self.headers.get(name)
         if text is None:
             return None
@@ -66,20 +66,20 @@ class Head:
             raise ProtocolError(f"not HTTP/1.1: {error}") from None
         version = parser.get_http_version()
         if version not in ("1.0", "1.1"):
-            raise ProtocolError(f"got HTTP/{version}, spoken is HTTP/1.1")
-        # The parser's own answer is wrong once a message without a body is complete.
+            raise ProtocolError(f"got HTTP/{version}, allowed is HTTP/1.1")
+        # The parser's own should_keep_alive is wrong once a message without a body is complete.
         wanted = self.headers.get(b"connection", b"").lower()
         self.keep_alive = b"close" not in wanted if version == "1.1" else b"keep-alive" in wanted
 
-    def _decline_upgrade(self, parser: Any) -> None:  # noqa: ARG002 - a request's method is asked for
-        """Go on with HTTP/1.1, or raise ProtocolError where that can't be."""
-        raise ProtocolError("another protocol is spoken from here on, not HTTP/1.1")
+    def _decline_upgrade(self, parser: Any) -> None:  # noqa: ARG002 - used for requests
+        """Continue with HTTP/1.1, or raise ProtocolError if that is not possible."""
+        raise ProtocolError("the connection switches to another protocol, allowed is HTTP/1.1")
 
 
 class RequestHead(Head):
     """The head of a request. `path` has neither query nor, if the request's target is a whole URL, scheme and host.
 
-    A wish for another protocol, as Java's client and `curl --http2` have it, is ignored: HTTP leaves that to servers.
+    A request to switch protocols, as from Java's client and `curl --http2`, is ignored, which HTTP allows.
     """
 
     __slots__ = ("method", "path")
@@ -114,12 +114,10 @@ class ResponseHead(Head):
 
 
 def render_request(method: str, path: str, headers: Mapping[str, str | int]) -> bytes:
-    """Return the head of a request."""
     return _render(f"{method} {path} HTTP/1.1\r\n", headers)
 
 
 def render_response(status: int, headers: Mapping[str, str | int]) -> bytes:
-    """Return the head of a response."""
     return _render(_REASONS[status], headers)
 
 

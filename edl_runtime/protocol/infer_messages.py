@@ -29,7 +29,7 @@ from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK
 from edl_runtime.protocol.tensors import Array, Tensor, datatype_of, dtype_of, joined_names
 
 REQUEST_JSON_LIMIT = 8 * 1024 * 1024
-"""Most bytes of JSON in a request, which a teacher reads in about a second; larger tensors have to come as binary."""
+"""Most bytes of JSON in a request, which a teacher parses in about a second; larger tensors have to be binary."""
 
 
 class _RequestedOutput(msgspec.Struct, omit_defaults=True):
@@ -53,9 +53,9 @@ _ALL_AS_BINARY = Parameters(binary_data_output=True)
 class InferRequest(NamedTuple):
     """A checked request.
 
-    - `outputs`: the tensors of the answer in order, each with whether it goes back as binary.
-    - `requested`: what they are made of: outputs of the model, or the largest of one.
-    - `normalise`: the inputs that have come as UINT8, and how they become the model's FP32.
+    - `outputs`: the tensors of the answer in order, each with whether it is binary.
+    - `requested`: the requested outputs that these answer.
+    - `normalise`: the inputs that came as UINT8, and how to convert them to the model's FP32.
     """
 
     id: str
@@ -70,13 +70,13 @@ def encode_request(
     outputs: Sequence[str | TopK],
     normalise: Mapping[str, Normalise] = MappingProxyType({}),
 ) -> EncodedRequest:
-    """Return the body that asks for `outputs` (empty: all of the model's), everything binary.
+    """Return the body that requests `outputs` (empty: all of the model's), everything binary.
 
-    `normalise` says of uint8 inputs, by name, how the teacher makes the model's FP32 of them.
+    `normalise` has the uint8 inputs, by name, that the teacher converts to the model's FP32.
 
     The buffers are the given arrays themselves wherever they are contiguous, so don't change them before they are
-    sent. Raises ProtocolError for a dtype without a name in the protocol, or one that can't be normalised, and for
-    rows that differ.
+    sent. Raises ProtocolError for a dtype that the protocol does not have or that can't be normalised, and for rows of
+    different dtypes or shapes.
     """
     tensors: list[_TensorLayout] = []
     buffers: list[Array] = []
@@ -84,7 +84,7 @@ def encode_request(
         rows, dtype, shape = _rows(name, tensor)
         how = normalise.get(name)
         if how is not None and dtype != np.uint8:
-            raise ProtocolError(f"input {name!r} is {dtype}; what the teacher is to normalise travels as uint8")
+            raise ProtocolError(f"input {name!r} is {dtype}; an input to normalise has to be uint8")
         tensors.append(_TensorLayout(name, dtype, shape, how))
         buffers += rows
     header, size = _request_header(tuple(tensors), tuple(outputs))
@@ -108,7 +108,7 @@ class _TensorLayout(NamedTuple):
         return TensorHead(self.name, datatype_of(self.dtype), self.shape, parameters)
 
 
-@functools.lru_cache(maxsize=256)  # a student asks the same for every batch
+@functools.lru_cache(maxsize=256)  # the same for every batch of a student
 def _request_header(tensors: tuple[_TensorLayout, ...], outputs: tuple[str | TopK, ...]) -> tuple[bytes, int]:
     """Return the JSON before these tensors, and the size of the whole body."""
     heads = [tensor.head() for tensor in tensors]
@@ -143,10 +143,10 @@ def _rows(name: str, tensor: Tensor) -> tuple[list[Array], np.dtype[Any], tuple[
 def decode_request(
     body: memoryview, header_size: int | None, signature: ModelSignature, region: memoryview | None = None
 ) -> InferRequest:
-    """Return what a client asks of the model; arrays of binary tensors are read-only views into `body`.
+    """Return a client's request to the model; arrays of binary tensors are read-only views into `body`.
 
-    `header_size` is the length of the JSON before the binary tensors, None if there are none. `region` is the memory
-    that the client shares, if it does; what lies there may change at any time. Raises ProtocolError.
+    `header_size` is the length of the JSON before the binary tensors, None if there are none. `region` is the client's
+    shared memory, if any; the client may change it at any time. Raises ProtocolError.
     """
     if header_size is not None and not 0 <= header_size <= len(body):
         raise ProtocolError(f"Inference-Header-Content-Length: got {header_size}, the body has {len(body)} bytes")
@@ -175,29 +175,29 @@ def decode_request(
             end += size
     if missing := [name for name in known if name not in inputs]:
         raise ProtocolError(f"input {joined_names(missing)} is missing; the model takes {joined_names(known)}")
-    return InferRequest(request.id, inputs, *_wanted(request, signature), normalise)
+    return InferRequest(request.id, inputs, *_requested_outputs(request, signature), normalise)
 
 
-def _wanted(request: _Request, signature: ModelSignature) -> tuple[dict[str, bool], tuple[str | TopK, ...]]:
-    """Return the tensors of the answer, each with whether it goes back as binary, and what they are made of."""
+def _requested_outputs(request: _Request, signature: ModelSignature) -> tuple[dict[str, bool], tuple[str | TopK, ...]]:
+    """Return `outputs` and `requested` of an `InferRequest`."""
     known = {spec.name: spec for spec in signature.outputs}
     all_binary = request.parameters.binary_data_output
     if not request.outputs:
         return dict.fromkeys(known, all_binary), tuple(known)
-    wanted: dict[str, bool] = {}
+    outputs: dict[str, bool] = {}
     requested: list[str | TopK] = []
-    for asked in request.outputs:
-        spec = known.get(asked.name)
+    for given in request.outputs:
+        spec = known.get(given.name)
         if spec is None:
-            raise ProtocolError(f"output {asked.name!r} is unknown; the model has {joined_names(known)}")
-        wish = asked.name if asked.parameters.top_k is None else _top_k(spec, asked.parameters.top_k)
-        binary = asked.parameters.binary_data
-        for name in response_names(wish):
-            if name in wanted:
-                raise ProtocolError(f"output {name!r} is asked for twice")
-            wanted[name] = all_binary if binary is None else binary
-        requested.append(wish)
-    return wanted, tuple(requested)
+            raise ProtocolError(f"output {given.name!r} is unknown; the model has {joined_names(known)}")
+        output = given.name if given.parameters.top_k is None else _top_k(spec, given.parameters.top_k)
+        binary = given.parameters.binary_data
+        for name in response_names(output):
+            if name in outputs:
+                raise ProtocolError(f"output {name!r} is requested twice")
+            outputs[name] = all_binary if binary is None else binary
+        requested.append(output)
+    return outputs, tuple(requested)
 
 
 def _top_k(spec: TensorSpec, k: int) -> TopK:
@@ -218,11 +218,8 @@ def _check_head(head: TensorHead, spec: TensorSpec) -> None:
     if not shape_fits(head.shape, spec.shape):
         given, allowed = list(head.shape), list(spec.shape)
         raise ProtocolError(f"input {head.name!r}: shape is {given}, the model takes {allowed} (-1 is any size)")
-    if how is not None:
-        _check_axis(head, how)
-
-
-def _check_axis(head: TensorHead, how: Normalise) -> None:
+    if how is None:
+        return
     if how.axis >= len(head.shape):
         raise ProtocolError(f"input {head.name!r}: normalise.axis is {how.axis}, allowed is below {len(head.shape)}")
     if how.channels not in (1, head.shape[how.axis]):
@@ -231,7 +228,7 @@ def _check_axis(head: TensorHead, how: Normalise) -> None:
 
 
 def _shared_view(head: TensorHead, region: memoryview) -> Array:
-    """Return an input in shared memory; a copy of one that a model may take for indices, and check only once."""
+    """Return an input in shared memory. Integers are copied: the client could change indices after they are checked."""
     given = head.parameters
     start = given.shared_memory_offset
     array = _view(head, region[start : start + (given.shared_memory_byte_size or 0)])
@@ -260,10 +257,10 @@ _response_decoder = JsonDecoder(_Response)
 
 
 def decode_response(header: Buffer, payload: int) -> tuple[dict[str, Array], list[Array]]:
-    """Return the answered arrays by name, and those of them that the next `payload` bytes fill, in order.
+    """Return the answer's arrays by name, and those of them that the next `payload` bytes fill, in order.
 
-    Arrays are fresh, writable and contiguous. Raises ProtocolError unless header and payload fit to the byte, before
-    any array is made.
+    Arrays are new, writable and contiguous. Raises ProtocolError, before it makes any array, unless header and payload
+    match to the byte.
     """
     heads = decode_header(_response_decoder, header).outputs
     check_payload(heads, payload, "output")
@@ -285,7 +282,7 @@ def encode_response(
 ) -> tuple[int | None, int]:
     """Write the answer into `into`; return the JSON header's size (None if all is JSON) and the body's.
 
-    Raises AnswerLimitError if it does not fit, ProtocolError for a dtype without a name in the protocol.
+    Raises AnswerLimitError if it does not fit, ProtocolError for a dtype that the protocol does not have.
     """
     numbers = sum(outputs[name].size for name, binary in request.outputs.items() if not binary)
     _check_size(_LEAST_NUMBER * numbers, min(JSON_LIMIT, len(into)))  # before objects are made of them

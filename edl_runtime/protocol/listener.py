@@ -1,7 +1,7 @@
-"""How a server takes connections: how many at once, and which one goes when there are too many.
+"""How a server accepts connections: how many at once, and which one it closes when there are too many.
 
-A socket counts from the moment that it is accepted. A client that never begins TLS takes some 300 KB all the same, and
-asyncio's own servers show it to nobody until TLS has begun.
+A socket counts as soon as it is accepted: a client that never begins TLS still takes some 300 KB, and asyncio's own
+servers don't report it before the TLS handshake is over.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Generic, Protocol, TypeVar, cast
 from edl_runtime.log import get_logger
 
 HANDSHAKE_S = 5.0
-"""Longest time for a client to begin TLS, and to end it."""
+"""Time limit of TLS handshake and shutdown."""
 
 MAX_NEW_CONNECTIONS = 256
-"""Connections at once whose clients have yet to make a good request: over TLS, they take 80 MB."""
+"""Most connections at once without a valid request so far; over TLS, they take 80 MB."""
 
 ACCEPT_AGAIN_S = 1.0
-"""How long no connection is taken after the system had no descriptor or memory for one."""
+"""How long to wait after the system had no descriptor or memory for a connection."""
 
 EVICTIONS_LOGGED_S = 1.0
-"""How long connections that are turned away are counted before the log has their number."""
+"""How long closed connections are counted before their number is logged."""
 
 _BACKLOG = 1024
 
@@ -38,17 +38,15 @@ class ServerConnection(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether the server owes it nothing: it asks nothing, or has yet to send what it asks."""
+        """Whether the server has no complete request of it to answer."""
         ...
 
     @property
     def stalled_for(self) -> int:
-        """For how long it has kept the server waiting for its part, in the server's own measure; 0 if not for long."""
+        """How long the server has waited for the client, in the server's own measure; 0 if not for long."""
         ...
 
-    def abort(self) -> None:
-        """Disconnect at once."""
-        ...
+    def abort(self) -> None: ...
 
 
 AnyConnection = TypeVar("AnyConnection", bound=ServerConnection)
@@ -57,15 +55,15 @@ AnyConnection = TypeVar("AnyConnection", bound=ServerConnection)
 class ConnectionTable(Generic[AnyConnection]):
     """The open connections of a server, those in a TLS handshake included: at most `most`.
 
-    A client is a stranger until its first good request, and at most `max_new` are. Where a new one is too many,
-    the oldest stranger goes; if there is no other, the client that has stood still the longest; if none has, the one
-    that has been idle the longest; and if all are busy, the new one. The log says how many had to go, at most once in
-    `EVICTIONS_LOGGED_S`. Its length is the number of all, and iteration has those whose handshake is over.
+    A client is new until its first valid request, and at most `max_new` are. If a new one is too many, the oldest new
+    client is evicted; if there is no other, the client that has stalled the longest; if none has, the one that has been
+    idle the longest; and if all are busy, the new one itself. Their number is logged at most once in
+    `EVICTIONS_LOGGED_S`. The length is the number of all connections; iteration has those whose handshake is over.
     """
 
     def __init__(self, most: int, max_new: int = MAX_NEW_CONNECTIONS) -> None:
         self.most = most
-        self._evicted = 0  # since the log last said so
+        self._evicted = 0  # since it was last logged
         self._max_new = max_new
         self._new: dict[AnyConnection, socket.socket | None] = {}  # by arrival; the socket during the handshake
         self._known: dict[AnyConnection, None] = {}  # by last request
@@ -77,7 +75,7 @@ class ConnectionTable(Generic[AnyConnection]):
         return iter([*(one for one, accepted in self._new.items() if accepted is None), *self._known])
 
     def add(self, client: AnyConnection, accepted: socket.socket) -> None:
-        """Count a socket that was just accepted, and end a connection if it is one too many. For the event loop."""
+        """Add a socket that was just accepted, and evict a connection if there are too many. For the event loop."""
         self._new[client] = accepted
         if len(self) <= self.most and len(self._new) <= self._max_new:
             return
@@ -85,28 +83,27 @@ class ConnectionTable(Generic[AnyConnection]):
         self._evict(oldest if oldest is not client else self._evictable() or client)
 
     def handshake_done(self, client: AnyConnection) -> None:
-        """Its handshake is over, or it needs none."""
+        """Note that its handshake is over, or that it needs none."""
         if client in self._new:
             self._new[client] = None
 
     def mark_used(self, client: AnyConnection) -> None:
-        """It makes a good request."""
+        """Note a valid request of it."""
         if client in self._new or client in self._known:
             self.remove(client)
             self._known[client] = None
 
     def remove(self, client: AnyConnection) -> None:
-        """Its connection has ended; may be called again."""
+        """Remove a connection that has ended; may be called again."""
         self._new.pop(client, None)
         self._known.pop(client, None)
 
     def end_handshakes(self) -> None:
-        """Disconnect those that have yet to begin TLS."""
         for accepted in self._new.values():
             _shut(accepted)
 
     def _evictable(self) -> AnyConnection | None:
-        """Return which of those that are known may go; None if all are busy."""
+        """Return the client to evict among those not new; None if all are busy."""
         most_stalled = max(self._known, key=lambda one: one.stalled_for, default=None)
         if most_stalled is not None and most_stalled.stalled_for:
             return most_stalled
@@ -124,13 +121,13 @@ class ConnectionTable(Generic[AnyConnection]):
             _shut(accepted)
 
     def _log_evicted(self) -> None:
-        log.warning("connections.turned_away", turned_away=self._evicted, open=len(self), most=self.most)
+        log.warning("connections.evicted", evicted=self._evicted, open=len(self), most=self.most)
         self._evicted = 0
 
 
 def _shut(accepted: socket.socket | None) -> None:
     if accepted is not None:
-        with suppress(OSError):  # the client was faster
+        with suppress(OSError):  # the client has disconnected
             accepted.shutdown(socket.SHUT_RDWR)
 
 
@@ -143,14 +140,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def connection_limit(most: int, *, each: int, beside: int) -> int:
-    """Return for how many connections, `most` at most, this process may have descriptors; raise its limit if it can.
+    """Return how many connections, `most` at most, this process has descriptors for; raises its limit if it can.
 
-    `each` connection takes so many, and `beside` are for all else.
+    Each connection takes `each` descriptors, and `beside` are for everything else.
     """
-    wanted = most * each + beside
+    needed = most * each + beside
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return most if soft == resource.RLIM_INFINITY else max(1, min(most, (soft - beside) // each))
 
@@ -162,7 +159,7 @@ async def accepting(
     make: Callable[[], AnyConnection],
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
-    """Take connections at `listener` while the block lasts, each with a client that `make` returns; then close it."""
+    """Accept connections at `listener` during the block, each with a client made by `make`; then close it."""
     handshakes: set[asyncio.Task[None]] = set()
     task = asyncio.create_task(_accept(listener, connections, make, tls, handshakes))
     try:
@@ -190,7 +187,9 @@ async def _accept(
         except ConnectionAbortedError:
             continue
         except OSError as error:
-            log.warning("connections.refused", cause=error.strerror, open=len(connections), retry_in_s=ACCEPT_AGAIN_S)
+            log.warning(
+                "connections.accept_failed", cause=error.strerror, open=len(connections), retry_in_s=ACCEPT_AGAIN_S
+            )
             await asyncio.sleep(ACCEPT_AGAIN_S)
             continue
         client = make()
@@ -198,7 +197,7 @@ async def _accept(
         handshake = loop.create_task(_handshake(client, accepted, connections, tls))
         handshakes.add(handshake)
         handshake.add_done_callback(handshakes.discard)
-        await asyncio.sleep(0)  # however many come, those that are there have their turn
+        await asyncio.sleep(0)  # lets open connections run between accepts
 
 
 async def _handshake(
@@ -213,7 +212,7 @@ async def _handshake(
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: protocol, accepted, ssl=tls, ssl_handshake_timeout=limit_s, ssl_shutdown_timeout=limit_s
         )
-    except OSError as error:  # it speaks no TLS that fits, took too long, or had to go
-        # asyncio's frame refers to the error: a cycle that holds 300 KB until it is collected
+    except OSError as error:  # no compatible TLS, a timeout, or evicted
+        # asyncio's frame refers to the error: a cycle that would keep 300 KB until garbage collection
         error.__traceback__ = None
         connections.remove(client)

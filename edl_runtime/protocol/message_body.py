@@ -1,8 +1,8 @@
 """What the bodies of requests and answers of the Open Inference Protocol v2 have in common.
 
 A body is a JSON header, then the raw little-endian bytes of each binary tensor in the header's order (Triton's binary
-tensor extension), or JSON alone with the numbers in it. Everything that comes from the network is checked before
-memory is taken for it; what does not add up raises `ProtocolError` naming the tensor and what is allowed.
+tensor extension), or JSON alone with the numbers in it. All input from the network is checked before memory is
+allocated for it; invalid input raises `ProtocolError` with the tensor's name and what is allowed.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _T = TypeVar("_T")
 Buffer = bytes | memoryview
 
 JSON_LIMIT = 64 * 1024 * 1024
-"""Most bytes of JSON in a body: Python objects take many times their text, so larger tensors come as binary."""
+"""Most bytes of JSON in a body: Python objects take many times their text, so larger tensors have to be binary."""
 
 _MOST_AXES = 32
 _ALIGNMENT = 64
 
 _WHOLE: frozenset[type] = frozenset({int})
 _NUMBERS: dict[str, frozenset[type]] = {"b": frozenset({bool}), "f": frozenset({int, float})}
-"""What stands in JSON for each kind of dtype; for all others whole numbers."""
+"""The types in JSON for each kind of dtype; whole numbers for all others."""
 
 
 class Parameters(msgspec.Struct, omit_defaults=True, frozen=True):
-    """The parameters of a tensor, of a wanted output or of a whole request: Triton's binary tensor extension and ours.
+    """The parameters of a tensor, an output or a whole request: Triton's binary tensor extension and ours.
 
-    - `binary_data_size`: bytes of a tensor behind the JSON, None for one in the JSON.
-    - `binary_data`: whether an output is wanted as binary; None for what the request says of all.
-    - `binary_data_output`: whether all outputs of a request are.
-    - `top_k`: how many of a wanted output's largest values are asked for, None for all of it; see `oip.TopK`.
-    - `normalise`: what makes the FP32 that the model takes of an input that comes as UINT8.
-    - `shared_memory_region`, `shared_memory_offset`, `shared_memory_byte_size`: where an input lies in shared memory.
+    - `binary_data_size`: bytes of a tensor after the JSON, None for one in the JSON.
+    - `binary_data`: whether an output should be binary; None for the request's `binary_data_output`.
+    - `binary_data_output`: whether all outputs of a request should be binary.
+    - `top_k`: how many of an output's largest values are requested, None for all of it; see `oip.TopK`.
+    - `normalise`: how to convert an input that comes as UINT8 to the model's FP32.
+    - `shared_memory_region`, `shared_memory_offset`, `shared_memory_byte_size`: where an input is in shared memory.
     """
 
     binary_data_size: int | None = None
@@ -56,7 +56,7 @@ class Parameters(msgspec.Struct, omit_defaults=True, frozen=True):
 
 
 class TensorHead(msgspec.Struct, omit_defaults=True):
-    """A tensor in the JSON; `data` are its numbers unless they follow as binary."""
+    """A tensor in the JSON; `data` has its numbers unless they follow as binary."""
 
     name: str
     datatype: str
@@ -81,14 +81,14 @@ def decode_header(decoder: JsonDecoder[_T], header: Buffer) -> _T:
     try:
         return decoder.decode(header)
     except msgspec.DecodeError as error:
-        raise ProtocolError(f"the JSON is not what the protocol allows: {error}") from None
+        raise ProtocolError(f"the JSON is invalid: {error}") from None
 
 
 def check_payload(heads: Sequence[TensorHead], payload: int, kind: str, shared: int | None = None) -> None:
     """Raise ProtocolError unless binary tensors have the size of their shapes and fill `payload` bytes exactly.
 
-    Those in shared memory have to lie within its `shared` bytes, None where there is none. `kind` is what messages
-    call them: "input" or "output".
+    Those in shared memory have to be within its `shared` bytes, None where there is none. `kind` is "input" or
+    "output", for messages.
     """
     total = 0
     for head in heads:
@@ -113,11 +113,11 @@ def check_payload(heads: Sequence[TensorHead], payload: int, kind: str, shared: 
 
 
 def _check_shared(head: TensorHead, kind: str, shared: int | None) -> None:
-    """Raise ProtocolError unless a tensor has the size of its shape and lies within shared memory of that size."""
+    """Raise ProtocolError unless a tensor has the size of its shape and is within the shared memory."""
     given = head.parameters
     if shared is None or given.shared_memory_region != REGION_NAME:
         unknown = f"shared_memory_region {given.shared_memory_region!r}"
-        fault = f"{unknown} is not registered by this connection, or could not be passed on to the model"
+        fault = f"{unknown} is not registered through this connection, or could not be passed to the model"
         raise ProtocolError(f"{kind} {head.name!r}: {fault}")
     size = math.prod(head.shape) * dtype_of(head.datatype).itemsize
     if given.shared_memory_byte_size != size or given.binary_data_size is not None or head.data is not None:
@@ -131,8 +131,8 @@ def _check_shared(head: TensorHead, kind: str, shared: int | None) -> None:
 def array_from_json(head: TensorHead, kind: str) -> Array:
     """Return the numbers of a JSON tensor, given flat or nested.
 
-    Floating-point numbers are rounded to the nearest one that their datatype has, as decimals always are. Nothing else
-    is converted: a number out of range is refused, and so is `true` in place of 1. Raises ProtocolError.
+    Floating-point numbers are rounded to their datatype. Nothing else is converted: a number out of range is refused,
+    and so is `true` in place of 1. Raises ProtocolError.
     """
     dtype = dtype_of(head.datatype)
     fault = f"{kind} {head.name!r}: data is not {head.datatype} numbers of shape {list(head.shape)}, flat or nested"
@@ -153,7 +153,7 @@ def array_from_json(head: TensorHead, kind: str) -> Array:
 
 
 def _in_range(numbers: list[Any], dtype: np.dtype[Any]) -> Array:
-    """Return `numbers` as an array. Raises OverflowError for one that is beyond what `dtype` can hold."""
+    """Return `numbers` as an array. Raises OverflowError for a number out of the range of `dtype`."""
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             array = np.array(numbers, np.float64).astype(dtype)
@@ -168,7 +168,7 @@ def _in_range(numbers: list[Any], dtype: np.dtype[Any]) -> Array:
 
 
 def reshaped(kind: str, head: TensorHead, array: Array) -> Array:
-    """Return `array` in the shape of its head. Raises ProtocolError for one that numpy can't have."""
+    """Return `array` in the shape of its head. Raises ProtocolError for a shape that numpy can't have."""
     try:
         return array.reshape(head.shape)
     except ValueError:
@@ -176,5 +176,5 @@ def reshaped(kind: str, head: TensorHead, array: Array) -> Array:
 
 
 def padded_header(header: bytes) -> bytes:
-    """Return the JSON with blanks at its end, so that the binary tensors behind it are aligned."""
+    """Return the JSON padded with blanks, so that the binary tensors after it are aligned."""
     return header + b" " * (-len(header) % _ALIGNMENT)

@@ -1,10 +1,10 @@
-"""Memory that a student shares with a teacher on the same machine, in which the inputs of its requests lie.
+"""Shared memory between a student and a teacher on the same machine, for the inputs of requests.
 
-Through a socket, large inputs are copied twice, by student and teacher; here once, by the student. What goes through
-the socket is the JSON alone, in which each tensor says where it lies (Triton's system shared memory extension).
+Through a socket, large inputs are copied twice, by student and teacher; here once, by the student. Only the JSON goes
+through the socket, with the offset of each tensor (Triton's system shared memory extension).
 
-The memory can't be taken away from under the teacher: it has no name, and seals keep it from shrinking and from getting
-holes. What is written in it may change at any time, though: a reader must not rely on reading the same number twice.
+The memory has no name, and seals keep it from shrinking and from getting holes, so that reading it can't crash the
+teacher. Its contents may change at any time: a reader must not rely on reading the same number twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from edl_runtime.protocol.tensors import Array
 
 SHARED_MEMORY_EXTENSION = "shared_memory"
-"""What the signature of a teacher lists that can read inputs from shared memory."""
+"""In the signature of a teacher that can read inputs from shared memory."""
 
 REGION_NAME = "inputs"
 """The name of the one region that a connection may have."""
@@ -37,15 +37,15 @@ SEALS = 0x1 | 0x2 | 0x4 | 0x10
 """F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_FUTURE_WRITE (Linux 5.1): no change of its size and no holes."""
 
 TENSORS_START = 64
-"""Where tensors begin, behind the secret."""
+"""Offset of the first tensor, after the secret."""
 
 _GRAIN = 1024 * 1024  # regions are multiples of it
 
 
 class Registration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a teacher finds a region: descriptor `fd` of process `pid`, if `secret` is what stands at its beginning.
+    """How a teacher finds a region: descriptor `fd` of process `pid`, whose memory begins with `secret`.
 
-    Without the secret, who is reached through a tunnel or in another PID namespace might find another's memory.
+    Without the secret, a teacher behind a tunnel or in another PID namespace might open another process's memory.
     """
 
     pid: int
@@ -54,10 +54,10 @@ class Registration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClientRegion:
-    """Memory for the inputs of one request at a time. It is freed when nobody refers to it any more."""
+    """Memory for the inputs of one request at a time. It is freed with the last reference."""
 
     def __init__(self, room: int) -> None:
-        """Make one with `room` bytes for tensors. Raises OSError where the system has no such memory."""
+        """Make one with `room` bytes for tensors. Raises OSError if the system can't."""
         size = TENSORS_START + room
         size += -size % _GRAIN
         self.room = size - TENSORS_START
@@ -65,9 +65,11 @@ class ClientRegion:
         self._secret = secrets.token_hex(TENSORS_START // 2)
         try:
             os.truncate(self._descriptor, size)
-            os.posix_fallocate(self._descriptor, 0, size)  # an error where memory is short, not a crash later on
+            os.posix_fallocate(
+                self._descriptor, 0, size
+            )  # raises if memory is short, instead of a SIGBUS on a later write
             self._bytes = np.frombuffer(mmap.mmap(self._descriptor, size), np.uint8)
-            self._bytes[:: mmap.PAGESIZE] = 0  # allocated alone, a page still counts as a hole
+            self._bytes[:: mmap.PAGESIZE] = 0  # a page that was only allocated still counts as a hole
             self._bytes[:TENSORS_START] = np.frombuffer(self._secret.encode(), np.uint8)
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, SEALS)
         except BaseException:
@@ -76,23 +78,23 @@ class ClientRegion:
 
     @contextlib.contextmanager
     def offered(self) -> Iterator[bytes]:
-        """Yield what to register it with, once. Nobody can do so afterwards."""
+        """Yield the JSON to register it with, once: its descriptor is closed after the block."""
         try:
             yield msgspec.json.encode(Registration(os.getpid(), self._descriptor, self._secret))
         finally:
             os.close(self._descriptor)
 
     def write(self, buffers: Sequence[Array]) -> None:
-        """Copy contiguous arrays in, one behind the other. Other threads go on meanwhile."""
+        """Copy contiguous arrays in, one after the other. Releases the GIL."""
         end = TENSORS_START
         for array in buffers:
             start, end = end, end + array.nbytes
             self._bytes[start:end] = array.reshape(-1).view(np.uint8)
 
 
-@functools.lru_cache(maxsize=256)  # a student asks the same for every batch
+@functools.lru_cache(maxsize=256)  # the same for every batch of a student
 def point_to_region(header: bytes) -> bytes:
-    """Return the JSON of a request with binary tensors, changed to say that they lie in the region instead."""
+    """Return the JSON of a request with its binary tensors replaced by those in the region."""
     request = msgspec.json.decode(header)
     offset = TENSORS_START
     for tensor in request["inputs"]:

@@ -25,13 +25,13 @@ _MOST_BUFFERS = min(os.sysconf("SC_IOV_MAX"), 1024)
 
 
 class TensorStream:
-    """One connected socket, for one thread at a time; `abort` may come from another.
+    """One connected socket, for one thread at a time; `abort` may be called from another.
 
-    Python's own socket timeouts would cost a `poll` before each call and split large sends and reads; with the
-    kernel's, a message of any size is a call or two. Every method raises OSError, TimeoutError among them.
+    Python's own socket timeouts would need a `poll` before each call and split large sends and reads; with the
+    kernel's, a message of any size takes a call or two. Every method raises OSError, TimeoutError among them.
 
-    `timeout_s` limits each call to the kernel, and none is begun so long after `begin`: an exchange with a teacher that
-    falls silent in the middle takes twice as long at most.
+    `timeout_s` limits each call to the kernel, and no call starts later than that after `begin`: an exchange with a
+    teacher that stops responding takes twice as long at most.
     """
 
     def __init__(self, connected: socket.socket, timeout_s: float) -> None:
@@ -40,7 +40,7 @@ class TensorStream:
         self._deadline = time.monotonic() + timeout_s
         self._buffer = bytearray(_READ_AHEAD)
         self._ahead = memoryview(self._buffer)
-        self._start = self._end = 0  # what has been read ahead and not been taken
+        self._start = self._end = 0  # of the bytes read ahead and not taken yet
         connected.settimeout(None)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         seconds = int(timeout_s)
@@ -50,13 +50,13 @@ class TensorStream:
 
     @property
     def is_local(self) -> bool:
-        """Whether the other end is, or seems to be, on this machine."""
+        """Whether the other end seems to be on this machine."""
         return bool(self._socket.getsockname()[0] == self._socket.getpeername()[0])
 
     def begin(self) -> None:
-        """Start the time limit of one exchange. Raises ProtocolError when bytes came that nobody asked for."""
+        """Start the time limit of one exchange. Raises ProtocolError if unrequested bytes are left."""
         if self._start != self._end:
-            raise ProtocolError("the teacher sent more than it was asked for")
+            raise ProtocolError("the teacher sent more than was requested")
         self._deadline = time.monotonic() + self._timeout_s
 
     def send(self, buffers: Sequence[bytes | Array], size: int) -> None:
@@ -83,7 +83,7 @@ class TensorStream:
             raise self._timed_out() from None
 
     def take(self, expected: bytes) -> bool:
-        """Wait for bytes and take `expected` if it is what comes next; else, or if it comes in pieces, take nothing."""
+        """Wait for bytes and take `expected` if they begin with all of it; otherwise take nothing."""
         if self._start == self._end:
             self._end += self._receive(self._ahead)
         if not self._buffer.startswith(expected, self._start, self._end):
@@ -94,9 +94,9 @@ class TensorStream:
     def read_head(self) -> bytes:
         """Read to the empty line. Raises ProtocolError if it does not come within the limit of a head.
 
-        What does not begin as an answer is refused at its first bytes: the rest may never come.
+        Anything that does not begin as HTTP is refused at its first bytes: an empty line may never come.
         """
-        seen = 0  # an exchange begins with nothing left of the last, so its head is the first in the buffer
+        seen = 0  # nothing is left of the last exchange (`begin`), so the head is the first in the buffer
         while (end := self._buffer.find(END_OF_HEAD, seen, self._end)) < 0:
             if self._end >= HEAD_LIMIT:
                 raise ProtocolError(f"the answer's head has more than {HEAD_LIMIT} bytes")
@@ -115,7 +115,7 @@ class TensorStream:
         return head
 
     def read(self, size: int) -> memoryview:
-        """Read so many bytes; what is returned is valid until the next read."""
+        """Read so many bytes; the result is valid until the next read."""
         if size <= self._end - self._start:
             part = self._ahead[self._start : self._start + size]
             self._consume(size)
@@ -125,7 +125,6 @@ class TensorStream:
         return whole
 
     def fill(self, array: Array) -> None:
-        """Read the bytes of a contiguous array into it."""
         self._fill(bytes_of(array))
 
     def _fill(self, into: memoryview) -> None:
@@ -159,7 +158,7 @@ class TensorStream:
         return TimeoutError(f"the teacher took longer than {self._timeout_s:g} s")
 
     def abort(self) -> None:
-        """Make a call under way in another thread raise OSError; the descriptor stays until `close`."""
+        """Make a call in another thread raise OSError; the descriptor stays open until `close`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -13,7 +13,7 @@ from edl_runtime.protocol.oip import Datatype
 
 Array = npt.NDArray[Any]
 Tensor = Array | Sequence[Array]
-"""An array, or a sequence of equally shaped rows that travels as one array."""
+"""An array, or a sequence of rows of one shape that is sent as one array."""
 
 _DTYPES: dict[Datatype, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -42,12 +42,11 @@ def datatype_of(dtype: np.dtype[Any]) -> Datatype:
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
     """Return the numpy dtype of `datatype`. Raises ProtocolError."""
-    dtype = _DTYPES.get(datatype)  # type: ignore[call-overload]  # any text may come from the network
+    dtype = _DTYPES.get(datatype)  # type: ignore[call-overload]  # any text from the network
     if dtype is None:
         raise ProtocolError(f"datatype {datatype!r} is not served; allowed are {joined_names(_DTYPES)}")
     return dtype  # type: ignore[no-any-return]
 
 
 def joined_names(names: Iterable[object]) -> str:
-    """Return `names` for a message."""
     return ", ".join(map(str, names))

@@ -1,4 +1,4 @@
-"""TLS between students and teachers: what servers show, what students believe, and a stream over it."""
+"""TLS between students and teachers: servers' certificates, students' trust, and a stream over TLS."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _RECORD = 16 * 1024
 
 
 class Trust(NamedTuple):
-    """Which certificates a student takes for a teacher's: those by the authorities of `context` that hold `name`.
+    """Which teachers' certificates a student accepts: those signed by the authorities of `context` for `name`.
 
-    Without a `name` they have to hold the host that the teacher is reached at.
+    Without a `name` they have to be for the host of the teacher's address.
     """
 
     context: ssl.SSLContext
@@ -30,14 +30,14 @@ class Trust(NamedTuple):
 
 
 def client_trust(settings: RuntimeSettings) -> Trust | None:
-    """Return what students ask of their teachers; None where they don't speak TLS. Raises SpecError."""
+    """Return the certificates that students accept; None without TLS. Raises SpecError."""
     if not settings.teacher_ca:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(settings.teacher_ca)
     except OSError as error:
-        allowed = "a PEM file with the certificates of who signs for teachers"
+        allowed = "a PEM file with the certificates of the teachers' authorities"
         raise SpecError(named("teacher_ca"), _file_problem(settings.teacher_ca, error), allowed) from None
     if settings.teacher_tls_name:
         _check_name(context, settings.teacher_tls_name)
@@ -45,7 +45,7 @@ def client_trust(settings: RuntimeSettings) -> Trust | None:
 
 
 def _check_name(context: ssl.SSLContext, name: str) -> None:
-    """Have TLS itself say whether it can ask for a name, which it says else when a student connects."""
+    """Raise SpecError for a name that TLS can't use, which would otherwise fail at the first connection."""
     try:
         context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=name)
     except (ValueError, ssl.SSLError):
@@ -54,12 +54,12 @@ def _check_name(context: ssl.SSLContext, name: str) -> None:
 
 
 def server_tls_context(settings: RuntimeSettings) -> ssl.SSLContext | None:
-    """Return what a server shows its clients; None where it does not speak TLS. Raises SpecError."""
+    """Return a server's certificate; None without TLS. Raises SpecError."""
     if not settings.tls_cert:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key or None, password="")  # else it would ask for one
+        context.load_cert_chain(settings.tls_cert, settings.tls_key or None, password="")  # None would prompt for one
     except OSError as error:
         allowed = "a PEM file with a certificate, and in it or in EDL_TLS_KEY its private key, which needs no password"
         raise SpecError(named("tls_cert"), _file_problem(settings.tls_cert, error), allowed) from None
@@ -72,42 +72,40 @@ def _file_problem(path: str, error: OSError) -> str:
 
 
 def open_tls(connected: socket.socket, trust: Trust, host: str, timeout_s: float) -> TensorStream:
-    """Return a stream over a connection to `host`, which is closed if the other end is no teacher to be trusted.
+    """Return a stream over a connection to `host`, which is closed if the teacher can't be trusted.
 
-    Raises ConnectionError or TimeoutError that says why it is none, and other OSErrors when the network fails.
+    Raises ConnectionError or TimeoutError with the reason, and other OSErrors when the network fails.
     """
     name, limit_s = trust.name or host, connected.gettimeout()
     try:
         return _TlsStream(trust.context.wrap_socket(connected, server_hostname=name), timeout_s)
     except ssl.SSLCertVerificationError as error:
         raise ConnectionError(
-            f"its certificate is not one that EDL_TEACHER_CA trusts for {name!r}: {_verify_problem(error)}"
+            f"its certificate is not one that EDL_TEACHER_CA trusts for {name!r}: {error.verify_message.rstrip('.')}"
         ) from None
     except TimeoutError:
         raise TimeoutError(
-            f"it did not answer within {limit_s:g} s when asked for TLS, as EDL_TEACHER_CA has it; it may speak none"
+            f"it did not answer a TLS handshake, which EDL_TEACHER_CA requires, within {limit_s:g} s; it may lack TLS"
         ) from None
     except ssl.SSLEOFError:
-        raise ConnectionError("it closed the connection when asked for TLS, as EDL_TEACHER_CA has it") from None
+        raise ConnectionError(
+            "it closed the connection during the TLS handshake, which EDL_TEACHER_CA requires"
+        ) from None
     except ssl.SSLError as error:
-        raise ConnectionError(f"it speaks no TLS that fits, which EDL_TEACHER_CA asks for: {error.reason}") from None
+        raise ConnectionError(f"the TLS handshake, which EDL_TEACHER_CA requires, failed: {error.reason}") from None
     finally:
-        connected.close()  # which the new socket has taken over, if there is one
-
-
-def _verify_problem(error: ssl.SSLCertVerificationError) -> str:
-    return error.verify_message.rstrip(".")
+        connected.close()  # no effect after `wrap_socket`, which detaches it
 
 
 class _TlsStream(TensorStream):
-    """A stream whose bytes are copied on the way, 16 KB at a time, as TLS has it."""
+    """A stream over TLS, which copies the bytes in records of up to 16 KB."""
 
     def __init__(self, connected: ssl.SSLSocket, timeout_s: float) -> None:
         super().__init__(connected, timeout_s)
-        connected.settimeout(timeout_s)  # for the kernel's own ends no call: TLS would begin it again
+        connected.settimeout(timeout_s)  # TLS repeats a call that the kernel's timeout ends
 
     def _sendmsg(self, buffers: Sequence[bytes | memoryview | Array]) -> int:
-        """Send the first of them, or as many as one piece of TLS has room for."""
+        """Send the first buffer, or as many as fit into one TLS record."""
         record: list[memoryview] = []
         size = 0
         for buffer in buffers:
@@ -121,12 +119,14 @@ class _TlsStream(TensorStream):
         except TimeoutError:
             raise self._timed_out() from None
 
-    def _receive(self, into: memoryview, flags: int = 0) -> int:  # noqa: ARG002 - pieces are as large as TLS has them
+    def _receive(self, into: memoryview, flags: int = 0) -> int:  # noqa: ARG002 - TLS decides the sizes
         try:
             return super()._receive(into)
         except TimeoutError:
             raise self._timed_out() from None
 
     def abort(self) -> None:
-        with contextlib.suppress(OSError):  # not the SSLSocket's own, after which the other thread would send in clear
+        with contextlib.suppress(
+            OSError
+        ):  # SSLSocket.shutdown would drop TLS, and the other thread would send in clear
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)

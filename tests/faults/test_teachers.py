@@ -159,13 +159,13 @@ WRONG = {
     "garbage": "not HTTP",
     "error": "answered 500: it broke",
     "half, then closed": "closed the connection",
-    "wrong dtype": "asked for was",
+    "wrong dtype": "requested was",
     "half, then silent": "took longer than 1 s",
 }
 WRONG_TOO = {
     "no JSON": "JSON",
-    "wrong shape": "asked for was",
-    "a row less": "asked for was",
+    "wrong shape": "requested was",
+    "a row less": "requested was",
     "wrong output": "left out",
     "silent": "took longer than 1 s",
     "mute": "took longer than 1 s",

@@ -172,7 +172,7 @@ def test_nobody_reads_what_another_shares() -> None:
         assert shares(owner)
         header = point_to_region(encode_request({"x": rows}, ["sum"]).header)
         with TeacherConnection(served.address) as other:
-            with pytest.raises(InferenceError, match="not registered by this connection") as refused:
+            with pytest.raises(InferenceError, match="not registered through this connection") as refused:
                 other._exchange(header, [], len(header))
             assert refused.value.status == 400
 

@@ -1,4 +1,4 @@
-"""AnswerCache: the reader's option to ask about each sample only once."""
+"""AnswerCache: the reader's option to request the answers to each sample only once."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from edl_runtime.errors import SpecError
 
 
 class AnswerCache(msgspec.Struct, frozen=True):
-    """Keep the teachers' answers, and don't ask again about a sample that has been answered.
+    """Stores the teachers' answers, so that each sample is sent only once.
 
         DistillReader(batches, inputs=["image", "label", "id"], outputs=["logits"], cache=AnswerCache("id"))
 
     It is for data without augmentation: **a sample of the same id must be the same sample, in every epoch.** Ids that
-    several samples share are refused when they meet in a batch, and of the samples that are asked about the first 64
-    and then one in sixteen are checked whenever they come again, which finds augmented images, or a label for an id,
-    within a few batches (SampleError).
+    several samples of a batch share are refused, and the first 64 samples sent, then one in sixteen, are compared
+    whenever their ids come again, which detects augmented images, or a label as id, within a few batches (SampleError).
 
     - `sample_id`: the slot that names each sample: an integer, text or bytes. In a folder, ids are unique over all
       sources whose readers share it. Teachers need not take the slot.
-    - `limit_mb`: megabytes that it may take, what it needs for itself included. The oldest answers are dropped first,
-      so a limit that is smaller than an epoch helps little.
-    - `folder`: where it is kept on a local disk, ~ being one's home, for later runs and for other readers and processes
-      at the same time; without one it is in memory and goes with the reader.
+    - `limit_mb`: its size limit in megabytes, overhead included. The oldest answers are dropped first, so a limit that
+      is smaller than an epoch helps little.
+    - `folder`: stores it on a local disk (~ is the home folder) for later runs and for other readers and processes at
+      the same time; by default it is in memory and ends with the reader.
 
-    An answer is found again by model, version, outputs and normalisation. The answers of another version of a model
-    of the same name are dropped as soon as a reader sees the new one; so teachers of different models that share a
-    folder need names of their own (`edl teacher --name`). A reader with several pools keeps each pool's answers.
+    Answers belong to a model, its version, outputs and normalisation. Those of another version of a model of the same
+    name are dropped as soon as a reader sees the new one, so teachers of different models that share a folder need
+    different names (`edl teacher --name`). A reader with several pools caches each pool's answers.
 
-    Raises SpecError for what can't work. Trouble with the disk is logged and ends no training: what can't be kept is
-    asked again.
+    Raises SpecError for invalid arguments. Disk errors are logged and end no training: answers that can't be stored are
+    requested again.
     """
 
     sample_id: str
@@ -53,7 +52,7 @@ class AnswerCache(msgspec.Struct, frozen=True):
             raise SpecError("cache.folder", folder, "a folder, or None to keep answers in memory")
 
     def open(self, subjects: Collection[AnswerKey]) -> AnswerStore:
-        """Return where the answers about these subjects are kept. Raises SpecError."""
+        """Return a store for these subjects. Raises SpecError."""
         limit_bytes = int(self.limit_mb * 1_000_000)
         if self.folder is None:
             return MemoryAnswerStore(limit_bytes)
@@ -61,7 +60,7 @@ class AnswerCache(msgspec.Struct, frozen=True):
 
         try:
             return SqliteAnswerStore(Path(self.folder).expanduser(), limit_bytes, subjects)
-        except (OSError, RuntimeError) as error:  # the latter for a ~ of nobody
+        except (OSError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
             raise SpecError(
                 "cache.folder", os.fspath(self.folder), f"a folder that can be written to ({error})"
             ) from None

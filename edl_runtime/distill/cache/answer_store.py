@@ -1,4 +1,4 @@
-"""Where a cache keeps its answers: the interface of a store, and the one in memory."""
+"""Stores of cached answers: the interface, and the one in memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple, Protocol
 from edl_runtime.log import get_logger
 
 ENTRY_BYTES = 200
-"""What an entry takes in memory besides its own bytes (measured: 170 to 230)."""
+"""Memory overhead of an entry (measured: 170 to 230)."""
 
 log = get_logger(__name__)
 
 
 class AnswerKey(NamedTuple):
-    """What entries are about: a model in one version, and what is asked of it, which `digest` stands for."""
+    """What entries belong to: a version of a model, and a `digest` of what is requested from it."""
 
     model: str
     version: str
@@ -24,24 +24,24 @@ class AnswerKey(NamedTuple):
 
 
 class AnswerStore(Protocol):
-    """Keeps entries, each by its subject and a sample's id, up to a number of bytes; the oldest go first.
+    """Stores entries by subject and sample id, up to a number of bytes; the oldest are dropped first.
 
-    Every method is safe from any thread, and none raises for what is wrong with the place: what can't be read is not
-    known, and what can't be written is not kept.
+    Every method is safe from any thread, and none raises for a broken disk: entries that can't be read are not found,
+    and those that can't be written are not stored.
     """
 
     def find(self, subject: AnswerKey, ids: Sequence[bytes]) -> list[bytes | None]:
-        """Return the entry of each, None for those that are not known."""
+        """Return the entry of each id, None for those not found."""
 
     def keep(self, subject: AnswerKey, entries: Mapping[bytes, bytes]) -> None:
-        """Keep these, by id, in the place of earlier ones."""
+        """Store these by id; they replace earlier ones."""
 
     def close(self) -> None:
-        """Free what it uses; from then on nothing is known nor kept."""
+        """Free its resources; from then on it finds and stores nothing."""
 
 
 class MemoryAnswerStore:
-    """Keeps entries in this process's memory."""
+    """Stores entries in this process's memory."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -77,7 +77,6 @@ class MemoryAnswerStore:
 
 
 def log_full(limit_bytes: int) -> None:
-    """Log that from now on entries are dropped."""
     hint = "the oldest answers are dropped; if an epoch does not fit, few are found again: raise limit_mb"
     log.warning("cache.full", limit_mb=limit_bytes / 1_000_000, hint=hint)
 

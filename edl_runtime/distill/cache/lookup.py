@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,10 +20,10 @@ from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tensors import Array, Tensor
 
 CHECK_ONE_IN = 16
-"""Of one sample in so many that are asked about, a digest of the inputs is kept, which they have to have again."""
+"""For one requested sample in so many, a digest of the inputs is stored and compared when the id comes again."""
 
 CHECK_FIRST = 64
-"""Of so many samples each is checked, so that a few ids which many samples have don't all slip through."""
+"""The first so many samples are all checked, to detect a few ids that many samples share."""
 
 _ENCODE: dict[type, Callable[[Any], bytes]] = {
     int: lambda number: b"i%d" % number,
@@ -32,10 +33,10 @@ _ENCODE: dict[type, Callable[[Any], bytes]] = {
 
 
 class CacheLookup:
-    """A reader's cache, for what its plans ask of each sample."""
+    """A reader's cache of the answers to its plans."""
 
     def __init__(self, cache: AnswerCache, signatures: Sequence[ModelSignature], plans: Sequence[RequestPlan]) -> None:
-        """Open the cache. Raises SpecError for models and outputs whose answers can't be kept."""
+        """Open the cache. Raises SpecError for models and outputs whose answers can't be cached."""
         self._name = cache.sample_id
         self._slot = plans[0].slots.index(cache.sample_id)
         subjects = [answer_key(signature, plan) for signature, plan in zip(signatures, plans, strict=True)]
@@ -47,9 +48,9 @@ class CacheLookup:
     def of(
         self, payload: Sequence[Array | SlotArrays], inputs: Mapping[InputBinding, Tensor], rows: int, where: SampleName
     ) -> list[CachedAnswers]:
-        """Return what is known of so many samples' answers, for each plan. Raises SampleIdError.
+        """Return the cached answers to a batch's samples, for each plan. Raises SampleIdError.
 
-        `payload` has all slots of the samples, `inputs` those that are sent; `where` says which sample a row is.
+        `payload` has all slots of the samples, `inputs` those for the model; `where` names the sample of a row.
         """
         ids = ids_of(self._name, payload[self._slot], rows, where)
         repeated = _repeated_ids(ids) if len(set(ids)) < rows else ()
@@ -69,12 +70,11 @@ class CacheLookup:
         return SampleIdError(self._name, where(row), f"{ids[row][1:].decode(errors='replace')!r} {what}")
 
     def close(self) -> None:
-        """Free what the cache uses; from then on nothing is known nor kept."""
         self._store.close()
 
 
 class CachedAnswers:
-    """What is known of one batch's answers of one pool; `missing` are the rows to ask about."""
+    """The cached answers of one pool to one batch; `missing` are the rows to request."""
 
     __slots__ = ("_answers", "_digests", "_ids", "_known", "_plan_cache", "missing")
 
@@ -86,7 +86,6 @@ class CachedAnswers:
         known: Sequence[int],
         answers: Answers,
     ) -> None:
-        """Have the `answers` to the `known` rows."""
         self._plan_cache = plan_cache
         self._ids = ids
         self._known = known
@@ -95,12 +94,12 @@ class CachedAnswers:
         self.missing: Sequence[int] = sorted(set(all_rows).difference(known)) if known else all_rows
         self._digests = plan_cache.digests(inputs, self.missing, len(ids))
 
-    def cache_writer(self, rows: Sequence[int]) -> CacheWriter:
-        """Return where the answers to these rows are to be kept."""
-        return CacheWriter(self._plan_cache, [self._ids[row] for row in rows], self._digests[rows])
+    def cache_writer(self, rows: Sequence[int]) -> Callable[[Answers], None]:
+        """Return a function that stores the answers to these rows, once they have been checked."""
+        return partial(self._plan_cache.keep, [self._ids[row] for row in rows], self._digests[rows])
 
     def completed(self, parts: Sequence[Answers]) -> Sequence[Answers]:
-        """Return the answers to all rows, given those to the missing ones."""
+        """Return the answers to all rows, given those to the missing rows."""
         if not self._known:
             return parts
         if not parts:
@@ -113,18 +112,6 @@ class CachedAnswers:
         return [whole]
 
 
-class CacheWriter(NamedTuple):
-    """Where the answers to a request's rows are to be kept."""
-
-    plan_cache: PlanCache
-    ids: Sequence[bytes]
-    digests: Array
-
-    def keep(self, answers: Answers) -> None:
-        """Keep these answers, which are known to be what was asked for."""
-        self.plan_cache.keep(self.ids, self.digests, answers)
-
-
 class PlanCache:
     """The entries of one plan: for each sample, a digest of its inputs and all answers, as bytes."""
 
@@ -132,24 +119,22 @@ class PlanCache:
         self._store = store
         self._subject = subject
         self._inputs = plan.inputs
-        self._asked = 0
+        self._requested = 0  # rows
         answers = np.dtype([(answer.name, answer.dtype, answer.shape) for answer in plan.outputs])
         self._layout = np.dtype([("digest", "<u4"), ("answers", answers)])
         self._names = [answer.name for answer in plan.outputs]
 
     def find(self, ids: Sequence[bytes]) -> tuple[list[int], Array]:
-        """Return which of these are known, by their numbers, and their entries."""
         size = self._layout.itemsize
         found = [entry if entry and len(entry) == size else b"" for entry in self._store.find(self._subject, ids)]
         known = [number for number, entry in enumerate(found) if entry]
         return known, np.frombuffer(bytearray().join(found), self._layout)
 
     def answers(self, entries: Array) -> Answers:
-        """Return the answers in these entries."""
         return {name: np.ascontiguousarray(entries["answers"][name]) for name in self._names}
 
     def keep(self, ids: Sequence[bytes], digests: Array, answers: Answers) -> None:
-        """Keep the answers to these samples, whose inputs have these digests."""
+        """Store the answers to these samples, whose inputs have these digests."""
         entries = np.empty(len(ids), self._layout)
         entries["digest"] = digests
         for name in self._names:
@@ -157,17 +142,16 @@ class PlanCache:
         data, size = entries.tobytes(), self._layout.itemsize
         self._store.keep(self._subject, {sample: data[row * size : (row + 1) * size] for row, sample in enumerate(ids)})
 
-    def digests(self, inputs: Mapping[InputBinding, Tensor], asked: Sequence[int], rows: int) -> Array:
-        """Return digests of the inputs of those of the `asked` rows that are to be checked, 0 for all others."""
+    def digests(self, inputs: Mapping[InputBinding, Tensor], missing: Sequence[int], rows: int) -> Array:
+        """Return digests of the inputs of those of the `missing` rows that will be checked, 0 for all others."""
         digests = np.zeros(rows, np.uint32)
-        for number, row in enumerate(asked, self._asked):
+        for number, row in enumerate(missing, self._requested):
             if number < CHECK_FIRST or number % CHECK_ONE_IN == 0:
                 digests[row] = self.digest(inputs, row)
-        self._asked += len(asked)
+        self._requested += len(missing)
         return digests
 
     def digest(self, inputs: Mapping[InputBinding, Tensor], row: int) -> int:
-        """Return a digest of a row's inputs."""
         digest = 0
         for binding in self._inputs:
             digest = zlib.crc32(np.ascontiguousarray(inputs[binding][row]).data, digest)
@@ -175,18 +159,16 @@ class PlanCache:
 
 
 def _repeated_ids(ids: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Return each row whose id an earlier one has, and the first that has it."""
+    """Return each row with the id of an earlier one, and the first row with that id."""
     first: dict[bytes, int] = {}
     return [(row, first[name]) for row, name in enumerate(ids) if first.setdefault(name, row) != row]
 
 
 def answer_key(signature: ModelSignature, plan: RequestPlan) -> AnswerKey:
-    """Return what the answers to a plan are about. Raises SpecError if they can't be kept."""
+    """Return the key of the answers to a plan. Raises SpecError if they can't be cached."""
     model = f"the teachers' model {signature.name!r}"
     if not any(signature.versions):
-        allowed = (
-            f"teachers that tell their model's version; {model} has none, so nobody could tell when it has changed"
-        )
+        allowed = f"teachers that publish their model's version; {model} has none, so a change of it would go unnoticed"
         raise SpecError("cache", signature.versions, allowed)
     for answer in plan.outputs:
         if min(answer.shape, default=1) < 1:
@@ -202,7 +184,7 @@ def answer_key(signature: ModelSignature, plan: RequestPlan) -> AnswerKey:
 
 
 def ids_of(name: str, column: Array | SlotArrays, rows: int, where: SampleName) -> list[bytes]:
-    """Return the ids in a slot of so many samples as bytes, equal for equal ones only. Raises SampleIdError."""
+    """Return the ids in a slot of so many samples as bytes, different for different ids. Raises SampleIdError."""
     if isinstance(column, np.ndarray):
         if column.size != rows or not column.ndim:
             raise SampleIdError(name, where(0), f"an array {list(column.shape)} for {rows} samples")

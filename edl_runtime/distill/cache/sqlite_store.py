@@ -17,7 +17,7 @@ from edl_runtime.distill.cache.answer_store import AnswerKey, log_full
 from edl_runtime.log import get_logger
 
 BUSY_LIMIT_S = 0.5
-"""How long to wait for another process that writes. What can't be kept by then is not kept."""
+"""How long to wait for another process that writes. Answers that can't be stored by then are not stored."""
 OPEN_LIMIT_S = 5.0
 """How long to wait for another process that opens the file."""
 
@@ -42,16 +42,16 @@ COMMIT;
 """
 
 _in_sqlite = threading.RLock()
-"""Held while SQLite runs, and while this process forks: a child would inherit SQLite's own locks as they are then."""
+"""Held while SQLite runs and while this process forks: a child would inherit SQLite's internal locks, held for ever."""
 
 os.register_at_fork(before=_in_sqlite.acquire, after_in_parent=_in_sqlite.release, after_in_child=_in_sqlite.release)
 
 
 class SqliteAnswerStore:
-    """Keeps entries in `folder`/cache.sqlite.
+    """Stores entries in `folder`/cache.sqlite.
 
-    Opening it drops the entries of other versions of the models that the `subjects` are about. A damaged file is set
-    aside as cache.sqlite.damaged and begun anew. Raises OSError when the folder can't be written to.
+    Opening it drops the entries of other versions of the models of `subjects`. A damaged file is renamed to
+    cache.sqlite.damaged and replaced by an empty one. Raises OSError when the folder can't be written to.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, subjects: Collection[AnswerKey]) -> None:
@@ -114,7 +114,7 @@ class SqliteAnswerStore:
                 self._troubled = False
 
     def _open(self, damaged_by: sqlite3.DatabaseError | None = None) -> None:
-        """Connect to the file, a new one if need be; without success nothing is known or kept any more."""
+        """Connect to the file, or to a new one if it is damaged; if that fails, the store finds and stores nothing."""
         with _exclusive(self._path.with_suffix(".lock")):
             if damaged_by is not None and self._path.exists() and self._path.stat().st_ino == self._inode:
                 self._set_aside(damaged_by)
@@ -158,12 +158,12 @@ class SqliteAnswerStore:
         subjects = {digest for (digest,) in connection.execute("SELECT digest FROM subjects")}
         used = set(_subjects_of_entries(connection))
         if not used & subjects:
-            connection.execute("DELETE FROM entries")  # which takes no time at all
+            connection.execute("DELETE FROM entries")  # much faster than by subject
         else:
             connection.executemany("DELETE FROM entries WHERE subject = ?", [(digest,) for digest in used - subjects])
 
     def _drop_oldest(self, connection: sqlite3.Connection, at_once: int) -> None:
-        """Make the file's contents fit the limit; what is dropped leaves free pages, which are used again."""
+        """Drop entries until the contents fit the limit; SQLite reuses the freed pages."""
         while _used_bytes(connection) > self._limit_bytes:
             if not self._full:
                 self._full = True
@@ -187,7 +187,7 @@ class SqliteAnswerStore:
 
 @contextlib.contextmanager
 def _exclusive(path: Path) -> Iterator[None]:
-    """Be the only one here, or after `OPEN_LIMIT_S` go on all the same: a stopped process must not stop the others."""
+    """Lock the file; after `OPEN_LIMIT_S` continue without the lock, so that a stopped process can't block others."""
     with path.open("a") as file:
         until = time.monotonic() + OPEN_LIMIT_S
         while time.monotonic() < until:
@@ -201,7 +201,7 @@ def _exclusive(path: Path) -> Iterator[None]:
 
 
 def _subjects_of_entries(connection: sqlite3.Connection) -> Iterator[bytes]:
-    """Yield each subject that there are entries of; by steps in the index, for there may be millions of entries."""
+    """Yield each subject that has entries; steps through the index, since there may be millions of entries."""
     last = b""
     while last := connection.execute("SELECT min(subject) FROM entries WHERE subject > ?", [last]).fetchone()[0]:
         yield last
@@ -219,7 +219,7 @@ def _sealed(entry: bytes) -> bytes:
 
 
 def _unsealed(sealed: bytes | None) -> bytes | None:
-    """Return the entry, None if it is not what was kept: SQLite does not notice damage inside of a value."""
+    """Return the entry, None if its checksum is wrong: SQLite does not detect damage inside a value."""
     if sealed is None:
         return None
     entry = sealed[:-4]

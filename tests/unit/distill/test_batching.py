@@ -246,7 +246,7 @@ def test_what_the_model_lacks_is_named(
 )
 def test_answers_to_something_else_are_not_taken(answers: dict[str, Array]) -> None:
     """A teacher that answers another number of rows, dtype or shape has failed."""
-    with pytest.raises(ProtocolError, match="asked for was"):
+    with pytest.raises(ProtocolError, match="requested was"):
         PLAN.check("a:1", answers, 2)
 
 

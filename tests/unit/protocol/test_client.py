@@ -152,7 +152,7 @@ def test_bytes_behind_an_answer_are_noticed() -> None:
     with teacher([[answer(y)], [answer(y) + b"more"]]) as connection:
         connection.infer({"x": X}, ["y"])
         connection.infer({"x": X}, ["y"])
-        with pytest.raises(ProtocolError, match="more than it was asked for"):
+        with pytest.raises(ProtocolError, match="more than was requested"):
             connection.infer({"x": X}, ["y"])
 
 

@@ -57,7 +57,7 @@ def test_an_image_travels_as_bytes_with_what_normalises_it() -> None:
 
 def test_only_bytes_are_normalised() -> None:
     """A student is told at once, before anything is sent."""
-    with pytest.raises(ProtocolError, match=r"'image' is float32; what the teacher is to normalise travels as uint8"):
+    with pytest.raises(ProtocolError, match=r"'image' is float32; an input to normalise has to be uint8"):
         sent(np.zeros((2, 3, 2), np.float32), [], image=Normalise((0.0,), (1.0,)))
 
 
@@ -101,7 +101,7 @@ def test_an_input_of_another_datatype_can_not_be_normalised() -> None:
         ([("logits", "all")], "Expected"),
         ([("best", 1)], "'best': top_k needs an axis behind the batch"),
         ([("none", 1)], "output 'none' is unknown"),
-        ([("logits", 2), ("logits", 3)], r"output 'logits\.values' is asked for twice"),
+        ([("logits", 2), ("logits", 3)], r"output 'logits\.values' is requested twice"),
     ],
 )
 def test_a_top_k_that_can_not_be_is_refused(outputs: list[tuple[str, Any]], message: str) -> None:

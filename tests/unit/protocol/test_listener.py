@@ -129,9 +129,9 @@ async def test_the_log_says_how_many_had_to_go(monkeypatch: pytest.MonkeyPatch, 
             for _ in range(count):
                 arrived(connections, accepted)
             await asyncio.sleep(0.01)  # the loop's timers come in their order
-    assert [(entry["event"], entry["turned_away"], entry["open"], entry["most"]) for entry in logs] == [
-        ("connections.turned_away", 1000, 1, 1),
-        ("connections.turned_away", 2, 1, 1),
+    assert [(entry["event"], entry["evicted"], entry["open"], entry["most"]) for entry in logs] == [
+        ("connections.evicted", 1000, 1, 1),
+        ("connections.evicted", 2, 1, 1),
     ]
 
 
@@ -172,4 +172,4 @@ async def test_without_descriptors_it_waits_and_says_so_once_a_try(monkeypatch: 
             _, writer = await asyncio.open_connection(*listener.getsockname())
             await made
             writer.close()
-    assert [entry["event"] for entry in logs] == ["connections.refused"] * 2
+    assert [entry["event"] for entry in logs] == ["connections.accept_failed"] * 2

@@ -78,7 +78,7 @@ def test_what_may_be_an_index_is_copied(header: bytes, region: bytearray) -> Non
 @pytest.mark.parametrize(
     ("parameters", "reason"),
     [
-        ({"shared_memory_region": "another"}, "not registered by this connection"),
+        ({"shared_memory_region": "another"}, "not registered through this connection"),
         ({"shared_memory_offset": -1}, "offset"),
         ({"shared_memory_offset": TENSORS_START + 17}, "offset"),
         ({"shared_memory_offset": 2**62}, "offset"),
@@ -97,7 +97,7 @@ def test_what_lies_elsewhere_is_refused(
 
 def test_without_a_region_none_can_be_named(header: bytes) -> None:
     """The memory that another connection has registered is out of reach."""
-    with pytest.raises(ProtocolError, match="not registered by this connection"):
+    with pytest.raises(ProtocolError, match="not registered through this connection"):
         decode(header, None)
 
 
@@ -105,7 +105,7 @@ def test_a_teacher_can_not_answer_in_shared_memory() -> None:
     """Answers come through the socket; a student maps nothing that a teacher says."""
     parameters = {"shared_memory_region": REGION_NAME, "shared_memory_offset": 0, "shared_memory_byte_size": 8}
     output = {"name": "y", "datatype": "FP32", "shape": [2], "parameters": parameters}
-    with pytest.raises(ProtocolError, match="not registered by this connection"):
+    with pytest.raises(ProtocolError, match="not registered through this connection"):
         decode_response(msgspec.json.encode({"outputs": [output]}), 0)
 
 
