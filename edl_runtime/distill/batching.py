@@ -140,7 +140,7 @@ class Batch:
     - `dropped`: its epoch is over, so nobody will take it.
     - `failure`: raised in its place.
     - `turn`: its position among all batches; that of a part of a batch begins with the batch's own.
-    - `anew`: cuts its items into batches and requests of the usual size; None if it has that size.
+    - `split`: cuts its items into batches and requests of the usual size; None if it has that size.
     """
 
     payload: Any
@@ -160,7 +160,7 @@ class Batch:
     dropped: bool = False
     failure: BaseException | None = None
     turn: tuple[int, ...] = ()
-    anew: Callable[[], Iterable[tuple[Batch, Sequence[Sequence[Request]]]]] | None = None
+    split: Callable[[], Iterable[tuple[Batch, Sequence[Sequence[Request]]]]] | None = None
 
     def __post_init__(self, requests: Sequence[int]) -> None:
         self.samples = sum(self.items)

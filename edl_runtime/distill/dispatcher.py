@@ -63,18 +63,18 @@ class WorkerSlot:
     """
 
     address: str
-    asked: Request | None = None
-    asked_at: float = 0.0
+    request: Request | None = None
+    sent_at: float = 0.0
     requeued: bool = False
     leaving: bool = False
 
-    def ask(self, request: Request, now: float) -> None:
-        self.asked, self.asked_at, self.requeued = request, now, False
+    def assign(self, request: Request, now: float) -> None:
+        self.request, self.sent_at, self.requeued = request, now, False
 
     @property
     def pending(self) -> Request | None:
         """Its request, if that still needs an answer."""
-        request = self.asked
+        request = self.request
         return request if request is not None and not request.settled else None
 
 
@@ -162,7 +162,7 @@ class Dispatcher:
             request = worker.pending
             if request is None or request.hedged:
                 continue
-            left_s = worker.asked_at + delay_s - now
+            left_s = worker.sent_at + delay_s - now
             if left_s > 0:
                 pauses.append(left_s)
             elif (request.batch.awaited or not self._queue) and self._hedging.spend(now):
@@ -210,9 +210,9 @@ class Dispatcher:
             while not worker.leaving:
                 request = self._next_request(worker)
                 if request is not None:
-                    worker.ask(request, time.monotonic())
+                    worker.assign(request, time.monotonic())
                     self._busy[worker] = None
-                    self._asked.begin(worker.address, worker.asked_at)
+                    self._asked.begin(worker.address, worker.sent_at)
                     if len(self.connected) > 1:  # else there is no teacher to hedge with
                         self._signals.request_sent()
                     return request
@@ -231,15 +231,15 @@ class Dispatcher:
 
     def _hedge_candidate(self, worker: WorkerSlot) -> Request | None:
         self._to_hedge = [request for request in self._to_hedge if not request.settled]
-        same_teacher = [other.asked for other in self._busy if other.address == worker.address]
+        same_teacher = [other.request for other in self._busy if other.address == worker.address]
         return next((request for request in self._to_hedge if request not in same_teacher), None)
 
     def complete(self, worker: WorkerSlot, answers: Answers) -> None:
         """Deliver the answers to the worker's request. Only the first answers to a request count."""
         with self._lock:
             now = time.monotonic()
-            self._hedging.note(now - worker.asked_at)
-            self._sizing.note(now - worker.asked_at)
+            self._hedging.note(now - worker.sent_at)
+            self._sizing.note(now - worker.sent_at)
             self._timeout.note_answer(worker.address, now)
             request = self._release(worker)
             if request is None:
@@ -336,7 +336,7 @@ class Dispatcher:
             return
         worker.requeued = True
         request.hedged = bool(request.deaths)  # may be hedged again: one teacher less has it now
-        if any(other.asked is request for other in self._busy if other is not worker and not other.requeued):
+        if any(other.request is request for other in self._busy if other is not worker and not other.requeued):
             self._signals.request_sent()
             return
         if request in self._to_hedge:
@@ -348,7 +348,7 @@ class Dispatcher:
     def _release(self, worker: WorkerSlot) -> Request | None:
         """Take the worker's request away; return it if it was pending."""
         request = worker.pending
-        worker.asked = None
+        worker.request = None
         if worker in self._busy:
             del self._busy[worker]
             self._asked.end(worker.address, time.monotonic())

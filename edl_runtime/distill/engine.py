@@ -195,8 +195,7 @@ class Engine:
         finally:
             data_loaders.thread_ends_here()
 
-    def _feed_epochs(self, begun: Epoch) -> None:
-        epoch: Epoch | None = begun
+    def _feed_epochs(self, epoch: Epoch | None) -> None:
         while epoch is not None and self._await_source(epoch):
             error: BaseException | None = None
             forked_before = data_loaders.fork_count()
@@ -306,7 +305,7 @@ class Engine:
             return
         is_more = any(request.rows > DEFAULT_ROWS for of_pool in requests for request in of_pool)
         if len(piece) > least or (is_more and not self._size):
-            batch.anew = as_usual
+            batch.split = as_usual
         yield batch, requests
 
     def _agreed_plans(self, signatures: Sequence[ModelSignature]) -> list[RequestPlan]:

@@ -26,7 +26,7 @@ from edl_runtime.protocol.tensors import Array, Tensor
 _WAIT_S = 60.0
 _SCHEMA = """
 pragma synchronous=off;
-create table if not exists answers (asked blob primary key, tensors blob not null) without rowid;
+create table if not exists answers (digest blob primary key, tensors blob not null) without rowid;
 create table if not exists models (signature blob primary key) without rowid;
 """
 
@@ -64,7 +64,7 @@ class RecordedAnswers:
 
     def find(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
         marks = ",".join("?" * len(digests))
-        found = self._database.execute(f"select asked, tensors from answers where asked in ({marks})", digests)  # noqa: S608
+        found = self._database.execute(f"select digest, tensors from answers where digest in ({marks})", digests)  # noqa: S608
         return dict(found.fetchall())
 
     def keep(self, answers: Mapping[bytes, bytes]) -> None:

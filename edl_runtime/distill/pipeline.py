@@ -137,7 +137,7 @@ class Pipeline:
         """Whether there is a batch or the end to return; raises an error instead if there is one."""
         self._check()
         if epoch is not self._reading:
-            raise DistillError("this epoch is over: the reader was iterated anew; use one iteration at a time")
+            raise DistillError("this epoch is over: the reader was iterated again; use one iteration at a time")
         if epoch.batches:
             batch = epoch.batches[0]
             if batch.failure is not None:
@@ -217,7 +217,7 @@ class Pipeline:
     def _split(self, failed: Request) -> bool:
         """Replace the batch of a failed request by parts of the usual size; False if it is not larger than that."""
         batch = failed.batch
-        if batch.anew is None:
+        if batch.split is None:
             return False
         epoch = next(one for one in [self._reading, *self._ahead] if one is not None and batch in one.batches)
         position = epoch.batches.index(batch)
@@ -225,7 +225,7 @@ class Pipeline:
         batch.dropped = True
         self._unfinished -= batch.weight
         now = time.monotonic()
-        for number, (part, requests) in enumerate(batch.anew()):
+        for number, (part, requests) in enumerate(batch.split()):
             part.turn = (*batch.turn, number)
             epoch.batches.insert(position + number, part)
             self._unfinished += part.weight

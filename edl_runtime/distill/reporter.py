@@ -203,25 +203,20 @@ class JobReporter:
                 async with asyncio.timeout(LAST_REPORT_LIMIT_S):
                     await self._publish(client)
 
-    async def _publish_to(self, client: Redis, progress: Progress) -> None:
-        """Publish the job's report; in an elastic job, whose agents publish that, one of a reader."""
-        settings = self._settings
-        if self._has_agent:
-            await publish_reader_progress(
-                client, settings.namespace, settings.job, progress, run=settings.run, instance=settings.instance
-            )
-        else:
-            await publish_progress(client, settings.namespace, settings.job, progress)
-
     async def _publish(self, client: Redis | None) -> Progress:
-        progress = self.progress()
-        if client is not None:
-            try:
-                await self._publish_to(client, progress)
-            except RegistryUnavailableError as error:
-                if not self._dropping:
-                    log.warning("progress.dropped", job=self._settings.job, address=error.address, cause=error.cause)
-                self._dropping = True
+        progress, settings = self.progress(), self._settings
+        if client is None:
+            return progress
+        try:
+            if self._has_agent:  # which publishes the job's own report
+                await publish_reader_progress(
+                    client, settings.namespace, settings.job, progress, run=settings.run, instance=settings.instance
+                )
             else:
-                self._dropping = False
+                await publish_progress(client, settings.namespace, settings.job, progress)
+            self._dropping = False
+        except RegistryUnavailableError as error:
+            if not self._dropping:
+                log.warning("progress.dropped", job=settings.job, address=error.address, cause=error.cause)
+            self._dropping = True
         return progress

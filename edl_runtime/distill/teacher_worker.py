@@ -87,13 +87,13 @@ class TeacherHealth:
         if too_often:
             self.quarantine(reason)
 
-    def note_answer(self, asked_at: float) -> None:
+    def note_answer(self, sent_at: float) -> None:
         """Note a correct answer to a request sent at that time; cheap enough for each answer."""
         if not self.reason and not self._broken_connections:
             return
         with self._lock:
             self._broken_connections = 0
-            if not self.reason or asked_at < self._due_at:  # sent before the quarantine ended, so not a probe
+            if not self.reason or sent_at < self._due_at:  # sent before the quarantine ended, so not a probe
                 return
             log.info("teacher.recovered", teacher=self.address)
             self.reason = ""
@@ -267,7 +267,7 @@ class TeacherWorker(threading.Thread):
         if request.cache_writer is not None and not request.settled:
             request.cache_writer(answers)
         self._dispatcher.complete(self.slot, answers)
-        self.health.note_answer(self.slot.asked_at)
+        self.health.note_answer(self.slot.sent_at)
         self._retry_s = FIRST_RECONNECT_S
         self._away = False
 

@@ -59,7 +59,8 @@ class Head:
         try:
             parser.feed_data(head)
         except httptools.HttpParserUpgrade:
-            self._decline_upgrade(parser)
+            if not self._ignores_upgrade(parser):
+                raise ProtocolError("the connection switches to another protocol, allowed is HTTP/1.1") from None
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, ProtocolError):
                 raise error.__context__ from None
@@ -68,12 +69,11 @@ class Head:
         if version not in ("1.0", "1.1"):
             raise ProtocolError(f"got HTTP/{version}, allowed is HTTP/1.1")
         # The parser's own should_keep_alive is wrong once a message without a body is complete.
-        wanted = self.headers.get(b"connection", b"").lower()
-        self.keep_alive = b"close" not in wanted if version == "1.1" else b"keep-alive" in wanted
+        connection = self.headers.get(b"connection", b"").lower()
+        self.keep_alive = b"close" not in connection if version == "1.1" else b"keep-alive" in connection
 
-    def _decline_upgrade(self, parser: Any) -> None:  # noqa: ARG002 - used for requests
-        """Continue with HTTP/1.1, or raise ProtocolError if that is not possible."""
-        raise ProtocolError("the connection switches to another protocol, allowed is HTTP/1.1")
+    def _ignores_upgrade(self, parser: Any) -> bool:  # noqa: ARG002 - used for requests
+        return False
 
 
 class RequestHead(Head):
@@ -95,9 +95,8 @@ class RequestHead(Head):
     def on_url(self, url: bytes) -> None:
         self.path = _ORIGIN.sub(b"", url).partition(b"?")[0].decode("latin-1") or "/"
 
-    def _decline_upgrade(self, parser: Any) -> None:
-        if parser.get_method() == b"CONNECT":
-            super()._decline_upgrade(parser)
+    def _ignores_upgrade(self, parser: Any) -> bool:
+        return bool(parser.get_method() != b"CONNECT")
 
 
 class ResponseHead(Head):

@@ -40,17 +40,12 @@ def client_trust(settings: RuntimeSettings) -> Trust | None:
         allowed = "a PEM file with the certificates of the teachers' authorities"
         raise SpecError(named("teacher_ca"), _file_problem(settings.teacher_ca, error), allowed) from None
     if settings.teacher_tls_name:
-        _check_name(context, settings.teacher_tls_name)
+        try:  # a name that TLS can't use would otherwise fail at the first connection
+            context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=settings.teacher_tls_name)
+        except (ValueError, ssl.SSLError):
+            allowed = "a host name, as in teachers.edl: labels of 1 to 63 letters with dots between, 255 in all"
+            raise SpecError(named("teacher_tls_name"), settings.teacher_tls_name, allowed) from None
     return Trust(context, settings.teacher_tls_name)
-
-
-def _check_name(context: ssl.SSLContext, name: str) -> None:
-    """Raise SpecError for a name that TLS can't use, which would otherwise fail at the first connection."""
-    try:
-        context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=name)
-    except (ValueError, ssl.SSLError):
-        allowed = "a host name, as in teachers.edl: labels of 1 to 63 letters with dots between, 255 in all"
-        raise SpecError(named("teacher_tls_name"), name, allowed) from None
 
 
 def server_tls_context(settings: RuntimeSettings) -> ssl.SSLContext | None:

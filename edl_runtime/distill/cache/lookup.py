@@ -178,8 +178,8 @@ def answer_key(signature: ModelSignature, plan: RequestPlan) -> AnswerKey:
             raise SpecError("cache", answer.name, allowed)
     version = msgspec.json.encode([signature.platform, signature.versions])
     answers = [(answer.name, answer.dtype.str, answer.shape) for answer in plan.outputs]
-    asked = msgspec.json.encode([signature.name, plan.requested, list(plan.normalise.items()), answers])
-    digest = hashlib.blake2b(version + asked, digest_size=16).digest()
+    requested = msgspec.json.encode([signature.name, plan.requested, list(plan.normalise.items()), answers])
+    digest = hashlib.blake2b(version + requested, digest_size=16).digest()
     return AnswerKey(signature.name, version.decode(), digest)
 
 

@@ -61,11 +61,11 @@ def test_what_came_back_is_asked_before_what_is_younger_and_slow(
 ) -> None:
     """A second teacher takes what it is hedged with in its turn, too; whatever became slow first."""
     first, second, third = (asked(dispatcher, f"{name}:1") for name in "abc")
-    third.asked_at -= 10
+    third.sent_at -= 10
     for request in requests:
         request.batch.awaited = True
     dispatcher.hedge(time.monotonic())
-    second.asked_at -= 10
+    second.sent_at -= 10
     dispatcher.hedge(time.monotonic())
     dispatcher.remove_worker(first)
     free = WorkerSlot("free:1")
@@ -79,8 +79,8 @@ def test_what_a_predictor_died_under_is_hedged_with_nobody(dispatcher: Dispatche
     dispatcher.note_predictor_death(first, InferenceError("a:1", 503, "it died", retryable=True, predictor_died=True))
     dispatcher.remove_worker(first)
     third = asked(dispatcher, "c:1")
-    assert third.asked is requests[0]
-    third.asked_at = other.asked_at = time.monotonic() - 10
+    assert third.request is requests[0]
+    third.sent_at = other.sent_at = time.monotonic() - 10
     for request in requests:
         request.batch.awaited = True
     dispatcher.hedge(time.monotonic())

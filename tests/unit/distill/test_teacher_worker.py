@@ -159,14 +159,14 @@ def health() -> TeacherHealth:
 
 def probed(health: TeacherHealth, now: float) -> None:
     """Have it answer as it should once it has rested."""
-    health.note_answer(asked_at=now + 60)
+    health.note_answer(sent_at=now + 60)
 
 
 def test_only_a_probe_ends_a_quarantine(health: TeacherHealth) -> None:
     """Not the right answer to what another connection had asked before."""
     before = time.monotonic()
     health.quarantine("garbage")
-    health.note_answer(asked_at=before)
+    health.note_answer(sent_at=before)
     assert (health.reason, health.may_send.is_set()) == ("garbage", False)
     probed(health, time.monotonic())
     assert (health.reason, health.may_send.is_set()) == ("", True)
