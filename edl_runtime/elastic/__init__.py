@@ -1,6 +1,6 @@
-"""Elastic training: trainers join and leave a running job, nothing is lost or doubled.
+"""Elastic training: workers join and leave a running job. Training scripts call `init`; see `Run`.
 
-What a training script calls is `init`; see `Run`. The agent, which needs neither, doesn't wait for their imports.
+Imports are lazy: the agent imports submodules and does not need Paddle.
 """
 
 from __future__ import annotations

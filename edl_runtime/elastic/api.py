@@ -6,13 +6,13 @@ import math
 import operator
 import os
 from collections.abc import Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from edl_runtime.checkpoint.folder_lease import hold_until_exit
 from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.elastic.comm.agent_client import AgentClient, connect_to_agent
 from edl_runtime.elastic.comm.agent_protocol import InitCalled
-from edl_runtime.elastic.comm.process_group import MAX_LIVE_GROUPS, GroupSession, choose_backend
+from edl_runtime.elastic.comm.process_group import MAX_LIVE_GROUPS, GroupSession
 from edl_runtime.elastic.data.indexed import BatchOptions, Collate, IndexedData, default_collate
 from edl_runtime.elastic.data.sharded import ReadShard, ShardedData
 from edl_runtime.elastic.training.checkpointing import CheckpointManager
@@ -29,18 +29,29 @@ from edl_runtime.specs import Checkpoint
 Model = TypeVar("Model")
 Optimizer = TypeVar("Optimizer")
 Kept = TypeVar("Kept")
+Pair = tuple[Any, Any]
+"""A model and its optimizer."""
+
+
+class WrapOptions(TypedDict, total=False):
+    """See `Run.wrap`."""
+
+    scaler: Any
+    scaling: Scaling
+    warm_up_steps: int
+    schedule: LrSchedule
 
 
 def init(
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None, *, settings: RuntimeSettings | None = None
 ) -> Run:
-    """Return this script's run, alone or as one of several instances that an agent looks after.
+    """Return this script's run, alone or as one of several instances under an agent.
 
-    - `checkpoint`: where its checkpoints are kept; by default what EDL_CHECKPOINT and the like say, if anything.
+    - `checkpoint`: where checkpoints are kept; by default EDL_CHECKPOINT and the other settings, if set.
     - `settings`: by default from the environment.
 
-    Cheap: who trains together is found out by `Run.wrap`. Raises SpecError, CheckpointStoreError when checkpoints
-    can't be written there, and CheckpointHeldError when another job that runs keeps its own there.
+    Other instances are contacted in `Run.wrap`, not here. Raises SpecError, CheckpointStoreError when checkpoints can't
+    be written there, and CheckpointHeldError when another running job keeps its own there.
     """
     settings = settings or RuntimeSettings.from_env(os.environ)
     spec = settings.checkpoint_spec() if checkpoint is None else _checkpoint(checkpoint)
@@ -54,22 +65,18 @@ def init(
 
 
 class Run:
-    """A training whose instances come and go. Made by `init`.
+    """An elastic training. Made by `init`.
 
-    run = elastic.init()
-    model, optimizer = run.wrap(model, optimizer)
-    for batch in run.data(dataset, global_batch=256, epochs=3):
-        loss = model(batch).loss
-        loss.backward()
-        run.step(loss=loss)
+    run = elastic.init() model, optimizer = run.wrap(model, optimizer) for batch in run.data(dataset, global_batch=256,
+    epochs=3): loss = model(batch).loss loss.backward() run.step(loss=loss)
 
-    The script ends by SystemExit, where it asks for its next batch, when its instance has to leave. Under an agent
-    SIGTERM and SIGINT are the agent's business; alone, SIGTERM means: finish the step, write a checkpoint, exit with 0.
+    When its instance has to leave, the script ends by SystemExit where it asks for its next batch. Under an agent
+    SIGTERM and SIGINT are ignored; without one, SIGTERM means: finish the step, write a checkpoint, exit with 0.
     """
 
     def __init__(self, agent: AgentClient, checkpoints: CheckpointManager, settings: RuntimeSettings) -> None:
-        # without checkpoints the state is nowhere else
-        self._session = GroupSession(agent, most_live=MAX_LIVE_GROUPS if checkpoints.keeps else math.inf)
+        # without checkpoints a new process could not restore the state, so this one has to enter every generation
+        self._session = GroupSession(agent, most_live=MAX_LIVE_GROUPS if checkpoints.enabled else math.inf)
         self._agent = agent
         self._checkpoints = checkpoints
         self._settings = settings
@@ -78,27 +85,27 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """This instance's place among all, from 0. May be another after each step."""
+        """This instance's rank, from 0. May change after each step."""
         return self._session.group.rank
 
     @property
     def world_size(self) -> int:
-        """How many instances train now. May be another after each step."""
+        """How many instances train now. May change after each step."""
         return self._session.group.world_size
 
     @property
     def generation(self) -> int:
-        """The number of the present membership, which grows with each change; 0 before `wrap`."""
+        """The number of the current membership, which grows with each change; 0 before `wrap`."""
         return self._session.generation
 
     @property
     def step_number(self) -> int:
-        """Steps that the model has seen, also in earlier runs and other instances."""
+        """Steps of the model so far, those of earlier runs and other instances included."""
         return self._training("run.step_number").train_state.steps
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch is of, from 0, so how many are over; of `run.shards` this rank's own."""
+        """The epoch of the next batch, from 0, so how many are over; with `run.shards` this rank's own."""
         data_source = self._training("run.epoch").train_state.data_source
         if data_source is None:
             raise SpecError("run.epoch", "a use before run.data", "run.data or run.shards first")
@@ -111,23 +118,24 @@ class Run:
 
     @property
     def learning_rate(self) -> float:
-        """What the next step takes, scaled; that of the first optimizer if there are several."""
+        """The scaled rate of the next step; the first optimizer's if there are several."""
         return self._training("run.learning_rate").learning_rate()
 
     def register(self, name: str, target: Kept) -> Kept:
-        """Keep what the script has beside its model, in checkpoints and for newcomers; return `target`.
+        """Keep more state than the model in checkpoints, and send it to joining instances; return `target`.
 
-        Call it before `wrap`, which brings it to the state that all have. Give it
+        Call it before `wrap`, which restores the state. `target` is
 
-        - a dict of plain values, as `{"best": 0.0, "misses": 0}`, which the script changes in place: None, booleans,
-          numbers, text, numpy arrays, Paddle's tensors but parameters, and lists, tuples and dicts of these; or
+        - a dict of plain values, such as `{"best": 0.0, "misses": 0}`, which the script changes in place: None,
+          booleans, numbers, text, numpy arrays, Paddle tensors except parameters, and lists, tuples and dicts of these;
+          or
         - an object whose `state_dict` returns such a dict and whose `set_state_dict`, or `load_state_dict`, takes it.
 
-        It is to be the same on all ranks. Change it after `run.step`, before the next batch: what is changed after a
-        step that was lost is undone, for its batch comes again. What is changed between a batch and `run.step` is
-        changed twice then. `name`: of a-z, 0-9, '_' and '-'.
+        It has to be the same on all ranks. Change it between `run.step` and the next batch: changes after a lost step
+        are undone, because its batch comes again; changes between a batch and its `run.step` would then be made twice.
+        `name`: of a-z, 0-9, '_' and '-'.
 
-        Raises SpecError for a name that is taken, and for what can't be kept. `wrap` raises OtherModelError where a
+        Raises SpecError for a name that is taken, and for unsupported values. `wrap` raises OtherModelError where a
         checkpoint has other names than the script registers.
         """
         if self._wrapped is not None:
@@ -139,66 +147,46 @@ class Run:
         return target
 
     @overload
-    def wrap(
-        self,
-        model: Model,
-        optimizer: Optimizer,
-        *,
-        scaler: Any = None,
-        scaling: Scaling = "fixed",
-        warm_up_steps: int = 0,
-        schedule: LrSchedule = "step",
-    ) -> tuple[Model, Optimizer]: ...
+    def wrap(self, model: Model, optimizer: Optimizer, **options: Unpack[WrapOptions]) -> tuple[Model, Optimizer]: ...
 
     @overload
     def wrap(
-        self,
-        model: tuple[Any, Any],
-        optimizer: tuple[Any, Any],
-        third: tuple[Any, Any],
-        /,
-        *more: tuple[Any, Any],
-        scaler: Any = None,
-        scaling: Scaling = "fixed",
-        warm_up_steps: int = 0,
-        schedule: LrSchedule = "step",
-    ) -> tuple[tuple[Any, Any], ...]: ...
+        self, model: Pair, optimizer: Pair, third: Pair, /, *more: Pair, **options: Unpack[WrapOptions]
+    ) -> tuple[Pair, ...]: ...
 
     def wrap(
         self,
         model: Any,
         optimizer: Any,
-        *more: tuple[Any, Any],
+        *more: Pair,
         scaler: Any = None,
         scaling: Scaling = "fixed",
         warm_up_steps: int = 0,
         schedule: LrSchedule = "step",
     ) -> tuple[Any, ...]:
-        """Wait for who trains together, bring all to the state that all have, and return the same objects.
+        """Connect with the other instances, bring all to the same state, and return the same objects.
 
-        That state is the other trainers', if there are any, else the newest checkpoint's, else as the script made it.
-        What is registered is part of it, and so is the learning rate; one that the script sets after this, or in its
-        loop, counts from then on. All ranks take that of the first that has a batch. What a script does to the rate
-        between a batch and its `run.step` is undone if the step is lost, for the batch comes again.
+        That state is the other instances', else the newest checkpoint's, else the one that the script has built. It
+        includes registered state and the learning rate. The script may change the rate later; all ranks use that of the
+        first rank that has a batch, and changes between a batch and its `run.step` are undone if the step is lost.
 
-        From here to the end `run.step` alone changes what is trained, else it raises StepError: parameters stay as they
-        are in between, frozen or not, and the steps of optimizers are refused, of those that are not wrapped, too. Clip
-        gradients by the optimizer's `grad_clip`, which is of the whole batch's; by hand it is of what this rank has of
-        it.
+        From here to the end only `run.step` may change parameters: otherwise it raises StepError, and so do the steps
+        of all optimizers, wrapped or not. Clip gradients by the optimizer's `grad_clip`, which sees those of the whole
+        batch.
 
         Several models are wrapped as pairs, each with its optimizer: `run.wrap((generator, one), (critic, other))`.
-        Each `run.step` is a step of every optimizer whose parameters have gradients then; one without stays as it is.
+        Each `run.step` then steps every optimizer whose parameters have gradients.
 
         - `model`, `optimizer`: a paddle.nn.Layer and its optimizer, each complete, without paddle.DataParallel.
-        - `scaler`: a paddle.amp.GradScaler, if losses are scaled by one. `run.step` unscales the gradients of all
-          ranks, leaves out a step that overflows, and updates it.
-        - `scaling`: how the learning rate follows the number of instances. It is fixed by default, as is the global
-          batch. The change is gradual over `warm_up_steps` when it grows.
-        - `schedule`: when `run.step` moves an optimizer's LRScheduler on: at each step, at each epoch's end or, for
-          None, never: then the script may, in its loop, where a rank may have no batch.
+        - `scaler`: the paddle.amp.GradScaler of the losses, if any. `run.step` unscales, skips a step that overflows,
+          and updates it.
+        - `scaling`: how the learning rate follows the number of instances; by default it does not. It grows gradually
+          over `warm_up_steps`.
+        - `schedule`: when `run.step` steps an optimizer's LRScheduler: at each "step", at each "epoch"'s end or, for
+          None, never: then the script may, in its loop.
 
-        Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when those there are damaged,
-        UnknownFormatError for one that another version wrote, SpecError for what can't be trained so.
+        Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when all checkpoints are
+        damaged, UnknownFormatError for one of another version, SpecError for what can't be trained so.
         """
         import paddle
 
@@ -215,9 +203,9 @@ class Run:
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             given = [type(each).__name__ for each in wrapped]
             raise SpecError("run.wrap", given, "a model and its optimizer, or several such pairs: (model, optimizer)")
-        paddle.disable_signal_handler()  # it would answer SIGTERM by an error of its own
+        paddle.disable_signal_handler()  # else it turns SIGTERM into an error
         self._agent.handle_signals()
-        self._session.use_backend(choose_backend(_gpus()))
+        self._session.use_backend("nccl" if _gpus() else "gloo")
         options = TrainingOptions(scaling=scaling, warm_up_steps=warm_up_steps, schedule=schedule)
         training = TrainingLoop(
             pairs,
@@ -245,16 +233,15 @@ class Run:
         num_workers: int = 0,
         collate_fn: Collate | None = None,
     ) -> IndexedData:
-        """Return this rank's batches of all epochs that are left, as an iterable; call `run.step` once for each.
+        """Return this rank's remaining batches of all epochs, as an iterable; call `run.step` once for each.
 
-        - `dataset`: anything with a length and items by index, the same on each instance. What can only be read from
-          one end to the other is for `shards`.
+        - `dataset`: has a length and items by index, the same on each instance. For iterable datasets use `shards`.
         - `global_batch`: samples of a step, of all ranks together. The order of samples and the loss are then the same
           with any number of instances. Or `instance_batch`: samples of a step on each rank; see `wrap(scaling=…)`.
-        - `micro_batch`: most samples of a batch that the script gets; gradients of the rest are added to it.
-        - `num_workers`, `collate_fn`: as paddle.io.DataLoader has them.
+        - `micro_batch`: most samples of a batch that the script gets; gradients are accumulated.
+        - `num_workers`, `collate_fn`: as in paddle.io.DataLoader.
 
-        Raises SpecError, also for a batch that can't be split among as many instances as the job may have, and
+        Raises SpecError, also for a global batch below the most instances that the job may have, and
         DatasetChangedError if the training began with another number of samples.
         """
         training = self._training("run.data")
@@ -294,16 +281,16 @@ class Run:
     ) -> ShardedData:
         """Return this rank's batches of the shards that it leases, as an iterable; call `run.step` once for each.
 
-        For files too large or too many to index, streams, and instances of unlike speed. Each record counts exactly
-        once an epoch; which records a step has depends on who was how fast.
+        For data too large to index, streams, and instances of different speed. Each record counts exactly once an
+        epoch; which records a step has depends on the instances' speed.
 
         - `read`: returns the records of a shard, always the same in the same order.
         - `names`: the shards, the same list on each instance; None for a stream, to which others add shards.
         - `batch_size`: most records of a batch. No batch has records of two shards.
-        - `shuffle`: in an order of each epoch's own. `failure_limit`: a shard that can't be read so often is set aside.
+        - `shuffle`: another order in each epoch. `failure_limit`: a shard that can't be read so often is set aside.
 
-        Raises SpecError, also without Redis and a job's name, and ShardsChangedError for other shards than those that
-        the training began with.
+        Raises SpecError, also without Redis or a job's name, and ShardsChangedError if the training began with other
+        shards.
         """
         training = self._training("run.shards")
         if training.train_state.data_source is not None:
@@ -328,46 +315,46 @@ class Run:
         return data
 
     def step(self, loss: Any = None) -> bool:
-        """Train on the batch: add up gradients over ranks, and let the optimizers step. Return whether that was done.
+        """Train on the batch, after `loss.backward()`: sum gradients over ranks, step the optimizers, clear gradients.
 
-        After `loss.backward()`, where `loss` is the mean over the batch's samples. No gradients are left. With micro
-        batches only the last of a step does all this. False says that the step was lost with another rank: its batch
-        comes again, and what the script registers and changes before that is undone.
+        `loss`: the mean over the batch's samples. With micro batches only the last of a step does all this. Returns
+        False if the step was lost with another rank: its batch comes again, and changes to registered state until then
+        are undone.
 
-        What is due then is done when the script asks for its next batch: a checkpoint, being in the next generation, or
-        the end of the script by SystemExit when it has to leave. Raises StepError, also for what was changed beside it
-        since the last one, and EarlyEndError.
+        What is due then happens when the script asks for its next batch: a checkpoint, a new generation, or SystemExit
+        when the instance has to leave. Raises StepError, also when parameters were changed outside of it, and
+        EarlyEndError.
         """
         return self._training("run.step").step(loss)
 
     def mean(self, value: Any) -> float:
         """Return the mean of a number over all ranks, the same on each, so that they decide alike.
 
-        All ranks call it at the same place in the loop over the data; one whose script has no batch there is left out
-        of it. After an epoch's batches, in the loop over `data.epochs()`, all are in it. Raises StepError where some do
-        not call it, and before the first batch or after the end.
+        All ranks call it at the same place in the loop over the data; a rank without a batch there does not count.
+        After an epoch's batches, in the loop over `data.epochs()`, all count. Raises StepError where some do not call
+        it, and before the first batch or after the end.
         """
         return self._training("run.mean").mean(value)
 
     def finish(self) -> None:
-        """End the training after this step, though there is more data, and write its last checkpoint.
+        """End the training after this step, before its data ends, and write the last checkpoint.
 
-        There is no other batch then. For a script that stops early: all ranks do it after the same step, by what all
-        know, as `run.mean_loss`, `run.mean` or what is registered, and before they evaluate; one that had no batch in
-        that step ends with the others. After a step that was lost it does nothing. A script that only leaves its loop
-        ends so at its own end. If an instance comes or goes before that, as during a long evaluation, it is not there
-        to train with the others and is replaced: what came after the last checkpoint is lost, and trained again. Ends
-        the script by SystemExit when it has to leave instead. Raises EarlyEndError, CheckpointError.
+        For a script that stops early: all ranks call it after the same step, by what all know, such as `run.mean_loss`,
+        `run.mean` or registered state, and before they evaluate; a rank without a batch in that step ends with the
+        others. After a lost step it does nothing. A script that leaves its loop without it ends the training when the
+        script ends; if an instance joins or leaves before, what came after the last checkpoint is lost and trained
+        again.
+
+        Ends the script by SystemExit instead when the instance has to leave. Raises EarlyEndError, CheckpointError.
         """
         self._training("run.finish").finish_early()
 
     def metrics(self, **values: float) -> dict[str, float]:
-        """Note numbers that go into the next checkpoints, and into the result of the job; return all that are noted.
+        """Set metrics of the next checkpoints and the job's result; return all metrics.
 
-        Those of the checkpoint, or of the other trainers, that the training goes on from are among them. NaN and
-        infinity, for which JSON has no words, take away what was noted under that name before. "loss" is the last
-        step's own where that was given to `step`, whatever is noted. Raises SpecError when it gets too much for a
-        result, and for what is no number.
+        They include those of the checkpoint, or of the other instances, that the training continues from. NaN and
+        infinity, which JSON can't hold, remove a metric. "loss" is the last step's, if `step` gets it. Raises SpecError
+        for what is no number, and when they are too large for a result.
         """
         training = self._training("run.metrics")
         training.note_metrics(values)
@@ -383,7 +370,7 @@ def _checkpoint(given: Checkpoint | str | os.PathLike[str]) -> Checkpoint:
     if isinstance(given, str | os.PathLike):
         return Checkpoint(url=os.fspath(given))
     if not isinstance(given, Checkpoint):
-        raise SpecError("elastic.init(checkpoint)", given, "a path, a URL as s3://bucket/job, or a Checkpoint")
+        raise SpecError("elastic.init(checkpoint)", given, "a path, a URL such as s3://bucket/job, or a Checkpoint")
     return given
 
 
@@ -402,10 +389,10 @@ def _checked_batch(global_batch: int | None, instance_batch: int | None, instanc
 
 
 def _checked_length(dataset: Any) -> int:
-    """Return how many samples there are. Raises SpecError where they can't be had by index."""
+    """Return how many samples there are. Raises SpecError without a length or access by index."""
     from paddle.io import IterableDataset
 
-    allowed = "samples with a length and by index, as of a list or a paddle.io.Dataset; for others there is run.shards"
+    allowed = "a length and items by index, as in a list or a paddle.io.Dataset; for others there is run.shards"
     if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__"):
         raise SpecError("dataset", type(dataset).__name__, allowed)
     try:
@@ -416,7 +403,7 @@ def _checked_length(dataset: Any) -> int:
 
 
 def _whole(field: str, given: Any, least: int, why: str = "") -> int:
-    """Return a whole number, which may be numpy's, as checkpoints can hold it. Raises SpecError."""
+    """Return a whole number, which may be numpy's, as an int. Raises SpecError."""
     try:
         number = operator.index(given)
     except TypeError:

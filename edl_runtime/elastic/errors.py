@@ -9,18 +9,18 @@ from edl_runtime.errors import EdlError
 
 
 class ElasticError(EdlError):
-    """Raised when a training can't go on with the trainers that it has, or as its script wants it."""
+    """Raised when a training can't continue with its workers, or in the way that its script asks for."""
 
 
 @dataclass(eq=False, repr=False)
 class GroupLostError(ElasticError, ConnectionError):
-    """Raised when a generation's trainers can't talk to each other any more. The next generation mends it."""
+    """Raised when a generation's workers can't communicate any more. The next generation recovers from it."""
 
     generation: int
     reason: str
 
     def __str__(self) -> str:
-        return f"generation {self.generation} can't go on: {self.reason}"
+        return f"generation {self.generation} failed: {self.reason}"
 
 
 @dataclass(eq=False, repr=False)
@@ -40,8 +40,7 @@ class InitNotCalledError(ElasticError, ValueError):
     def __str__(self) -> str:
         return (
             "the script imports edl_runtime.elastic and never calls elastic.init: each instance would train everything "
-            "alone. Call elastic.init and run.wrap before the first step; or, if the script is to stay as it is, take "
-            "the import out"
+            "alone. Call elastic.init and run.wrap before the first step, or remove the import"
         )
 
 
@@ -57,13 +56,13 @@ class EarlyEndError(ElasticError, ValueError):
         which = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
         return (
             f"{which} of {self.world_size} left the loop over the data after step {self.step}, the others did not; "
-            "decide when to end by what all ranks know, as run.step_number or run.mean_loss"
+            "decide when to end by what all ranks know, such as run.step_number or run.mean_loss"
         )
 
 
 @dataclass(eq=False, repr=False)
 class OtherModelError(ElasticError, ValueError):
-    """Raised when a checkpoint, or the state of another trainer, does not fit what this script wraps and registers."""
+    """Raised when a checkpoint, or another worker's state, does not fit what this script wraps and registers."""
 
     origin: str
     differences: Sequence[str]
@@ -73,31 +72,31 @@ class OtherModelError(ElasticError, ValueError):
         if len(self.differences) > len(shown):
             shown.append(f"  and {len(self.differences) - len(shown)} more")
         head = f"{self.origin} is of another model, optimizer or registered state than this script's:"
-        return "\n".join([head, *shown, "Build and register the same, or name another place for its checkpoints"])
+        return "\n".join([head, *shown, "Build and register the same, or use another location for checkpoints"])
 
 
 @dataclass(eq=False, repr=False)
 class InstanceSupersededError(ElasticError):
-    """Raised when an instance was started anew, and an agent of before would go on."""
+    """Raised by an agent when a later one has started with the same instance number."""
 
     job: str
     instance: int
 
     def __str__(self) -> str:
         return (
-            f"instance {self.instance} of job {self.job!r} was started anew, so this one ends; give each instance that "
-            "is to train its own EDL_INSTANCE"
+            f"instance {self.instance} of job {self.job!r} was started again, so this one ends; give each instance "
+            "its own EDL_INSTANCE"
         )
 
 
 @dataclass(eq=False, repr=False)
 class JobTakenError(ElasticError):
-    """Raised when a job of that name was submitted anew, or another one of it still trains."""
+    """Raised when another submission of a job of that name still trains."""
 
     job: str
 
     def __str__(self) -> str:
         return (
-            f"instances of another submission of job {self.job!r} are alive; stop that one first, or give this one "
+            f"instances of another submission of job {self.job!r} are running; stop that one first, or give this one "
             "another name"
         )

@@ -81,7 +81,7 @@ def test_a_training_outlives_partitions(tmp_path: Path, own_redis: RedisServer, 
         assert alone.reason == "instance 1 is gone"
         proxy.mend()
         both = group.trains(0, 1, after=alone.generation)
-        assert "the others go on without it" in group.log(1)
+        assert "the others continue without it" in group.log(1)
 
         group.start(2)
         group.await_event("forming", lambda event: 2 in event.members)
@@ -118,7 +118,7 @@ def test_a_newcomer_with_wrong_input_gives_up_alone(
         told = group.await_event("failed")
         assert told.instance == 1
         assert reason in told.reason
-        assert told.reason.endswith("it gives up, and the others go on")
+        assert told.reason.endswith("it gives up, and the others continue")
         assert group.forget(1) == EX_CONFIG
         assert f"edl: instance 1: {told.reason}" in group.log(1)
         group.await_steps(5)
@@ -148,7 +148,7 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
         assert group.forget(1) == EX_CONFIG
         told = [event for event in group.events() if event.kind == "failed"]
         assert [event.instance for event in told] == [1] * 4
-        assert told[-1].reason.startswith("OSError: a bad disk; no step of its own since 3 others were replaced")
+        assert told[-1].reason.startswith("OSError: a bad disk; no step of its own in 3 restarts")
         group.await_steps(5)
         stop(settings)
         assert group.statuses() == {0: 0}, group.story()
@@ -170,7 +170,7 @@ def test_a_job_whose_last_checkpoint_is_not_written_fails(tmp_path: Path, settin
         ended = group.await_event("ended")
         assert (ended.outcome, 1 in statuses.values(), 0 in statuses.values()) == ("failed", True, False), group.story()
         assert "the last checkpoint is not written" in ended.reason
-        assert "the last that landed is of step " in ended.reason
+        assert "the last checkpoint is of step " in ended.reason
         assert f"edl: {ended.reason}" in group.logs()
 
 
@@ -183,7 +183,7 @@ def test_a_last_checkpoint_that_takes_too_long_fails_the_job(tmp_path: Path, set
         group.await_steps(5)
         group.terminate(0)
         assert group.statuses() == {0: 1}
-        why = "its trainer was killed, for it did not leave in time; none has landed before"
+        why = "its worker was killed: it did not leave in time; there is no checkpoint"
         assert group.await_event("ended").reason == f"instance 0: the last checkpoint is not written: {why}"
 
 
@@ -205,7 +205,7 @@ def test_a_script_that_fails_again_and_again_fails_the_job(tmp_path: Path, setti
         group.start(0)
         assert group.statuses() == {0: 1}
         ended = group.await_event("ended")
-        assert ended.reason == "instance 0: ValueError: not today; no progress since 3 others were replaced"
+        assert ended.reason == "instance 0: ValueError: not today; no progress in 3 restarts"
         assert len([event for event in group.events() if event.kind == "failed"]) == 3
         assert f"edl: {ended.reason}" in group.log(0)
 

@@ -126,7 +126,7 @@ def _renewed(client: redis.Redis, leases: str) -> None:
 
 
 def _refused(group: Group) -> bool:
-    return any(event.instance == 1 and "goes on" in event.reason for event in group.events() if event.kind == "note")
+    return any(event.instance == 1 and "continues" in event.reason for event in group.events() if event.kind == "note")
 
 
 FORGETS = """
@@ -145,7 +145,7 @@ def test_a_script_that_runs_in_two_instances_and_calls_no_init_is_told_of(
     with running_group(tmp_path / "out", settings, instances="2:2", command=[str(tmp_path / "train.py")]) as group:
         group.start(0, 1)
         told = group.await_event("waiting", lambda event: "never calls elastic.init" in event.reason)
-        group.await_that(lambda: "job.waits" in group.log(0) + group.log(1), "the log says so")
+        group.await_that(lambda: "job.blocked" in group.log(0) + group.log(1), "the log says so")
         assert (group.log(0) + group.log(1)).count(told.reason) == 1
 
 

@@ -328,7 +328,7 @@ def test_a_stopped_training_leaves_a_checkpoint_or_says_that_it_could_not(
         assert stopped.stderr == ""
     else:
         assert "the last checkpoint is not written: " in stopped.stderr
-        assert stopped.stderr.endswith("; none has landed before\n")
+        assert stopped.stderr.endswith("; there is no checkpoint\n")
         assert stopped.stderr.count("\n") == 1
 
 

@@ -194,8 +194,8 @@ async def test_who_holds_the_last_weights_says_which_landed_before(redis_url: st
         first, _, second = await read(client, namespace, "digits")
     keeps = "the last checkpoint can't be written: no answer; this instance keeps the weights of step 9 and tries again"
     assert (first.kind, first.instance) == ("note", 3)
-    assert first.reason == f"{keeps} for 600 s; none has landed before"
-    assert second.reason == f"{keeps} for 600 s; the last that landed is of step 7, {saved(7).url}"
+    assert first.reason == f"{keeps} for 600 s; there is no checkpoint"
+    assert second.reason == f"{keeps} for 600 s; the last checkpoint is of step 7, {saved(7).url}"
 
 
 async def test_a_checkpoint_is_told_once_and_as_of_when_it_was_complete(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.paths import SUPPORT
 
-from edl_runtime.elastic.comm.process_group import MAX_LIVE_GROUPS, choose_backend
+from edl_runtime.elastic.comm.process_group import MAX_LIVE_GROUPS
 
 GROUP = SUPPORT / "elastic" / "group_process.py"
 CUT = SUPPORT / "elastic" / "cut_network.py"
@@ -42,12 +42,6 @@ def test_groups_follow_one_another_and_are_let_go_of(tmp_path: Path) -> None:
         assert rank["idle_share"] < 0.3
         first, *_, last = rank["descriptors"]
         assert (last - first) / (len(rank["descriptors"]) - 1) * MAX_LIVE_GROUPS < 500, seen
-
-
-def test_the_backend_follows_from_what_there_is() -> None:
-    """NCCL where there are GPUs, else gloo."""
-    assert choose_backend(0) == "gloo"
-    assert choose_backend(8) == "nccl"
 
 
 def test_a_network_that_is_cut_is_noticed() -> None:

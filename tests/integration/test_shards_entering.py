@@ -133,7 +133,7 @@ class Rank:
         self._step += 1
         group = self.session.group
         batch, self._batch = self._batch, []
-        own = Share([len(batch), *self.data.vector(group.rank, group.world_size)], batch)
+        own = Share([len(batch), *self.data.counts(group.rank, group.world_size)], batch)
         step = self._hall.add(self.session.generation, self._step, self._name, own)
         if step is None:
             self._regroup()
@@ -147,7 +147,7 @@ class Rank:
 
     def _regroup(self) -> None:
         """Do as `Training` does: who is ahead gives its state to those who stand elsewhere or have none."""
-        own = State(self.train_state.steps if self._begun else None, self.data.place(durable=False), self.model)
+        own = State(self.train_state.steps if self._begun else None, self.data.position(durable=False), self.model)
         generation, states = self._hall.enter(self._name, self.session.generation, own)
         members = self._hall.generations[generation - 1]
         rank, steps = members.index(self._name), [state.steps for state in states]
@@ -247,7 +247,7 @@ def test_who_leaves_on_the_way_in_can_write_the_checkpoint(redis_url: str, names
         rank = Rank(Hall(["a", "a"], {1: Loss(4), 2: Loss(1)}), "a", ledgers[0])
         assert rank.train() == "gone"
         ledgers[1].begin(2)
-        place = rank.data.place(durable=True)
+        place = rank.data.position(durable=True)
     assert (place["step"], place["ledger"]["pending"]) == (1, ((0, 2),))
 
 

@@ -1,6 +1,6 @@
 """The agent of one instance: joins the job's rendezvous and keeps the instance's worker in the agreed generation.
 
-Only the agent of an instance talks to Redis. While Redis is away nothing changes: running workers keep training.
+Only agents talk to Redis about the group. While Redis is unavailable nothing changes: running workers keep training.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ import msgspec
 
 from edl_runtime.checkpoint.folder_lease import JobFolderLeases
 from edl_runtime.elastic.agent.failures import FailureStreak, FailureVerdict, PeerState, WorkerFailure, judge_failure
-from edl_runtime.elastic.agent.launch import Communication, Entrypoint, PortReservation, check_host
+from edl_runtime.elastic.agent.launch import Entrypoint, PortReservation, check_host
 from edl_runtime.elastic.agent.reconciler import DesiredState, KillWorker, is_ending, reconcile
 from edl_runtime.elastic.agent.reporter import StatusReporter, StepMeter
 from edl_runtime.elastic.agent.watchdog import Watchdog
 from edl_runtime.elastic.agent.workers import WorkerSupervisor, WorkerUpdate
-from edl_runtime.elastic.comm.agent_protocol import Gear, GenerationEntered, GenerationLost, Heartbeat, Note, StepDone
+from edl_runtime.elastic.comm.agent_protocol import (
+    CommBackend,
+    Gear,
+    GenerationEntered,
+    GenerationLost,
+    Heartbeat,
+    Note,
+    StepDone,
+)
 from edl_runtime.elastic.errors import InitNotCalledError
 from edl_runtime.elastic.rendezvous.events import Event
 from edl_runtime.elastic.rendezvous.generation import GroupView, JobOutcome, TrainerMember
@@ -39,13 +47,13 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 FINISHED_WAIT_S = 60.0
-"""How long an agent whose trainer has trained all there is waits for a Redis that is away: all end at the same step."""
+"""How long an agent whose worker has finished waits for an unavailable Redis."""
 
 REDIS_AWAY_LOG_EVERY_S = 30.0
-"""How often an agent says that Redis is away still."""
+"""How often an agent logs that Redis is still unavailable."""
 
 AFTER_OTHERS_S = 1.0
-"""How long an agent stays whose job another instance has failed, so that the exit of that one is seen first."""
+"""How long an agent stays after another instance has failed the job, so that the exit of that one is seen first."""
 
 MIN_TURN_S = 0.01
 
@@ -53,14 +61,14 @@ log = get_logger(__name__)
 
 
 class AgentExit(msgspec.Struct, frozen=True):
-    """How an agent ends: with this exit status, or negative by this signal; and why, for people."""
+    """How an agent exits: with this status, or negative by this signal; and why, for people."""
 
     status: int
     reason: str = ""
 
 
 class Agent:
-    """One instance of the job in `settings`. `gear`: the fastest that generations may be entered in."""
+    """One instance of the job in `settings`. `gear`: the fastest in which generations may be entered."""
 
     def __init__(
         self,
@@ -70,7 +78,7 @@ class Agent:
         *,
         bounds: Bounds,
         gear: Gear,
-        communication: Communication,
+        communication: CommBackend,
     ) -> None:
         self._script = script
         self._settings = settings
@@ -100,17 +108,17 @@ class Agent:
         self._loss_reason = ""
 
     def leave(self, number: signal.Signals) -> None:
-        """Go, at the end of a step and without hurry, as `number` asks; `run` then returns its negative."""
+        """Leave at the end of a step, as signal `number` asks; `run` then returns its negative."""
         if self._leaving_since is None:
-            log.info("agent.leaving", signal=number.name)
+            log.info("shutdown.requested", signal=number.name)
             self._leaving_since, self._signal = time.monotonic(), number
             self._wake.set()
 
     async def run(self, environ: Mapping[str, str]) -> AgentExit:
-        """Train until the job has ended or this instance has left; no process is left then. `environ`: of trainers.
+        """Train until the job has ended or this instance has left, with all its processes.
 
-        Raises InstanceSupersededError, JobTakenError; SpecError when EDL_HOST is no address of this machine, or none
-        at which the others reach what its trainer talks by.
+        `environ`: of workers. Raises InstanceSupersededError, JobTakenError; SpecError when EDL_HOST is no address of
+        this machine, or none at which the other instances reach its worker.
         """
         failure: EdlError | None = None
         with self._ports:
@@ -125,7 +133,7 @@ class Agent:
                 helpers = [tasks.create_task(loop) for loop in loops]
                 try:
                     agent_exit = await self._loop(supervisor)
-                except EdlError as error:  # which a task group would wrap
+                except EdlError as error:  # a task group would wrap it in an ExceptionGroup
                     failure = error
                 supervisor.dismiss()
                 for helper in helpers:
@@ -151,22 +159,22 @@ class Agent:
             self._wake.set()
 
     async def _watch(self) -> None:
-        """Wake the loop when there is news in Redis."""
+        """Wake the loop when Redis has new events."""
         while True:
             try:
                 if await self._store.changed():
                     self._wake.set()
-                    await asyncio.sleep(MIN_TURN_S)  # until the loop has looked
+                    await asyncio.sleep(MIN_TURN_S)  # let the loop read them, else they count as new again
             except RegistryUnavailableError:
                 await asyncio.sleep(RETRY_EVERY_S)
 
     async def _run_once(self, supervisor: WorkerSupervisor) -> float:
-        """Look and act; return for how long nothing is to be done unless there is news, in seconds."""
+        """Read the group, decide and act; return after how many seconds to do it again without news."""
         self._process_updates(supervisor)
         if supervisor.elastic and not self._me.elastic and self._communication == "gloo" and self._bounds.max > 1:
             check_host(self._settings.host)
-        for fall in supervisor.take_failures():
-            await self._judge(fall)
+        for failure in supervisor.take_failures():
+            await self._judge(failure)
         self._folder_leases.add(supervisor.checkpoint)
         for error in self._folder_leases.take_conflicts():
             self._refuse(error)
@@ -175,7 +183,7 @@ class Agent:
             self._change(ready=self._me.ready and self._folder_leases.are_held)
             self._view = await self._store.heartbeat(self._me)
             if self._redis_away_since is not None:
-                log.info("agent.thawed", generation=self._view.number)
+                log.info("redis.reconnected", generation=self._view.number)
             self._redis_away_since = self._redis_away_logged_at = None
             rest_s = min(HEARTBEAT_EVERY_S, await self._advance(supervisor))
         except RegistryUnavailableError as error:
@@ -190,12 +198,12 @@ class Agent:
         return max(MIN_TURN_S, rest_s)
 
     def _note_redis_away(self, error: RegistryUnavailableError) -> None:
-        """Note that Redis is away, and say so now and again."""
+        """Note that Redis is unavailable, and log it from time to time."""
         now = time.monotonic()
         self._redis_away_since = self._redis_away_since or now
         if self._redis_away_logged_at is None or now >= self._redis_away_logged_at + REDIS_AWAY_LOG_EVERY_S:
             self._redis_away_logged_at = now
-            log.warning("agent.frozen", cause=str(error), for_s=round(now - self._redis_away_since))
+            log.warning("redis.disconnected", cause=str(error), for_s=round(now - self._redis_away_since))
 
     def _process_updates(self, supervisor: WorkerSupervisor) -> None:
         generation = self._view.generation
@@ -219,29 +227,29 @@ class Agent:
                 case _:
                     self._reporter.report(update)
 
-    async def _judge(self, fall: WorkerFailure) -> None:
-        """Decide what a trainer's fall is the end of, and tell all."""
+    async def _judge(self, failure: WorkerFailure) -> None:
+        """Decide whether a failed worker is restarted, and report it."""
         me = self._me
-        log.warning("trainer.fell", reason=fall.reason, exit_code=fall.exit_code, generation=fall.generation)
+        log.warning("worker.failed", reason=failure.reason, exit_code=failure.exit_code, generation=failure.generation)
         others = PeerState.of(self._view, me.id, self._bounds, me.step, stepped=bool(me.stepped))
         count = 0
-        if not fall.unwritten:
-            self._change(lost=max(me.lost, fall.generation), failures=me.failures + (not fall.was_up))
-            self._failure_streak = self._failure_streak.after(fall, others.step)
-        with suppress(RegistryUnavailableError):  # then nobody can tell how many there were
-            if not fall.unwritten and not others.without:
-                count = await self._store.count_failure(fall.generation, others.step, progress=fall.made_progress)
-        self._verdict = judge_failure(fall, others, self._failure_streak, count)
-        if self._verdict and fall.unwritten:
+        if not failure.unwritten:
+            self._change(lost=max(me.lost, failure.generation), failures=me.failures + (not failure.was_up))
+            self._failure_streak = self._failure_streak.after(failure, others.step)
+        with suppress(RegistryUnavailableError):  # the count is not known then
+            if not failure.unwritten and not others.without:
+                count = await self._store.count_failure(failure.generation, others.step, progress=failure.made_progress)
+        self._verdict = judge_failure(failure, others, self._failure_streak, count)
+        if self._verdict and failure.unwritten:
             newest = await self._reporter.newest_checkpoint()
             self._verdict = msgspec.structs.replace(self._verdict, reason=f"{self._verdict.reason}; {newest}")
         with suppress(RegistryUnavailableError):
-            if self._failed:  # at once: others who see first that its trainer is gone may take the job for stopped
+            if self._failed:  # at once: agents that first see that the worker is gone may take the job for stopped
                 await self._store.end(self._failed)
             else:
-                what = f"its checkpoint is not written: {fall.reason}" if fall.unwritten else fall.reason
-                told = self._verdict.reason if self._verdict else what
-                await self._store.announce(Event(kind="failed", instance=me.index, reason=told))
+                what = f"its checkpoint is not written: {failure.reason}" if failure.unwritten else failure.reason
+                reason = self._verdict.reason if self._verdict else what
+                await self._store.announce(Event(kind="failed", instance=me.index, reason=reason))
         if self._verdict and self._leaving_since is None:
             self._leaving_since = time.monotonic()
 
@@ -249,35 +257,35 @@ class Agent:
         self._reporter.report(Note(text=text))
 
     def _refuse(self, error: EdlError) -> None:
-        """Fail the job as one whose input is wrong, as where it is to write where another does.
+        """Fail the job because its input is wrong, such as a checkpoint location that another job uses.
 
-        One that trains already goes on.
+        A job that trains already continues.
         """
         others = PeerState.of(self._view, self._me.id, self._bounds, self._me.step, stepped=bool(self._me.stepped))
         if others.train:
-            self._note(f"{error}. This job goes on, for it trains already")
+            self._note(f"{error}. This job continues, because it trains already")
             return
         self._verdict = FailureVerdict(str(error), EX_DATAERR)
         self._leaving_since = self._leaving_since or time.monotonic()
 
     @property
     def _failed(self) -> JobOutcome | None:
-        """How the job has ended, by what became of this instance's trainer."""
+        """The job's outcome, if this instance's worker has failed it."""
         if self._verdict is None or self._verdict.others_go_on:
             return None
         return JobOutcome("failed", f"instance {self._me.index}: {self._verdict.reason}")
 
     async def _advance(self, supervisor: WorkerSupervisor) -> float:
-        """Do what any agent may do for all. Return after how many seconds there may be more to do."""
+        """Do what any agent may do for the group. Return after how many seconds there may be more to do."""
         current = self._view.generation
         if current and supervisor.worker_state.comm_failed == current.number and self._view.suspicion is None:
             await self._store.suspect(current.number, self._loss_reason)
         return await advance_rendezvous(self._store, self._view, self._bounds, self._me.id, self._failed)
 
     async def _reconcile(self, supervisor: WorkerSupervisor) -> None:
-        """Have the trainer do what it is to do now."""
+        """Bring the worker to its desired state."""
         now = time.monotonic()
-        hangs = self._watchdog.check(
+        hung = self._watchdog.check(
             self._view,
             was_heard=supervisor.take_liveness(),
             stopped=supervisor.stopped,
@@ -287,13 +295,13 @@ class Agent:
             median_s=self._steps.median_s,
             now=now,
         )
-        if hangs and supervisor.worker_state.phase == "member":
-            await supervisor.execute(KillWorker(hangs, planned=False))
+        if hung and supervisor.worker_state.phase == "member":
+            await supervisor.execute(KillWorker(hung, planned=False))
             self._wake.set()
-        if supervisor.failing:  # nothing can be told to it, and how it ended is still to be known
+        if supervisor.failing:  # it takes no more messages, and its exit status is not known yet
             return
         before = None
-        while supervisor.worker_state != before:  # an order may make room for the next
+        while supervisor.worker_state != before:  # an action may allow for the next
             before = supervisor.worker_state
             for action in reconcile(before, self._desired_state(supervisor), self._view, now):
                 await supervisor.execute(action)
@@ -333,17 +341,14 @@ class Agent:
         return AgentExit(-self._signal) if self._leaving_since is not None else None
 
 
-# What an agent tells the others of its instance.
-
-
 def member_record(
     before: TrainerMember, supervisor: WorkerSupervisor, desired: DesiredState, view: GroupView, ports: PortReservation
 ) -> TrainerMember:
-    """Return the record that follows `before`, with what the supervisor, the post and the ports are now.
+    """Return `before` with the present state of supervisor, desired state and ports.
 
-    An instance stays ready while one of its processes makes room for the next on the way into a generation that none of
-    them was told of: who is not ready counts as lost. While its trainer falls it is not, nor until the next can join.
-    If its script fails after all was trained, it stays one that has trained until the next trainer joins.
+    An instance stays ready while one of its processes is replaced by the next on the way into a generation that it has
+    not been told of: an instance that is not ready counts as lost. It is not ready while its worker fails, nor until
+    the next can join. If its script fails after everything was trained, it stays `done` until the next worker joins.
     """
     phase = supervisor.worker_state.phase
     included = view.generation is not None and view.rank(desired.member) is not None
@@ -377,9 +382,9 @@ def member_record(
 
 
 def _still_joining(supervisor: WorkerSupervisor, view: GroupView) -> bool:
-    """Whether the trainer is at something that it does before it comes to the generation that counts.
+    """Whether the worker is still busy before it comes to the current generation.
 
-    It is the agent's own to end a step or a leave that takes too long.
+    Its own agent ends a step or a leave that takes too long.
     """
     worker_state, number = supervisor.worker_state, view.generation.number if view.generation else 0
     return worker_state.phase == "leaving" or (
@@ -387,15 +392,12 @@ def _still_joining(supervisor: WorkerSupervisor, view: GroupView) -> bool:
     )
 
 
-# What any agent of a job may do for all of them, and the first that does has done.
-
-
 async def advance_rendezvous(
     store: RendezvousStore, view: GroupView, bounds: Bounds, me: str, failed: JobOutcome | None
 ) -> float:
-    """End the job, or publish its next generation, or say what that waits for, as the view has it.
+    """End the job, or publish its next generation, or report what that waits for. Any agent may; the first one wins.
 
-    `failed`: how it ends, by what `me` alone knows. Returns after how many seconds there may be more to do. Raises
+    `failed`: the outcome that only `me` knows. Returns after how many seconds there may be more to do. Raises
     RegistryUnavailableError.
     """
     if view.outcome:
@@ -410,5 +412,5 @@ async def advance_rendezvous(
     if wait.why and (wait.announced or wait.for_s == math.inf):
         is_news = await store.announce(Event(kind="waiting", reason=wait.why))
         if is_news and wait.warns:
-            log.warning("job.waits", reason=wait.why)
+            log.warning("job.blocked", reason=wait.why)
     return wait.for_s

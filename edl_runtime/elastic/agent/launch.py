@@ -10,17 +10,17 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 import msgspec
 
-from edl_runtime.elastic.comm.agent_protocol import Gear
+from edl_runtime.elastic.comm.agent_protocol import CommBackend, Gear
 from edl_runtime.elastic.rendezvous.generation import Generation
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds, JobSpec
 
 PRELOADABLE = ("numpy", "paddle", "torch")
-"""What takes long to import, and does nothing that a script could want to have a say in."""
+"""Slow to import, and without side effects that a script could want to control."""
 
 ELASTIC = "edl_runtime.elastic"
 
@@ -37,15 +37,15 @@ _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer's command.
+    """A worker's command.
 
-    - `command`: as it is run alone; "python" as its first word stands for this interpreter.
-    - `file`: the Python script in it, empty for other programs: those are neither loaded ahead nor looked into.
+    - `command`: "python" as its first word stands for this interpreter.
+    - `file`: the Python script in it, "" for other programs: those are neither preloaded nor parsed.
     - `options`: of the interpreter. `arguments`: of the script.
-    - `imports`: modules to import ahead.
-    - `elastic`: it joins generations by itself, live ones too; others are started for each generation anew. A script
-      that does so by way of another module is only known when it runs.
-    - `never_calls_init`: it imports this project's elastic and surely never calls `init`; False where that is unknown.
+    - `imports`: modules to preload.
+    - `elastic`: it joins generations by itself; others are restarted for each generation. A script that does so through
+      another module is only recognized when it runs.
+    - `never_calls_init`: it imports edl_runtime.elastic and certainly never calls `init`; False where that is unknown.
     """
 
     command: tuple[str, ...]
@@ -57,18 +57,17 @@ class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
     never_calls_init: bool = False
 
     def as_elastic(self) -> Entrypoint:
-        """Return this script as one that joins generations by itself."""
+        """Return this script as elastic."""
         imports = dict.fromkeys([*self.imports, "paddle", f"{ELASTIC}.api"])
         return msgspec.structs.replace(self, imports=tuple(imports), elastic=True)
 
 
 def parse_entrypoint(command: Sequence[str]) -> Entrypoint:
-    """Return what `command` is: "python train.py …", "train.py …" or another program. Reads the script.
+    """Return the entrypoint of `command`: "python train.py …", "train.py …" or another program. Parses the script.
 
-    A first word that ends in .py is always a script that this interpreter runs, be it executable or not. A module
-    (`python -m`) counts as another program, and so does a script of another interpreter than this one, which may lack
-    what loading ahead takes; but not one that imports this project. Raises SpecError for a program that is not there,
-    and a script that can't be read, or not by this interpreter that is to run it.
+    A first word that ends in .py is a script for this interpreter. A module (`python -m`) counts as another program,
+    and so does a script of another interpreter, which may lack what is preloaded, unless it imports this project.
+    Raises SpecError for a missing program, and a script that this interpreter can't parse.
     """
     words = list(command)
     if not words:
@@ -92,8 +91,8 @@ def parse_entrypoint(command: Sequence[str]) -> Entrypoint:
     except (SyntaxError, ValueError) as error:
         if not _is_this_interpreter(words[0]):
             return Entrypoint(command=tuple(words))
-        said = "".join(traceback.format_exception_only(error)).rstrip()
-        raise SpecError("command", file, f"a script that Python can read:\n{said}") from None
+        cause = "".join(traceback.format_exception_only(error)).rstrip()
+        raise SpecError("command", file, f"a script that Python can read:\n{cause}") from None
     modules = list(_imported_modules(tree))
     elastic = any(module == ELASTIC or module.startswith(f"{ELASTIC}.") for module in modules)
     if not elastic and not _is_this_interpreter(words[0]):
@@ -115,13 +114,13 @@ def _is_python(program: str) -> bool:
 
 
 def _is_this_interpreter(program: str) -> bool:
-    """Whether it is the interpreter that runs this, in the same environment."""
+    """Whether it is the running interpreter, in the same environment."""
     this, found = Path(sys.executable), Path(shutil.which(program) or program).absolute()
     return found.parent == this.parent and found.resolve() == this.resolve()
 
 
 def _script_index(words: Sequence[str]) -> int | None:
-    """Return where in the words the script is, None for a module, code or standard input."""
+    """Return the script's position in the words, None for a module, code or standard input."""
     at = 1
     while at < len(words) and words[at].startswith("-"):
         if words[at] in ("-", "-c", "-m"):
@@ -163,15 +162,10 @@ def _never_calls_init(tree: ast.Module, modules: Sequence[str], folder: Path) ->
     return "*" not in bound and not bound & used
 
 
-# What a script that knows nothing of this project is told of its generation: the variables of both worlds. Pure.
-
-Communication = Literal["gloo", "nccl"]
-
-
-def generation_environment(generation: Generation, member: str, communication: Communication) -> dict[str, str]:
+def generation_environment(generation: Generation, member: str, communication: CommBackend) -> dict[str, str]:
     """Return the variables by which `paddle.distributed` and `torch.distributed` join the generation as this member.
 
-    Each instance has one trainer, and with "nccl" one device, the first that it sees.
+    Each instance has one worker, and with "nccl" one device, the first that it sees.
     """
     rank = generation.members.index(member)
     world_size = str(len(generation.members))
@@ -198,22 +192,19 @@ def generation_environment(generation: Generation, member: str, communication: C
     }
 
 
-# Ports that a trainer will listen on, kept free for it until then.
-
-
 def check_host(host: str) -> None:
-    """Raise SpecError if gloo would listen on loopback only, though instances are to be reached at `host`.
+    """Raise SpecError if gloo would listen on loopback only, though other instances connect to `host`.
 
-    Paddle has gloo listen at the address that the machine's own name stands for, and can't be told another.
+    Paddle's gloo listens at the address that this machine's name resolves to, and has no setting for it.
     """
     name = socket.gethostname()
     try:
         own = socket.gethostbyname(name)
     except OSError:
-        own = "127.0.0.1"  # which is what Paddle takes then
+        own = "127.0.0.1"  # as Paddle does
     if _is_loopback(own) and not _is_loopback(host):
         allowed = (
-            f"127.0.0.1 while this machine's name, {name!r}, stands for {own}: gloo listens there. "
+            f"127.0.0.1 while this machine's name, {name!r}, resolves to {own}: gloo listens there. "
             f"Give the name an address that the job's other instances reach, in /etc/hosts or DNS"
         )
         raise SpecError("settings.host (EDL_HOST)", host, allowed)
@@ -227,10 +218,10 @@ def _is_loopback(host: str) -> bool:
 
 
 class PortReservation:
-    """Two ports of `host` that nobody is given by chance while they are kept, others for each generation.
+    """Reserves two ports of `host`, others for each generation, by binding without listening.
 
-    `store` is where rank 0 listens for the others, `trainer` for the trainer itself: who is told of them can listen on
-    them all the same. A context manager; entering raises SpecError when `host` is no address of this machine.
+    `store`: rank 0's port for the others; `trainer`: the script's own. A process that sets SO_REUSEADDR can listen on
+    them. A context manager; entering raises SpecError when `host` is no address of this machine.
     """
 
     def __init__(self, host: str) -> None:
@@ -249,7 +240,7 @@ class PortReservation:
             kept.close()
 
     def renew(self, generation: int) -> None:
-        """Choose others unless that was done for this generation; the last two pairs are kept."""
+        """Reserve others, once for each generation; the last two pairs are kept."""
         if generation == self._generation:
             return
         self._generation = generation
@@ -263,7 +254,7 @@ class PortReservation:
         try:
             family = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0][0]
             bound = socket.socket(family, socket.SOCK_STREAM)
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as whoever will listen on it does
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the later listener does
             bound.bind((self._host, 0))
         except OSError as error:
             allowed = f"an address of this machine that the job's other instances reach ({error.strerror})"
@@ -271,10 +262,8 @@ class PortReservation:
         return bound
 
 
-# A job that runs a training script → one of elastic trainers. Pure.
-
 ELASTIC_GRACE_S = 30.0
-"""Between SIGTERM and SIGKILL of an elastic trainer: it finishes its step, and may write a checkpoint."""
+"""Between SIGTERM and SIGKILL of an elastic instance: it finishes its step, and may write a checkpoint."""
 
 
 def elastic_job(
@@ -282,9 +271,8 @@ def elastic_job(
 ) -> JobSpec:
     """Return the job whose instances are agents, each an `edl agent` that runs `spec`'s command.
 
-    It has `start` of them to begin with, by default the fewest. They start with -P: a module beside the script is the
-    script's, and no file there takes the place of a library of the agent's. Raises SpecError for a `start` outside
-    `bounds`.
+    It starts with `start` instances, by default the fewest. Python's -P keeps modules beside the script from shadowing
+    the agent's libraries. Raises SpecError for a `start` outside `bounds`.
     """
     agent = ("python", "-P", "-m", "edl_runtime.cli", "agent", "--instances", str(bounds), "--gear", gear, "--")
     return msgspec.structs.replace(

@@ -15,38 +15,37 @@ from edl_runtime.elastic.comm.agent_protocol import AbortGeneration, AgentMessag
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView
 
 UNNEEDED_LEAVE_S = 2.0
-"""How long a trainer may take to leave when nobody trains with it any more."""
+"""How long a worker may take to leave when no other trains with it any more."""
 
 PLAIN_LEAVE_S = 5.0
-"""How long a plain script may take to write what it wants to after SIGTERM."""
+"""How long a plain script may take to end after SIGTERM."""
 
 MAX_LEAVE_S = 60.0
-"""How long a trainer may take to leave at the end of a step that others take part in; from the last part of a
-checkpoint that it has written, if any."""
+"""How long a worker may take to leave at the end of a step, counted from the last piece of its checkpoint."""
 
 ALONE_AFTER_S = 2.0
-"""After so long without a generation that does without it, an instance that was told to go goes all the same."""
+"""After so long without a generation that excludes it, an instance that has to leave does so anyway."""
 
 GRACE_SHARE = 0.8
-"""What of an instance's grace its trainer has; the rest is for its agent."""
+"""Share of an instance's grace for its worker; the rest is for its agent."""
 
 STANDBY_AFTER_S = 1.0
-"""How long a trainer is up before a standby for the next is begun: till then it has enough to do."""
+"""How long a worker is up before a standby starts: until then it needs the processor."""
 
 WorkerPhase = Literal["absent", "loading", "loaded", "starting", "ready", "member", "leaving", "done"]
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent knows of its own trainer.
+    """An agent's knowledge of its worker.
 
-    - `phase`: loading what its script imports; loaded; starting, up to where an elastic script can join; ready to do
-      so; a member of a generation, or on its way; told to leave; done with all there is to train.
-    - `since`: when that began; of one that leaves, when it last wrote a part of its checkpoint.
-    - `assigned`: the generation that it was last told to be in, and `peers` its members; 0 for none.
-    - `up`: the last that it was up in; `comm_failed`: the last whose communication has failed it.
-    - `aborted`: the last that it was told to let go of.
-    - `left`: it has said that it leaves, and only its end is still to come.
-    - `standby`: how far its standby is; one that failed is not replaced before it is missed.
+    - `phase`: importing what its script imports; loaded; starting, until an elastic script can join; ready to join; a
+      member of a generation, or on its way; leaving; done with everything.
+    - `since`: when the phase began; of "leaving", when the last piece of a checkpoint was written.
+    - `assigned`: the generation that it was last assigned to, and `peers` its members; 0 for none.
+    - `up`: the last generation that it has entered; `comm_failed`: the last whose communication failed; `aborted`: the
+      last that it was told to abort.
+    - `left`: it has reported that it leaves; only its exit is still to come.
+    - `standby`: a failed one is not replaced before it is needed.
     """
 
     phase: WorkerPhase = "absent"
@@ -61,18 +60,18 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trains(self) -> bool:
-        """Whether it is in a generation that works, as far as it knows."""
+        """Whether it is in a generation that works."""
         return self.phase == "member" and self.up > self.comm_failed
 
 
 class DesiredState(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose trainer it is, and what is wished of this instance.
+    """Desired state of this instance.
 
     - `elastic`: its script joins generations by itself. `gear`: the fastest that the job's owner allows.
     - `instances`: most that the job may have.
-    - `leaving_since`: when it was told to go, None while it is not; it has `grace_s` from then on.
-    - `exclusive`: a trainer needs a device that the one before has to have let go of.
-    - `finished`: its trainer has trained all there is and has ended.
+    - `leaving_since`: when it was told to leave, None if it was not; it has `grace_s` from then on.
+    - `exclusive`: a worker needs a device that the one before has to release first.
+    - `finished`: its worker has trained everything and has ended.
     """
 
     member: str
@@ -86,38 +85,38 @@ class DesiredState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartWorker(msgspec.Struct, frozen=True):
-    """Make the standby the trainer; without one, or with `fresh` since a standby did not do, a new process."""
+    """Make the standby the worker; without a standby, or with `fresh` because a standby failed, start a process."""
 
     fresh: bool = False
 
 
 class StartStandby(msgspec.Struct, frozen=True):
-    """Begin a standby."""
+    """Start a standby process."""
 
 
 class RetireWorker(msgspec.Struct, frozen=True):
-    """Let the trainer end by itself, and have room for the next."""
+    """Let the worker exit by itself, and make room for the next."""
 
 
 class RunScript(msgspec.Struct, frozen=True):
-    """Start the script: for this generation if it is plain."""
+    """Start the script: a plain one for this generation."""
 
     generation: Generation | None = None
 
 
 class SendMessage(msgspec.Struct, frozen=True):
-    """Say this to the trainer."""
+    """Send a message to the worker."""
 
     message: AgentMessage
     generation: Generation | None = None
 
 
 class TerminateWorker(msgspec.Struct, frozen=True):
-    """Ask a plain script to end."""
+    """Send SIGTERM to a plain script."""
 
 
 class KillWorker(msgspec.Struct, frozen=True):
-    """End the trainer at once. `planned`: it is nobody's failure."""
+    """Kill the worker. `planned`: it does not count as a failure."""
 
     why: str
     planned: bool = True
@@ -127,7 +126,7 @@ Action = StartWorker | StartStandby | RetireWorker | RunScript | SendMessage | T
 
 
 def reconcile(worker: WorkerState, desired: DesiredState, view: GroupView, now: float) -> list[Action]:
-    """Return what to do now; nothing of it is to be done again once `worker` says that it has been."""
+    """Return what to do now. An action is not repeated once `worker` shows its effect."""
     return [
         *_on_lost_members(worker, view),
         *_on_worker(worker, desired, view, now),
@@ -136,7 +135,7 @@ def reconcile(worker: WorkerState, desired: DesiredState, view: GroupView, now: 
 
 
 def _on_lost_members(worker: WorkerState, view: GroupView) -> Iterator[Action]:
-    """Let a trainer go that may wait for somebody who is gone: no communication outlives one of its members."""
+    """Abort a generation whose communication has lost a member: the worker may wait for it."""
     if worker.phase not in ("member", "leaving"):
         return
     suspected = view.suspicion.generation if view.suspicion else 0
@@ -206,7 +205,7 @@ def _on_member(worker: WorkerState, desired: DesiredState, view: GroupView, now:
         yield SendMessage(Leave(reason=view.stop, checkpoint=_writes_checkpoint(worker, desired, view, all_go=True)))
     elif following is None and _is_superseded(worker, view):
         left = desired.leaving_since is not None
-        yield SendMessage(Leave(reason="told to leave" if left else "the others go on without it", checkpoint=False))
+        yield SendMessage(Leave(reason="told to leave" if left else "the others continue without it", checkpoint=False))
     elif desired.leaving_since is not None and following is None and _leaves_alone(worker, desired, view, now):
         yield SendMessage(Leave(reason="told to leave", checkpoint=_writes_checkpoint(worker, desired, view)))
     elif following is not None and following.gear == "live":
@@ -223,12 +222,12 @@ def _on_standby(worker: WorkerState, desired: DesiredState, view: GroupView, now
 
 
 def is_ending(desired: DesiredState, view: GroupView) -> bool:
-    """Whether this instance trains no more: the job has ended or is to, or it was told to go."""
+    """Whether this instance stops training: the job has ended or has to, or the instance has to leave."""
     return view.outcome is not None or view.stop is not None or desired.leaving_since is not None
 
 
 def _next_generation(worker: WorkerState, desired: DesiredState, view: GroupView) -> Generation | None:
-    """Return the generation that the trainer is to be in from now on, None when it is in it or there is none."""
+    """Return the generation that the worker has to enter, None when it is in it or there is none."""
     rank = view.rank(desired.member)
     return view.generation if rank is not None and _is_superseded(worker, view) else None
 
@@ -238,9 +237,9 @@ def _is_superseded(worker: WorkerState, view: GroupView) -> bool:
 
 
 def _leaves_alone(worker: WorkerState, desired: DesiredState, view: GroupView, now: float) -> bool:
-    """Whether an instance that is told to go waits in vain for the others to go on without it.
+    """Whether an instance that has to leave does not wait any longer for a generation without it.
 
-    They do not before the present generation has formed.
+    Such a generation does not come before the present one has formed.
     """
     members = view.generation.members if view.generation else ()
     begin = max(worker.since, desired.leaving_since if desired.leaving_since is not None else now)
@@ -249,9 +248,9 @@ def _leaves_alone(worker: WorkerState, desired: DesiredState, view: GroupView, n
 
 
 def _writes_checkpoint(worker: WorkerState, desired: DesiredState, view: GroupView, *, all_go: bool = False) -> bool:
-    """Whether its trainer is the one that writes a checkpoint, of those that leave without a generation to follow.
+    """Whether its worker writes the checkpoint, of those that leave without a generation to follow.
 
-    The first by rank does; but where one has been agreed on who writes, that one. `all_go`: nobody stays.
+    The first by rank does, unless a newer generation names another. `all_go`: nobody stays.
     """
     if view.generation and _is_superseded(worker, view) and view.generation.writer:
         return view.generation.writer == desired.member

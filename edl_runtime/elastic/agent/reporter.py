@@ -28,36 +28,36 @@ PROGRESS_EVERY_S = 1.0
 RETRY_AFTER_S = 1.0
 
 MAX_QUEUED = 1000
-"""So much is kept to be told while Redis is away; then the oldest is forgotten."""
+"""Reports that are kept while Redis is unavailable; then the oldest is dropped."""
 
 log = get_logger(__name__)
 
 
 class StatusReporter:
-    """Tells Redis, in order and as soon as it can be told; whoever reports never waits. `run` it in a task."""
+    """Publishes reports to Redis, in order; `report` never waits. `run` it in a task."""
 
     def __init__(self, client: Redis, settings: RuntimeSettings, store: RendezvousStore) -> None:
         self._client = client
         self._settings = settings
         self._store = store
         self._waiting: deque[Event | checkpoint_events.SavedCheckpoint | CheckpointDelayed] = deque(maxlen=MAX_QUEUED)
-        self._failed = False  # to hear whether the first that waits has been told
+        self._failed = False  # whether the first of the queue may have been published without an answer
         self._progress: progress.Progress | None = None
         self._news = asyncio.Event()
-        self._telling = asyncio.Lock()
+        self._sending = asyncio.Lock()
 
     def report(self, update: CheckpointSaved | CheckpointDelayed | Note) -> None:
-        """Pass on what the trainer said."""
+        """Queue an update of the worker."""
         self._waiting.extend(self._parts(update))
         self._news.set()
 
     def set_progress(self, report: progress.Progress | None) -> None:
-        """Have this be the job's progress."""
+        """Set the job's progress."""
         self._progress = report
         self._news.set()
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Publish until cancelled."""
         shown_at = 0.0
         while True:
             await self._news.wait()
@@ -67,37 +67,37 @@ class StatusReporter:
                 if self._progress and time.monotonic() >= shown_at + PROGRESS_EVERY_S:
                     shown_at = time.monotonic()
                     await self._send_progress()
-            except RegistryUnavailableError:  # the agent's loop says so
+            except RegistryUnavailableError:  # the agent's loop logs it
                 await asyncio.sleep(RETRY_AFTER_S)
                 self._news.set()
 
     async def finish(self) -> None:
-        """Tell what is left, if Redis can be told."""
+        """Publish what is left, if Redis answers."""
         try:
             await self._send_queued()
             await self._send_progress()
         except RegistryUnavailableError as error:
-            log.warning("reports.lost", cause=str(error))
+            log.warning("reports.dropped", cause=str(error))
 
     async def newest_checkpoint(self) -> str:
-        """Return in words which checkpoint of the job landed last, of whichever run or instance."""
+        """Return which checkpoint of the job was written last, in any run and by any instance, for people."""
         try:
             await self._send_queued()
             return await self._newest()
         except RegistryUnavailableError:
-            return "which one landed last is not known, for Redis is away"
+            return "the last checkpoint is not known, because Redis is unavailable"
 
     async def _newest(self) -> str:
         job = self._settings.job
         newest = await checkpoint_events.newest(self._client, self._settings.namespace, self._stream, job=job)
-        return f"the last that landed is of step {newest.step}, {newest.url}" if newest else "none has landed before"
+        return f"the last checkpoint is of step {newest.step}, {newest.url}" if newest else "there is no checkpoint"
 
     @property
     def _stream(self) -> str:
         return self._settings.checkpoint_stream or self._settings.job
 
     async def _send_queued(self) -> None:
-        async with self._telling:
+        async with self._sending:
             while self._waiting:
                 try:
                     await self._send(self._waiting[0], again=self._failed)
@@ -108,7 +108,7 @@ class StatusReporter:
                 self._waiting.popleft()
 
     async def _send(self, what: Event | checkpoint_events.SavedCheckpoint | CheckpointDelayed, *, again: bool) -> None:
-        """Tell it once, also where nobody answered when it was told before."""
+        """Publish once, also where an earlier try was not answered."""
         if isinstance(what, CheckpointDelayed):
             keeps = f"this instance keeps the weights of step {what.step} and tries again for {what.for_s:.0f} s"
             text = f"the last checkpoint can't be written: {what.reason}; {keeps}; {await self._newest()}"
@@ -156,18 +156,16 @@ class StatusReporter:
             await progress.publish_progress(self._client, self._settings.namespace, self._settings.job, report)
 
 
-# How far and how fast an instance's trainers go, from what they say of their steps. Pure.
-
 RATE_WINDOW_S = 10.0
-"""Samples a second are those of the last ten."""
+"""Samples per second are measured over so long."""
 
 
 class StepMeter:
-    """The steps of an instance's trainers, one after the other.
+    """How far and how fast an instance's workers train, from their StepDone updates. Pure.
 
-    - `step`, `generation`: of the last that was finished, 0 before the first.
-    - `pause_s`: between the last step before that generation and the first in it, None without one before; that was in
-      generation `paused_in`.
+    - `step`, `generation`: of the last finished step, 0 before the first.
+    - `pause_s`: between the last step before that generation, in generation `paused_in`, and the first in it; None
+      without one before.
     """
 
     def __init__(self) -> None:
@@ -180,13 +178,12 @@ class StepMeter:
         self._samples: deque[tuple[float, int]] = deque()
 
     def add(self, done: StepDone) -> None:
-        """Note that a step is done."""
         last = self._last
         if last and done.generation > last.generation:
             self.pause_s, self.paused_in = done.clock_s - last.clock_s, last.generation
         elif last and done.step > last.step:
             self._took_s.append((done.clock_s - last.clock_s) / (done.step - last.step))
-        if last and done.samples < last.samples:  # back to a checkpoint
+        if last and done.samples < last.samples:  # restarted from a checkpoint
             self._samples.clear()
         self._samples.append((done.clock_s, done.samples))
         while self._samples[0][0] < done.clock_s - RATE_WINDOW_S:
@@ -195,10 +192,10 @@ class StepMeter:
 
     @property
     def median_s(self) -> float:
-        """What a step takes, 0 while that is not known."""
+        """Median time of a step, 0 while unknown."""
         return statistics.median(self._took_s) if self._took_s else 0.0
 
-    def progress(self, *, instances: int, generation: int, note: str = "") -> Progress | None:
+    def progress(self, *, instances: int, generation: int) -> Progress | None:
         """Return the report of the whole job, None before the first step."""
         last = self._last
         if last is None:
@@ -215,5 +212,4 @@ class StepMeter:
             time_left_s=left * self.median_s if left is not None and self._took_s else None,
             instances=instances,
             generation=generation,
-            note=note,
         )

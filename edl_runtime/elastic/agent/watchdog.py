@@ -8,33 +8,36 @@ from __future__ import annotations
 from edl_runtime.elastic.rendezvous.generation import GroupView
 
 SILENT_S = 2.0
-"""A trainer says twice a second that it lives; one that does not for so long is stopped or stuck."""
+"""A worker sends two heartbeats a second; one that sends none for so long is stopped or stuck."""
 
 BUSY_CPU_SHARE = 0.1
-"""A silent process that has used so much of a processor since its last word computes: something in it holds Python."""
+"""A silent process that has used this share of a processor since computes: something in it holds Python's GIL."""
 
 MIN_WAIT_S = 1.5
 WAIT_STEPS = 5.0
-"""Others wait for it when they have waited so long, and so many times the time that a step takes."""
+"""A silent worker is hung when others have waited for `MIN_WAIT_S`, and for so many median steps."""
 
 STOPPED_WAIT_S = 1.0
-"""How long others have to wait for one that the system knows to be stopped, as by SIGSTOP."""
+"""How long others wait for one that is stopped, as by SIGSTOP."""
 
 MAX_TICK_S = 0.5
-"""An agent that was stopped itself does not know what was said meanwhile: no look counts for more."""
+"""No check counts for more time: an agent that was stopped itself does not know what was sent meanwhile."""
 
 
 class Watchdog:
-    """Watches over one instance's trainer. `step_limit_s`: how long others wait for one that lives, or computes."""
+    """Watches one instance's worker.
+
+    `step_limit_s`: how long others wait for one that sends heartbeats, or computes.
+    """
 
     def __init__(self, member: str, step_limit_s: float) -> None:
         self._member = member
         self._step_limit_s = step_limit_s
-        self._looked_at: float | None = None
+        self._checked_at: float | None = None
         self._silent_s = 0.0
-        self._spoke_at_cpu_s = 0.0
+        self._heard_at_cpu_s = 0.0
         self._moves = 0
-        self._seen_at = 0.0
+        self._view_at = 0.0
         self._waits: dict[str, tuple[int, int, float]] = {}
 
     def check(
@@ -49,20 +52,20 @@ class Watchdog:
         median_s: float,
         now: float,
     ) -> str:
-        """Return why the trainer counts as hung, "" while it does not. Look again and again.
+        """Return why the worker counts as hung, "" while it does not. Call it again and again.
 
-        - `was_heard`: it has said something since the last look. `stopped`: the system has stopped its process.
-        - `cpu_s`: how much processor time it has used so far.
-        - `waits_for`: the step at which it waits itself, as it said last, 0 for none.
-        - `moves`: how many pieces of state it has moved: nobody waits in vain for one that moves more of them.
-        - `median_s`: what a step takes.
+        - `was_heard`: it has sent something since the last check. `stopped`: its process is stopped.
+        - `cpu_s`: processor time used so far.
+        - `waits_for`: the step at which it waits itself, 0 for none.
+        - `moves`: how many pieces of state it has moved: one that moves more of them does not hang.
+        - `median_s`: of a step.
         """
-        tick_s = min(now - self._looked_at, MAX_TICK_S) if self._looked_at is not None else 0.0
-        self._looked_at = now
+        tick_s = min(now - self._checked_at, MAX_TICK_S) if self._checked_at is not None else 0.0
+        self._checked_at = now
         self._silent_s = 0.0 if was_heard else self._silent_s + tick_s
-        if was_heard or cpu_s < self._spoke_at_cpu_s:  # less: another process
-            self._spoke_at_cpu_s = cpu_s
-        computes = cpu_s - self._spoke_at_cpu_s >= BUSY_CPU_SHARE * self._silent_s
+        if was_heard or cpu_s < self._heard_at_cpu_s:  # less: another process
+            self._heard_at_cpu_s = cpu_s
+        computes = cpu_s - self._heard_at_cpu_s >= BUSY_CPU_SHARE * self._silent_s
         if moves > self._moves:
             self._waits = {}
         self._moves = moves
@@ -73,19 +76,17 @@ class Watchdog:
         if stopped and longest > STOPPED_WAIT_S:
             return f"its process is stopped, and others have waited {longest:.1f} s for it"
         if self._silent_s > SILENT_S and not computes and longest > max(MIN_WAIT_S, WAIT_STEPS * median_s):
-            return f"it has said nothing for {self._silent_s:.1f} s, and others wait for it"
+            return f"it has sent no heartbeat for {self._silent_s:.1f} s, and others wait for it"
         if not waits_for and shortest > self._step_limit_s:
             return f"all others have waited {shortest:.0f} s for it at the end of a step"
         return ""
 
     def _waited_s(self, view: GroupView, tick_s: float) -> list[float]:
-        """Return how long each other member of the generation has waited where it does.
-
-        What they do is not known while Redis is away: the view is of before.
-        """
+        """Return how long each other member of the generation has waited at the same place."""
         members = view.generation.members if view.generation else ()
-        waited_more_s = tick_s if view.now > self._seen_at else 0.0
-        self._seen_at = view.now
+        # while Redis is unavailable the view is old, and nothing is known of the others
+        waited_more_s = tick_s if view.now > self._view_at else 0.0
+        self._view_at = view.now
         before, self._waits = self._waits, {}
         for member in members:
             there = view.find(member)

@@ -16,7 +16,7 @@ from typing import Self, assert_never
 import msgspec
 
 from edl_runtime.elastic.agent.failures import WorkerFailure
-from edl_runtime.elastic.agent.launch import Communication, Entrypoint, generation_environment
+from edl_runtime.elastic.agent.launch import Entrypoint, generation_environment
 from edl_runtime.elastic.agent.reconciler import (
     Action,
     KillWorker,
@@ -33,6 +33,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
     AgentMessage,
     CheckpointDelayed,
     CheckpointSaved,
+    CommBackend,
     GenerationEntered,
     GenerationLost,
     Heartbeat,
@@ -56,11 +57,11 @@ from edl_runtime.settings import AGENT_FD
 log = get_logger(__name__)
 
 DRAIN_S = 1.0
-"""How long it may take until all is heard that a process said before it ended."""
+"""How long to read the last messages of a process that has ended."""
 
 
 class WorkerExited(msgspec.Struct, frozen=True):
-    """The process is gone, with all that it started in its session; `exit_code` is negative for a signal."""
+    """The process is gone, with everything in its session; `exit_code` is negative for a signal."""
 
     exit_code: int
 
@@ -69,9 +70,9 @@ WorkerUpdate = WorkerMessage | WorkerExited
 
 
 class WorkerProcess:
-    """A process that loads what a script imports, waits to be told to start, and then is that script.
+    """A process that preloads what a script imports, waits for StartScript, and then runs the script.
 
-    It leads a session of its own, writes where its agent does, and never outlives its agent.
+    It leads a session of its own, writes to its agent's output, and never outlives its agent.
     """
 
     def __init__(self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -81,13 +82,13 @@ class WorkerProcess:
         self._writer = writer
 
     @classmethod
-    async def begin(cls, script: Entrypoint, environ: Mapping[str, str], *, nice: bool) -> Self:
-        """Begin a process; with `nice` it loads behind everybody else's work. Then `monitor` it. Raises OSError."""
+    async def begin(cls, script: Entrypoint, environ: Mapping[str, str]) -> Self:
+        """Begin a process; `monitor` has to follow. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *_standby_command(script, theirs.fileno(), nice=nice),
+                    *_standby_command(script, theirs.fileno()),
                     stdin=asyncio.subprocess.DEVNULL,
                     env={**quiet_environment(environ, script), AGENT_FD: str(theirs.fileno())},
                     pass_fds=[theirs.fileno()],
@@ -100,7 +101,7 @@ class WorkerProcess:
 
     @property
     def state(self) -> str:
-        """What the process is for the system, in psutil's words; "gone" when it is nothing any more."""
+        """Status as psutil names it; "gone" without a process."""
         import psutil
 
         try:
@@ -110,7 +111,7 @@ class WorkerProcess:
 
     @property
     def cpu_s(self) -> float:
-        """How much processor time the process has used, 0 when it is gone."""
+        """Processor time used so far, 0 without a process."""
         import psutil
 
         try:
@@ -120,7 +121,10 @@ class WorkerProcess:
         return float(used.user + used.system)
 
     async def monitor(self, on_update: Callable[[Self, WorkerUpdate], None]) -> None:
-        """Call `on_update` with all that it says, in order, and `Ended` last. Cancelled, end it and return."""
+        """Call `on_update` with each message, in order, and WorkerExited last.
+
+        When cancelled, kill the process and return.
+        """
         listening = asyncio.create_task(self._listen(on_update))
         try:
             exit_code = await self._process.wait()
@@ -133,22 +137,18 @@ class WorkerProcess:
             self._writer.close()
             await self._process.wait()
 
-    def start(self, environ: Mapping[str, str]) -> None:
-        """Let it be its script, with these variables on top of what it began with."""
-        self.send(StartScript(environ=dict(environ)))
-
     def send(self, message: AgentMessage) -> None:
-        """Tell it something; nothing happens when it is gone."""
+        """Send it a message; does nothing when it is gone."""
         if not self._writer.is_closing():
             self._writer.write(encode_message(message))
 
     def kill(self) -> None:
-        """End it and all it started, whatever it is doing; `Ended` is still to come."""
+        """Kill it and everything in its session; WorkerExited is still to come."""
         if self._process.returncode is None:
             self._kill_session()
 
     def terminate(self) -> None:
-        """Ask the process to end, in the way that any program knows."""
+        """Send SIGTERM."""
         with suppress(ProcessLookupError):
             self._process.terminate()
 
@@ -161,19 +161,16 @@ class WorkerProcess:
         except ConnectionError:
             pass
         except msgspec.DecodeError as error:
-            log.warning("trainer.unintelligible", pid=self.pid, error=str(error))
+            log.warning("message.rejected", pid=self.pid, error=str(error))
             self.kill()
 
     def _kill_session(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # nothing of it is left (macOS says it so)
+        with suppress(ProcessLookupError, PermissionError):  # nothing of it is left (PermissionError on macOS)
             os.killpg(self.pid, signal.SIGKILL)
 
 
 def quiet_environment(environ: Mapping[str, str], script: Entrypoint) -> dict[str, str]:
-    """Return `environ` with what keeps Paddle's chatter out of the log; whoever has set anything of it is left alone.
-
-    That is what its C++ parts say of connections, and its advice to install ccache.
-    """
+    """Return `environ` with settings that silence Paddle's C++ log and ccache warning, unless the user has set any."""
     quiet: dict[str, str] = {}
     if not any(name.startswith("GLOG_") for name in environ):
         quiet["GLOG_minloglevel"] = "1"
@@ -182,11 +179,10 @@ def quiet_environment(environ: Mapping[str, str], script: Entrypoint) -> dict[st
     return {**environ, **quiet}
 
 
-def _standby_command(script: Entrypoint, descriptor: int, *, nice: bool) -> list[str]:
+def _standby_command(script: Entrypoint, descriptor: int) -> list[str]:
     interpreter = script.command[0] if script.file else sys.executable
     standby = [interpreter, *script.options, "-m", "edl_runtime.elastic.agent.standby"]
     flags = ["--agent", f"{descriptor},{os.getpid()}"]
-    flags += ["--nice"] if nice else []
     flags += ["--elastic"] if script.elastic else []
     if not script.file:
         return [*standby, *flags, "--", *script.command]
@@ -194,22 +190,19 @@ def _standby_command(script: Entrypoint, descriptor: int, *, nice: bool) -> list
     return [*standby, *flags, *loaded, "--script", "--", script.file, *script.arguments]
 
 
-# An instance's trainer and its standby: begun, told, heard and ended as `gears` orders.
-
 EXIT_WAIT_S = 10.0
-"""How long a trainer may take to end that has said why it fails, or that has left and ends beside the next one."""
+"""How long a worker may take to exit that has reported its failure, or that was retired."""
 
 GroupUpdate = GenerationEntered | StepDone | GenerationLost | CheckpointSaved | CheckpointDelayed | Note
-"""What a trainer says that concerns others."""
+"""Updates that concern other instances."""
 
 
 class WorkerSupervisor:
-    """The processes of one instance. Monitored by `tasks`; `on_update` is called after each message of any of them.
+    """The worker and the standby of one instance. `on_update` is called after each message of any of its processes.
 
-    - `worker_state`: how far the trainer is.
-    - `live`, `seen`, `waits_for`, `moves`: as the trainer said last. `keeps`: it keeps checkpoints, as far as is known.
-    - `checkpoint`: where the script keeps them, as it said; "" for nowhere, or while it has not said so.
-    - `finished`: the trainer has trained all there is and has ended.
+    - `live`, `seen`, `waits_for`, `moves`: as last reported by the worker. `called`: it has called `elastic.init`.
+    - `keeps`: it keeps checkpoints, as far as is known; `checkpoint`: where, "" while unknown.
+    - `finished`: it has trained everything and has ended.
     """
 
     def __init__(
@@ -217,7 +210,7 @@ class WorkerSupervisor:
         script: Entrypoint,
         member: str,
         environ: Mapping[str, str],
-        communication: Communication,
+        communication: CommBackend,
         *,
         tasks: asyncio.TaskGroup,
         on_update: Callable[[WorkerUpdate], None],
@@ -243,88 +236,78 @@ class WorkerSupervisor:
         self._begun_at = 0.0
         self._kill_action: KillWorker | None = None
         self._failure_report: ScriptFailed | None = None
-        self._stepped = self._writes = self._called = False
+        self._stepped = self._writes = self.called = False
         self.keeps = True
         self.checkpoint = ""
 
     @property
     def elastic(self) -> bool:
-        """Whether the script joins generations by itself, as far as is known by now."""
+        """Whether the script joins generations by itself, as far as is known."""
         return self._script.elastic
 
-    @property
-    def called(self) -> bool:
-        """Whether the trainer has called `elastic.init`."""
-        return self._called
-
-    @property
-    def pid(self) -> int:
-        """The trainer's process id, 0 without one."""
-        return self._worker.pid if self._worker else 0
-
     def take_failures(self) -> list[WorkerFailure]:
-        """Return the trainers that fell since this was last asked."""
-        falls, self._failures = self._failures, []
-        return falls
+        """Return the failures since the last call."""
+        failures, self._failures = self._failures, []
+        return failures
 
     def take_updates(self) -> list[GroupUpdate]:
-        """Return what the trainer said since this was last asked, in order."""
-        news, self._updates = self._updates, []
-        return news
+        """Return the worker's updates since the last call, in order."""
+        updates, self._updates = self._updates, []
+        return updates
 
     def take_liveness(self) -> bool:
-        """Return whether the trainer said anything since this was last asked."""
-        spoke, self._was_heard = self._was_heard, False
-        return spoke
+        """Return whether the worker has sent anything since the last call."""
+        heard, self._was_heard = self._was_heard, False
+        return heard
 
     @property
     def stopped(self) -> bool:
-        """Whether the system has stopped the trainer's process, as by SIGSTOP."""
+        """Whether the worker's process is stopped, as by SIGSTOP."""
         return self._worker is not None and self._worker.state == "stopped"
 
     @property
     def failing(self) -> bool:
-        """Whether the trainer is to be judged as soon as its end is known: the others may notice it sooner."""
+        """Whether the worker has failed and its exit status is not known yet; other instances may notice it sooner."""
         if self._worker is None or self.worker_state.phase != "member":
             return False
         killed = self._kill_action is not None and not self._kill_action.planned
-        failed = self._failure_report is not None  # which it says before its connections to others end
+        failed = self._failure_report is not None  # sent before its connections to others end
         return killed or (self.elastic and (failed or self._worker.state in ("zombie", "gone")))
 
     @property
     def cpu_s(self) -> float:
-        """How much processor time the trainer's process has used, 0 without one."""
+        """Processor time of the worker's process, 0 without one."""
         return self._worker.cpu_s if self._worker else 0.0
 
     def mark_elastic(self) -> None:
-        """Go on with the script as one that joins generations by itself, since a trainer of this job has said so.
+        """Treat the script as elastic from now on, since a worker of this job has called `elastic.init`.
 
-        One that was started for a generation, as others are, is not in it, and joins a later one.
+        A worker that was started for a generation as a plain script is not in it, and joins a later one.
         """
         if self.elastic:
             return
         self._script = self._script.as_elastic()
-        self._end_standby()  # it lacks what such a script imports
+        self._end_standby()  # it has not preloaded what an elastic script imports
         self._change(up=0, peers=())
         if self.worker_state.phase == "member":
             self._phase("starting")
-        log.info("script.elastic", generation=self.worker_state.assigned)
+        log.info("script.marked_elastic", generation=self.worker_state.assigned)
 
     def dismiss(self) -> None:
-        """End all processes at once; nothing is heard of them any more."""
-        for trainer in (self._worker, self._standby, *self._retired):
-            if trainer:
-                trainer.kill()
+        """Kill all processes, and ignore what they still send."""
+        for process in (self._worker, self._standby, *self._retired):
+            if process:
+                process.kill()
         self._worker = self._standby = None
         self._retired.clear()
 
     async def execute(self, action: Action) -> None:
-        """Do it, and note in `worker_state` that it is done. Raises OSError when no process can be begun."""
+        """Do it, and update `worker_state`. Raises OSError when no process can be begun."""
         match action:
             case StartWorker():
                 await self._begin(fresh=action.fresh)
             case StartStandby():
-                self._standby = await self._new(nice=True)
+                self._standby = await self._new()
                 self._change(standby="loading")
             case RetireWorker():
                 self._retire()
@@ -337,7 +320,9 @@ class WorkerSupervisor:
                 if self._worker:
                     self._worker.terminate()
             case KillWorker():
-                self._kill(action)
+                if self._worker and self._kill_action is None:
+                    self._kill_action = action
+                    self._worker.kill()
             case _:
                 assert_never(action)
 
@@ -345,15 +330,15 @@ class WorkerSupervisor:
         if fresh:
             self._end_standby()
         loaded = self.worker_state.standby == "loaded"
-        self._worker = self._standby or await self._new(nice=False)
+        self._worker = self._standby or await self._new()
         self._standby = None
         self.live, self.waits_for, self.moves, self._kill_action, self._failure_report = False, 0, 0, None, None
-        self._stepped = self._writes = self._called = False
+        self._stepped = self._writes = self.called = False
         self.keeps = True
         self._begun_at = time.monotonic()
         self._change(standby="absent", up=0, comm_failed=0, aborted=0, left=False, peers=())
         self._phase("loaded" if loaded else "loading")
-        log.info("trainer.begun", pid=self._worker.pid, loaded=loaded)
+        log.info("worker.started", pid=self._worker.pid, loaded=loaded)
 
     def _end_standby(self) -> None:
         if self._standby:
@@ -368,24 +353,25 @@ class WorkerSupervisor:
         self._worker = None
         self._phase("absent")
 
-    async def _new(self, *, nice: bool) -> WorkerProcess:
-        trainer = await WorkerProcess.begin(self._script, self._environ, nice=nice)
-        self._tasks.create_task(trainer.monitor(self._on_update))
-        return trainer
+    async def _new(self) -> WorkerProcess:
+        process = await WorkerProcess.begin(self._script, self._environ)
+        self._tasks.create_task(process.monitor(self._on_update))
+        return process
 
     def _run(self, action: RunScript) -> None:
-        assert self._worker is not None  # noqa: S101 -- only what is loaded is told to run
+        assert self._worker is not None  # noqa: S101 -- it is loaded
         if action.generation is None:
-            self._worker.start({})
+            self._worker.send(StartScript(environ={}))
             self._phase("starting")
             return
         number = action.generation.number
-        self._worker.start(generation_environment(action.generation, self._member, self._communication))
+        environ = generation_environment(action.generation, self._member, self._communication)
+        self._worker.send(StartScript(environ=environ))
         self._change(assigned=number, up=number, peers=action.generation.members)
         self._phase("member")
 
     def _send(self, action: SendMessage) -> None:
-        assert self._worker is not None  # noqa: S101 -- only what runs is told something
+        assert self._worker is not None  # noqa: S101 -- it runs
         match action.message:
             case JoinGeneration(generation=number):
                 self._change(assigned=number, peers=action.generation.members if action.generation else ())
@@ -397,19 +383,14 @@ class WorkerSupervisor:
                 self._change(aborted=getattr(message, "generation", 0))
         self._worker.send(action.message)
 
-    def _kill(self, action: KillWorker) -> None:
-        if self._worker and self._kill_action is None:
-            self._kill_action = action
-            self._worker.kill()
-
-    def _on_update(self, trainer: WorkerProcess, update: WorkerUpdate) -> None:
-        if trainer is self._worker:
+    def _on_update(self, process: WorkerProcess, update: WorkerUpdate) -> None:
+        if process is self._worker:
             self._was_heard = True
             self._on_worker_update(update)
-        elif trainer is self._standby:
+        elif process is self._standby:
             self._on_standby_update(update)
-        elif isinstance(update, WorkerExited) and trainer in self._retired:
-            self._retired.remove(trainer)
+        elif isinstance(update, WorkerExited) and process in self._retired:
+            self._retired.remove(process)
         self._on_update_hook(update)
 
     def _on_standby_update(self, update: WorkerUpdate) -> None:
@@ -419,14 +400,14 @@ class WorkerSupervisor:
         elif isinstance(update, WorkerExited):
             self._standby = None
             self._change(standby="failed")
-            log.warning("standby.ended", exit_code=update.exit_code)
+            log.warning("standby.exited", exit_code=update.exit_code)
 
     def _on_worker_update(self, update: WorkerUpdate) -> None:
         match update:
             case StandbyLoaded():
                 self._phase("loaded")
             case InitCalled(checkpoint=checkpoint):
-                self.keeps, self.checkpoint, self._called = bool(checkpoint), checkpoint, True
+                self.keeps, self.checkpoint, self.called = bool(checkpoint), checkpoint, True
                 self.mark_elastic()
             case WorkerReady():
                 self.live, self.seen = update.live, update.seen
@@ -446,13 +427,13 @@ class WorkerSupervisor:
                 self._end(update.exit_code)
 
     def _limit_exit_time(self) -> None:
-        """Have a trainer that is about to end not take for ever."""
+        """Kill a worker that is about to exit and takes too long."""
         if self._worker:
             asyncio.get_running_loop().call_later(EXIT_WAIT_S, self._worker.kill)
 
     def _on_heartbeat(self, update: Heartbeat) -> None:
         if self.worker_state.phase == "leaving" and update.moves > self.moves:
-            self._phase("leaving")  # while it writes its checkpoint it is not late
+            self._phase("leaving")  # its deadline starts again with each piece of the checkpoint
         self.waits_for, self.moves = update.waits_for or 0, update.moves
 
     def _on_group_update(self, update: GroupUpdate) -> None:
@@ -480,10 +461,10 @@ class WorkerSupervisor:
         if exit_code == 0 and all_trained:
             self.finished = True
         elif unwritten or not planned:
-            self._failures.append(self._failure(exit_code, unwritten=unwritten))  # whoever judges it says so
+            self._failures.append(self._failure(exit_code, unwritten=unwritten))  # the agent logs it
         if planned or self.finished:
             killed = {"killed": self._kill_action.why} if self._kill_action else {}
-            log.info("trainer.ended", exit_code=exit_code, generation=worker_state.assigned, **killed)
+            log.info("worker.exited", exit_code=exit_code, generation=worker_state.assigned, **killed)
         self._phase("absent")
 
     def _failure(self, exit_code: int, *, unwritten: bool) -> WorkerFailure:
@@ -496,7 +477,7 @@ class WorkerSupervisor:
             was_up=self.worker_state.up >= self.worker_state.assigned,
             stepped=self._stepped,
             lived_s=time.monotonic() - self._begun_at,
-            called=self._called,
+            called=self.called,
             unwritten=unwritten,
         )
 

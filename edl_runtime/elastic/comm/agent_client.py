@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, MutableMapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,78 +29,60 @@ from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import AGENT_FD
 
-"""The variable that names the socket to the agent, in a process that an agent has started.
-
-Empty once that process has taken it: for the programs that this starts, or that take its place.
-"""
-
 HEARTBEAT_EVERY_S = 0.5
 
 log = get_logger(__name__)
 
 Directive = JoinGeneration | Leave
-"""What a trainer is to do next: be in another generation, or end."""
+"""What a worker does next: enter another generation, or end."""
 
 
-class AgentClient(Protocol):
-    """What tells a training of generations. Every method is safe from any thread."""
+class AgentClient:
+    """Receives directives from the agent and sends it updates. Every method is safe from any thread.
 
-    @property
-    def standalone(self) -> bool:
-        """Whether nobody else can be in this training."""
-        ...
-
-    @property
-    def failed(self) -> bool:
-        """Whether this process has said that it failed."""
-        ...
-
-    def send(self, message: WorkerMessage) -> None:
-        """Tell the agent, if there is one. An agent that is gone takes this process with it."""
-        ...
-
-    def directive(self, generation: int) -> Directive | None:
-        """Return what whoever is in `generation` is to do next: end, or be in a newer one. None to go on."""
-        ...
-
-    def wait_for_directive(self, generation: int, timeout_s: float | None = None) -> Directive | None:
-        """Return `wish(generation)` as soon as there is one, None after `timeout_s`."""
-        ...
-
-    def abort_on_loss(self, generation: int, abort: Callable[[], None], *, forming: bool = False) -> None:
-        """Have `abort` called, by another thread and perhaps at once, when `generation` has lost a member.
-
-        While it is `forming`, also when there is another wish: nobody waits until the last one comes then.
-        """
-        ...
-
-    def waits_for(self, step: int | None) -> None:
-        """Note the step at whose end, or before which, this trainer waits for others, None while it computes."""
-        ...
-
-    def note_progress(self) -> None:
-        """Note that one more piece of state was read, written, given or taken: who waits for this trainer may do so."""
-        ...
-
-    def handle_signals(self) -> None:
-        """Handle SIGTERM from now on. For the main thread, once all is imported that handles signals as well."""
-        ...
-
-
-class SocketAgentClient:
-    """The link to an agent. Made of its end of the socket; listens and beats in threads of its own.
-
-    The process ends at once, with status 1, when the agent is gone: whoever trains without one would be a second
-    training. Signals are the agent's business, SIGTERM and SIGINT do nothing here. `called`: the script has called
-    `elastic.init`.
+    `standalone`: there is no agent, so this process trains alone. `failed`: it has sent ScriptFailed.
     """
 
     standalone = False
+    failed = False
+
+    def send(self, message: WorkerMessage) -> None:
+        """Send a message to the agent, if there is one."""
+
+    def directive(self, generation: int) -> Directive | None:
+        """Return what a worker in `generation` does next: leave, or join a newer one. None: continue."""
+        raise NotImplementedError
+
+    def wait_for_directive(self, generation: int, timeout_s: float | None = None) -> Directive | None:
+        """Return `directive(generation)` as soon as there is one, None after `timeout_s`."""
+        raise NotImplementedError
+
+    def abort_on_loss(self, generation: int, abort: Callable[[], None], *, forming: bool = False) -> None:
+        """Call `abort`, from another thread and perhaps at once, when `generation` has lost a member.
+
+        While it is `forming`, also when there is a newer directive: its last member may never come.
+        """
+
+    def waits_for(self, step: int | None) -> None:
+        """Report the step at which this worker waits for other ranks, None while it computes."""
+
+    def note_progress(self) -> None:
+        """Report that a piece of state was read, written, sent or received, so that this worker counts as alive."""
+
+    def handle_signals(self) -> None:
+        """Handle SIGTERM from now on. Call it from the main thread, after imports that set signal handlers."""
+
+
+class SocketAgentClient(AgentClient):
+    """Client over a socket to the agent. Listens and sends heartbeats in threads of its own.
+
+    The process exits with status 1 when the agent is gone: without one it would be a second training. The agent
+    handles signals; SIGTERM and SIGINT do nothing here. `called`: the script has called `elastic.init`.
+    """
 
     def __init__(self, end: socket.socket, *, lost: Callable[[], None] | None = None) -> None:
-        """Listen and beat from now on. `lost` is what is done instead when the agent is gone."""
+        """Listen from now on. `lost` is called instead of the exit when the agent is gone."""
         self._lost = lost or _exit_without_agent
-        self.failed = False
         self.called = False
         self._channel: MessageChannel[AgentMessage] = MessageChannel(end, AgentMessage)
         self._news = threading.Condition()
@@ -112,15 +94,15 @@ class SocketAgentClient:
         self._waits_for: int | None = None
         self._moves = 0
         self._closed = threading.Event()
-        bodies = (("edl link", self._listen), ("edl beat", self._heartbeat))
+        bodies = (("edl agent listener", self._listen), ("edl heartbeat", self._heartbeat))
         self._threads = [threading.Thread(target=body, name=name, daemon=True) for name, body in bodies]
         for thread in self._threads:
             thread.start()
 
     @classmethod
     def from_fd(cls, fd: int) -> SocketAgentClient:
-        """Return the link over this open socket, as which `current` knows it from now on."""
-        global _current  # noqa: PLW0603 -- a process has one agent, and its standby hands the link to the script
+        """Return the client over this open socket, and make it the process's current one."""
+        global _current  # noqa: PLW0603 -- a process has one agent, and its standby hands the client to the script
         os.set_inheritable(fd, False)
         os.environ[AGENT_FD] = ""
         _current = cls(socket.socket(fileno=fd))
@@ -134,14 +116,14 @@ class SocketAgentClient:
             self._lost()
 
     def wait_for_start(self) -> StartScript:
-        """Return the agent's Start, once it has come. For a standby."""
+        """Return the agent's StartScript once it has come. For a standby."""
         with self._news:
             self._news.wait_for(lambda: self._start is not None)
             assert self._start is not None  # noqa: S101 -- just waited for
             return self._start
 
     def remove_start_variables(self, environ: MutableMapping[str, str]) -> None:
-        """Remove the variables that came with the start: of one generation, for scripts that know nothing of others."""
+        """Remove the variables that came with StartScript: they describe one generation, for scripts without EDL."""
         for name in self._start.environ if self._start else ():
             environ.pop(name, None)
 
@@ -164,10 +146,10 @@ class SocketAgentClient:
         self._waits_for = step
 
     def note_progress(self) -> None:
-        self._moves += 1  # of two threads at once one may be left out: it is enough that there is another number
+        self._moves += 1  # two threads may race here: the agent only needs to see that the number has changed
 
     def close(self) -> None:
-        """End the threads and let go of the socket, once the agent is gone."""
+        """Stop the threads and close the socket, once the agent is gone."""
         self._closed.set()
         for thread in self._threads:
             thread.join()
@@ -188,8 +170,8 @@ class SocketAgentClient:
                 for message in self._channel.receive():
                     self._note(message)
         except msgspec.DecodeError as error:
-            log.warning("agent.unintelligible", error=str(error))
-        finally:  # who can't hear its agent any more is not to train on
+            log.warning("message.rejected", error=str(error))
+        finally:  # without directives this process must not train on
             self._lost()
 
     def _note(self, message: AgentMessage) -> None:
@@ -201,7 +183,7 @@ class SocketAgentClient:
                     if self._join is None or message.generation > self._join.generation:
                         self._join = message
                 case Leave():
-                    # to be asked for a checkpoint once is enough
+                    # a later Leave doesn't cancel the request for a checkpoint
                     asked = message.checkpoint or (self._leave is not None and self._leave.checkpoint)
                     self._leave = Leave(reason=message.reason, checkpoint=asked)
                 case AbortGeneration():
@@ -228,11 +210,10 @@ class _GuardedGeneration(NamedTuple):
     forming: bool
 
 
-class StandaloneClient:
-    """The link of a script that a person has started: one generation, of this process alone, until SIGTERM."""
+class StandaloneClient(AgentClient):
+    """Client of a script that runs without an agent: one generation, of this process alone, until SIGTERM."""
 
     standalone = True
-    failed = False
 
     def __init__(self) -> None:
         self._generation = 1
@@ -251,15 +232,6 @@ class StandaloneClient:
         del timeout_s  # there is nobody to wait for
         return self.directive(generation)
 
-    def abort_on_loss(self, generation: int, abort: Callable[[], None], *, forming: bool = False) -> None:
-        pass
-
-    def waits_for(self, step: int | None) -> None:
-        pass
-
-    def note_progress(self) -> None:
-        pass
-
     def handle_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._terminated)
@@ -269,10 +241,10 @@ class StandaloneClient:
 
 
 def connect_to_agent(environ: MutableMapping[str, str]) -> AgentClient:
-    """Return the link to this process's agent, that of its standby if it began as one; `NoLink` without an agent.
+    """Return this process's client: of its agent, or of the standby that it began as, or a StandaloneClient.
 
-    What the agent has put into `environ` for scripts that don't come here is gone then. Raises SpecError in a process
-    that is not the script itself, but was started by it or by another program.
+    Removes from `environ` what the agent has set for scripts without EDL. Raises SpecError in a process that is not the
+    script itself, but was started by it or by another program.
     """
     if _current is not None:
         _current.called = True
@@ -280,17 +252,17 @@ def connect_to_agent(environ: MutableMapping[str, str]) -> AgentClient:
         return _current
     fd = environ.get(AGENT_FD)
     if fd == "":
-        given = "a process that another program has started, as a shell script, `python -m` or a helper of the script"
+        given = "a process that another program has started, such as a shell script, `python -m` or a subprocess"
         allowed = (
-            "the script that the agent runs itself, as in `edl run train.py`; one that another interpreter runs has to "
-            "import edl_runtime.elastic in its own file"
+            "the script that the agent runs itself, as in `edl run train.py`; a script that another interpreter runs "
+            "has to import edl_runtime.elastic in its own file"
         )
         raise SpecError("elastic.init", given, allowed)
     return SocketAgentClient.from_fd(int(fd)) if fd else StandaloneClient()
 
 
 def current_client() -> SocketAgentClient | None:
-    """Return this process's link to its agent, None if none was made."""
+    """Return this process's client of its agent, None if there is none."""
     return _current
 
 
@@ -302,19 +274,17 @@ def _ignore(*_: object) -> None:
 
 
 def _exit_without_agent() -> None:
-    log.warning("trainer.agent_lost")
+    log.warning("agent.disconnected")
     os._exit(1)
 
 
-# What a process does so that it does not outlive the one that has started it.
-
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the system kill this process when `parent` dies, which has just started it, where it can (Linux).
+    """Have the kernel kill this process when `parent`, which has just started it, dies. Linux only.
 
-    Raises SystemExit if that has died by now.
+    Raises SystemExit if the parent is gone already.
     """
     if sys.platform == "linux":
         import ctypes

@@ -18,10 +18,15 @@ from edl_runtime.errors import EdlError
 from edl_runtime.parsing import JsonDecoder
 
 Gear = Literal["live", "warm", "cold"]
-"""How a generation is entered: by the running process, by a standby that has imported everything, or by a new one."""
+"""How a worker enters a generation: in the running process (live), in a standby that has imported everything (warm), in
+a new process (cold)."""
 
 GEARS: tuple[Gear, ...] = get_args(Gear)
-"""The fastest first."""
+"""Fastest first."""
+
+
+CommBackend = Literal["gloo", "nccl"]
+"""What the ranks of a group communicate by: NCCL where each has a GPU of its own, else gloo."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=lambda name: name.lower()):
@@ -35,11 +40,10 @@ class StartScript(_Message, frozen=True, kw_only=True):
 
 
 class JoinGeneration(_Message, frozen=True, kw_only=True):
-    """To a trainer: be this rank of this generation; from the next step's end, if it is in one already.
+    """To a worker: be this rank of this generation, from the end of the current step on.
 
-    - `store`: "host:port" where rank 0 listens for the others.
-    - `token`: by which they know each other there.
-    - `instances`: most members that the job may come to have.
+    - `store`: "host:port" where rank 0 listens for the others. `token`: authenticates them there.
+    - `instances`: most members that the job may have.
     """
 
     generation: int
@@ -51,13 +55,13 @@ class JoinGeneration(_Message, frozen=True, kw_only=True):
 
 
 class AbortGeneration(_Message, frozen=True, kw_only=True):
-    """To a trainer: this generation has lost a member; let go of whatever waits for it."""
+    """To a worker: this generation has lost a member; stop whatever waits for it."""
 
     generation: int
 
 
 class Leave(_Message, frozen=True, kw_only=True):
-    """To a trainer: end at the end of a step, all ranks at the same one. `checkpoint`: this one writes it."""
+    """To a worker: end after a step, all ranks after the same one. `checkpoint`: this worker writes it."""
 
     reason: str
     checkpoint: bool
@@ -67,22 +71,22 @@ AgentMessage = StartScript | JoinGeneration | AbortGeneration | Leave
 
 
 class StandbyLoaded(_Message, frozen=True, kw_only=True):
-    """From a standby: all is imported, and the script can start."""
+    """From a standby: everything is imported, and the script can start."""
 
 
 class InitCalled(_Message, frozen=True, kw_only=True):
-    """From a trainer: its script has called `elastic.init`, so it joins generations by itself.
+    """From a worker: its script has called `elastic.init`, so it joins generations by itself.
 
-    `checkpoint`: where it keeps checkpoints, an absolute path or a URL; empty for none.
+    `checkpoint`: path or URL of its checkpoints, "" for none.
     """
 
     checkpoint: str = ""
 
 
 class WorkerReady(_Message, frozen=True, kw_only=True):
-    """From a trainer: the model is built, and it waits for its first generation.
+    """From a worker: the model is built, and it waits for its first generation.
 
-    `live`: it can go from one generation to the next by itself. `seen`: the generation of the newest checkpoint.
+    `live`: it can enter further generations in this process. `seen`: the generation of the newest checkpoint.
     """
 
     live: bool
@@ -90,10 +94,9 @@ class WorkerReady(_Message, frozen=True, kw_only=True):
 
 
 class GenerationEntered(_Message, frozen=True, kw_only=True):
-    """From a trainer: it is in the generation, with the state that all ranks have, and goes on from `step`.
+    """From a worker: it is in the generation, with the state that all ranks have, and continues from `step`.
 
-    - `source`: where the state came from.
-    - `live`: whether it can go on to another generation by itself.
+    `source`: where the state came from. `live`: it can enter another generation in this process.
     """
 
     generation: int
@@ -103,9 +106,9 @@ class GenerationEntered(_Message, frozen=True, kw_only=True):
 
 
 class StepDone(_Message, frozen=True, kw_only=True):
-    """From a trainer: it has finished a step, at this Unix time. A generation's first, then a few a second.
+    """From a worker: it has finished a step, at this Unix time. Sent for a generation's first, then a few a second.
 
-    - `clock_s`: the same moment by the monotonic clock, which is one for all processes of a machine.
+    - `clock_s`: the same moment by the monotonic clock, which all processes of a machine share.
     - `samples`: of all ranks so far. `total_steps`: of the whole training, None while unknown.
     """
 
@@ -120,10 +123,10 @@ class StepDone(_Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True):
-    """From a trainer, twice a second, by a thread of its own: its process is not stopped.
+    """From a worker, twice a second, from a thread of its own: its process is not stopped.
 
-    - `waits_for`: the step at whose end, or before which, it waits for other ranks, None while it computes.
-    - `moves`: how many pieces of state it has read, written, given or taken so far.
+    - `waits_for`: the step at which it waits for other ranks, None while it computes.
+    - `moves`: how many pieces of state it has read, written, sent or received so far.
     """
 
     waits_for: int | None = None
@@ -131,10 +134,7 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
 
 
 class GenerationLost(_Message, frozen=True, kw_only=True):
-    """From a trainer: the generation's communication has failed.
-
-    `step`: of the state that it has all the same, None if it has none.
-    """
+    """From a worker: the generation's communication has failed. `step`: of the state that it has, None without any."""
 
     generation: int
     reason: str
@@ -142,7 +142,7 @@ class GenerationLost(_Message, frozen=True, kw_only=True):
 
 
 class CheckpointSaved(_Message, frozen=True, kw_only=True):
-    """From a trainer: a checkpoint is complete, since this Unix time."""
+    """From a worker: a checkpoint is complete, since this Unix time."""
 
     generation: int
     step: int
@@ -154,7 +154,7 @@ class CheckpointSaved(_Message, frozen=True, kw_only=True):
 
 
 class CheckpointDelayed(_Message, frozen=True, kw_only=True):
-    """From a trainer: its last checkpoint can't be written; it keeps the weights and tries again, so long in all."""
+    """From a worker: its last checkpoint can't be written; it keeps the weights and retries for `for_s`."""
 
     step: int
     reason: str
@@ -162,27 +162,27 @@ class CheckpointDelayed(_Message, frozen=True, kw_only=True):
 
 
 class Note(_Message, frozen=True, kw_only=True):
-    """From a trainer: something for the job's events, as a change of hyper-parameters."""
+    """From a worker: text for the job's events, such as a change of the learning rate."""
 
     text: str
 
 
 class WorkerFinished(_Message, frozen=True, kw_only=True):
-    """From a trainer: it has trained all there is ("done"), or has ended because it was told to ("left")."""
+    """From a worker: it has trained everything ("done"), or has ended because it was told to ("left")."""
 
     step: int
     why: Literal["done", "left"]
 
 
 class ScriptFailed(_Message, frozen=True, kw_only=True):
-    """From a trainer: it can't go on, and why; the last before it ends. `final`: no other try would fare better."""
+    """From a worker, its last message: it can't continue, and why. `final`: a restart would fail in the same way."""
 
     reason: str
     final: bool
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Return what is to be said of an error: wrong input is final."""
+        """Return the message for an error: invalid input is final."""
         said = "".join(traceback.format_exception_only(error)).strip()
         return cls(reason=said, final=isinstance(error, EdlError) and isinstance(error, ValueError))
 
@@ -203,19 +203,17 @@ WorkerMessage = (
 )
 
 
-# Messages over a socket between two processes of one machine: each its length in four bytes, then JSON.
+# Encoding
 
-MAX_MESSAGE_BYTES = 1 << 20
-"""Bytes of a message, at most: environment variables are the most there is to say."""
+MAX_MESSAGE_BYTES = 1 << 20  # environment variables are the largest content
 
 _HEAD = struct.Struct("!I")
 
 MessageT = TypeVar("MessageT")
-"""The kinds of messages that arrive."""
 
 
 def encode_message(message: msgspec.Struct) -> bytes:
-    """Return the message as it travels. Raises ValueError above `LONGEST`."""
+    """Return the message as bytes. Raises ValueError above MAX_MESSAGE_BYTES."""
     body = msgspec.json.encode(message)
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {len(body)} bytes, allowed are {MAX_MESSAGE_BYTES}")
@@ -223,14 +221,14 @@ def encode_message(message: msgspec.Struct) -> bytes:
 
 
 class MessageDecoder(Generic[MessageT]):
-    """Cuts what arrives into messages of the union `kinds`."""
+    """Splits a stream of bytes into messages of the union `kinds`."""
 
     def __init__(self, kinds: object) -> None:
         self._decoder: JsonDecoder[MessageT] = JsonDecoder(kinds)
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[MessageT]:
-        """Yield the messages that `data` completes. Raises msgspec.DecodeError for anything else, and nothing else."""
+        """Yield the messages that `data` completes. Raises msgspec.DecodeError for anything else."""
         self._pending += data
         while len(self._pending) >= _HEAD.size:
             (size,) = _HEAD.unpack_from(self._pending)
@@ -245,20 +243,20 @@ class MessageDecoder(Generic[MessageT]):
 
 
 class MessageChannel(Generic[MessageT]):
-    """A trainer's end: any thread may say something, one thread listens."""
+    """A worker's end of the socket: any thread may send, one thread receives."""
 
     def __init__(self, end: socket.socket, kinds: object) -> None:
         self._end = end
         self._unpacker: MessageDecoder[MessageT] = MessageDecoder(kinds)
-        self._saying = threading.Lock()
+        self._sending = threading.Lock()
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message. Raises OSError when the other end is gone."""
-        with self._saying:
+        with self._sending:
             self._end.sendall(encode_message(message))
 
     def receive(self) -> Iterator[MessageT]:
-        """Yield what the other end says, until it is gone."""
+        """Yield messages until the other end is gone."""
         while data := self._end.recv(1 << 16):
             yield from self._unpacker.feed(data)
 

@@ -1,4 +1,4 @@
-"""How the ranks of a new generation connect: each tells rank 0 who it is; the connections stay as control channel."""
+"""How the ranks of a new generation connect: each sends Hello to rank 0; the connections stay as control channel."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
@@ -26,19 +27,19 @@ if TYPE_CHECKING:
     from edl_runtime.elastic.comm.agent_protocol import JoinGeneration
 
 RETRY_EVERY_S = 0.005
-"""How often those who are earlier than rank 0 look whether it is there."""
+"""How often a rank tries to connect while rank 0 is not there yet."""
 
 HELLO_LIMIT_S = 1.0
-"""How long whoever comes may take to say who it is."""
+"""How long a connection may take to send its Hello."""
 
 CONNECT_LIMIT_S = 1.0
-"""How long one try to reach rank 0 takes: `abort` is heard between two."""
+"""Timeout of one try to connect to rank 0: `abort` takes effect between two."""
 
 POLL_EVERY_S = 0.05
-"""How often it is looked for those who took too long."""
+"""How often rank 0 checks for connections that took too long."""
 
 EXTRA_PENDING = 64
-"""How many may say nothing beside twice as many as there are ranks."""
+"""Connections without Hello that are allowed beside two for each rank."""
 
 MAX_HELLO_BYTES = 1 << 10
 
@@ -46,7 +47,7 @@ MessageT = TypeVar("MessageT", bound=msgspec.Struct)
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank says. `token`: of its generation, which strangers do not know. `name`: of its process.
+    """What a rank sends. `token`: its generation's secret. `name`: of its process.
 
     `step`: of the state that it has, None before it has trained.
     """
@@ -59,7 +60,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What all ranks hear. `names`, `steps`: by rank. `store_port`: where rank 0's store of this generation listens."""
+    """Rank 0's answer to all. `names`, `steps`: by rank. `store_port`: where its store of this generation listens."""
 
     generation: int
     names: list[str]
@@ -68,10 +69,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bootstrap:
-    """One meeting, of this rank with all others, and what connects them until it is closed.
-
-    `abort` may be called by any thread: whatever waits for others raises.
-    """
+    """Connects this rank with the others of a generation. Any thread may call `abort`: whatever waits then raises."""
 
     def __init__(self, join: JoinGeneration) -> None:
         self._join = join
@@ -85,16 +83,16 @@ class Bootstrap:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the others. They notice, if they sum still."""
+        """Close the connections; ranks that still use them notice."""
         ends, self._ends = self._ends, []
         for end in ends:
             end.close()
 
     def run(self, name: str, step: int | None, open_store: Callable[[], int]) -> tuple[Welcome, ControlChannel]:
-        """Return what all ranks have said, when all have, and what connects them from then on.
+        """Return what all ranks have sent, once all have, and the channel that connects them.
 
-        Rank 0 calls `open_store`, which returns the store's port. Waits for as long as it takes: agents know who comes
-        on, and `abort` when one does not. Raises GroupLostError then, and when a rank goes.
+        Rank 0 calls `open_store`, which returns the store's port. Has no timeout: agents know which worker still makes
+        progress and call `abort` when one does not. Raises GroupLostError then, and when a rank goes.
         """
         join = self._join
         own = Hello(generation=join.generation, rank=join.rank, name=name, step=step, token=join.token)
@@ -114,7 +112,7 @@ class Bootstrap:
         with listener, _PendingPeers(listener, 2 * self._join.world_size + EXTRA_PENDING) as pending:
             while len(there) < self._join.world_size:
                 for peer, hello in pending.completed():
-                    if self._is_expected(hello) and hello.rank not in there:  # of two of the same rank the first counts
+                    if self._is_expected(hello) and hello.rank not in there:  # the first of a rank counts
                         there[hello.rank], peers[hello.rank] = hello, self._register(peer)
                     else:
                         peer.close()
@@ -130,12 +128,11 @@ class Bootstrap:
         return welcome, peers
 
     def _is_expected(self, hello: Hello) -> bool:
-        """Whether a rank of this generation says that."""
         knows = hmac.compare_digest(hello.token.encode(), self._join.token.encode())
         return knows and hello.generation == self._join.generation and 0 < hello.rank < self._join.world_size
 
     def _join_root(self, own: Hello) -> tuple[Welcome, dict[int, socket.socket]]:
-        """Ask until rank 0 is there: who listens may still be a meeting of an older generation."""
+        """Retry until rank 0 answers: the listener there may belong to an older generation."""
         address = endpoint_of(self._join.store, "store")
         while True:
             self.close()
@@ -159,9 +156,9 @@ class Bootstrap:
 
 
 class _PendingPeers:
-    """Those who have connected to rank 0 and have yet to say who they are: all are heard at once.
+    """The connections to rank 0 that have not sent their Hello yet, all read at once.
 
-    There are `most` of them; beyond, the oldest is disconnected, which comes again if it is a rank.
+    Above `most` the oldest is closed; a real rank connects again.
     """
 
     def __init__(self, listener: socket.socket, most: int) -> None:
@@ -182,9 +179,9 @@ class _PendingPeers:
         self._selector.close()
 
     def completed(self) -> Iterator[tuple[socket.socket, Hello]]:
-        """Wait for a moment, and hand over those that have said meanwhile who they are, and what they say.
+        """Wait for a moment, and yield connections whose Hello has arrived.
 
-        Raises OSError when the listener has been shut.
+        Raises OSError once the listener is shut down.
         """
         for key, _ in self._selector.select(POLL_EVERY_S):
             end = key.fileobj
@@ -209,7 +206,7 @@ class _PendingPeers:
             self._disconnect(next(iter(self._there)))
 
     def _receive(self, end: socket.socket) -> Hello | None:
-        """Return what it has said once that is whole; disconnect whoever says anything else, or goes."""
+        """Return the Hello once it is complete; close the connection if it sends anything else, or ends."""
         pending = self._there[end]
         try:
             data = end.recv(MAX_HELLO_BYTES - pending.size)
@@ -232,17 +229,15 @@ class _PendingPeers:
         end.close()
 
 
+@dataclass
 class _PendingPeer:
-    """What one of them has said so far, how many bytes that is, and until when it has to have said all."""
-
-    def __init__(self, unpacker: MessageDecoder[Hello], until: float) -> None:
-        self.unpacker = unpacker
-        self.until = until
-        self.size = 0
+    unpacker: MessageDecoder[Hello]
+    until: float  # its Hello has to be complete by then
+    size: int = 0  # bytes so far
 
 
 def _receive_message(end: socket.socket, kind: type[MessageT]) -> MessageT:
-    """Return the one thing that rank 0 says, in `LONGEST` bytes at most, if ever."""
+    """Read one message of at most MAX_MESSAGE_BYTES, without a timeout."""
     unpacker: MessageDecoder[MessageT] = MessageDecoder(kind)
     room = MAX_MESSAGE_BYTES
     end.settimeout(None)
@@ -256,20 +251,21 @@ def _receive_message(end: socket.socket, kind: type[MessageT]) -> MessageT:
     raise msgspec.DecodeError(f"more than {MAX_MESSAGE_BYTES} bytes")
 
 
-# What ranks say over the sockets by which they have met: counts that rank 0 adds up, and state for who lacks it.
+# The control channel: counts that rank 0 sums, and state for ranks that need it.
 
 UNREACHABLE_S = 10
-"""How long the system of another rank may be out of reach: it answers also for a process that is stopped."""
+"""How long another rank's host may be unreachable. Its kernel also answers for a stopped process."""
 
 
 class ControlChannel:
-    """Rank 0's sockets to all others, or another rank's to rank 0. Whoever sums waits for all, for as long as it takes.
+    """Rank 0's sockets to all others, or another rank's to rank 0. A sum waits for all ranks without a timeout.
 
-    Gloo's collectives give up after 30 s, which it can't be told: with a sum before it all ranks begin one at once.
+    Gloo's collectives give up after 30 s, which can't be changed: after a sum over this channel all ranks begin one at
+    once.
     """
 
     def __init__(self, ends: Mapping[int, socket.socket]) -> None:
-        """Sum over connected sockets, each by the rank at its other end; who has opened them closes them."""
+        """Use connected sockets, by the rank at the other end; whoever opened them closes them."""
         self._ends = dict(ends)
         for end in self._ends.values():
             end.settimeout(None)
@@ -277,7 +273,7 @@ class ControlChannel:
                 _configure_socket(end)
 
     def all_reduce(self, own: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sums over all ranks. Raises OSError, EOFError when a connection ends or is shut down."""
+        """Return the sums over all ranks. Raises OSError, EOFError when a connection ends."""
         if 0 in self._ends:
             self._ends[0].sendall(own.tobytes())
             return np.frombuffer(self._receive(own.nbytes)[0], np.int64).copy()
@@ -292,7 +288,7 @@ class ControlChannel:
         self._ends[rank].sendall(values.data)
 
     def receive(self, values: NDArray[np.uint8], rank: int) -> None:
-        """Replace the bytes by what a rank sends. Raises OSError, EOFError."""
+        """Fill `values` with the bytes that a rank sends. Raises OSError, EOFError."""
         room = values.data
         while room:
             count = self._ends[rank].recv_into(room)
@@ -301,7 +297,7 @@ class ControlChannel:
             room = room[count:]
 
     def _receive(self, size: int) -> dict[int, bytes]:
-        """Return so many bytes of each; who goes meanwhile is noticed at once, whoever else is late."""
+        """Return `size` bytes of each rank; a rank that goes is noticed at once, however late the others are."""
         received = dict.fromkeys(self._ends, b"")
         ranks = {end.fileno(): rank for rank, end in self._ends.items()}
         readable = select.poll()
@@ -318,7 +314,7 @@ class ControlChannel:
 
 
 def _configure_socket(end: socket.socket) -> None:
-    """Have small messages sent at once, and a network that is cut noticed by who waits for the other end."""
+    """Send small messages at once, and detect a network that is cut."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":

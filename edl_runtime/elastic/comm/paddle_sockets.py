@@ -1,8 +1,8 @@
 """The sockets inside Paddle's process groups, found by their descriptors in /proc.
 
-Paddle neither tells its sockets nor closes a group whose rank is lost: whoever waits in a collective would wait on, and
-its store would listen at all addresses for as long as the process lives. So they are shut down, and a listener is
-replaced by a silent descriptor (`dup2`), from outside.
+Paddle neither exposes its sockets nor closes a group whose rank is lost: a rank that waits in a collective would wait
+on, and its store would listen at all addresses for as long as the process lives. So sockets are shut down, and a
+listener is replaced by a silent descriptor (`dup2`), from outside.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def peer_port(fd: int) -> int | None:
 
 
 def close_listener(port: int) -> None:
-    """Have nobody listen at this port any more, though its descriptor is Paddle's: put one in its place that is silent.
+    """Replace the listening socket at this port, whose descriptor Paddle owns, by a silent one.
 
-    Shut down, it would be told ready for ever to whoever waits for connections.
+    Shut down instead, it would be reported as readable for ever to Paddle's epoll loop.
     """
     for fd in descriptors("socket:"):
         with contextlib.suppress(OSError), _borrowed(fd) as end:
@@ -69,7 +69,7 @@ def shut_down(fd: int) -> None:
 
 
 def disable_delay(fd: int) -> None:
-    """Have small messages sent at once. The store's are two packets each, which else cost 40 ms of waiting."""
+    """Send small messages at once: the store sends two packets for each, which cost 40 ms with Nagle's algorithm."""
     with contextlib.suppress(OSError), _borrowed(fd) as end:
         if end.type == socket.SOCK_STREAM:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

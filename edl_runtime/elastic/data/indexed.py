@@ -18,13 +18,13 @@ from edl_runtime.shards import cursor as cursors
 from edl_runtime.shards.cursor import DatasetCursor
 
 SAME_ON_ALL_RANKS = ("epochs", "global_batch", "instance_batch", "seed", "shuffle")
-"""What all ranks have to give to `run.data` alike, besides a dataset of as many samples."""
+"""Arguments of `run.data` that have to be the same on all ranks, besides the dataset's length."""
 
 MAX_SEEDS = 1 << 62
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How samples become batches; see `Run.data`."""
+    """See `Run.data`."""
 
     global_batch: int | None
     instance_batch: int | None
@@ -34,7 +34,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexedData:
-    """What `Run.data` returns: an iterable of this rank's batches until all epochs are over, from where they are.
+    """What `Run.data` returns: an iterable of this rank's remaining batches, of all epochs.
 
     Where a step has fewer samples than ranks, a rank without one takes part in it without yielding a batch.
     """
@@ -52,13 +52,13 @@ class IndexedData:
         return self._batches(self._loaded)
 
     def epochs(self, reader: Iterable[Any] | None = None) -> Iterator[tuple[int, Iterator[Any]]]:
-        """Yield the number of each epoch that is left, from 0, and its batches; those of `through(reader)` if given.
+        """Yield the number of each remaining epoch, from 0, and its batches; those of `through(reader)` if given.
 
-        After an epoch's batches all ranks come to its end, also those that had none in its last step: there a script
-        may evaluate, take a `run.mean`, and decide. Checkpoints of that step have what it registers and changes there.
+        All ranks come to the end of an epoch, also those without a batch in its last step: there a script may evaluate,
+        call `run.mean`, and decide. What it registers and changes there is in that step's checkpoint.
         """
         begin = self._loaded if reader is None else self._read_by(reader)
-        self._tell_if_trained()
+        self._note_if_done()
         while not self._at_end:
             epoch = self._cursor.epoch
             yield epoch, self._batches(begin, epoch)
@@ -68,16 +68,16 @@ class IndexedData:
     def through(self, reader: Iterable[Any]) -> Iterator[Any]:
         """Yield what `reader` makes of the batches of `local`, until all epochs are over.
 
-        For a DistillReader, which reads ahead: what counts is what was stepped. It is iterated anew for each epoch and
-        each generation. Raises SpecError for a reader that knows how many epochs there are: it would begin the next one
-        before this one ends, with the batches of a group that may be another by then.
+        For a DistillReader, which reads ahead: only what was stepped counts. It is iterated once for each epoch and
+        each generation. Raises SpecError for a reader with a number of epochs: it would start the next one before this
+        one ends.
         """
         return self._batches(self._read_by(reader))
 
     def local(self) -> Iterator[Any]:
-        """Yield the rest of an epoch's batches of this rank, as tuples of arrays: the source of a DistillReader.
+        """Yield this rank's remaining batches of an epoch, as tuples of arrays: the source of a DistillReader.
 
-        `collate_fn` makes something else of the samples. May be read ahead by any thread; only with `through`.
+        `collate_fn` converts the samples. Any thread may read ahead; only with `through`.
         """
         ahead = self._ahead
         for indices in self._indices(ahead):
@@ -92,14 +92,14 @@ class IndexedData:
     def total_steps(self) -> int | None:
         return cursors.total_steps(self._cursor) if self._batching.instance_batch is None else None
 
-    def place(self, *, durable: bool) -> dict[str, Any]:
-        del durable  # it is the same for whoever asks
-        place: dict[str, Any] = msgspec.to_builtins(self._cursor)
-        return place
+    def position(self, *, durable: bool) -> dict[str, Any]:
+        del durable  # it is the same in both cases
+        position: dict[str, Any] = msgspec.to_builtins(self._cursor)
+        return position
 
-    def seek(self, place: dict[str, Any], world_size: int) -> None:
+    def seek(self, position: dict[str, Any], world_size: int) -> None:
         """Raise DatasetChangedError for another dataset, SpecError for another order of it."""
-        there = msgspec.convert(place, DatasetCursor)
+        there = msgspec.convert(position, DatasetCursor)
         mine = self._cursor
         cursors.check_length(there, mine.length)
         for field in ("seed", "shuffle"):
@@ -111,23 +111,23 @@ class IndexedData:
             size = self._batching.instance_batch * world_size
             self._cursor = msgspec.structs.replace(self._cursor, global_batch=size)
 
-    def vector(self, rank: int, world_size: int) -> list[int]:
+    def counts(self, rank: int, world_size: int) -> list[int]:
         del world_size
         return [int(rank == 0) * number for number in self._numbers]
 
-    def check(self, samples: int, vector: Sequence[int]) -> None:
+    def check(self, samples: int, counts: Sequence[int]) -> None:
         """Raise DatasetChangedError, SpecError when rank 0 has other data, or another order of it."""
         del samples
-        if [*vector] == self._numbers:
+        if [*counts] == self._numbers:
             return
-        length, *others = vector
+        length, *others = counts
         cursors.check_length(msgspec.structs.replace(self._cursor, length=length), self._cursor.length)
         for field, there, mine in zip(SAME_ON_ALL_RANKS, others, self._numbers[1:], strict=True):
             if there != mine:
                 raise SpecError(f"run.data({field}=…)", mine, f"{there}, as rank 0 has it")
 
-    def advance(self, samples: int, vector: Sequence[int]) -> None:
-        del vector
+    def advance(self, samples: int, counts: Sequence[int]) -> None:
+        del counts
         self._cursor = cursors.advance(self._cursor, samples)
 
     def _loaded(self) -> Iterator[Any]:
@@ -136,12 +136,12 @@ class IndexedData:
     def _read_by(self, reader: Iterable[Any]) -> Callable[[], Iterator[Any]]:
         epochs: int | None = getattr(reader, "epochs", None)
         if epochs is not None:
-            raise SpecError("DistillReader(epochs=…)", epochs, "None with data.through, which knows them itself")
+            raise SpecError("DistillReader(epochs=…)", epochs, "None with data.through, which counts epochs itself")
         return lambda: iter(reader)
 
     def _batches(self, begin: Callable[[], Iterator[Any]], epoch: int | None = None) -> Iterator[Any]:
-        """Yield those that are left, of this epoch or, with the end of the training, of all."""
-        self._tell_if_trained()
+        """Yield the remaining batches of this epoch or, with the end of the training, of all."""
+        self._note_if_done()
         while self._is_left(epoch):
             self._training.between_steps()
             if self._is_left(epoch):
@@ -149,13 +149,13 @@ class IndexedData:
         if epoch is None:
             self._training.finish()
 
-    def _tell_if_trained(self) -> None:
-        """Say why there are no batches, where the checkpoint that this training goes on from has them all."""
+    def _note_if_done(self) -> None:
+        """Note in the job's events that the checkpoint has all epochs, if so: there are no batches then."""
         training = self._training
         if self._cursor.done and not training.over and training.session.group.rank == 0:
             text = (
-                f"all {self._cursor.epochs} epochs are trained already; with more epochs the training goes on, with "
-                "another place for checkpoints it begins anew"
+                f"all {self._cursor.epochs} epochs are trained already; give more epochs to continue, or another "
+                "location for checkpoints to start again"
             )
             training.agent.send(Note(text=text))
 
@@ -163,7 +163,7 @@ class IndexedData:
         return not self._at_end and epoch in (None, self._cursor.epoch)
 
     def _generation(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Yield an epoch's batches while the group stays as it is."""
+        """Yield an epoch's batches while the group stays the same."""
         training, epoch = self._training, self._cursor.epoch
         generation = training.session.generation
         self._ahead = self._cursor
@@ -175,7 +175,7 @@ class IndexedData:
                     training.finish_step()
                 for number, piece in enumerate(pieces):
                     batch = _next(batches)
-                    training.draw(MicroBatch(len(piece), first=number == 0, last=number == len(pieces) - 1))
+                    training.note_batch(MicroBatch(len(piece), first=number == 0, last=number == len(pieces) - 1))
                     yield batch
                     training.check_stepped()
                     if training.over or training.session.generation != generation:
@@ -183,7 +183,7 @@ class IndexedData:
                 if self._is_left(epoch):
                     training.between_steps()
             if training.session.generation == generation and not training.over:
-                next(batches, None)  # so that who makes them sees the epoch's end
+                next(batches, None)  # so that a reader sees the epoch's end
         finally:
             close = getattr(batches, "close", None)
             if close is not None:
@@ -200,7 +200,7 @@ class IndexedData:
         return cursors.micro_batches(own, self._batching.micro_batch) if len(own) else []
 
     def _indices(self, cursor: DatasetCursor) -> Iterator[np.ndarray]:
-        """Yield those of all steps that the epoch has left."""
+        """Yield the indices of the epoch's remaining steps."""
         epoch = cursor.epoch
         while not cursor.done and cursor.epoch == epoch:
             yield from self._pieces(cursor)
@@ -223,13 +223,13 @@ class IndexedData:
                 batch_sampler=sampler,
                 num_workers=self._batching.num_workers,
                 collate_fn=collate,
-                worker_init_fn=lambda _: die_with_parent(parent),  # Paddle's own watch on it does not work
+                worker_init_fn=lambda _: die_with_parent(parent),  # Paddle's own check of its parent does not work
             )
         )
         try:
             yield from loader
         finally:
-            loader._try_shutdown_all(1)  # noqa: SLF001 -- else a thread of its own keeps it, and its workers, for ever
+            loader._try_shutdown_all(1)  # noqa: SLF001 -- else one of its threads keeps it and its workers alive
 
 
 def _next(batches: Iterator[Any]) -> Any:
@@ -237,7 +237,7 @@ def _next(batches: Iterator[Any]) -> Any:
         return next(batches)
     except StopIteration:
         raise StepError(
-            "the reader in run.data ended before the epoch", "give back a batch for each of data.local"
+            "the reader in run.data ended before the epoch", "return a batch for each of data.local"
         ) from None
 
 
@@ -247,13 +247,11 @@ def _stacked(samples: list[Any]) -> tuple[np.ndarray, ...]:
     return tuple(np.stack([np.asarray(slot) for slot in slots]) for slots in zip(*samples, strict=True))
 
 
-# Samples to batches, as paddle.io.DataLoader makes them.
-
 Collate = Callable[[list[Any]], Any]
 
 
 def as_tensors(batch: Any) -> Any:
-    """Return a batch with tensors for its arrays, as paddle.io.DataLoader does."""
+    """Return a batch with its arrays as tensors, as paddle.io.DataLoader does."""
     match batch:
         case np.ndarray():
             import paddle

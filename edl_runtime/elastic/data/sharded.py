@@ -22,29 +22,29 @@ from edl_runtime.shards.ledger_state import LedgerState, ReadPosition, Shard, fr
 ReadShard = Callable[[str], Iterable[Any]]
 
 IDLE_S = 0.02
-"""How long all ranks wait when none has a shard and not all are finished: a stream may grow."""
+"""How long all ranks pause when none has a shard and not all are finished: a stream may grow."""
 
 RETRY_HOLD_S = 1.0
 MAX_RETRY_HOLD_S = 30.0
-"""How long a process keeps a shard that it can't read before anybody may try it again, doubled with each that it can't
-read in a row: what is wrong may be the storage, and soon mended."""
+"""How long a process keeps a shard that it can't read before others may try it, doubled with each further one in a row:
+the storage may be at fault, and recover."""
 
 SET_ASIDE = "shards_set_aside"
-"""How many shards were given up, as a metric of checkpoints and results; none without any."""
+"""Metric of checkpoints and results: how many shards were given up; absent without any."""
 
 log = get_logger(__name__)
 
 
 def hold_s(failed_in_a_row: int) -> float:
-    """Return for how many seconds a shard is kept that can't be read, after so many others in a row."""
+    """Return for how many seconds to keep an unreadable shard, after so many others in a row."""
     return min(RETRY_HOLD_S * 2.0**failed_in_a_row, MAX_RETRY_HOLD_S)
 
 
 class _LedgerPosition(msgspec.Struct, kw_only=True):
     """How far all ranks are.
 
-    - `ledger`: to begin with, None for a new one; `live`: Redis has a later one, which some rank has begun to use.
-    - `positions`: what is applied of which ticket after `step`.
+    - `ledger`: the state to start from, None for a new one. `live`: Redis has a later one, which some rank uses.
+    - `positions`: records applied of each ticket after `step`.
     """
 
     step: int = 0
@@ -54,7 +54,7 @@ class _LedgerPosition(msgspec.Struct, kw_only=True):
 
 
 class _PendingBatch(msgspec.Struct, frozen=True):
-    """A batch that is not applied yet: of which step it is to be, and whether the shard ends with it."""
+    """A batch that is not applied yet: its step, and whether the shard ends with it."""
 
     step: int
     records: list[Any]
@@ -64,8 +64,8 @@ class _PendingBatch(msgspec.Struct, frozen=True):
 class ShardedData:
     """What `Run.shards` returns: an iterable of this rank's batches, until all shards are finished.
 
-    A rank that has no shard takes part in steps without yielding a batch. When Redis has forgotten the ledger, or a
-    lease, all ranks raise LedgerMissingError after the same step: model and ledger can only go back together.
+    A rank without a shard takes part in steps without yielding a batch. When Redis has lost the ledger, or a lease, all
+    ranks raise LedgerMissingError after the same step: model and ledger can only go back together.
     """
 
     def __init__(
@@ -76,15 +76,15 @@ class ShardedData:
         self._read = read
         self._batch_size = batch_size
         self._collate = collate_fn
-        self._place = _LedgerPosition()
+        self._position = _LedgerPosition()
         self._entered = 0  # the generation that the ledger is used for
         self._open: OpenShard | None = None
-        self._taken: _PendingBatch | None = None
+        self._pending: _PendingBatch | None = None
         self._finished: list[tuple[Shard, int]] = []  # to be acknowledged, with their steps
         self._failed_in_a_row = 0
         self._drained = False
         self._all_drained = False
-        self._forgotten = False  # the ledger, or a lease, by Redis
+        self._missing = False  # Redis has lost the ledger, or a lease
         self._epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -100,7 +100,7 @@ class ShardedData:
                 if samples == training.samples and not self._all_drained:
                     time.sleep(IDLE_S)
                 continue
-            training.draw(MicroBatch(len(taken.records), first=True, last=True))
+            training.note_batch(MicroBatch(len(taken.records), first=True, last=True))
             yield as_tensors(self._collate(taken.records))
             training.check_stepped()
         self._count_set_aside()
@@ -115,64 +115,64 @@ class ShardedData:
     def total_steps(self) -> int | None:
         return None
 
-    def place(self, *, durable: bool) -> dict[str, Any]:
-        if not durable or not self._place.live:
-            here: dict[str, Any] = msgspec.to_builtins(self._place, str_keys=True)
+    def position(self, *, durable: bool) -> dict[str, Any]:
+        if not durable or not self._position.live:
+            here: dict[str, Any] = msgspec.to_builtins(self._position, str_keys=True)
             return here
         training = self._training
-        with self._note_forgotten_ledger():
-            if self._entered != training.session.generation:  # it leaves on the way into this one
+        with self._note_missing_ledger():
+            if self._entered != training.session.generation:  # it leaves before it has entered this one
                 self._ledger.begin(training.session.generation)
-            if not self._forgotten:
+            if not self._missing:
                 step = training.train_state.steps
-                state = self._ledger.commit(step, self._place.positions)
+                state = self._ledger.commit(step, self._position.positions)
                 self._count_set_aside()
-                place: dict[str, Any] = msgspec.to_builtins(_LedgerPosition(step=step, ledger=state))
-                return place
+                position: dict[str, Any] = msgspec.to_builtins(_LedgerPosition(step=step, ledger=state))
+                return position
         if training.train_state.ended or training.agent.directive(self._entered) is None:
-            training.finish_step()  # all others are in it: they hear of it there, and so does this rank
+            training.finish_step()  # the other ranks are in this step, and learn there that the ledger is missing
         raise LedgerMissingError(self._ledger.job)
 
-    def seek(self, place: dict[str, Any], world_size: int) -> None:
+    def seek(self, position: dict[str, Any], world_size: int) -> None:
         del world_size
-        self._place = msgspec.convert(place, _LedgerPosition, strict=False)
-        if self._taken is not None and self._taken.step <= self._place.step:
-            self._apply_taken()  # by the others: it is in the model that they gave
+        self._position = msgspec.convert(position, _LedgerPosition, strict=False)
+        if self._pending is not None and self._pending.step <= self._position.step:
+            self._apply_pending()  # the others have applied it: it is in the model that they sent
 
-    def vector(self, rank: int, world_size: int) -> list[int]:
+    def counts(self, rank: int, world_size: int) -> list[int]:
         position = None
         if self._open is not None:
-            more = 0 if self._taken is None else len(self._taken.records)
+            more = 0 if self._pending is None else len(self._pending.records)
             position = ReadPosition(self._open.shard.ticket, self._open.offset + more)
-        flags = [self._drained, self._forgotten, self._place.live]
+        flags = [self._drained, self._missing, self._position.live]
         return [*map(int, flags), *to_vector(position, rank, world_size)]
 
-    def check(self, samples: int, vector: Sequence[int]) -> None:
-        _, forgotten, _, *positions = vector
-        if forgotten or (samples and has_conflict(positions)):
-            time.sleep(LINGER_S)
+    def check(self, samples: int, counts: Sequence[int]) -> None:
+        _, missing, _, *positions = counts
+        if missing or (samples and has_conflict(positions)):
+            time.sleep(LINGER_S)  # slower ranks still have to read the sum that reports it
             raise LedgerMissingError(self._ledger.job)
 
-    def advance(self, samples: int, vector: Sequence[int]) -> None:
-        drained, _, live, *positions = vector
+    def advance(self, samples: int, counts: Sequence[int]) -> None:
+        drained, _, live, *positions = counts
         if not samples:
-            self._place.live = live > 0
+            self._position.live = live > 0
             self._all_drained = drained == self._training.session.group.world_size
             return
-        self._place = msgspec.structs.replace(
-            self._place, step=self._training.train_state.steps + 1, positions=from_vector(positions)
+        self._position = msgspec.structs.replace(
+            self._position, step=self._training.train_state.steps + 1, positions=from_vector(positions)
         )
-        if self._taken is not None:
-            self._apply_taken()
-            with self._note_forgotten_ledger():
+        if self._pending is not None:
+            self._apply_pending()
+            with self._note_missing_ledger():
                 self._acknowledge()
 
     def _enter(self) -> bool:
-        """Use the ledger in this generation; return whether it is still the present one afterwards.
+        """Start using the ledger in this generation; return whether the generation is still current afterwards.
 
-        In an empty step all ranks hear whether any has used the ledger: one of those that were lost in the empty steps
-        of a generation before may have been through with them. Then rank 0 puts the ledger right, and all ranks do
-        another one: whoever is through with it knows that.
+        In an empty step all ranks learn whether any of them has used the ledger: in an earlier generation some may have
+        finished their empty steps while others were lost. Then rank 0 repairs the ledger, and all ranks do another
+        empty step: a rank that has finished it knows that the ledger is repaired.
         """
         training, session = self._training, self._training.session
         generation = session.generation
@@ -181,54 +181,55 @@ class ShardedData:
         if training.over or session.generation != generation:
             return False
         if session.group.rank == 0:
-            with self._note_forgotten_ledger():
-                self._put_right(generation)
+            with self._note_missing_ledger():
+                self._repair(generation)
         self._do_empty_step()
         if training.over or session.generation != generation:
             return False
-        with self._note_forgotten_ledger():
+        with self._note_missing_ledger():
             self._keep(self._ledger.begin(generation))
             self._acknowledge()
-        self._place.live = True
+        self._position.live = True
         self._entered = generation
         return True
 
     def _do_empty_step(self) -> None:
-        """Hear of the others' flags, and be in the next generation if it is due."""
+        """Exchange flags with the other ranks, and enter the next generation if it is due."""
         self._training.finish_step()
         if not self._training.over:
             self._training.between_steps()
 
-    def _put_right(self, generation: int) -> None:
-        if self._place.live:
+    def _repair(self, generation: int) -> None:
+        training, position = self._training, self._position
+        if position.live:
             self._ledger.begin(generation)
-            self._ledger.release(self._training.train_state.steps, self._place.positions, self._training.session.names)
+            self._ledger.release(training.train_state.steps, position.positions, training.session.names)
         else:
-            self._ledger.restore(self._place.ledger, generation)
+            self._ledger.restore(position.ledger, generation)
 
     def _keep(self, held: Collection[int]) -> None:
-        """Let go of shards but for these tickets: a generation that this rank was not in has given them to others."""
+        """Drop shards without these tickets: a generation without this rank has given them to others."""
         if self._open is not None and self._open.shard.ticket not in held:
             log.warning("shard.lost", shard=self._open.shard.name)
-            self._open = self._taken = None
+            self._open = self._pending = None
         self._finished = [(shard, step) for shard, step in self._finished if shard.ticket in held]
 
     @contextlib.contextmanager
-    def _note_forgotten_ledger(self) -> Iterator[None]:
-        """Do what needs the ledger. If Redis has forgotten it, this rank takes no more, and tells all in a step."""
+    def _note_missing_ledger(self) -> Iterator[None]:
+        """Use the ledger. If Redis has lost it, this rank takes no more batches, and all learn it in the next step."""
         try:
             yield
         except (LedgerMissingError, LeaseLostError):
-            self._forgotten = True
+            self._missing = True
 
     def _next_batch(self) -> _PendingBatch | None:
-        """Return what is to be applied next, None if there is nothing now."""
-        with self._note_forgotten_ledger():
-            while self._taken is None and not self._drained and not self._forgotten:
+        """Return the batch that is applied next, None if there is none now."""
+        with self._note_missing_ledger():
+            while self._pending is None and not self._drained and not self._missing:
                 opened = self._open or self._lease()
-                if opened is None or not (self._give_back(opened) if opened.trouble else self._take(opened)):
+                if opened is None or not (self._give_back(opened) if opened.error else self._take(opened)):
                     break
-        return self._taken
+        return self._pending
 
     def _lease(self) -> OpenShard | None:
         leased = self._ledger.lease()
@@ -241,61 +242,61 @@ class ShardedData:
         return self._open
 
     def _records(self, name: str) -> Iterator[Any]:
-        yield from self._read(name)  # which is not called before the first is asked for
+        yield from self._read(name)  # a generator: the script's function is called with the first record
 
     def _take(self, opened: OpenShard) -> bool:
         """Take a batch, or find that there is none; return whether the shard could be read."""
         try:
             records = opened.take(self._batch_size)
         except Exception as error:  # noqa: BLE001 -- whatever is wrong with a shard, others can be read
-            opened.trouble = f"{type(error).__name__}: {error}"
+            opened.error = f"{type(error).__name__}: {error}"
             held_s = hold_s(self._failed_in_a_row)
             opened.held_until = time.monotonic() + held_s
             self._failed_in_a_row = min(self._failed_in_a_row + 1, 16)
-            log.warning("shard.failed", shard=opened.shard.name, reason=opened.trouble, held_s=held_s)
+            log.warning("shard.failed", shard=opened.shard.name, reason=opened.error, held_s=held_s)
             return False
         self._failed_in_a_row = 0
         step = self._training.train_state.steps
         if records:
-            self._taken = _PendingBatch(step + 1, records, opened.is_through)
-        else:  # whoever had it before had applied all of it
+            self._pending = _PendingBatch(step + 1, records, opened.at_end)
+        else:  # the worker that had it before has applied all of it
             self._ledger.ack([opened.shard], step)
             self._open = None
         return True
 
     def _give_back(self, opened: OpenShard) -> bool:
-        """Let others try a shard that can't be read, when it was held long enough; return whether it was.
+        """Let others try a shard that can't be read, once it was held long enough; return whether it was.
 
-        All ranks have made a step since, so they have what is applied of it.
+        All ranks have made a step since, so they have everything that was applied of it.
         """
         if time.monotonic() < opened.held_until:
             return False
         shard = opened.shard
         self._open = None
-        if self._ledger.fail(shard, opened.trouble, applied=opened.offset):
+        if self._ledger.fail(shard, opened.error, applied=opened.offset):
             log.warning("shard.set_aside", shard=shard.name, epoch=shard.epoch, applied=opened.offset)
             text = (
-                f"shard {shard.name!r} was set aside in epoch {shard.epoch}, for it failed too often; its first "
-                f"{opened.offset} records are in the model. The last failure: {opened.trouble}"
+                f"shard {shard.name!r} was set aside in epoch {shard.epoch} because it failed too often; its first "
+                f"{opened.offset} records are in the model. Last failure: {opened.error}"
             )
             self._training.agent.send(Note(text=text))
         return True
 
     def _count_set_aside(self) -> None:
-        """Let the next checkpoint and the result say how many shards were given up."""
-        with self._note_forgotten_ledger():
+        """Note how many shards were given up, as a metric."""
+        with self._note_missing_ledger():
             if aside := self._ledger.report().set_aside:
                 self._training.note_metrics({SET_ASIDE: float(len(aside))})
 
-    def _apply_taken(self) -> None:
-        opened, taken = self._open, self._taken
-        if opened is None or taken is None:
+    def _apply_pending(self) -> None:
+        opened, pending = self._open, self._pending
+        if opened is None or pending is None:
             return
-        opened.offset += len(taken.records)
-        if taken.is_last:
-            self._finished.append((opened.shard, taken.step))
+        opened.offset += len(pending.records)
+        if pending.is_last:
+            self._finished.append((opened.shard, pending.step))
             self._open = None
-        self._taken = None
+        self._pending = None
 
     def _acknowledge(self) -> None:
         for shard, step in self._finished:
@@ -303,34 +304,28 @@ class ShardedData:
         self._finished.clear()
 
 
-# A shard that one rank has in hand: how far it is read, and why it can't be.
-
-
 class OpenShard:
-    """A shard of these records, of which `offset` are applied.
+    """A shard that this rank reads. `offset`: how many of its records are applied.
 
-    - `trouble`: why it can't be read, "" if it can. `held_until`: it is kept so long then, by the monotonic clock.
+    `error`: why it can't be read, "" if it can; it is kept until `held_until` then, by the monotonic clock.
     """
 
     def __init__(self, shard: Shard, records: Iterator[Any]) -> None:
         self.shard = shard
         self.offset = shard.start
-        self.trouble = ""
+        self.error = ""
         self.held_until = 0.0
         self._records = itertools.islice(records, shard.start, None)
         self._next: list[Any] | None = None
 
     def take(self, most: int) -> list[Any]:
         """Return the next records, none at the shard's end. Raises what reading raises."""
-        following = self._following() if self._next is None else self._next
-        taken = [*following, *itertools.islice(self._records, most - len(following))]
-        self._next = self._following()
+        ahead = list(itertools.islice(self._records, 1)) if self._next is None else self._next
+        taken = [*ahead, *itertools.islice(self._records, most - len(ahead))]
+        self._next = list(itertools.islice(self._records, 1))  # one ahead, to know whether the shard is at its end
         return taken
 
     @property
-    def is_through(self) -> bool:
+    def at_end(self) -> bool:
         """Whether all records have been taken."""
         return self._next == []
-
-    def _following(self) -> list[Any]:
-        return list(itertools.islice(self._records, 1))

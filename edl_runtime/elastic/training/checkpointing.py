@@ -36,10 +36,10 @@ CLOSE_LIMIT_S = 60.0
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
-"""How long a store that is away is left alone before it is asked again: twice as long each time."""
+"""Pauses between tries to write to a store that is unavailable, doubled each time."""
 
 MAX_NAMED = 3
-"""Damaged checkpoints that are named when a training goes back behind them."""
+"""Damaged checkpoints that a note lists when a training restarts from an older one."""
 
 log = get_logger(__name__)
 
@@ -47,7 +47,7 @@ Capture = Callable[[], Snapshot]
 
 
 class CheckpointManager:
-    """The checkpoints of a training whose `spec` says where and when; none without one.
+    """Writes and loads the checkpoints of a training; does nothing without a `spec`.
 
     Raises CheckpointStoreError if nothing can be written there.
     """
@@ -63,50 +63,46 @@ class CheckpointManager:
             self._store.check()
 
     @property
-    def keeps(self) -> bool:
-        """Whether checkpoints are kept."""
+    def enabled(self) -> bool:
         return self._store is not None
 
-    def seen(self) -> int:
-        """Return the highest generation that any checkpoint is of, be it damaged or unfinished; 0 for none."""
+    def highest_generation(self) -> int:
+        """Return the highest generation of any checkpoint, damaged and unfinished ones included; 0 without any."""
         newest = [] if self._store is None else self._store.names()[:1]
         return position_of(newest[0]).generation if newest else 0
 
     def newest(self) -> RestoredCheckpoint | None:
-        """Return the newest that is whole. Raises as `CheckpointStore.load_newest`.
-
-        It is kept until `begin`, and not read again as long as it is the newest.
-        """
+        """Return the newest complete checkpoint, cached until `begin`. Raises as `CheckpointStore.load_newest`."""
         self._found = None if self._store is None else self._store.load_newest(self._found)
         return self._found
 
     def report_skipped(self, found: RestoredCheckpoint) -> None:
-        """Say that a training goes back to this one, if newer ones are damaged: what they hold is trained again.
+        """Note in the job's events why a training does not continue from its newest checkpoint, if so.
 
-        So is what one of an earlier generation holds that is further on: somebody has trained beside it, most likely.
+        Newer ones are damaged, or one of an earlier generation is of a later step: then another training has most
+        likely written to the same location.
         """
         if found.further:
             step, at = found.info.manifest.step, found.further.manifest.step
             text = (
-                f"training goes on from step {step} though {found.further.url} is of step {at}: it is of an earlier "
-                "generation, so another training has likely written here at the same time. It stays until this one "
-                f"has come to step {at}; to go on from it, stop this one and remove those of later generations"
+                f"training continues from step {step} though {found.further.url} is of step {at}: it is of an earlier "
+                "generation, so another training has probably written here at the same time. It is kept until this one "
+                f"reaches step {at}; to continue from it, stop this training and remove those of later generations"
             )
             self._agent.send(Note(text=text))
         if found.skipped:
             what = "; ".join(map(str, found.skipped[:MAX_NAMED]))
             more = len(found.skipped) - MAX_NAMED
             rest = f"; and {more} more" if more > 0 else ""
-            place = found.info.url.rpartition("/")[0]
-            text = (
-                f"training goes back to step {found.info.manifest.step}: {what}{rest}. See `edl checkpoints ls {place}`"
-            )
+            folder = found.info.url.rpartition("/")[0]
+            step = found.info.manifest.step
+            text = f"training goes back to step {step}: {what}{rest}. See `edl checkpoints ls {folder}`"
             self._agent.send(Note(text=text))
 
     def begin(self, step: int, unsaved_s: float) -> None:
-        """Count from this step when checkpoints are due, `unsaved_s` after the last; go on if that has been begun.
+        """Start the schedule at this step, `unsaved_s` after the last checkpoint, unless it runs already.
 
-        Each rank counts, so that whoever is the first in a later generation goes on where the one before was.
+        Each rank has a schedule, so that whichever writes in a later generation continues it.
         """
         self._found = None
         if self._spec is not None and self._schedule is None:
@@ -117,11 +113,11 @@ class CheckpointManager:
         return 0.0 if self._schedule is None else self._schedule.age_s(time.monotonic())
 
     def due(self, step: int) -> bool:
-        """Whether it is time for a checkpoint after this step, which all ranks ask once."""
+        """Whether a checkpoint is due after this step. Each rank calls it once for each step."""
         return self._schedule is not None and self._schedule.due(step, time.monotonic())
 
     def prepare(self, arrays: Callable[[], Arrays]) -> None:
-        """Be quick when this rank is to `save` such arrays. Raises SpecError for a type that checkpoints can't hold."""
+        """Allocate what `save` needs for such arrays. Raises SpecError for a type that checkpoints can't hold."""
         if self._store is not None and self._writer is None:
             held = arrays()
             for group in held.values():
@@ -129,15 +125,14 @@ class CheckpointManager:
             self._get_writer(self._store).prepare(held)
 
     def save(self, capture: Capture) -> None:
-        """Begin to write a checkpoint, unless the one before is still being written."""
+        """Start writing a checkpoint, unless the one before is still being written."""
         if self._store is not None:
             self._get_writer(self._store).save(capture)
 
     def save_now(self, capture: Capture, patience_s: float = 0.0) -> str:
-        """Write a checkpoint, return its URL; "" where none are kept.
+        """Write a checkpoint and return its URL, "" without checkpoints.
 
-        A store that can't be used is asked again and again for `patience_s`; the agent is told once. Raises
-        CheckpointError.
+        Retries for `patience_s` while the store is unavailable, and reports that once. Raises CheckpointError.
         """
         if self._store is None:
             return ""
@@ -151,12 +146,12 @@ class CheckpointManager:
                     raise
                 if pause_s == FIRST_PAUSE_S:
                     self._report_delayed(capture().step, error, patience_s)
-            self._agent.note_progress()  # who waits for this rank may do so: it has the weights
+            self._agent.note_progress()  # so that it is not killed as hung: it has the weights
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait for the checkpoint that is being written."""
         if self._writer is not None:
             self._writer.close(CLOSE_LIMIT_S)
 
@@ -185,26 +180,22 @@ class CheckpointManager:
         self._agent.send(Note(text=f"a checkpoint could not be written: {error}"))
 
     def _report_delayed(self, step: int, error: CheckpointStoreError, for_s: float) -> None:
-        log.warning("checkpoint.tried_again", url=error.url, step=step, cause=error.cause, for_s=for_s)
+        log.warning("checkpoint.delayed", url=error.url, step=step, cause=error.cause, for_s=for_s)
         self._agent.send(CheckpointDelayed(step=step, reason=str(error), for_s=for_s))
 
     def _report_overtaken(self, newest: str) -> None:
         text = (
             f"{newest} is of a later generation than the checkpoint that was just written beside it: another training "
-            "writes there, or this one goes on without this instance. Later ones count as newer, whatever their step, "
-            "and the next run goes on from them; give each training a place of its own (EDL_CHECKPOINT)"
+            "writes there, or this one continues without this instance. Later generations count as newer, whatever "
+            "their step, and the next run starts from them; give each training its own location (EDL_CHECKPOINT)"
         )
         self._agent.send(Note(text=text))
 
 
-# When the next checkpoint is due.
-
-
 class CheckpointSchedule:
-    """Tells at each step whether a checkpoint is due, counted from `step` at the time `now`.
+    """When checkpoints are due: at each multiple of `every_steps`, and whenever `every_s` have passed. Pure.
 
-    By steps one is due at each multiple of `every_steps`, by time when `every_s` have passed. Pure: `now` is a reading
-    of any clock that only goes forward, in seconds.
+    `now` is a reading of a monotonic clock, in seconds.
     """
 
     def __init__(self, spec: Checkpoint, *, step: int, now: float) -> None:
@@ -214,36 +205,32 @@ class CheckpointSchedule:
         self._at = now
 
     def due(self, step: int, now: float) -> bool:
-        """Whether one is due after `step`. If so, the next is counted from here, however this one fares."""
+        """Whether one is due after `step`. If so, the next is counted from here, even if this one fails."""
         by_steps = self._every_steps is not None and step // self._every_steps > self._step // self._every_steps
         by_time = self._every_s is not None and now - self._at >= self._every_s
         if by_steps or by_time:
-            self.begin(step, now)
+            self._step, self._at = step, now
         return by_steps or by_time
 
     def age_s(self, now: float) -> float:
         """Return how long ago the last one was due."""
         return now - self._at
 
-    def begin(self, step: int, now: float) -> None:
-        """Count from here: a checkpoint was loaded, or written out of turn."""
-        self._step, self._at = step, now
 
-
-# How a training ends: its last checkpoint, its result, and what becomes of it where a script leaves its loop early.
+# The end of a training: last checkpoint and result
 
 LAST_CHECKPOINT_WAIT_S = 600.0
-"""How long the last checkpoint of what is all trained is tried to be written: nothing else has these weights."""
+"""How long the last checkpoint of a finished training is retried: nothing else has these weights."""
 
 LEAVE_GRACE_SHARE = 0.5
-"""What of an instance's grace it tries so where it was told to leave; after 0.8 of it its agent kills it."""
+"""Share of an instance's grace for retries when it was told to leave; at 0.8 of it the agent kills the worker."""
 
 LINGER_S = 0.2
-"""How long the sockets stay open after the last step: who is slower may not have read all that it needs from them."""
+"""How long sockets stay open after the last step: slower ranks may not have read everything from them."""
 
 
 class TrainingEnd:
-    """The end of a training, of which there is one. `over`: it has come."""
+    """Ends a training, once. `over`: it has ended."""
 
     def __init__(
         self, train_state: TrainState, session: GroupSession, checkpoints: CheckpointManager, settings: RuntimeSettings
@@ -257,13 +244,13 @@ class TrainingEnd:
 
     @property
     def saved(self) -> bool:
-        """Whether this process has written the last checkpoint, or would have, where any are kept."""
+        """Whether this process has written the last checkpoint, if there are any."""
         return self._result_url is not None
 
     def save(self, *, leaves: bool = False) -> None:
-        """Write the last checkpoint and the result, unless this process has; wait for a store that is away.
+        """Write the last checkpoint and the result, once; retry while the store is unavailable.
 
-        `leaves`: since this instance was told to, so its time is short. Raises CheckpointError.
+        `leaves`: this instance was told to leave, so its time is short. Raises CheckpointError.
         """
         if not self.saved:
             patience_s = LEAVE_GRACE_SHARE * self._settings.grace_s if leaves else LAST_CHECKPOINT_WAIT_S
@@ -271,7 +258,7 @@ class TrainingEnd:
             self.write_result()
 
     def end(self, why: Literal["done", "left"]) -> None:
-        """Let go of the group and tell the agent."""
+        """Close the group and report the end to the agent."""
         self.over = True
         group = self._session.group
         if group.world_size > 1:
@@ -281,29 +268,29 @@ class TrainingEnd:
         self._session.agent.send(WorkerFinished(step=self._train_state.steps, why=why))
 
     def write_result(self) -> None:
-        """Leave the checkpoint's place and the metrics for whoever runs this script."""
+        """Publish the checkpoint's URL and the metrics as the job's result."""
         metrics = self._train_state.reported_metrics()
         write_result(checkpoint=self._result_url or "", metrics=metrics, settings=self._settings)
 
 
 def at_script_end(agent: AgentClient, end: Callable[[], None]) -> None:
-    """Call `end` once the script has run to its end, and not into an error.
+    """Call `end` when the script has run to its end without an error.
 
-    If that raises an error, the agent is told and this process ends with status 1. By `atexit` it would be too late:
-    what connects to object stores can't begin any work by then.
+    If `end` fails, this process reports it and exits with status 1. Not by `atexit`: object store clients can't start
+    any work by then.
     """
     threading._register_atexit(_end_in_process, os.getpid(), agent, end)  # type: ignore[attr-defined] # noqa: SLF001
 
 
 def _end_in_process(process: int, agent: AgentClient, end: Callable[[], None]) -> None:
-    """Do it, but not in the processes that load data, which end in the same way."""
+    """Call `end`, but not in the data loader's processes, which end in the same way."""
     if os.getpid() != process or agent.failed or getattr(sys, "last_value", None) is not None:
         return
     try:
         end()
     except SystemExit:  # it was told to leave, and has
         return
-    except BaseException as error:  # noqa: BLE001 -- the last to hear of it; and only so can the status be changed
+    except BaseException as error:  # noqa: BLE001 -- nothing else reports it, and only os._exit changes the status
         traceback.print_exception(error)
         agent.send(ScriptFailed.of(error))
         sys.stdout.flush()

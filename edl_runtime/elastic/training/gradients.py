@@ -13,33 +13,34 @@ from edl_runtime.elastic.comm.process_group import ProcessGroup
 from edl_runtime.elastic.training.state_parts import host_view
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MOST_ON_HEAP = 1 << 25  # glibc takes no more; by itself it comes to that as soon as something as large is freed
+_MOST_ON_HEAP = 1 << 25  # glibc's maximum
 _MOST_KEPT = 1 << 30
 
 
 class Gradients(Protocol):
-    """The weighted sum of a step's gradients and losses. A parameter without a gradient counts as zero, on this rank.
+    """The weighted sum of a step's gradients and losses.
 
-    One without a gradient on any rank has none in the end, as if it were trained alone.
+    A parameter without a gradient counts as zero on this rank; without one on any rank it has none in the end.
     """
 
     def add(self, weight: float, loss: float) -> None:
-        """Add the parameters' gradients so many times, and take them from the parameters."""
+        """Add the parameters' gradients times `weight`, and clear them."""
         ...
 
     def discard(self) -> None:
-        """Forget what was added."""
+        """Drop what was added."""
         ...
 
     def reduce(self, group: ProcessGroup, total: float) -> float:
-        """Add up over all ranks, divide by `total` and give it to the parameters; return the mean loss."""
+        """Sum over all ranks, divide by `total`, set the parameters' gradients; return the mean loss."""
         ...
 
 
 class HostGradients:
-    """Gradients on the CPU, kept in one array from step to step. Sums are in float32, or float64 if any gradient is.
+    """Gradients on the CPU, in one array that is kept from step to step.
 
-    What `reduce` gives is that array's own memory, where the parameter has its type: nothing is copied.
+    Sums are in float32, or float64 if any gradient is. Where a parameter has the array's type its gradient is a view of
+    it: nothing is copied.
     """
 
     def __init__(self, parameters: Sequence[Any]) -> None:
@@ -102,7 +103,7 @@ class HostGradients:
 
 
 class DeviceGradients:
-    """Gradients on a GPU, packed anew at each step."""
+    """Gradients on a GPU, packed at each step."""
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._parameters = list(parameters)
@@ -142,12 +143,12 @@ class DeviceGradients:
 
 
 def any_sparse(parameters: Sequence[Any]) -> bool:
-    """Whether any has a gradient of some of its rows only, as an Embedding(sparse=True) has."""
+    """Whether any gradient is of some rows only, as of an Embedding(sparse=True)."""
     return any(each.grad is not None and each.grad.is_selected_rows() for each in parameters)
 
 
 def _dense(parameter: Any) -> Any:
-    """Return its gradient as a whole: ranks have sparse ones of other rows, which can't be added up as they are."""
+    """Return the gradient as a whole: sparse ones of other ranks have other rows, and can't be summed."""
     import paddle
 
     gradient = parameter.grad
@@ -158,7 +159,7 @@ def _dense(parameter: Any) -> Any:
 
 
 def _plain(gradient: Any) -> np.ndarray:
-    """Return it as an array that can be weighted without loss: 16 bits may not hold what that makes."""
+    """Return it as an array that can be weighted without loss: 16 bits may not hold the product."""
     import paddle
 
     is_half = gradient.dtype in (paddle.bfloat16, paddle.float16)
@@ -166,7 +167,7 @@ def _plain(gradient: Any) -> np.ndarray:
 
 
 def _keep_what_is_freed(size: int) -> None:
-    """Have glibc keep so many bytes for what comes next: each step frees its gradients, and the next needs as much."""
+    """Have glibc keep so many freed bytes: each step frees its gradients, and the next needs as much."""
     with contextlib.suppress(AttributeError, OSError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _MOST_ON_HEAP)

@@ -14,84 +14,82 @@ from edl_runtime.errors import SpecError
 
 
 class RateState(NamedTuple):
-    """A rate at one moment, as JSON: the number, or the scheduler's state; None for what it is not."""
+    """A rate at one moment, as JSON: the number, or the scheduler's state; the other is None."""
 
     number: float | None
     scheduler: dict[str, Any] | None
 
 
 class LearningRate:
-    """An optimizer's rate as its script has it, without the factor that follows the number of instances.
+    """An optimizer's rate as its script sets it, without the factor for the number of instances.
 
-    A script may change it in its loop: by `optimizer.set_lr`, or by moving the scheduler on. A step that is lost has
-    its batch drawn again, and counts from the rate that there was when it was drawn the first time.
+    A script may change it in its loop, by `optimizer.set_lr` or by stepping the scheduler. The batch of a lost step
+    comes again, and then the rate is the one from when it came first.
     """
 
     def __init__(self, optimizer: Any) -> None:
         rate = optimizer._learning_rate  # noqa: SLF001 -- there is no other way to the scheduler
         self.scheduler: Any = None if isinstance(rate, float) else rate
         self._optimizer = optimizer
-        self._drawn: RateState | None = None  # as the batch was drawn that is not applied yet
-        self._again: RateState | None = None  # as it is to be when the batch of a lost step is drawn again
+        self._at_batch: RateState | None = None  # when the current batch came
+        self._at_repeat: RateState | None = None  # to restore when the batch of a lost step comes again
 
     @property
     def value(self) -> float:
         return float(self._optimizer.get_lr())
 
-    def held(self) -> RateState:
-        """Return what `put_back` takes."""
+    def state(self) -> RateState:
         return RateState(self.value, None) if self.scheduler is None else RateState(None, self.scheduler.state_dict())
 
-    def put_back(self, held: RateState) -> None:
-        """Be as it was then, if it was of this kind."""
-        if self.scheduler is None and held.number is not None:
-            self._set(held.number)
-        elif self.scheduler is not None and held.scheduler is not None:
-            self.scheduler.set_state_dict(held.scheduler)
+    def load(self, state: RateState) -> None:
+        """Restore a state, if it is of this kind: a number, or a scheduler's."""
+        if self.scheduler is None and state.number is not None:
+            self._set(state.number)
+        elif self.scheduler is not None and state.scheduler is not None:
+            self.scheduler.set_state_dict(state.scheduler)
 
-    def draw(self) -> None:
+    def note_batch(self) -> None:
         """Note that the script gets the first batch of a step."""
-        if self._again is not None:
-            self.put_back(self._again)
-        self._drawn, self._again = self.held(), None
+        if self._at_repeat is not None:
+            self.load(self._at_repeat)
+        self._at_batch, self._at_repeat = self.state(), None
 
     @contextlib.contextmanager
-    def lost(self) -> Iterator[None]:
-        """Go back to before the lost step for what is done meanwhile, and again when its batch is drawn again.
+    def before_step(self) -> Iterator[None]:
+        """Restore the rate from before a lost step, and once more when its batch comes again.
 
-        What the script does in between is done for a step that has not been.
+        What the script changes in between belongs to the lost step.
         """
-        before = self._drawn if self._again is None else self._again  # lost twice before it was drawn again
+        before = self._at_batch if self._at_repeat is None else self._at_repeat  # a step may be lost twice
         if before is not None:
-            self.put_back(before)
+            self.load(before)
         yield
-        self._again = self.held()
+        self._at_repeat = self.state()
 
     @contextlib.contextmanager
-    def agreed(self, rate: float, factor: float) -> Iterator[None]:
-        """Let the optimizer take a step by `rate` times `factor`. A number is `rate` from then on, on all ranks."""
-        self._drawn = self._again = None
-        if self.scheduler is None:
-            self._set(rate * factor)
-            try:
-                yield
-            finally:
-                self._set(rate)
-            return
-        own = self.scheduler.last_lr
-        self.scheduler.last_lr = rate * factor
+    def of_step(self, rate: float, factor: float) -> Iterator[None]:
+        """Have the optimizer step with `rate` times `factor`. A number is `rate` from then on, on all ranks."""
+        self._at_batch = self._at_repeat = None
+        own = None if self.scheduler is None else self.scheduler.last_lr
         try:
+            if self.scheduler is None:
+                self._set(rate * factor)
+            else:
+                self.scheduler.last_lr = rate * factor
             yield
         finally:
-            self.scheduler.last_lr = own
+            if self.scheduler is None:
+                self._set(rate)
+            else:
+                self.scheduler.last_lr = own
 
     def _set(self, number: float) -> None:
-        if number != self.value:  # Paddle's way takes ten times as long
+        if number != self.value:  # set_lr takes ten times as long as the comparison
             self._optimizer.set_lr(number)
 
 
 def encode_slots(number: float | None, rank: int, world_size: int) -> list[int]:
-    """Return what a rank adds to a sum over all ranks, so that each knows the numbers of those that have one."""
+    """Return what a rank adds to a sum over all ranks, so that each learns the numbers of those that have one."""
     slots = [0] * world_size
     if number is not None:
         (bits,) = struct.unpack("<q", struct.pack("<d", number))
@@ -100,20 +98,18 @@ def encode_slots(number: float | None, rank: int, world_size: int) -> list[int]:
 
 
 def decode_slots(slots: Sequence[int]) -> list[float]:
-    """Return the numbers of the ranks that have one, by rank, to the bit."""
+    """Return the numbers of the ranks that have one, by rank, bit for bit."""
     packed = [struct.pack("<q", ~slot) for slot in slots if slot]
     return [float(struct.unpack("<d", each)[0]) for each in packed]
 
 
-# What the learning rate does when a training grows or shrinks.
-
 Scaling: TypeAlias = Literal["fixed", "linear", "sqrt"] | Callable[[int], float]
-"""How the learning rate follows the number of instances: not at all, in proportion, by its square root, or by a factor
-that a function of the number returns. The script's own learning rate is that of one instance."""
+"""How the learning rate follows the number of instances: not at all, in proportion, by its square root, or by a
+function of the number that returns a factor. The script's own learning rate is that of one instance."""
 
 
 def scaling_factor(scaling: Scaling, world_size: int) -> float:
-    """Return what to multiply the script's learning rate by. Raises SpecError for what is no scaling."""
+    """Return the factor of the script's learning rate. Raises SpecError for an invalid scaling."""
     match scaling:
         case "fixed":
             return 1.0
@@ -130,7 +126,7 @@ def scaling_factor(scaling: Scaling, world_size: int) -> float:
 
 
 class RateScale(msgspec.Struct, frozen=True, kw_only=True):
-    """The factor of the learning rate: `target` since `since`, after `steps` steps on the way there from `begin`."""
+    """The factor of the learning rate: from step `since` on it goes from `begin` to `target`, in `steps` steps."""
 
     begin: float = 1.0
     target: float = 1.0
@@ -138,14 +134,14 @@ class RateScale(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
 
     def at(self, step: int) -> float:
-        """Return the factor for the step that comes after so many."""
+        """Return the factor for the step after so many."""
         done = step - self.since
         if done >= self.steps:
             return self.target
         return self.begin + (self.target - self.begin) * (done + 1) / (self.steps + 1)
 
     def towards(self, target: float, step: int, warm_up_steps: int) -> RateScale:
-        """Return what changes the factor from what it is after `step` to `target`; down at once, up by and by."""
+        """Return the scale that goes from the factor after `step` to `target`: down at once, up in `warm_up_steps`."""
         now = self.at(step)
         if target == self.target:
             return self

@@ -1,4 +1,4 @@
-"""The training loop behind `Run`: what a step is, how ranks agree on it, and how it goes on in a new generation."""
+"""The training loop behind `Run`: what a step is, how ranks agree on it, and how it continues in a new generation."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 
 REPORT_EVERY_S = 0.3
-"""How often the agent hears of steps, but for a generation's first and the very last."""
+"""How often steps are reported to the agent, except a generation's first and the training's last."""
 
 log = get_logger(__name__)
 
 LrSchedule = Literal["step", "epoch"] | None
 
-RankTurn = Literal["goes on", "idles", "follows", "ends", "averages"]
-"""What a rank has come to: a step, with a batch or without; a step where its script had no turn in the step before,
-after which those of the others may have ended the training or changed what they have registered; the end; a mean."""
+RankTurn = Literal["steps", "idles", "follows", "ends", "averages"]
+"""What a rank does next: a step with a batch, or without one; a step after one in which its script had no batch, while
+the other scripts may have ended the training or changed registered state; the end; a mean."""
 
 TURNS: tuple[RankTurn, ...] = get_args(RankTurn)
 
 
 class MicroBatch(NamedTuple):
-    """A batch that the script has: so many samples; whether it is the first and the last of this rank's step."""
+    """A batch that the script gets: its samples; whether it is the first and the last of this rank's step."""
 
     samples: int
     first: bool
@@ -65,24 +65,24 @@ class MicroBatch(NamedTuple):
 
 
 class StepConsensus(NamedTuple):
-    """What all ranks are to do together.
+    """What all ranks do together.
 
     - `samples`: of all ranks' step. `stop`: this generation ends with it.
-    - `vector`: the feed's, summed.
-    - `rates`: those of the script's optimizers on the first rank that has a batch, NaN without any.
-    - `turns`: what each rank has come to. `values`: those of the ranks that have come to a mean.
+    - `counts`: the data source's, summed. `turns`: what each rank does next.
+    - `rates`: learning rates of the optimizers on the first rank that has a batch, NaN without any.
+    - `values`: of the ranks that take part in a mean.
     """
 
     samples: int
     stop: bool
-    vector: list[int]
+    counts: list[int]
     rates: list[float]
     turns: list[RankTurn]
     values: list[float]
 
 
 class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a script wants to be trained; see `Run.wrap`."""
+    """See `Run.wrap`."""
 
     scaling: Scaling
     warm_up_steps: int
@@ -90,7 +90,7 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingLoop:
-    """The inside of a `Run`, from `wrap` on. Used by the script's main thread only."""
+    """Everything behind a `Run`, from `wrap` on. For the script's main thread only."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class TrainingLoop:
         settings: RuntimeSettings,
         options: TrainingOptions,
     ) -> None:
-        """Make a usable object of it by `begin`. Raises SpecError."""
+        """`begin` has to follow. Raises SpecError."""
         scaling_factor(options.scaling, 1)
         self.agent = session.agent
         self.session = session
@@ -120,41 +120,44 @@ class TrainingLoop:
             pairs, scaler=scaler, moves_schedulers=moves, over=lambda: self._end.over
         )
         self.options = options
-        self._drawn: MicroBatch | None = None
-        self._drawn_in = 0  # a generation
+        self._batch: MicroBatch | None = None  # that the script has and has not stepped
+        self._batch_generation = 0
         self._begun = False  # the loop over the data
-        self._had_no_turn = False  # of its script's, in the step before
-        self._undone: dict[str, PartState] | None = None  # what is registered, as before a step that was lost
-        self._checkpoint_due = self._regroup_due = False  # once the script has done what it does after this step
-        self._unpacked_loss: float | None = None  # where gradients stay where they are: one rank, one micro batch
+        self._had_no_batch = False  # in the step before
+        self._before_lost_step: dict[str, PartState] | None = None  # registered state
+        self._checkpoint_due = self._regroup_due = False  # as soon as the script asks for its next batch
+        self._unpacked_loss: float | None = None  # with one rank and one micro batch gradients are not copied
         self._own_samples = 0
         self._reported: tuple[int, float] = (0, -math.inf)  # generation and time
 
     def begin(self) -> None:
-        """Get ready, and into the first generation."""
-        self.agent.send(WorkerReady(live=self.session.live, seen=self._checkpoints.seen()))
+        """Enter the first generation."""
+        self.agent.send(WorkerReady(live=self.session.live, seen=self._checkpoints.highest_generation()))
         self._enter_next_generation()
         self._optimizer_guard.begin()
 
     def learning_rate(self) -> float:
-        """Return what the next step of the first optimizer takes."""
+        """Return the first optimizer's rate in the next step."""
         return self.train_state.state.rates[0].value * self.train_state.scale.at(self.train_state.steps)
 
-    def draw(self, micro: MicroBatch) -> None:
+    def note_batch(self, micro: MicroBatch) -> None:
         """Note that the script gets this batch."""
         if micro.first:
-            self.train_state.state.draw()
-        self._drawn, self._drawn_in = micro, self.session.generation
+            self.train_state.state.note_batch()
+        self._batch, self._batch_generation = micro, self.session.generation
 
     def between_steps(self) -> None:
-        """Do what is due between two steps: the script has done all that it does after one. Feeds call it before each.
+        """Do what is due between two steps; data sources call it before each.
 
-        What it has done after a step that was lost is undone. A checkpoint and newcomers have the rest.
+        The script has finished its work after the last step by then: if that step was lost, its changes to registered
+        state are undone, else a checkpoint and joining ranks get them.
         """
         if not self._begun:
             self._begun = True
             at_script_end(self.agent, self.finish)
-        self._undo()
+        if self._before_lost_step is not None:
+            self._load_registered(self._before_lost_step)
+            self._before_lost_step = None
         if self._checkpoint_due:
             self._checkpoint_due = False
             self._checkpoints.save(partial(self.train_state.snapshot, durable=True))
@@ -164,26 +167,23 @@ class TrainingLoop:
 
     @property
     def over(self) -> bool:
-        """Whether there are no more batches: this rank's training has ended, or that which it has joined."""
+        """Whether there are no more batches: this rank's training has ended, or the one that it has joined."""
         return self._end.over or self.train_state.ended
 
     def check_stepped(self) -> None:
         """Raise StepError if the last batch was not followed by a step, or by the end."""
-        if self._drawn is not None and not self.over:
+        if self._batch is not None and not self.over:
             raise StepError("the script asked for another batch before it called run.step")
 
     def step(self, loss: Any) -> bool:
-        """Add a batch's gradients, and finish the step if it is this rank's last.
-
-        Return False when the batch comes again, since the step was lost.
-        """
-        micro, parameters = self._drawn, self.train_state.state.parameters
+        """Add a batch's gradients, and finish the step if it is this rank's last. Return False if the step was lost."""
+        micro, parameters = self._batch, self.train_state.state.parameters
         if micro is None:
             raise StepError("run.step was called without a batch of run.data before it")
         if all(parameter.grad is None for parameter in parameters):
             raise StepError("run.step was called, and no parameter has a gradient, or not any more")
-        self._drawn = None
-        if self._drawn_in != self.session.generation:  # which a mean has lost
+        self._batch = None
+        if self._batch_generation != self.session.generation:  # lost in a run.mean since
             for parameter in parameters:
                 parameter.clear_gradient(False)
             return False
@@ -196,7 +196,7 @@ class TrainingLoop:
         return self.finish_step() if micro.last else True
 
     def mean(self, value: Any) -> float:
-        """Return the mean of what all ranks have come to this place with. See `Run.mean`."""
+        """See `Run.mean`."""
         own = _number("run.mean", value)
         if not self._begun or self.over:
             raise StepError(
@@ -207,7 +207,7 @@ class TrainingLoop:
             try:
                 values = self._agree("averages", value=own).values
             except GroupLostError as error:
-                self._recover(error, step=self._drawn is not None or self._own_samples > 0)
+                self._recover(error, step=self._batch is not None or self._own_samples > 0)
                 continue
             finally:
                 self.agent.waits_for(None)
@@ -219,7 +219,7 @@ class TrainingLoop:
         return self.train_state.samples
 
     def finish_step(self) -> bool:
-        """Do the step that all ranks do, of what this one has added to it, if anything. Return False if it was lost.
+        """Do the step of all ranks, with the gradients that this one has added, if any. Return False if it was lost.
 
         Without a sample on any rank nothing is applied. Raises StepError.
         """
@@ -242,24 +242,24 @@ class TrainingLoop:
             return True
         if agreed.samples:
             self._apply(agreed)
-            self._had_no_turn = not own
+            self._had_no_batch = not own
         elif self.train_state.data_source is not None:
-            self.train_state.data_source.advance(0, agreed.vector)
+            self.train_state.data_source.advance(0, agreed.counts)
         self._regroup_due |= agreed.stop
         return True
 
     def finish_early(self) -> None:
-        """End here, by the script's wish. After a step that was lost it decides once that is done."""
-        if self._undone is None:
+        """End here, because the script wants to. After a lost step it decides once that is done again."""
+        if self._before_lost_step is None:
             self.finish()
 
     def finish(self, *, agreed: bool = False) -> None:
-        """End here, as all ranks do; nothing happens after the end. Raises EarlyEndError where others train on.
+        """End here, as all ranks do. Raises EarlyEndError where others train on.
 
-        Nobody is through before rank 0 has written the last checkpoint: if it is lost, another rank does that. It is
-        through then itself, whoever else is lost. `agreed`: all have just said that they end.
+        No rank ends before rank 0 has written the last checkpoint: if rank 0 is lost, another one writes it. A rank
+        that has written it ends, whoever is lost. `agreed`: all have just reported that they end.
         """
-        self._drawn = None
+        self._batch = None
         if not agreed and not self._end.over:
             self.between_steps()
         while not self._end.over:
@@ -285,24 +285,24 @@ class TrainingLoop:
             self.agent.waits_for(None)
 
     def note_metrics(self, values: Mapping[str, Any]) -> None:
-        """Keep them for checkpoints; after the end they still go into the result. Raises as `Standing.note`."""
+        """Keep them for checkpoints; after the end they still go into the result. Raises as `TrainState.note`."""
         self.train_state.note({name: _number(f"run.metrics({name}=…)", value) for name, value in values.items()})
         if self._end.over and self.session.group.rank == 0:
             self._end.write_result()
 
     def _agree(self, turn: RankTurn, own: int = 0, value: float | None = None) -> StepConsensus:
-        """Return what all ranks are to do. Raises EarlyEndError if only some of those that could end have.
+        """Return what all ranks do. Raises EarlyEndError if some end and others don't.
 
-        If all of them have, the training has `ended` then. A rank whose script had no turn takes part in the means of
-        the others, without a value; raises StepError if one whose script had its turn has not come to them.
+        If all end, the training has `ended`. A rank without a batch takes part in the others' means without a value;
+        raises StepError if one with a batch does not take part.
         """
         while True:
             agreed = self._exchange(turn, own, value)
             if "averages" not in agreed.turns:
                 break
-            if "goes on" in agreed.turns:
+            if "steps" in agreed.turns:
                 self._end.over = True
-                there = [rank for rank, said in enumerate(agreed.turns) if said == "averages"]
+                there = [rank for rank, each in enumerate(agreed.turns) if each == "averages"]
                 raise StepError(
                     f"run.mean was called after step {self.train_state.steps} on ranks {there} only, of "
                     f"{len(agreed.turns)}",
@@ -311,48 +311,48 @@ class TrainingLoop:
             if turn == "averages":
                 return agreed
         if self.train_state.data_source is not None:
-            self.train_state.data_source.check(agreed.samples, agreed.vector)
+            self.train_state.data_source.check(agreed.samples, agreed.counts)
         if "ends" in agreed.turns:
-            if not {"goes on", "idles"}.isdisjoint(agreed.turns):
-                gone = [rank for rank, said in enumerate(agreed.turns) if said == "ends"]
+            if not {"steps", "idles"}.isdisjoint(agreed.turns):
+                gone = [rank for rank, each in enumerate(agreed.turns) if each == "ends"]
                 self._end.over = True
                 raise EarlyEndError(self.train_state.steps, gone, len(agreed.turns))
             self.train_state.ended = True
         return agreed
 
     def _exchange(self, turn: RankTurn, own: int, value: float | None) -> StepConsensus:
-        """Return what all ranks have come to."""
+        """All-reduce what each rank does next, as counts."""
         group, data_source = self.session.group, self.train_state.data_source
         rank, size = group.rank, group.world_size
         numbers = [*([each.value if own else None for each in self.train_state.state.rates]), value]
         parts = [
             [int(self.agent.directive(self.session.generation) is not None), own],
             [TURNS.index(turn) if each == rank else 0 for each in range(size)],
-            [] if data_source is None else data_source.vector(rank, size),
+            [] if data_source is None else data_source.counts(rank, size),
             *(encode_slots(number, rank, size) for number in numbers),
         ]
         counts = group.all_reduce_counts(np.array([each for part in parts for each in part], np.int64))
         ends = np.cumsum([len(part) for part in parts])
-        (stop, samples), turns, vector, *slots = (part.tolist() for part in np.split(counts, ends[:-1]))
+        (stop, samples), turns, summed, *slots = (part.tolist() for part in np.split(counts, ends[:-1]))
         *rates, values = map(decode_slots, slots)
         firsts = [each[0] if each else math.nan for each in rates]
-        return StepConsensus(samples, bool(stop), vector, firsts, [TURNS[number] for number in turns], values)
+        return StepConsensus(samples, bool(stop), summed, firsts, [TURNS[number] for number in turns], values)
 
     def _turn(self, own: int) -> RankTurn:
         if self.train_state.ended:
             return "ends"
-        if self._had_no_turn:
+        if self._had_no_batch:
             return "follows"
-        return "goes on" if own else "idles"
+        return "steps" if own else "idles"
 
     def _align(self, turns: Sequence[RankTurn]) -> None:
-        """Bring what is registered to one state, where the scripts of some ranks had no turn in the step before."""
+        """Copy registered state to ranks whose scripts had no batch in the step before."""
         followers = {rank for rank, turn in enumerate(turns) if turn == "follows"}
-        others = [turns.index(turn) for turn in ("goes on", "idles") if turn in turns]
+        others = [turns.index(turn) for turn in ("steps", "idles") if turn in turns]
         if not self._registered or not followers or not others:
             return
         group, (source, *_) = self.session.group, others
-        receivers = sorted(followers | {0} - {source})  # rank 0 passes it on
+        receivers = sorted(followers | {0} - {source})  # rank 0 forwards it
         if group.rank not in (source, *receivers):
             return
         train_state = self.train_state
@@ -375,7 +375,7 @@ class TrainingLoop:
             part.load(states[name])
 
     def _recover(self, error: GroupLostError, *, step: bool) -> None:
-        """Be in the next generation. `step`: a step is lost, so that its batch comes again."""
+        """Enter the next generation. `step`: a step is lost, so its batch comes again."""
         self.agent.waits_for(None)
         self.session.abandon(error, self.train_state.steps)
         if not step:
@@ -383,16 +383,10 @@ class TrainingLoop:
             return
         self._gradients.discard()
         self._own_samples = 0
-        self._had_no_turn = True  # others may have applied it, and ended after it
-        with self.train_state.state.lost():
+        self._had_no_batch = True  # others may have applied it, and ended after it
+        with self.train_state.state.rates_before_step():
             self._enter_next_generation()
-        self._undone = {name: copy_state(state) for name, state in self._registered_states().items()}
-
-    def _undo(self) -> None:
-        """Have what is registered as it was before what the script did for a step that has not been."""
-        undone, self._undone = self._undone, None
-        if undone is not None:
-            self._load_registered(undone)
+        self._before_lost_step = {name: copy_state(state) for name, state in self._registered_states().items()}
 
     def _reduce_gradients(self, total: int) -> None:
         loss, self._unpacked_loss = self._unpacked_loss, None
@@ -401,11 +395,11 @@ class TrainingLoop:
     def _apply(self, agreed: StepConsensus) -> None:
         train_state = self.train_state
         data_source = train_state.data_source
-        assert data_source is not None  # noqa: S101 -- it has drawn the batch
-        with train_state.state.agreed(agreed.rates, train_state.scale.at(train_state.steps)):
+        assert data_source is not None  # noqa: S101 -- the batch is from it
+        with train_state.state.rates_of_step(agreed.rates, train_state.scale.at(train_state.steps)):
             self._optimizer_guard.step()
         epoch = data_source.epoch
-        data_source.advance(agreed.samples, agreed.vector)
+        data_source.advance(agreed.samples, agreed.counts)
         moves = self.options.schedule == "step" or (self.options.schedule == "epoch" and data_source.epoch > epoch)
         if moves:
             self._optimizer_guard.move_schedulers()
@@ -435,17 +429,17 @@ class TrainingLoop:
 
     def _enter_next_generation(self) -> None:
         step = self.train_state.steps if self.train_state.begun else None
-        leave = self.session.next_generation(step, self._get_ready, self._enter)
+        leave = self.session.next_generation(step, self._load_checkpoint, self._enter)
         if leave is not None:
             self._leave(leave)
 
-    def _get_ready(self, join: JoinGeneration) -> None:
-        """Have the checkpoint in memory, if there is one to begin with. As Team has it."""
+    def _load_checkpoint(self, join: JoinGeneration) -> None:
+        """Read the checkpoint that a training starts from before the ranks connect and wait for each other."""
         if join.rank == 0 and not self.train_state.begun:
             self._checkpoints.newest()
 
     def _enter(self, group: ProcessGroup, join: JoinGeneration, steps: list[int | None]) -> None:
-        """Bring all ranks to the state of the one that is ahead, or to the newest checkpoint's. As Team has it."""
+        """Bring all ranks to the state of the one that is ahead, or to the newest checkpoint's."""
         train_state = self.train_state
         origin: Origin = "peer"
         source = state_source(steps)
@@ -456,8 +450,8 @@ class TrainingLoop:
             is_own = own is not None and own.extra["origin"] != "checkpoint"
             origin = train_state.adopt(snapshot, rank=group.rank, generation=join.generation, is_own=is_own)
         if train_state.data_source is not None:
-            train_state.data_source.seek(train_state.data_source.place(durable=False), join.world_size)
-        self._had_no_turn |= not train_state.begun and origin == "peer"
+            train_state.data_source.seek(train_state.data_source.position(durable=False), join.world_size)
+        self._had_no_batch |= not train_state.begun and origin == "peer"
         train_state.begun = True
         self._optimizer_guard.note()
         self._follow_size(join)
@@ -469,7 +463,7 @@ class TrainingLoop:
         )
 
     def _own_snapshot(self) -> Snapshot:
-        """Return what the others are to have: this state, or where a training begins that nobody has the state of."""
+        """Return what the others get: this rank's state, else the newest checkpoint, else what the script built."""
         if self.train_state.begun:
             return self.train_state.snapshot(unsaved_s=self._checkpoints.unsaved_s())
         found = self._checkpoints.newest()
@@ -493,7 +487,7 @@ class TrainingLoop:
             self.agent.send(Note(text=text))
 
     def _leave(self, leave: Leave) -> NoReturn:
-        log.info("trainer.leaves", reason=leave.reason, step=self.train_state.steps)
+        log.info("leave.requested", reason=leave.reason, step=self.train_state.steps)
         if leave.checkpoint and self.train_state.begun:
             self._end.save(leaves=True)
         self._end.end("left")
@@ -501,9 +495,9 @@ class TrainingLoop:
 
 
 def _number(field: str, value: Any) -> float:
-    """Return it as a number; a tensor or an array of one value is one. Raises SpecError."""
+    """Return a number; a tensor or an array of one value counts as one. Raises SpecError."""
     item: Callable[[], float] | None = getattr(value, "item", None)
     try:
         return float(value if item is None else item())
     except (TypeError, ValueError, OverflowError):
-        raise SpecError(field, value, "a number as float has it, or a tensor of one value") from None
+        raise SpecError(field, value, "a number, or a tensor of one value") from None

@@ -1,7 +1,4 @@
-"""Optimizer steps happen in `run.step` only.
-
-What else a script does to its model and optimizer would make ranks differ, and raises StepError.
-"""
+"""Lets only `run.step` change what is trained: anything else would make ranks differ, and raises StepError."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ from edl_runtime.elastic.training.learning_rate import LearningRate
 from edl_runtime.elastic.training.state_parts import host_view, lbfgs_kinds, parameters_of
 
 SAMPLES = 16
-"""About so many values of each parameter are looked at: all of them would take as long as a step of the optimizer."""
+"""How many values of each parameter are compared: all of them would take as long as a step of the optimizer."""
 
 MAX_NAMED = 5
-"""Parameters that an error names; of the others it says how many there are."""
+"""Parameters that an error lists."""
 
 _STEP = (
     "leave that line out: run.step does it, with the gradients of all ranks. Where a GradScaler called it, leave out "
@@ -36,7 +33,7 @@ _REFUSED = {
     "load_state_dict": _LOAD,
     "set_lr_scheduler": "give the optimizer its scheduler before run.wrap",
 }
-"""Methods of an optimizer that a script may not call while it is trained by `run.step`, and what to do instead."""
+"""Optimizer methods that a script may not call during training, and what to do instead."""
 
 _SCALER = "leave that line out: run.step does it, as run.wrap has the scaler"
 _REFUSED_OF_SCALER = dict.fromkeys(("step", "minimize", "update", "unscale_", "load_state_dict"), _SCALER)
@@ -51,17 +48,17 @@ _wrapped: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class OptimizerGuard:
-    """The one way to the steps of optimizers, and to those of their schedulers if it is not the script that moves them.
+    """Steps optimizers, and their schedulers unless the script does.
 
-    From `begin` until the training is `over` the methods that would change what is trained raise StepError, those of
-    optimizers that are not wrapped among them, and those that clear gradients leave none, where Paddle's leave zeros:
-    so a gradient that is missing is noticed.
+    From `begin` until the training is `over`, methods that would change what is trained raise StepError, also those of
+    optimizers that are not wrapped. Methods that clear gradients remove them, where Paddle's own leave zeros: so a
+    missing gradient is noticed.
 
-    Parameters are watched, be they an optimizer's or nobody's, unless they were frozen at `wrap`: those, and buffers,
-    a script may change, each rank for itself.
+    All parameters are watched but those that were frozen at `wrap`: a script may change these, and buffers, on each
+    rank for itself.
 
-    - `pairs`: models and their optimizers. `scaler`: a GradScaler by which their losses are scaled, if any.
-    - `moves_schedulers`: whether it is not the script that does.
+    - `pairs`: models and their optimizers. `scaler`: the GradScaler of their losses, if any.
+    - `moves_schedulers`: whether `run.step` steps the schedulers.
     """
 
     def __init__(
@@ -77,7 +74,7 @@ class OptimizerGuard:
         schedulers = [LearningRate(optimizer).scheduler for optimizer in self._optimizers] if moves_schedulers else []
         self._schedulers = list({id(each): each for each in schedulers if each is not None}.values())
         self._over = over
-        self._steps = False  # so what is refused may be called
+        self._steps = False  # while True the refused methods may be called
         models = {id(model): model for model, _ in pairs}.values()
         prefixes = [f"model-{number}/" if number > 1 else "" for number in range(1, len(models) + 1)]
         named = [
@@ -93,7 +90,7 @@ class OptimizerGuard:
         own = [(name, each) for name, each in named if not each.stop_gradient and each.place.is_cpu_place()]
         self._own_names = [name for name, _ in own]
         self._samples = [_sample(each) for _, each in own]
-        self._seen = b""  # of the samples
+        self._noted = b""  # the samples' values
 
     def begin(self) -> None:
         """Refuse and watch from now on."""
@@ -107,13 +104,10 @@ class OptimizerGuard:
         if self._scaler is not None:
             self._refuse(self._scaler, "scaler", _REFUSED_OF_SCALER)
         _wrapped.update(self._optimizers)
-        before_each_step(self._refuse_stranger)
+        before_each_step(self._refuse_unwrapped)
 
     def step(self) -> None:
-        """Let each optimizer step by the gradients that there are, and take them away; one without any stays as it is.
-
-        The gradients are those of the scaled losses if there is a scaler, which then leaves out a step that overflows.
-        """
+        """Step each optimizer that has gradients, and clear them. A scaler skips a step that overflows."""
         with self._stepping():
             for optimizer in self._optimizers:
                 if all(each.grad is None for each in parameters_of(optimizer)):
@@ -128,25 +122,25 @@ class OptimizerGuard:
         self.note()
 
     def move_schedulers(self) -> None:
-        """Let the schedulers step, if it is not the script that does."""
+        """Step the schedulers, unless the script does."""
         with self._stepping():
             for scheduler in self._schedulers:
                 scheduler.step()
 
     def note(self) -> None:
-        """Note that parameters are as they should be."""
-        self._seen = self._values()
+        """Take the parameters' present values as correct."""
+        self._noted = self._values()
 
     def check(self) -> None:
-        """Raise StepError if parameters were changed, frozen or unfrozen by anybody but `step`, since `note`.
+        """Raise StepError if parameters were changed, frozen or unfrozen since `note`, except by `step`.
 
-        Values are looked at on the CPU only, and not all of them.
+        Values are compared on the CPU only, and not all of them.
         """
         frozen = [each.stop_gradient for each in self._fixed]
         if frozen != self._frozen:
             self._raise_frozen(frozen)
         values = self._values()
-        if values != self._seen:
+        if values != self._noted:
             self._raise_changed(values)
 
     def _values(self) -> bytes:
@@ -157,20 +151,20 @@ class OptimizerGuard:
             name for name, now, before in zip(self._fixed_names, frozen, self._frozen, strict=True) if now != before
         ]
         raise StepError(
-            f"stop_gradient of {_name_parameters(changed)} is another than at run.wrap",
-            "make all that is ever trained trainable before run.wrap; to hold a parameter still for a while, drop its "
-            "gradient on all ranks, by parameter.clear_gradient(False) before run.step",
+            f"stop_gradient of {_name_parameters(changed)} has changed since run.wrap",
+            "make everything that is ever trained trainable before run.wrap; to freeze a parameter for a while, drop "
+            "its gradient on all ranks, by parameter.clear_gradient(False) before run.step",
         )
 
     def _raise_changed(self, values: bytes) -> None:
         ends = np.cumsum([len(each) for each in self._samples])
         kind = np.result_type(*self._samples)
-        differs = np.split(np.frombuffer(values, kind) != np.frombuffer(self._seen, kind), ends[:-1])
+        differs = np.split(np.frombuffer(values, kind) != np.frombuffer(self._noted, kind), ends[:-1])
         changed = [name for name, where in zip(self._own_names, differs, strict=True) if where.any()]
         raise StepError(
-            f"{_name_parameters(changed)} changed beside run.step, as by hand",
-            "let run.wrap have the optimizers of all that is trained, and load weights before it; what the script "
-            "moves by itself on each rank, as a momentum encoder, has stop_gradient = True by then",
+            f"{_name_parameters(changed)} changed outside of run.step",
+            "give run.wrap the optimizers of everything that is trained, and load weights before it; for parameters "
+            "that the script changes itself on each rank, such as a momentum encoder, set stop_gradient = True first",
         )
 
     @contextlib.contextmanager
@@ -181,9 +175,9 @@ class OptimizerGuard:
         finally:
             self._steps = False
 
-    def _refuse(self, owner: Any, word: str, refused: Mapping[str, str]) -> None:
+    def _refuse(self, owner: Any, called: str, refused: Mapping[str, str]) -> None:
         for name, instead in refused.items():
-            setattr(owner, name, self._refused(getattr(owner, name), f"{word}.{name}()", instead))
+            setattr(owner, name, self._refused(getattr(owner, name), f"{called}.{name}()", instead))
 
     def _refused(self, own: Callable[..., Any], what: str, instead: str) -> Callable[..., Any]:
         @functools.wraps(own)
@@ -194,11 +188,11 @@ class OptimizerGuard:
 
         return refuse
 
-    def _refuse_stranger(self, optimizer: Any) -> None:
+    def _refuse_unwrapped(self, optimizer: Any) -> None:
         if optimizer in _wrapped or self._over():
             return
         raise StepError(
-            f"the script let another optimizer step, {type(optimizer).__name__}, which run.wrap was not given",
+            f"the script called a step of {type(optimizer).__name__}, an optimizer that run.wrap was not given",
             "give run.wrap each model with its optimizer, as in run.wrap((generator, optimizer), (critic, other)), and "
             "let run.step do the steps. After run.finish() it may",
         )
@@ -212,7 +206,7 @@ class OptimizerGuard:
 
 
 def _sample(parameter: Any) -> np.ndarray:
-    """Return a view of some of its values, as bits, across all of it."""
+    """Return a view of some of its values, as bits."""
     flat = host_view(parameter).reshape(-1)
     step = max(1, flat.size // SAMPLES) | 1  # odd, so that it does not stay in one column
     return flat.view(f"u{flat.itemsize}")[::step]
@@ -223,7 +217,7 @@ def _name_parameters(names: Sequence[str]) -> str:
     return f"parameter{'s' if len(names) > 1 else ''} {', '.join(map(repr, names[:MAX_NAMED]))}{more}"
 
 
-# A look at each step of any Paddle optimizer in this process, before it changes a parameter.
+# A hook before each step of any Paddle optimizer
 
 Hook = Callable[[Any], None]
 
@@ -231,10 +225,10 @@ _hooks: list[Hook] = []
 
 
 def before_each_step(hook: Hook) -> None:
-    """Have `hook` called with each optimizer that is about to step, from now on. It may raise an error instead.
+    """Call `hook` with each optimizer before it steps, from now on. It may raise an error instead.
 
-    Optimizers of Paddle have no such hook; this is on the methods by which all of them change parameters, also in
-    `minimize`. It may be called more than once for a step.
+    Paddle has no such hook; this wraps the methods by which all optimizers change parameters, `minimize` included. It
+    may be called more than once for a step.
     """
     import paddle
 

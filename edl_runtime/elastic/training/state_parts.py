@@ -23,33 +23,33 @@ from edl_runtime.errors import SpecError
 
 
 class PartState(NamedTuple):
-    """What a part holds: arrays by name, and all else as JSON, None for nothing."""
+    """What a part holds: arrays by name, and everything else as JSON."""
 
     arrays: Mapping[str, np.ndarray]
     values: Any = None
 
 
 class StatePart(Protocol):
-    """Something that travels: kept in checkpoints, and given to newcomers."""
+    """Something that checkpoints hold and joining ranks receive."""
 
     def state(self) -> PartState:
-        """Return its state; on the CPU the arrays are views of what the next step changes."""
+        """Return its state; on the CPU the next step changes the arrays."""
         ...
 
     def differences(self, there: PartState) -> Iterator[str]:
-        """Yield why a state is not one of this part's, for people; nothing if it is."""
+        """Yield, for people, why a state does not fit this part; nothing if it does."""
         ...
 
     def load(self, there: PartState) -> None:
-        """Take over a state that has no differences."""
+        """Load a state without differences."""
         ...
 
 
 class StateParts:
-    """All that travels, by name.
+    """All parts, by name.
 
     Of several pairs of a model and its optimizer the first are named "model" and "optimizer", the second "model-2" and
-    "optimizer-2". A model that several optimizers train is one part. `others`: what else travels, by name.
+    "optimizer-2". A model that several optimizers train is one part. `others`: further parts, by name.
 
     Raises SpecError for a model or an optimizer that can't be trained elastically.
     """
@@ -77,11 +77,11 @@ class StateParts:
         self.parts |= others or {}
 
     def states(self) -> dict[str, PartState]:
-        """Return all by the name of the part; on the CPU arrays are views of what the next step changes."""
+        """Return the states of all parts; on the CPU the next step changes the arrays."""
         return {name: part.state() for name, part in self.parts.items()}
 
     def load(self, states: Mapping[str, PartState], origin: str) -> None:
-        """Take over such states. Raises OtherModelError that names `origin` and what differs, and changes nothing."""
+        """Load states. Raises OtherModelError with `origin` and what differs, and changes nothing then."""
         differences = [
             f"{name} {text}"
             for name, part in self.parts.items()
@@ -93,30 +93,30 @@ class StateParts:
         for name, part in self.parts.items():
             part.load(states.get(name, PartState({})))
 
-    def draw(self) -> None:
+    def note_batch(self) -> None:
         """Note that the script gets the first batch of a step."""
         for rate in self.rates:
-            rate.draw()
+            rate.note_batch()
 
     @contextlib.contextmanager
-    def lost(self) -> Iterator[None]:
-        """Have all learning rates as before the lost step for what is done meanwhile; see `Rate.lost`."""
-        with contextlib.ExitStack() as rates:
+    def rates_before_step(self) -> Iterator[None]:
+        """See `LearningRate.before_step`."""
+        with contextlib.ExitStack() as stack:
             for rate in self.rates:
-                rates.enter_context(rate.lost())
+                stack.enter_context(rate.before_step())
             yield
 
     @contextlib.contextmanager
-    def agreed(self, rates: Sequence[float], factor: float) -> Iterator[None]:
-        """Let each optimizer take a step by its rate of all ranks; see `Rate.agreed`."""
+    def rates_of_step(self, rates: Sequence[float], factor: float) -> Iterator[None]:
+        """See `LearningRate.of_step`."""
         with contextlib.ExitStack() as stack:
             for rate, number in zip(self.rates, rates, strict=True):
-                stack.enter_context(rate.agreed(number, factor))
+                stack.enter_context(rate.of_step(number, factor))
             yield
 
 
 class ModelPart:
-    """What a Paddle model holds. Names are those of its structure: the order in which layers are made matters not."""
+    """A Paddle model, with the names of its structure: the order in which layers are built does not matter."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -135,9 +135,9 @@ class ModelPart:
 
 
 class OptimizerPart:
-    """What a Paddle optimizer holds, by the names of its model's parameters, and its learning rate.
+    """A Paddle optimizer's accumulators, by the names of its model's parameters, and its learning rate.
 
-    All is there from the start, with the values that Paddle gives it at its first step.
+    The accumulators are made here, not at the first step, so that all ranks have them.
     """
 
     def __init__(self, model: Any, optimizer: Any) -> None:
@@ -145,13 +145,13 @@ class OptimizerPart:
         self._optimizer = optimizer
         names = {parameter.name: name for name, parameter in model.named_parameters()}
         self._names = {parameter.name: names.get(parameter.name, "") for parameter in parameters_of(optimizer)}
-        if strangers := [name for name, known in self._names.items() if not known]:
-            raise SpecError("optimizer", f"parameters {', '.join(strangers)}", "parameters of the model only")
+        if unknown := [name for name, known in self._names.items() if not known]:
+            raise SpecError("optimizer", f"parameters {', '.join(unknown)}", "parameters of the model only")
         _make_accumulators(optimizer)
 
     def state(self) -> PartState:
-        held = self.rate.held()
-        return PartState(_arrays_of(self._tensors()).arrays, {"rate": held.number, "scheduler": held.scheduler})
+        rate = self.rate.state()
+        return PartState(_arrays_of(self._tensors()).arrays, {"rate": rate.number, "scheduler": rate.scheduler})
 
     def differences(self, there: PartState) -> Iterator[str]:
         return _differences(self._tensors(), there.arrays)
@@ -159,14 +159,14 @@ class OptimizerPart:
     def load(self, there: PartState) -> None:
         _copy(there.arrays, self._tensors())
         if there.values is not None:
-            self.rate.put_back(RateState(there.values["rate"], there.values["scheduler"]))
+            self.rate.load(RateState(there.values["rate"], there.values["scheduler"]))
 
     def _tensors(self) -> dict[str, Any]:
         optimizer = self._optimizer
         held: dict[str, Any] = {}
         for kind, tensors in optimizer._accumulators.items():  # noqa: SLF001
             held |= {f"{self._names[name]}/{kind}": tensor for name, tensor in tensors.items() if name in self._names}
-            # with master weights, they are what Paddle keeps the moments of
+            # with master weights, Paddle keeps the moments by their names
             masters = {master.name: self._names[name] for name, master in self._masters().items()}
             held |= {f"{masters[name]}/{kind}": tensor for name, tensor in tensors.items() if name in masters}
         held |= {f"{self._names[name]}/master": master for name, master in self._masters().items()}
@@ -178,9 +178,9 @@ class OptimizerPart:
 
 
 def load_model(model: Any, arrays: Arrays, origin: str, part: str = "model") -> None:
-    """Give a Paddle model what a checkpoint has of it, for use without a training.
+    """Load a checkpoint's weights into a Paddle model, for use without a training.
 
-    `part`: "model-2" for the second that `run.wrap` had. Raises as `TrainingState.load`.
+    `part`: "model-2" for the second model of `run.wrap`. Raises OtherModelError.
     """
     there, mine = PartState(arrays.get(part, {})), ModelPart(model)
     if differences := [f"{part} {text}" for text in mine.differences(there)]:
@@ -189,7 +189,7 @@ def load_model(model: Any, arrays: Arrays, origin: str, part: str = "model") -> 
 
 
 def host_view(tensor: Any) -> np.ndarray:
-    """Return a tensor as an array: its own memory if that is on the CPU, else a copy. bfloat16 comes as uint16."""
+    """Return a tensor as an array: its own memory on the CPU, else a copy. bfloat16 comes as uint16."""
     import paddle
 
     if not tensor.place.is_cpu_place():
@@ -202,13 +202,13 @@ def host_view(tensor: Any) -> np.ndarray:
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    """Return all that an optimizer was given, of all groups."""
+    """Return the parameters of all groups."""
     listed: list[Any] = optimizer._parameter_list  # noqa: SLF001
     return [each for group in listed for each in (group["params"] if isinstance(group, dict) else [group])]
 
 
 def lbfgs_kinds() -> tuple[type, ...]:
-    """Return Paddle's classes LBFGS, which have steps of their own; the deprecated one is wrapped, and may go."""
+    """Return Paddle's LBFGS classes, which have steps of their own; the deprecated one is wrapped."""
     import paddle
 
     places = (paddle.optimizer, paddle.incubate.optimizer)
@@ -219,7 +219,7 @@ def _check_pair(model: Any, optimizer: Any) -> None:
     import paddle
 
     if not isinstance(model, paddle.nn.Layer) or isinstance(model, paddle.DataParallel):
-        raise SpecError("model", type(model).__name__, "a paddle.nn.Layer that no paddle.DataParallel is around")
+        raise SpecError("model", type(model).__name__, "a paddle.nn.Layer, not wrapped in paddle.DataParallel")
     if not isinstance(optimizer, paddle.optimizer.Optimizer):
         raise SpecError("optimizer", type(optimizer).__name__, "an optimizer of paddle.optimizer")
     if isinstance(optimizer, lbfgs_kinds()):
@@ -232,7 +232,7 @@ def _check_pair(model: Any, optimizer: Any) -> None:
 
 
 def _make_accumulators(optimizer: Any) -> None:
-    """Let the optimizer make now what it else makes at its first step."""
+    """Make the accumulators that Paddle else makes at the first step."""
     from paddle.base.framework import default_main_program
 
     block = default_main_program().global_block()  # type: ignore[no-untyped-call]
@@ -259,7 +259,7 @@ def _copy(arrays: Mapping[str, np.ndarray], tensors: Mapping[str, Any]) -> None:
 
 
 def _differences(tensors: Mapping[str, Any], given: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Say what is not in both, or of another shape or type."""
+    """Yield what is missing on one side, or of another shape or type."""
     for name in sorted(tensors.keys() - given.keys()):
         yield f"{name!r}: {tuple(tensors[name].shape)} here, not there"
     for name in sorted(given.keys() - tensors.keys()):
@@ -270,31 +270,30 @@ def _differences(tensors: Mapping[str, Any], given: Mapping[str, np.ndarray]) ->
             yield f"{name!r}: {here.dtype} {here.shape} here, {there.dtype} {there.shape} there"
 
 
-# What a script keeps beside its model, as counters or averaged weights: to arrays and JSON, and back. Never pickle.
+# Registered state: what a script keeps beside its model, such as counters or averaged weights
 
 _REGISTERED_NAME = re.compile(r"[a-z0-9_-]+")
 _RESERVED_NAME = re.compile(r"(model|optimizer)(-\d+)?|scaler")
-_METADATA = "__metadata__"  # which a checkpoint's files keep for themselves
+_METADATA = "__metadata__"  # reserved by the safetensors format
 _DICTS = (dict, OrderedDict)
 _VALUES = (
     "None, bool, int, float, str, numpy's arrays and numbers, Paddle's tensors, and list, tuple, dict and OrderedDict "
-    "of these; not of a type that is derived from one of them: it would come back as another"
+    "of these; no subclasses, which would come back as another type"
 )
 
 
 def check_registered_name(name: object) -> None:
-    """Raise SpecError for what can't name registered state: it is the name of a checkpoint's file."""
+    """Raise SpecError for an invalid name: it becomes the name of a checkpoint's file."""
     if not isinstance(name, str) or not _REGISTERED_NAME.fullmatch(name) or _RESERVED_NAME.fullmatch(name):
-        allowed = "a-z, 0-9, '_' and '-', and not a name that run.wrap gives: model, optimizer, scaler"
+        allowed = "a-z, 0-9, '_' and '-', and not a name that run.wrap uses: model, optimizer, scaler"
         raise SpecError("run.register(name)", name, allowed)
 
 
 class RegisteredState:
-    """A part of a training's state that is the script's own.
+    """State that the script has registered.
 
-    `target`: a dict or OrderedDict of plain values, changed in place; or an object with `state_dict`, which
-    returns such a dict, and `set_state_dict` (Paddle's word) or `load_state_dict` (PyTorch's). Raises SpecError for
-    anything else.
+    `target`: a dict or OrderedDict of plain values, changed in place; or an object with `state_dict` and
+    `set_state_dict` (Paddle) or `load_state_dict` (PyTorch). Raises SpecError for anything else.
     """
 
     def __init__(self, name: str, target: Any) -> None:
@@ -304,22 +303,21 @@ class RegisteredState:
         self.state()
 
     def state(self) -> PartState:
-        """Return its values. The arrays may be views of memory that the script changes. Raises SpecError."""
+        """Return its values. Arrays may be views of memory that the script changes. Raises SpecError."""
         arrays: dict[str, np.ndarray] = {}
         try:
             values = self._encode(self._save(), "", arrays)
         except RecursionError:
-            given = "values in values, without end or nearly so"
-            raise SpecError(self._field, given, "what does not contain itself") from None
+            raise SpecError(self._field, "values nested too deeply", "values that don't contain themselves") from None
         return PartState(arrays, values)
 
     def differences(self, there: PartState) -> Iterator[str]:
-        """Yield what is wrong with a state that is to be loaded: that there is none."""
+        """Yield that there is no such state, if so."""
         if there.values is None:
             yield "(run.register): here, not there"
 
     def load(self, there: PartState) -> None:
-        """Take over copies of such a state's values."""
+        """Load copies of the values."""
         self._load(_decode(there.values, there.arrays))
 
     def _methods(self, target: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
@@ -333,14 +331,14 @@ class RegisteredState:
         load = getattr(target, "set_state_dict", None) or getattr(target, "load_state_dict", None)
         if load is None or not hasattr(target, "state_dict"):
             allowed = (
-                'a dict that the script changes in place, as {"best": 0.0}, not of a type derived from dict, or an '
-                "object with state_dict and set_state_dict or load_state_dict"
+                'a dict (no subclass) that the script changes in place, such as {"best": 0.0}, or an object with '
+                "state_dict and set_state_dict or load_state_dict"
             )
             raise SpecError(self._field, type(target).__name__, allowed)
         return target.state_dict, load
 
     def _encode(self, value: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
-        """Return it as JSON, in which arrays are names of those that are added to `arrays`."""
+        """Return the value as JSON, in which arrays are names of those that are added to `arrays`."""
         kind = type(value)
         if value is None or kind in (bool, int, float):
             return {"$float": repr(value)} if kind is float and not math.isfinite(value) else value
@@ -402,7 +400,7 @@ def _is_parameter(value: Any) -> bool:
 
 
 def _array_of(value: Any) -> tuple[str, np.ndarray | None]:
-    """Return what it is and its values, None for what is no array."""
+    """Return its kind and its values, None for what is no array."""
     import paddle
 
     if isinstance(value, paddle.Tensor):
@@ -445,5 +443,5 @@ def _restore_array(array: np.ndarray, kind: str, *, is_trained: bool) -> Any:
 
 
 def copy_state(state: PartState) -> PartState:
-    """Return a state that later changes leave as it is."""
+    """Return a state that later changes don't affect."""
     return PartState({name: np.array(array) for name, array in state.arrays.items()}, copy.deepcopy(state.values))

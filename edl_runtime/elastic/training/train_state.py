@@ -1,4 +1,4 @@
-"""A training's state: captured as a snapshot, restored, and broadcast to ranks that lack it. With random numbers."""
+"""A training's state, random numbers included: captured as a snapshot, restored, and broadcast to ranks without it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from edl_runtime.errors import SpecError
 from edl_runtime.result import RESULT_LIMIT
 
 METRICS_LIMIT = RESULT_LIMIT - 1024
-"""Bytes of JSON: the rest of a result is for the loss and the checkpoint's place."""
+"""Bytes of JSON: the rest of a result is for the loss and the checkpoint's URL."""
 
 Origin = Literal["peer", "checkpoint", "start"]
-"""Where a state came from: another trainer, a checkpoint, or the script that made it."""
+"""Where a state came from: another worker, a checkpoint, or the script that built it."""
 
 
 class DataSource(Protocol):
@@ -34,57 +34,53 @@ class DataSource(Protocol):
     @property
     def total_steps(self) -> int | None: ...
 
-    def place(self, *, durable: bool) -> dict[str, Any]:
-        """Return how far all ranks together are, as JSON: for a checkpoint if `durable`, else for another trainer."""
+    def position(self, *, durable: bool) -> dict[str, Any]:
+        """Return how far all ranks together are, as JSON: for a checkpoint if `durable`, else for another worker."""
         ...
 
-    def seek(self, place: dict[str, Any], world_size: int) -> None:
-        """Go on from such a place, in a group of this size."""
+    def seek(self, position: dict[str, Any], world_size: int) -> None:
+        """Continue from such a position, in a group of this size."""
         ...
 
-    def vector(self, rank: int, world_size: int) -> list[int]:
-        """Return what this rank adds to a sum over all ranks before each step, so many numbers on each."""
+    def counts(self, rank: int, world_size: int) -> list[int]:
+        """Return what this rank adds to a sum over all ranks before each step."""
         ...
 
-    def check(self, samples: int, vector: Sequence[int]) -> None:
-        """Raise an error if, by that sum, ranks can't do a step of so many samples together; before it is applied."""
+    def check(self, samples: int, counts: Sequence[int]) -> None:
+        """Raise an error if, by these sums, ranks can't do a step of so many samples together."""
         ...
 
-    def advance(self, samples: int, vector: Sequence[int]) -> None:
-        """Note that all ranks together have applied so many samples more, and that sum."""
+    def advance(self, samples: int, counts: Sequence[int]) -> None:
+        """Note that all ranks together have applied so many more samples."""
         ...
 
 
 class _Extra(msgspec.Struct, kw_only=True):
     """What a snapshot holds besides arrays.
 
-    - `values`: what its parts hold besides arrays, by name.
-    - `scheduler`, `rate`: those of "optimizer" where older versions wrote it, which had no `values`.
+    - `position`: of the data. `rng`: random number generators. `values`: what its parts hold besides arrays, by name.
     - `unsaved_s`: how long ago the last checkpoint was due.
-    - `ended`: whether there is nothing left to train in this `run` of the job; a later one may go on from a checkpoint.
+    - `ended`: nothing is left to train in this `run` of the job; a later one may continue from the checkpoint.
     """
 
     origin: Origin
     samples: int
-    place: dict[str, Any] | None
+    position: dict[str, Any] | None
     scale: RateScale
-    chance: dict[str, Any]
-    values: dict[str, Any] | None = None
-    scheduler: dict[str, Any] | None = None
+    rng: dict[str, Any]
+    values: dict[str, Any]
     unsaved_s: float = 0.0
     ended: bool = False
     run: str = ""
-    rate: float | None = None
 
 
 class TrainState:
     """How far a training is, and what its model and optimizer hold.
 
-    `begun`: it is the one that all ranks have. `ended`: all ranks have come to the end.
+    `begun`: all ranks have it. `ended`: all ranks have come to the end. `run`: the id of this run of the job, or "".
     """
 
     def __init__(self, session: GroupSession, state: StateParts, *, run: str) -> None:
-        """Begin at no step. `run`: the word of this run of the job, "" if it has none."""
         self.state = state
         self._run = run
         self.begun = False
@@ -95,7 +91,7 @@ class TrainState:
         self.metrics: dict[str, float] = {}
         self.mean_loss = math.nan
         self.unsaved_s = 0.0  # as restored
-        self.place: dict[str, Any] | None = None  # of the data, as restored
+        self.position: dict[str, Any] | None = None  # of the data, as restored
         self._session = session
         self._data_source: DataSource | None = None
 
@@ -105,25 +101,25 @@ class TrainState:
 
     @data_source.setter
     def data_source(self, data_source: DataSource) -> None:
-        """Go on in this data from where the training is. Raises as `Feed.go_to`."""
-        place = data_source.place(durable=False) if self.place is None else self.place
-        data_source.seek(place, self._session.group.world_size)
+        """Continue in this data from where the training is. Raises as `DataSource.seek`."""
+        position = data_source.position(durable=False) if self.position is None else self.position
+        data_source.seek(position, self._session.group.world_size)
         self._data_source = data_source
 
     def snapshot(self, origin: Origin = "peer", *, durable: bool = False, unsaved_s: float = 0.0) -> Snapshot:
-        """Return all, for a checkpoint if `durable`; the arrays are views of what the next step changes.
+        """Return the whole state, for a checkpoint if `durable`; the next step changes its arrays.
 
         `unsaved_s`: how long ago the last checkpoint was due.
         """
-        place = self.place if self._data_source is None else self._data_source.place(durable=durable)
+        position = self.position if self._data_source is None else self._data_source.position(durable=durable)
         states = self.state.states()
         extra = _Extra(
             origin=origin,
             samples=self.samples,
-            place=place,
+            position=position,
             values=values_of(states),
             scale=self.scale,
-            chance=capture_rng(),
+            rng=capture_rng(),
             unsaved_s=unsaved_s,
             ended=self.ended,
             run=self._run,
@@ -139,9 +135,9 @@ class TrainState:
         )
 
     def adopt(self, snapshot: Snapshot, *, rank: int, generation: int, is_own: bool) -> Origin:
-        """Be where the snapshot is, on this rank; return where that came from. Raises OtherModelError.
+        """Restore the snapshot on this rank and return its origin. Raises OtherModelError.
 
-        `is_own`: it was taken of this very training, which then only needs random numbers of its own.
+        `is_own`: it was taken of this training, which then only needs random numbers of its own.
         """
         extra = msgspec.convert(snapshot.extra, _Extra)
         if not is_own:
@@ -151,14 +147,14 @@ class TrainState:
         if rank > 0:
             seed_rank(self.steps, generation, rank)
         elif extra.origin == "checkpoint":
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # of other versions of what draws them
-                restore_rng(extra.chance)
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # written by another version of Paddle or numpy
+                restore_rng(extra.rng)
         return extra.origin
 
     def note(self, values: dict[str, float]) -> None:
-        """Keep these metrics; what is not finite takes away what was noted under its name before.
+        """Keep these metrics; a value that is not finite removes the one noted before.
 
-        Raises SpecError, and keeps none of them, when all that are noted would be too much for a result.
+        Raises SpecError, and keeps none of them, when all together are too large for a result.
         """
         metrics = {name: value for name, value in {**self.metrics, **values}.items() if math.isfinite(value)}
         size = len(msgspec.json.encode(metrics))
@@ -167,49 +163,46 @@ class TrainState:
         self.metrics = metrics
 
     def reported_metrics(self) -> dict[str, float]:
-        """Return what is known of the model. "loss" is the last step's, if the script has given that to `run.step`."""
+        """Return all metrics. "loss" is the last step's, if the script gives it to `run.step`."""
         loss = {"loss": self.mean_loss} if math.isfinite(self.mean_loss) else {}
         return {**self.metrics, **loss}
 
     def _restore(self, snapshot: Snapshot, extra: _Extra) -> None:
-        whose = "the checkpoint" if extra.origin == "checkpoint" else "the other trainers' state"
-        values = extra.values
-        if values is None:
-            values = {"optimizer": {"rate": extra.rate, "scheduler": extra.scheduler}}
-        self.state.load(states_of(snapshot.arrays, values), f"{whose} (step {snapshot.step})")
-        self.steps, self.samples, self.place, self.scale = snapshot.step, extra.samples, extra.place, extra.scale
+        whose = "the checkpoint" if extra.origin == "checkpoint" else "the other workers' state"
+        self.state.load(states_of(snapshot.arrays, extra.values), f"{whose} (step {snapshot.step})")
+        self.steps, self.samples, self.position, self.scale = snapshot.step, extra.samples, extra.position, extra.scale
         is_of_this_run = extra.origin != "checkpoint" or (bool(self._run) and extra.run == self._run)
         self.unsaved_s, self.ended = extra.unsaved_s, extra.ended and is_of_this_run
         self.metrics = dict(snapshot.metrics)
         self.mean_loss = self.metrics.pop("loss", math.nan)
-        if self._data_source is not None and extra.place is not None:
-            self._data_source.seek(extra.place, self._session.group.world_size)
+        if self._data_source is not None and extra.position is not None:
+            self._data_source.seek(extra.position, self._session.group.world_size)
 
 
 def arrays_of(states: Mapping[str, PartState]) -> dict[str, Mapping[str, np.ndarray]]:
-    """Return the arrays of all parts that have any, by part."""
+    """Return the arrays of all parts that have any."""
     return {name: state.arrays for name, state in states.items() if state.arrays}
 
 
 def values_of(states: Mapping[str, PartState]) -> dict[str, Any]:
-    """Return what parts hold besides arrays, by part, as JSON."""
+    """Return the other values of all parts that have any, as JSON."""
     return {name: state.values for name, state in states.items() if state.values is not None}
 
 
 def states_of(arrays: Arrays, values: Mapping[str, Any]) -> dict[str, PartState]:
-    """Return what `arrays_of` and `values_of` were given, but for parts that hold nothing."""
+    """Return what `arrays_of` and `values_of` were given, without empty parts."""
     return {name: PartState(arrays.get(name, {}), values.get(name)) for name in {**arrays, **values}}
 
 
 def mark_from_checkpoint(snapshot: Snapshot) -> Snapshot:
-    """Return a loaded snapshot, which says where it comes from."""
+    """Return a snapshot that was loaded from a checkpoint, marked as such."""
     return msgspec.structs.replace(snapshot, extra={**snapshot.extra, "origin": "checkpoint"})
 
 
-# The state of a training from the rank that has it to those that have not.
+# Broadcast
 
 SMALL_BYTES = 1 << 20
-"""Bytes: arrays below travel together, for each message has its price."""
+"""Arrays below are sent together: each message costs a round trip."""
 
 
 class _Array(msgspec.Struct, frozen=True):
@@ -229,9 +222,9 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 def state_source(steps: Sequence[int | None]) -> int | None:
-    """Return the first rank of those whose state the others take; None when all have the same already.
+    """Return the first rank of those whose state the others take; None when all have the same.
 
-    Survivors of a lost rank differ by a step at most; who is ahead has applied what the others have not.
+    Survivors of a lost rank differ by a step at most: the one ahead has applied what the others have not.
     """
     live = [step for step in steps if step is not None]
     if not live:
@@ -240,12 +233,12 @@ def state_source(steps: Sequence[int | None]) -> int | None:
 
 
 def state_receivers(steps: Sequence[int | None], source: int) -> list[int]:
-    """Return the ranks that have another state than the source, by rank."""
+    """Return the ranks that have another state than the source."""
     return [rank for rank, step in enumerate(steps) if rank != source and (step is None or step != steps[source])]
 
 
 def broadcast_state(group: ProcessGroup, source: int, receivers: Sequence[int], snapshot: Snapshot | None) -> Snapshot:
-    """Return the source's snapshot on it and on each taker: the source gives it. Raises GroupLostError."""
+    """Return the source's snapshot, on the source and on each receiver. Raises GroupLostError."""
     if group.rank == source:
         assert snapshot is not None  # noqa: S101 -- the source has it
         if receivers:
@@ -290,7 +283,7 @@ def _receive_state(group: ProcessGroup, source: int, receivers: Sequence[int]) -
 
 
 def _batches(arrays: Sequence[_Array]) -> Iterator[list[_Array]]:
-    """Yield what travels in one message: a large array, or small ones together."""
+    """Yield what is sent in one message: a large array, or small ones together."""
     small: list[_Array] = []
     for each in arrays:
         if not each.nbytes:
@@ -310,7 +303,7 @@ def _as_bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-# The random numbers of a training: kept in checkpoints, and other ones on each rank.
+# Random numbers
 
 
 def capture_rng() -> dict[str, Any]:
@@ -328,7 +321,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(captured: dict[str, Any]) -> None:
-    """Go on drawing where `capture` was called. Raises ValueError or TypeError for what is no such state."""
+    """Restore what `capture_rng` returned. Raises ValueError or TypeError for anything else."""
     import paddle
 
     states: list[Any] = []
@@ -337,7 +330,7 @@ def restore_rng(captured: dict[str, Any]) -> None:
         state = kind_of_state.__new__(kind_of_state)
         state.__setstate__((*numbers, list(text.encode())))
         states.append(state)
-    if len(states) == len(_rng_states(paddle)):  # else it ran on another number of devices
+    if len(states) == len(_rng_states(paddle)):  # else it was captured with another number of devices
         paddle.set_rng_state(states)
     kind, keys, *rest = captured["numpy"]
     np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))  # noqa: NPY002
@@ -346,7 +339,7 @@ def restore_rng(captured: dict[str, Any]) -> None:
 
 
 def seed_rank(base: int, generation: int, rank: int) -> None:
-    """Begin anew on a rank that has joined: with numbers that no other rank draws, the same whenever it is repeated."""
+    """Seed a rank that has joined: other numbers than any other rank's, the same whenever this is repeated."""
     import paddle
 
     (seed,) = np.random.SeedSequence((base, generation, rank)).generate_state(1)

@@ -75,7 +75,7 @@ class Group:
     def trainer(self, instance: int) -> psutil.Process:
         """Return the instance's trainer: the last that was begun, so neither a standby nor one that has left."""
         told = self.log(instance)
-        begun = re.findall(r"trainer\.begun .*\bpid=(\d+)", told)
+        begun = re.findall(r"worker\.started .*\bpid=(\d+)", told)
         agent = psutil.Process(self.agents[instance].pid)
         found = [child for child in agent.children() if begun and child.pid == int(begun[-1])]
         assert found, f"instance {instance} has no trainer:\n{told}"

@@ -42,7 +42,7 @@ def main(rank: int, size: int, port: int, out: Path) -> dict[str, Any]:
         )
         moves: list[None] = []
         group = PaddleProcessGroup(join, "gloo", on_progress=lambda moves=moves: moves.append(None))
-        assert group.meet(str(rank), generation if rank else None).steps == [None] + [generation] * (size - 1)
+        assert group.connect(str(rank), generation if rank else None).steps == [None] + [generation] * (size - 1)
         assert group.all_reduce_counts(np.arange(3) + rank).tolist() == [
             sum(at + each for each in range(size)) for at in range(3)
         ]

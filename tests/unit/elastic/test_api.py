@@ -69,7 +69,7 @@ def test_a_training_that_leaves_out_what_had_come_further_says_so(tmp_path: Path
     third, link = begin(tmp_path)
     third.wrap(*model_and_optimizer())
     (note,) = [word.text for word in link.said if isinstance(word, Note)]
-    assert f"training goes on from step {third.step_number} though {tmp_path}/" in note
+    assert f"training continues from step {third.step_number} though {tmp_path}/" in note
     assert "is of step 6: it is of an earlier generation" in note
 
 
@@ -460,7 +460,7 @@ class _Stream(paddle.io.IterableDataset):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (_Stream(), "dataset: got '_Stream', allowed is samples with a length and by index, .*run.shards"),
+        (_Stream(), "dataset: got '_Stream', allowed is a length and items by index, .*run.shards"),
         (paddle.io.DataLoader(SAMPLES, batch_size=2), "dataset: got 'DataLoader'"),
         ((sample for sample in SAMPLES), "dataset: got 'generator'"),
         (np.array(7), "dataset: got 'ndarray'"),

@@ -41,7 +41,7 @@ async def test_an_agent_says_again_and_again_that_redis_is_away(
             )
             began = time.monotonic()
             running = asyncio.ensure_future(agent.run(os.environ))
-            while len(told := [log["for_s"] for log in logs if log["event"] == "agent.frozen"]) < 3:  # noqa: ASYNC110
+            while len(told := [log["for_s"] for log in logs if log["event"] == "redis.disconnected"]) < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             assert time.monotonic() - began >= 2 * 0.5, "not each time it tries"
             agent.leave(signal.SIGTERM)
@@ -68,10 +68,10 @@ async def test_a_script_that_can_not_call_init_is_refused_before_it_runs_where_t
                 communication="gloo",
             )
             running = asyncio.ensure_future(agent.run(os.environ))
-            while not running.done() and not any(log["event"] == "trainer.begun" for log in logs):  # noqa: ASYNC110
+            while not running.done() and not any(log["event"] == "worker.started" for log in logs):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             agent.leave(signal.SIGTERM)
             ending = await running
-    begun = any(log["event"] == "trainer.begun" for log in logs)
+    begun = any(log["event"] == "worker.started" for log in logs)
     refused = AgentExit(EX_DATAERR, f"instance 0: {InitNotCalledError()}")
     assert (begun, ending) == ((True, AgentExit(-signal.SIGTERM)) if most == 1 else (False, refused))

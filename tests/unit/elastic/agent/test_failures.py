@@ -61,10 +61,10 @@ def others(seen: GroupView, *, fewest: int = 1) -> PeerState:
     ("changes", "stepped", "reason", "status"),
     [
         ({"report": WRONG}, True, "lr: got -1", EX_DATAERR),
-        ({"report": None, "exit_code": EX_CONFIG}, True, "its trainer exited with 78", EX_DATAERR),
-        ({"report": None, "exit_code": EX_DATAERR, "elastic": False}, True, "its trainer exited with 65", EX_DATAERR),
+        ({"report": None, "exit_code": EX_CONFIG}, True, "its worker exited with 78", EX_DATAERR),
+        ({"report": None, "exit_code": EX_DATAERR, "elastic": False}, True, "its worker exited with 65", EX_DATAERR),
         ({}, False, "ValueError: no", 1),
-        ({"report": None, "exit_code": 0}, True, "its script ended before it had gone through all of its data", 1),
+        ({"report": None, "exit_code": 0}, True, "its script ended before the end of its data", 1),
         (
             {"report": None, "exit_code": 0, "called": False},
             False,
@@ -89,7 +89,7 @@ def test_a_newcomer_with_wrong_input_is_the_only_one_to_go(changes: dict[str, ob
     verdict = judge_failure(fall(**changes), TRAIN, FailureStreak(1, 9), 1)
     assert verdict
     assert (verdict.status, verdict.others_go_on) == (EX_CONFIG, True)
-    assert verdict.reason == f"{fall(**changes).reason}; it gives up, and the others go on"
+    assert verdict.reason == f"{fall(**changes).reason}; it gives up, and the others continue"
     all_of_them = judge_failure(fall(**changes, stepped=True), TRAIN, FailureStreak(), 1)
     assert all_of_them
     assert not all_of_them.others_go_on
@@ -100,7 +100,7 @@ def test_the_fourth_fall_without_progress_fails_the_job() -> None:
     told = [judge_failure(fall(stepped=True), TRAIN, FailureStreak(), count) for count in (1, 2, 3, 4)]
     assert told[:3] == [None] * 3
     assert told[3]
-    assert told[3].reason == "ValueError: no; no progress since 3 others were replaced"
+    assert told[3].reason == "ValueError: no; no progress in 3 restarts"
     assert (told[3].status, told[3].others_go_on) == (1, False)
 
 
@@ -111,9 +111,7 @@ def test_an_instance_that_never_comes_to_a_step_gives_up(there: PeerState) -> No
     assert told[:3] == [None] * 3
     assert told[3]
     assert (told[3].status, told[3].others_go_on) == (EX_CONFIG, True)
-    assert told[3].reason == (
-        "ValueError: no; no step of its own since 3 others were replaced; it gives up, and the others go on"
-    )
+    assert told[3].reason == ("ValueError: no; no step of its own in 3 restarts; it gives up, and the others continue")
 
 
 def test_where_nobody_makes_steps_no_instance_gives_up_for_itself() -> None:
@@ -157,7 +155,7 @@ def test_a_checkpoint_that_is_not_written_fails_a_job_that_ends() -> None:
     killed = fall(unwritten=True, stepped=True, killed="it did not leave in time")
     verdict = judge_failure(killed, NOBODY, FailureStreak(), 0)
     assert verdict
-    told = "the last checkpoint is not written: its trainer was killed, for it did not leave in time"
+    told = "the last checkpoint is not written: its worker was killed: it did not leave in time"
     assert (verdict.reason, verdict.status, verdict.others_go_on) == (told, 1, False)
     assert judge_failure(killed, TRAIN, FailureStreak(), 0) is None
 
@@ -186,9 +184,9 @@ def test_a_plain_script_that_ran_for_long_has_come_on() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"killed": "it hangs"}, "its trainer was killed, for it hangs"),
-        ({"report": None, "exit_code": -9}, f"its trainer {describe_exit(-9)}"),
-        ({"report": None, "exit_code": 3}, "its trainer exited with 3"),
+        ({"killed": "it hangs"}, "its worker was killed: it hangs"),
+        ({"report": None, "exit_code": -9}, f"its worker {describe_exit(-9)}"),
+        ({"report": None, "exit_code": 3}, "its worker exited with 3"),
     ],
 )
 def test_a_fall_is_told_in_words(changes: dict[str, object], said: str) -> None:

@@ -122,7 +122,7 @@ def test_a_trainer_outside_the_newer_generation_ends() -> None:
     """It leaves at the end of a step if it can, and is killed soon if not."""
     excluded = view(2, PEER, OTHER)
     assert said(reconcile(member(), ELASTIC, excluded, NOW)) == [
-        Leave(reason="the others go on without it", checkpoint=False)
+        Leave(reason="the others continue without it", checkpoint=False)
     ]
     leaving = member(phase="leaving", since=NOW - 2)
     assert reconcile(leaving, ELASTIC, excluded, NOW) == [KillWorker("it did not leave in time")]

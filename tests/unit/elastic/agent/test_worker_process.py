@@ -16,7 +16,7 @@ from support.teachers.process import is_gone, wait_until
 
 from edl_runtime.elastic.agent.launch import Entrypoint, parse_entrypoint
 from edl_runtime.elastic.agent.workers import WorkerExited, WorkerProcess, WorkerUpdate, quiet_environment
-from edl_runtime.elastic.comm.agent_protocol import Heartbeat, ScriptFailed, StandbyLoaded, WorkerMessage
+from edl_runtime.elastic.comm.agent_protocol import Heartbeat, ScriptFailed, StandbyLoaded, StartScript, WorkerMessage
 
 WITHIN_S = 150.0
 """Some import Paddle, which takes the processor for seconds."""
@@ -50,9 +50,9 @@ class Words:
 
 
 @asynccontextmanager
-async def trainer(script: Entrypoint, *, nice: bool = False) -> AsyncIterator[tuple[WorkerProcess, Words]]:
+async def trainer(script: Entrypoint) -> AsyncIterator[tuple[WorkerProcess, Words]]:
     """Begin a trainer; it is ended with the block."""
-    begun, words = await WorkerProcess.begin(script, os.environ, nice=nice), Words()
+    begun, words = await WorkerProcess.begin(script, os.environ), Words()
     attending = asyncio.create_task(begun.monitor(words.hear))
     try:
         yield begun, words
@@ -74,39 +74,16 @@ async def test_a_loaded_trainer_becomes_its_script_when_told_to(
     (tmp_path / "beside.py").write_text("HERE = True")
     source = """
 import numpy, os, sys, beside
-print(__name__, sys.argv[1:], os.environ["COLOUR"], beside.HERE, os.getpriority(os.PRIO_PROCESS, 0))
+print(__name__, sys.argv[1:], os.environ["COLOUR"], beside.HERE)
 sys.exit(3)
 """
-    async with trainer(script_of(source, tmp_path, "--lr", "1"), nice=True) as (begun, words):
+    async with trainer(script_of(source, tmp_path, "--lr", "1")) as (begun, words):
         await words.wait_for(StandbyLoaded)
         assert words.said == [StandbyLoaded()]
-        begun.start({"COLOUR": "blue"})
+        begun.send(StartScript(environ={"COLOUR": "blue"}))
         await words.wait_for(WorkerExited)
-    niceness = os.getpriority(os.PRIO_PROCESS, 0)
-    assert capfd.readouterr().out == f"__main__ ['--lr', '1'] blue True {niceness}\n"
+    assert capfd.readouterr().out == "__main__ ['--lr', '1'] blue True\n"
     assert words.said[1:] == [ScriptFailed(reason="exited: 3", final=False), WorkerExited(3)]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread has a niceness of its own")
-async def test_a_loaded_trainer_runs_at_the_niceness_of_its_agent(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Also where that is so near to the most that the trainer could not give way by as much as it would."""
-    niceness = max(10, os.getpriority(os.PRIO_PROCESS, 0))
-
-    async def run_one() -> None:
-        source = "import numpy, os; print(os.getpriority(os.PRIO_PROCESS, 0))"
-        async with trainer(script_of(source, tmp_path), nice=True) as (begun, words):
-            await words.wait_for(StandbyLoaded)
-            begun.start({})
-            await words.wait_for(WorkerExited)
-
-    def be_its_agent() -> None:
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # of this thread, which can't take it back
-        asyncio.run(run_one())
-
-    await asyncio.to_thread(be_its_agent)
-    assert capfd.readouterr().out == f"{niceness}\n"
 
 
 async def test_an_error_is_told_and_shown_from_the_scripts_first_line_on(
@@ -115,7 +92,7 @@ async def test_an_error_is_told_and_shown_from_the_scripts_first_line_on(
     """The agent hears the last words, and the log has a traceback as of any script; wrong input is final."""
     source = "from edl_runtime.errors import SpecError\nraise SpecError('lr', -1, 'more than 0')"
     async with trainer(script_of(source, tmp_path)) as (begun, words):
-        begun.start({})
+        begun.send(StartScript(environ={}))
         await words.wait_for(WorkerExited)
     last = "edl_runtime.errors.SpecError: lr: got -1, allowed is more than 0"
     assert words.said[1:] == [ScriptFailed(reason=last, final=True), WorkerExited(1)]
@@ -143,7 +120,7 @@ async def test_a_script_that_imports_us_and_does_not_call_us_fails_at_its_first_
     """So before a second instance trains the same; the job ends with what to do about it."""
     async with trainer(script_of(FORGETS, tmp_path)) as (begun, words):
         await words.wait_for(StandbyLoaded)
-        begun.start({})
+        begun.send(StartScript(environ={}))
         await words.wait_for(WorkerExited)
     failed = words.said[1]
     assert isinstance(failed, ScriptFailed)
@@ -157,7 +134,7 @@ async def test_a_program_takes_the_place_of_what_waits_for_it(capfd: pytest.Capt
     command = ["sh", "-c", "echo $COLOUR ${EDL_AGENT_FD-unset}; exit 4"]
     async with trainer(parse_entrypoint(command)) as (begun, words):
         await words.wait_for(StandbyLoaded)
-        begun.start({"COLOUR": "blue"})
+        begun.send(StartScript(environ={"COLOUR": "blue"}))
         await words.wait_for(WorkerExited)
     assert (capfd.readouterr().out, words.said[-1]) == ("blue\n", WorkerExited(4))
 
@@ -171,7 +148,7 @@ async def test_a_program_that_can_not_take_that_place_is_told_in_a_line(
     program.chmod(0o700)
     async with trainer(parse_entrypoint([str(program)])) as (begun, words):
         await words.wait_for(StandbyLoaded)
-        begun.start({})
+        begun.send(StartScript(environ={}))
         await words.wait_for(WorkerExited)
     reason = f"{program} can't be run: Exec format error"
     assert words.said[1:] == [ScriptFailed(reason=reason, final=True), WorkerExited(78)]
@@ -182,7 +159,7 @@ async def test_killing_a_trainer_ends_all_that_it_started(tmp_path: Path, monkey
     """Data loaders and other helpers go with it."""
     monkeypatch.chdir(tmp_path)
     async with trainer(script_of(FAMILY, tmp_path)) as (begun, words):
-        begun.start({})
+        begun.send(StartScript(environ={}))
         await asyncio.to_thread(wait_until, (tmp_path / "pids").exists)
         child = psutil.Process(int((tmp_path / "pids").read_text().split()[1]))
         begun.kill()
@@ -200,9 +177,10 @@ async def test_no_trainer_outlives_its_agent(tmp_path: Path) -> None:
 import asyncio, os, sys
 from edl_runtime.elastic.agent.launch import parse_entrypoint
 from edl_runtime.elastic.agent.workers import WorkerProcess
+from edl_runtime.elastic.comm.agent_protocol import StartScript
 async def main():
-    trainer = await WorkerProcess.begin(parse_entrypoint([sys.argv[1]]), os.environ, nice=False)
-    trainer.start({})
+    trainer = await WorkerProcess.begin(parse_entrypoint([sys.argv[1]]), os.environ)
+    trainer.send(StartScript(environ={}))
     await trainer.monitor(lambda *_: None)
 asyncio.run(main())
 """

@@ -169,7 +169,7 @@ async def test_a_script_may_turn_out_to_join_by_itself(
         assert (fall.elastic, fall.was_up) == (True, False)
         await supervisor.execute(StartWorker())
         await comes_to(supervisor, "loaded")  # at first the system may not know the command yet
-        loads = psutil.Process(supervisor.pid).cmdline()
+        loads = psutil.Process(supervisor._worker.pid).cmdline()
         assert loads[loads.index("--load") + 1] == "paddle,edl_runtime.elastic.api"
 
 

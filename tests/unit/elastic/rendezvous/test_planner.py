@@ -449,7 +449,7 @@ async def test_the_log_warns_once_that_no_instance_calls_init() -> None:
     with capture_logs() as logs:
         for since in (1, 10, 11):
             await advance_rendezvous(store, view(runs(0, since), runs(1, since), of=None), Bounds(2, 2), "0-a", None)
-    assert [(entry["event"], entry["reason"]) for entry in logs] == [("job.waits", told[-1])]
+    assert [(entry["event"], entry["reason"]) for entry in logs] == [("job.blocked", told[-1])]
 
 
 def test_nobody_is_added_to_a_job_that_is_to_stop() -> None:

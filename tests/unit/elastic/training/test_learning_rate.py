@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from support.elastic.local_run import SAMPLES, begin, model_and_optimizer, paddle, train
 
@@ -42,22 +41,22 @@ def test_a_lost_step_counts_from_the_rate_at_which_its_batch_was_drawn(kind: Any
     """What the script has done since, and does before it draws that batch again, is for a step that has not been."""
     optimizer, lower = kind()
     rate = LearningRate(optimizer)
-    rate.draw()
+    rate.note_batch()
     lower()
-    with rate.agreed(rate.value, 1.0):
+    with rate.of_step(rate.value, 1.0):
         pass
     lower()  # which belongs to that step
-    rate.draw()
+    rate.note_batch()
     lower()
-    with rate.lost():
+    with rate.before_step():
         assert rate.value == 0.25
     lower()
-    rate.draw()
+    rate.note_batch()
     assert rate.value == 0.25
     lower()
-    with rate.lost():  # and once more
+    with rate.before_step():  # and once more
         assert rate.value == 0.25
-    rate.draw()
+    rate.note_batch()
     lower()
     assert rate.value == 0.125
 
@@ -67,16 +66,16 @@ def test_a_lost_step_without_a_batch_takes_nothing_back(kind: Any) -> None:
     """A rank that had none has set its rate for the step before; nor is what others do without it forgotten later."""
     optimizer, lower = kind()
     rate = LearningRate(optimizer)
-    rate.draw()
-    with rate.agreed(1.0, 1.0):
+    rate.note_batch()
+    with rate.of_step(1.0, 1.0):
         pass
     lower()
-    with rate.lost():
+    with rate.before_step():
         assert rate.value == 0.5
     lower()
-    with rate.agreed(rate.value, 1.0):
+    with rate.of_step(rate.value, 1.0):
         pass
-    rate.draw()
+    rate.note_batch()
     assert rate.value == 0.25
 
 
@@ -85,7 +84,7 @@ def test_a_step_takes_the_agreed_rate_times_the_factor() -> None:
     for kind, after in ((number, 3.0), (scheduled, 1.0)):
         optimizer, lower = kind()
         rate = LearningRate(optimizer)
-        with rate.agreed(3.0, 4.0):
+        with rate.of_step(3.0, 4.0):
             assert optimizer.get_lr() == 12.0
         assert rate.value == after
         lower()
@@ -123,21 +122,6 @@ def test_the_rate_that_a_script_has_set_goes_on_in_a_later_run(tmp_path: Path) -
     assert optimizer.get_lr() == 0.5
 
 
-@pytest.mark.parametrize(("wrote", "rate"), [({}, 0.7), ({"rate": 0.4}, 0.4)])
-def test_a_rate_is_found_where_older_versions_wrote_it(wrote: dict[str, float], rate: float) -> None:
-    """Some wrote none, which leaves the script's."""
-    run, _ = begin()
-    _, optimizer = run.wrap(*model_and_optimizer(rate=0.1))
-    standing = training_of(run).train_state
-    snapshot = standing.snapshot()
-    before = {name: snapshot.extra[name] for name in snapshot.extra.keys() - {"values", "rate", "scheduler"}}
-    assert snapshot.extra["values"]["optimizer"]["rate"] == 0.1
-    optimizer.set_lr(0.7)
-    old = msgspec.structs.replace(snapshot, step=5, extra=before | wrote)
-    standing.adopt(old, rank=0, generation=2, is_own=False)
-    assert (standing.steps, optimizer.get_lr()) == (5, rate)
-
-
 def training_of(run: Run) -> Any:
     assert run._wrapped is not None
     return run._wrapped
@@ -146,10 +130,10 @@ def training_of(run: Run) -> Any:
 def test_two_losses_in_a_row_take_nothing_back_that_others_have_applied() -> None:
     """What a rank was given after the first is what it goes back to in the second."""
     rate = LearningRate(model_and_optimizer(rate=1.0)[1])
-    rate.draw()
-    with rate.lost():
-        rate.put_back(RateState(0.5, None))  # of a rank that has applied the step
-    with rate.lost():
+    rate.note_batch()
+    with rate.before_step():
+        rate.load(RateState(0.5, None))  # of a rank that has applied the step
+    with rate.before_step():
         assert rate.value == 0.5
     assert rate.value == 0.5
 

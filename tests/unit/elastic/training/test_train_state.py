@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.elastic.local_run import arrays_of, model_and_optimizer, paddle
 
-from edl_runtime.elastic.comm.process_group import SingleProcessGroup
+from edl_runtime.elastic.comm.process_group import ProcessGroup
 from edl_runtime.elastic.errors import GroupLostError
 from edl_runtime.elastic.training.gradients import DeviceGradients, HostGradients, any_sparse
 from edl_runtime.elastic.training.state_parts import StateParts
@@ -73,7 +73,7 @@ def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
         assert first.grad is None or not first.grad.numpy().any()
         for parameter in (first, second, third):
             parameter.clear_gradient(False)
-        assert gradients.reduce(SingleProcessGroup(), 4) == pytest.approx(4.0)
+        assert gradients.reduce(ProcessGroup(), 4) == pytest.approx(4.0)
         np.testing.assert_allclose(first.grad.numpy(), [1.0, 1.75])
         np.testing.assert_allclose(second.grad.numpy(), [1.0, 1.0])
         assert third.grad is None
@@ -81,7 +81,7 @@ def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
         second.clear_gradient(False)
     gradients.add(1, 2.0)
     gradients.discard()
-    assert gradients.reduce(SingleProcessGroup(), 1) == 0.0
+    assert gradients.reduce(ProcessGroup(), 1) == 0.0
     assert first.grad is None
 
 
@@ -96,7 +96,7 @@ def test_sparse_gradients_are_added_up(kind: Any) -> None:
             (layer(paddle.to_tensor(rows)) * paddle.to_tensor([1.0, 2.0])).sum().backward()
             assert any_sparse([layer.weight]) == (layer is sparse)
             gradients.add(weight, 1.0)
-        gradients.reduce(SingleProcessGroup(), 4)
+        gradients.reduce(ProcessGroup(), 4)
         found.append(layer.weight.grad.numpy())
     np.testing.assert_array_equal(found[0], [[0.25, 0.5], [1.0, 2.0], [0.0, 0.0], [0.75, 1.5], [0.0, 0.0]])
     np.testing.assert_array_equal(found[0], found[1])
@@ -111,11 +111,11 @@ def test_a_batch_of_many_samples_overflows_nothing(kind: Any, dtype: str) -> Non
     for _ in range(2):
         parameter.grad = paddle.full([2], 300.0, dtype)
         gradients.add(256, 1.0)
-    assert gradients.reduce(SingleProcessGroup(), 512) == 1.0
+    assert gradients.reduce(ProcessGroup(), 512) == 1.0
     np.testing.assert_array_equal(parameter.grad.astype("float32").numpy(), [300.0, 300.0])
 
 
-class Failing(SingleProcessGroup):
+class Failing(ProcessGroup):
     """A group that is lost halfway through a sum."""
 
     def all_reduce(self, values: Any) -> None:
@@ -129,7 +129,7 @@ def test_what_a_failed_sum_leaves_is_not_trained_on() -> None:
     gradients = HostGradients([parameter])
     parameter.sum().backward()
     gradients.add(1, math.nan)
-    assert math.isnan(gradients.reduce(SingleProcessGroup(), 1))
+    assert math.isnan(gradients.reduce(ProcessGroup(), 1))
     place = parameter.grad.data_ptr()
     parameter.clear_gradient(False)
     with pytest.raises(GroupLostError):
@@ -137,7 +137,7 @@ def test_what_a_failed_sum_leaves_is_not_trained_on() -> None:
     gradients.discard()
     (2 * parameter).sum().backward()
     gradients.add(1, 3.0)
-    assert gradients.reduce(SingleProcessGroup(), 1) == 3.0
+    assert gradients.reduce(ProcessGroup(), 1) == 3.0
     np.testing.assert_array_equal(parameter.grad.numpy(), [2.0, 2.0])
     assert parameter.grad.data_ptr() == place
 
@@ -151,4 +151,4 @@ def test_who_is_ahead_gives_its_state() -> None:
     assert state_receivers([None, None], 0) == [1]
     assert state_receivers([4, 5, None, 5], 1) == [0, 2]
     with pytest.raises(AssertionError):
-        broadcast_state(SingleProcessGroup(), 0, [], None)
+        broadcast_state(ProcessGroup(), 0, [], None)
