@@ -264,7 +264,7 @@ def test_who_comes_when_all_is_trained_trains_nothing(tmp_path: Path, bare: Runt
         (group.out / "gate-write").touch()
         without = group.await_event("forming", lambda event: event.generation > with_it.generation)
         assert 2 not in without.members
-        assert without.reason == "the others came when all had been trained"
+        assert without.reason == "the others came after everything had been trained"
         (group.out / "gate-end").touch()
         assert group.statuses() == {0: 0, 1: 0, 2: 0}
         assert group.await_event("ended").outcome == "done"

@@ -217,7 +217,7 @@ async def test_the_later_agent_of_an_instance_counts(client: Redis, namespace: s
     anew = Agent(client, namespace, 1, "b")
     view = await anew.heartbeat()
     assert ids(view) == ["0-a", "1-b"]
-    with pytest.raises(InstanceSupersededError, match=r"instance 1 of job 'digits' was started anew"):
+    with pytest.raises(InstanceSupersededError, match=r"instance 1 of job 'digits' was started again"):
         await second.heartbeat()
     assert (await first.draft()).members == ("0-a", "1-b")
 

@@ -116,7 +116,7 @@ class Rank:
             return "went back"
         return "done"
 
-    def draw(self, micro: Any) -> None:
+    def note_batch(self, micro: Any) -> None:
         pass
 
     def check_stepped(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 BLOCK_MS = 700
-"""Longest single wait inside Redis; below the client's time limit for an answer."""
+"""Longest single wait inside Redis; below the client's timeout."""
 
 EventKind = Literal[
     "registered",
@@ -54,19 +54,19 @@ log = get_logger(__name__)
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened.
 
-    Of an instance's agent (`instance`): "registered", "loading", "ready", "leaving", "left", "gone" (its lease ran
-    out), "superseded" (started anew), "finished", "lost" (its trainer ended within a generation), "failed".
+    Of an instance's agent (`instance`): "registered", "loading", "ready", "leaving", "left", "gone" (its lease
+    expired), "superseded" (started again), "finished", "lost" (its worker ended within a generation), "failed".
 
-    Of a generation: "forming" with its members' instances by rank, gear and reason; "active" when all are up, after
-    `total_s`; "resumed" when all have finished a step in it, `total_s` after it was proposed; `pause_s` is then the
-    longest that an instance was without a finished step, of those that trained in the last generation with one before
-    it; None when there was none. Scripts that tell of no steps never resume. "suspected": a member may be dead.
-    "restored": Redis had forgotten it. "waiting": there is none yet, and why. "late": most instances renew their leases
-    late, so all leases last longer; told when that first keeps one from running out.
+    Of a generation: "forming" with its members' instances by rank, gear and reason; "active" when all have entered,
+    after `total_s`; "resumed" when all have finished a step in it, `total_s` after it was proposed; `pause_s` is then
+    the longest that an instance was without a finished step, of those that trained in the last generation before it;
+    None without any. Plain scripts report no steps, so never resume. "suspected": a member may be dead. "restored":
+    Redis had lost it. "waiting": there is none yet, and why. "late": most instances renew their leases late, so all
+    leases last longer.
 
-    Of the job: "stop" was asked for; it "ended" (`outcome`); a checkpoint was "saved"; a "note" of a trainer.
+    Of the job: "stop" was requested; it "ended" (`outcome`); a checkpoint was "saved"; a "note" of a worker.
 
-    - `id`, `at`: the event's place in the stream, and its time in Unix seconds of Redis's clock, both from Redis.
+    - `id`, `at`: the event's id in the stream, and its time in Unix seconds of Redis's clock.
     """
 
     kind: EventKind
@@ -86,7 +86,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metrics: dict[str, float] = {}
 
     def line(self) -> str:
-        """Return this event as a line for people, with the time of this machine's zone."""
+        """Return this event as a line for people, in this machine's time zone."""
         when = dt.datetime.fromtimestamp(self.at, dt.UTC).astimezone()
         words = [
             f"instance {self.instance}" if self.instance is not None else "",
@@ -102,8 +102,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             self.reason,
         ]
         number = str(self.generation) if self.generation else "-"
-        told = " · ".join(word for word in words if word)
-        return f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}  {number:>4}  {self.kind:<10}  {told}".rstrip()
+        text = " · ".join(word for word in words if word)
+        return f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}  {number:>4}  {self.kind:<10}  {text}".rstrip()
 
 
 _decoder = JsonDecoder(Event)
@@ -123,13 +123,10 @@ async def read(client: Redis, namespace: str, job: str, *, after: str = "-") -> 
 async def follow(
     client: Redis, namespace: str, job: str, *, after: str = "0-0", deserted_s: float = math.inf
 ) -> AsyncGenerator[Event, None]:
-    """Yield the job's events so far and then each as it happens; close it when leaving it early.
+    """Yield the job's events so far, or after the one with id `after`, and then each as it happens; close it when done.
 
-    Only those after the event with id `after`, if given: to go on where Redis was lost.
-
-    Ends once nothing has happened and no agent has been there for so long: by default never. In a Redis that was
-    emptied it goes on with what happens then. Raises RegistryUnavailableError; with `deserted_s`
-    MalformedRecordError.
+    Ends once nothing has happened and no agent has been alive for `deserted_s`; by default never. Continues in a Redis
+    that was emptied. Raises RegistryUnavailableError; with `deserted_s` MalformedRecordError.
     """
     stream = keys.group_events(namespace, job)
     last, there_at = after, time.monotonic()
@@ -150,23 +147,20 @@ def _decode_events(entries: list[tuple[str, dict[str, str]]]) -> list[Event]:
         content = fields.get("event", "")
         try:
             event = _decoder.decode(content)
-        except msgspec.DecodeError as error:  # of another version
-            log.warning("event.unreadable", content=content[:200], cause=str(error))
+        except msgspec.DecodeError as error:  # written by another version
+            log.warning("event.skipped", content=content[:200], cause=str(error))
             continue
         events.append(msgspec.structs.replace(event, id=entry_id, at=int(entry_id.partition("-")[0]) / 1000))
     return events
 
 
-# A look at a job's trainers from outside, by whoever is no member and changes nothing: Airflow, `edl events`.
-
-
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts for a job's trainers now, or did last.
+    """The present, or last, state of a job's group.
 
-    - `members`: the instances of the generation that is up, by rank; empty while none is.
+    - `members`: the instances of the active generation, by rank; empty without one.
     - `stop`: why the job was asked to end, None if it was not.
     - `outcome`: how it has ended, None while it has not.
-    - `heard_at`: when they were last heard of, in Unix seconds of Redis's clock.
+    - `heard_at`: time of the last heartbeat, in Unix seconds of Redis's clock.
     """
 
     members: tuple[int, ...] = ()
@@ -176,11 +170,13 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SILENT_S = 2.0
-"""Agents beat several times a second; leases by a clock that goes on with their beats alone never run out by itself."""
+"""Agents send several heartbeats a second.
+
+The group's clock stops without them, so leases alone don't show that all are gone."""
 
 
 async def has_live_agents(client: Redis, namespace: str, job: str) -> bool:
-    """Return whether an agent of the job is registered, and has beaten lately.
+    """Return whether an agent of the job is registered, and has sent a heartbeat lately.
 
     Raises MalformedRecordError, RegistryUnavailableError.
     """
@@ -196,7 +192,7 @@ async def has_live_agents(client: Redis, namespace: str, job: str) -> bool:
 
 
 async def group_status(client: Redis, namespace: str, job: str) -> GroupStatus | None:
-    """Return what Redis knows of a job's trainers for a day after the last, None if nothing.
+    """Return what Redis knows of a job's group, None if nothing; it is kept for a day.
 
     Raises MalformedRecordError, RegistryUnavailableError.
     """

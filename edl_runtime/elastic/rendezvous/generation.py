@@ -1,7 +1,7 @@
-"""Who trains together: the records that agents agree on through Redis. `planner` decides on them.
+"""The records that agents share through Redis: members, generations, and the view of the whole group.
 
 Times are seconds of the group's clock. It starts as Redis's Unix time and never goes back; while no agent sends
-heartbeats, because Redis is away or all are stopped, it stands still, so that no lease runs out meanwhile.
+heartbeats, because Redis is unavailable or all are stopped, it stands still, so that no lease expires meanwhile.
 """
 
 from __future__ import annotations
@@ -15,34 +15,31 @@ from edl_runtime.elastic.comm.agent_protocol import Gear
 
 
 class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance's agent, as it registers itself with each beat.
+    """An instance's agent, as it registers itself with each heartbeat.
 
-    - `id`: "INDEX-BOOT": the instance's number in its job, and a word that is new with each start of its agent.
-    - `host`, `store_port`, `trainer_port`: where its trainer listens when it is rank 0, and what a script of
-      `paddle.distributed` takes for its own endpoint.
-    - `ready`: its trainer is loaded and can be, or is, in a generation. `leaving`: it has been told to go.
+    - `id`: "INDEX-BOOT": the instance's number in its job, and a random suffix for each start of its agent.
+    - `host`, `store_port`, `trainer_port`: where its worker listens as rank 0, and the endpoint of plain scripts.
+    - `ready`: its worker can be, or is, in a generation. `leaving`: it has been told to leave.
     - `elastic`: its script is known to join generations by itself, so those of all instances do.
-    - `called`: its trainer has called `elastic.init`. `uncalled_since`: since when, by the group's clock, the script of
-      its trainer runs that is to call it and has not; 0 where there is none.
-    - `live`: its trainer can go on to the next generation by itself. `standby`: another process is loaded.
+    - `called`: its worker has called `elastic.init`. `uncalled_since`: since when its script runs that has to and has
+      not; 0 otherwise.
+    - `live`: its worker can enter the next generation by itself. `standby`: another process is loaded.
     - `gear`: the fastest gear that the job's owner allows.
-    - `up`: the last generation that its trainer was up in, 0 for none: a new trainer has been in none.
-    - `lost`: the last generation that a trainer of it fell out of: it ended in it, or on the way to it.
-    - `failures`: how many generations in a row its trainers did not come up in.
-    - `step`: its trainer's last step, 0 for none, as it is told a few times a second. `waits_for`: the step at whose
-      end, or before which, it waits for other ranks, 0 while it computes.
-    - `moves`: how many pieces of state its trainer has read, written, given or taken, as it said last.
-    - `advanced`: since the last beat there were more of them, or its trainer has yet to end a step, or to leave with a
-      checkpoint, before the generation that counts.
-    - `comm_failed`: the last generation whose communication has failed its trainer; `step` then is where that stands.
-    - `stepped`: the last generation in which its trainer finished a step; `pause_s`: from the end of the last step
-      before that generation, of this instance's trainer then, to the end of the first step in it, by this instance's
-      clock; None when it had not trained before. `paused_in`: the generation of that last step.
-    - `keeps`: its trainer keeps checkpoints, so that another can go on with its state.
-    - `done`: its trainer has trained all there is, as have all others that train, or the one before it had (`up` is 0
-      then); `finished`: and its script has ended.
+    - `up`: the last generation that its worker has entered, 0 for none.
+    - `lost`: the last generation that a worker of it failed in, or on the way to.
+    - `failures`: how many generations in a row its workers failed to enter.
+    - `step`: its worker's last step, 0 for none, a few times a second. `waits_for`: the step at which it waits for
+      other ranks, 0 while it computes.
+    - `moves`: how many pieces of state its worker has read, written, sent or received. `advanced`: more of them since
+      the last heartbeat, or its worker is still busy before it comes to the current generation.
+    - `comm_failed`: the last generation whose communication failed its worker, which is at `step` then.
+    - `stepped`: the last generation in which its worker finished a step; `pause_s`: between the last step before that
+      generation, in generation `paused_in`, and the first in it, by this instance's clock; None without one before.
+    - `keeps`: its worker keeps checkpoints, so that another can restore its state.
+    - `done`: its worker, or the one before it (`up` is 0 then), has trained everything, as have all others that train;
+      `finished`: and its script has ended.
     - `seen`: the highest generation that it knows of, also from checkpoints; a new number is above.
-    - `fence`: from Redis, larger than those of all who registered before. Kept for as long as the agent lives.
+    - `fence`: from Redis, larger than those of all who registered before; kept for as long as the agent lives.
     """
 
     id: str
@@ -77,7 +74,7 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> MemberStatus:
-        """What others make of it."""
+        """The status that other members see."""
         if self.finished:
             return "finished"
         if self.leaving:
@@ -89,16 +86,15 @@ MemberStatus = Literal["loading", "ready", "leaving", "finished"]
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """One membership of a trainer group. A member's rank is its place in `members` (ids).
+    """One membership of a training group. A member's rank is its index in `members` (ids).
 
-    - `store`: "host:port" where rank 0 listens. `token`: by which its trainers know each other there; a secret.
-    - `endpoints`: those of all ranks, for scripts of `paddle.distributed`.
-    - `writer`: id of the member whose trainer writes a checkpoint before it makes room for its next one, "" if none.
-    - `reason`: why there is a new one, in words.
-    - `after`: the number of the one before, 0 for none.
-    - `attempt`: how many before it, in a row, did not form. Each makes agents more patient with the next.
-    - `setbacks`: how many before it, in a row, lost a member before they got anywhere. Each makes the next wait longer.
-    - `barred`: ids that are left out for not having come up, until they have another trainer.
+    - `store`: "host:port" where rank 0 listens. `token`: secret of its workers.
+    - `endpoints`: of all ranks, for scripts of `paddle.distributed`.
+    - `writer`: id of the member whose worker writes a checkpoint before it is replaced, "" if none.
+    - `reason`: why there is a new one. `after`: the number of the one before, 0 for none.
+    - `attempt`: how many before it, in a row, did not form. Each doubles the time limit of the next.
+    - `setbacks`: how many before it, in a row, lost a member before they made progress. Each delays the next longer.
+    - `excluded`: ids that are excluded for not having entered, until they have another worker.
     """
 
     number: int
@@ -113,16 +109,15 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     after: int = 0
     attempt: int = 0
     setbacks: int = 0
-    barred: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     token: str = ""
 
 
 class MemberLease(msgspec.Struct, frozen=True, kw_only=True):
     """A member as Redis has it.
 
-    - `deadline`: when its lease runs out, unless it beats before.
-    - `heartbeat_at`: when it last did.
-    - `since`: since when its standing is what it is, or its trainer's fall the last.
+    `deadline`: when its lease expires. `heartbeat_at`: of the last one. `since`: when its status last changed, or its
+    worker failed.
     """
 
     member: TrainerMember
@@ -132,7 +127,7 @@ class MemberLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
-    """That some member of `generation` may be dead, for the collectives of `by` have failed: why, and since when."""
+    """Some member of `generation` may be dead, because the communication of member `by` has failed."""
 
     generation: int
     by: str
@@ -141,29 +136,28 @@ class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobOutcome(msgspec.Struct, frozen=True):
-    """How the job has ended, and why in words."""
+    """How the job has ended, and why."""
 
     kind: Literal["done", "stopped", "failed"]
     reason: str = ""
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
-    """All that Redis knows of a job's trainers in one moment.
+    """All that Redis knows of a job's group at one moment.
 
     - `members`: those with a lease, by fence.
-    - `granted`: members of the generation who have yet to come back to a Redis that was emptied, id → until when they
-      are waited for.
-    - `number`: the highest generation that there has been, also of earlier runs of the job.
-    - `generation`: the one that counts, None before the first; `state`: whether all its members are up, or were once;
-      `since`: since when it is in that state, and while it forms, since when none of its members has come on.
+    - `granted`: members of the generation that have yet to return to a Redis that lost its data, id → until when.
+    - `number`: the highest generation ever, that of earlier runs of the job included.
+    - `generation`: the current one, None before the first. `state`: "active" once all its members have entered it.
+      `since`: when that state began; while it forms, when a member last made progress.
     - `resumed`: all its members have finished a step in it.
-    - `stretch`: how many times longer than agreed all leases last, since most members renew theirs late.
-    - `finished`: ids of those whose trainers have trained all there is, also in generations before; `left`: of its
-      members who have gone as planned.
-    - `suspicion`: that of this generation, if any.
-    - `stop`: why the job is to end with a checkpoint, None while it is not.
+    - `stretch`: how many times longer all leases last, because most members renew theirs late.
+    - `finished`: ids of those whose workers have trained everything, in any generation; `left`: of its members that
+      have left as planned.
+    - `suspicion`: of this generation, if any.
+    - `stop`: why the job has to end with a checkpoint, None if it has not.
     - `outcome`: how it has ended, None while it has not.
-    - `quiet_until`: till then nothing is decided, for agents may yet come who know more than Redis.
+    - `quiet_until`: no decisions until then, because agents may return that know more than Redis.
     """
 
     now: float
@@ -183,10 +177,10 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     quiet_until: float = 0.0
 
     def find(self, member_id: str) -> MemberLease | None:
-        """Return the member of this id, None when it has no lease."""
+        """Return the member with this id, None without a lease."""
         return next((each for each in self.members if each.member.id == member_id), None)
 
     def rank(self, member_id: str) -> int | None:
-        """Return the member's rank in the generation that counts, None when it is not in it."""
+        """Return the member's rank in the current generation, None when it is not in it."""
         members = self.generation.members if self.generation else ()
         return members.index(member_id) if member_id in members else None

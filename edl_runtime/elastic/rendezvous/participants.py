@@ -1,4 +1,4 @@
-"""Who of a generation is there, who is lost and why, and who is new: the first step of `planner`. Pure."""
+"""Who of a generation is present, lost and why, and new: the first step of `planner`. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_DOUBLINGS = 4
 
 
 class LossReason(msgspec.Struct, frozen=True):
-    """Why members are not in their generation any more, in words for one and for many. `planned`: they have left."""
+    """Why members are not in their generation any more, for one and for several. `planned`: they have left."""
 
     one: str
     many: str
@@ -25,28 +25,28 @@ class LossReason(msgspec.Struct, frozen=True):
 
 
 LEFT = LossReason("{} has left", "{} have left", planned=True)
-RESTARTED = LossReason("{} was started anew", "{} were started anew")
+RESTARTED = LossReason("{} was restarted", "{} were restarted")
 GONE = LossReason("{} is gone", "{} are gone")
-REJOINS = LossReason("the trainer of {} joins anew", "the trainers of {} join anew")
-ENDED = LossReason("the trainer of {} has ended", "the trainers of {} have ended")
-SILENT = LossReason("{} does not answer", "{} do not answer")
+REJOINS = LossReason("the worker of {} joins again", "the workers of {} join again")
+ENDED = LossReason("the worker of {} has ended", "the workers of {} have ended")
+SILENT = LossReason("{} does not respond", "{} do not respond")
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How long agents wait for what, in seconds.
+    """How long agents wait, in seconds.
 
-    - `join_settle_s`, `leave_settle_s`: for others who come or go at the same time.
-    - `confirm_s`: for a member to beat after somebody suspected it.
-    - `join_limit_s`: for a generation that forms to come on; twice as long with each that did not in a row, up to 16
+    - `join_settle_s`, `leave_settle_s`: for others that join or leave at the same time.
+    - `confirm_s`: for a heartbeat of a member that may be dead.
+    - `join_limit_s`: for progress of a generation that forms; doubled with each that did not form in a row, up to 16
       times.
-    - `retry_s`: until a member whose trainer did not come up is added again to others who train; doubled likewise.
-    - `standby_s`: for the standbys of those who train, before somebody is added in the slowest gear.
-    - `say_s`: for the survivors of a loss to say at which step they stand.
-    - `setback_s`: from one generation to the next once two in a row have lost a member before they got anywhere;
+    - `retry_s`: until a member whose worker failed to enter is added again to others that train; doubled likewise.
+    - `standby_s`: for the standbys of those that train, before a member is added in the slowest gear.
+    - `say_s`: for the survivors of a loss to report their step.
+    - `setback_s`: from one generation to the next once two in a row have lost a member before they made progress;
       doubled with each more, up to 16 times.
-    - `init_s`: for a script to call `elastic.init`, until it is told that no instance has. Before that it imports what
-      it needs, which takes seconds on a busy machine, though Paddle is loaded before. Loading data may take longer.
-    - `plain_s`: how long a generation of scripts that tell of no steps has to be up to have got somewhere.
+    - `init_s`: for a script to call `elastic.init`, until an event reports that no instance has: its imports take
+      seconds.
+    - `plain_s`: how long a generation of plain scripts, which report no steps, has to be up to have made progress.
     """
 
     join_settle_s: float = 0.3
@@ -61,15 +61,15 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     plain_s: float = 60.0
 
     def limit_s(self, generation: Generation) -> float:
-        """How long nothing may come of this generation while it forms."""
+        """How long this generation may form without progress."""
         return doubled(self.join_limit_s, generation.attempt)
 
     def apart_s(self, setbacks: int) -> float:
-        """How long after a generation the next comes at the soonest, after so many setbacks in a row."""
+        """How long after a generation the next comes at the earliest, after so many setbacks in a row."""
         return doubled(self.setback_s, setbacks - 2) if setbacks > 1 else 0.0
 
     def stretched(self, by: float) -> Timeouts:
-        """Return these for a group whose agents are late to say anything: so many times longer waits for their word."""
+        """Return these for a group whose agents are late: waits for their reports last so many times longer."""
         return msgspec.structs.replace(
             self, confirm_s=by * self.confirm_s, say_s=by * self.say_s, join_limit_s=by * self.join_limit_s
         )
@@ -79,13 +79,12 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 
 class Participants(msgspec.Struct, frozen=True, kw_only=True):
-    """The present generation's members: those who `stay`, those `lost` and why, and those nobody can tell of yet.
+    """The current generation's members: who stays, who is `lost` and why, and who may return (`away`).
 
-    `late` ones did not come up in time and stay all the same. `newcomers` are ready and not in it, or have another
-    trainer. It is `overdue` when it forms and for too long nothing has come of it, and `broken` when somebody lost the
-    others. The training is `over` when members have trained all there is: those whose script still runs are `done`, and
-    no loss any more. It is `moot` when it has yet to form then, so never will: who trained before stays, and nobody
-    joins.
+    - `late`: did not enter in time and stay anyway. `newcomers`: ready and not in it, or with another worker.
+    - `overdue`: it forms and has made no progress for too long. `broken`: a member lost the connection to the others.
+    - `over`: members have trained everything: those whose script still runs are `done`, and not lost.
+    - `never_forms`: it is over before it has formed: who trained before stays, and nobody joins.
     """
 
     stay: list[MemberLease]
@@ -94,22 +93,22 @@ class Participants(msgspec.Struct, frozen=True, kw_only=True):
     silent: list[str]
     away: list[str]
     newcomers: list[MemberLease]
-    barred: tuple[str, ...]
+    excluded: tuple[str, ...]
     forming: bool
     overdue: bool
     broken: bool
     done: list[MemberLease]
     over: bool
-    moot: bool
+    never_forms: bool
 
     @property
     def urgent(self) -> bool:
-        """Whether the generation can't go on."""
-        return bool(self.lost) or self.overdue or self.broken or self.moot
+        """Whether the generation can't continue."""
+        return bool(self.lost) or self.overdue or self.broken or self.never_forms
 
     @property
     def failed(self) -> bool:
-        """Whether that is since something went wrong, and not as planned."""
+        """Whether something went wrong, and was not planned."""
         return self.overdue or self.broken or any(not each.planned for each in self.lost.values())
 
     @property
@@ -120,28 +119,30 @@ class Participants(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def assess_participants(view: GroupView, timeouts: Timeouts) -> Participants:
-    """Return how the present generation stands, and who else could be in the next."""
+    """Return the state of the current generation, and who else could be in the next."""
     current = view.generation
     members = current.members if current else ()
     known = {each.member.id: each for each in view.members}
     forming = current is not None and view.state == "forming"
     over = is_training_over(view)
-    moot = over and forming
+    never_forms = over and forming
     done = [
         known[each]
         for each in members
         if each in known and has_finished_training(known[each]) and each not in view.finished
     ]
     ids = [each for each in members if each not in view.finished and known.get(each) not in done]
-    lost = {} if moot else {each: why for each in ids if (why := _loss_reason(view, each, known.get(each), timeouts))}
+    lost = {each: why for each in ids if (why := _loss_reason(view, each, known.get(each), timeouts))}
+    if never_forms:  # who is lost then changes nothing
+        lost = {}
     stay = {each: known[each] for each in ids if each in known and each not in lost}
-    if moot:
+    if never_forms:
         stay = {each: there for each, there in stay.items() if has_trained(there)}
     suspected_at = view.suspicion.since if view.suspicion else -math.inf
-    overdue = current is not None and forming and not moot and view.now >= view.since + timeouts.limit_s(current)
-    barred = {each for each, there in known.items() if _is_barred(view, there)}
-    closed = view.stop is not None or moot or (over and bool(stay))
-    come = [] if closed else [known[each] for each in known if each not in {*stay, *barred}]
+    overdue = current is not None and forming and not never_forms and view.now >= view.since + timeouts.limit_s(current)
+    excluded = {each for each, there in known.items() if _is_excluded(view, there)}
+    closed = view.stop is not None or never_forms or (over and bool(stay))
+    come = [] if closed else [known[each] for each in known if each not in {*stay, *excluded}]
     return Participants(
         stay=list(stay.values()),
         late=[each for each in stay.values() if current and overdue and each.member.up < current.number],
@@ -153,20 +154,20 @@ def assess_participants(view: GroupView, timeouts: Timeouts) -> Participants:
             for each in come
             if each.member.status == "ready" and not each.member.up and each.heartbeat_at >= suspected_at
         ],
-        barred=tuple(sorted(barred)),
+        excluded=tuple(sorted(excluded)),
         forming=forming,
         overdue=overdue,
         broken=view.suspicion is not None,
         done=done,
         over=over,
-        moot=moot,
+        never_forms=never_forms,
     )
 
 
 def is_training_over(view: GroupView) -> bool:
-    """Whether members of the present generation have trained all there is, and so have all who train with them.
+    """Whether members of the current generation, and so all that train with them, have trained everything.
 
-    Plain scripts do not tell before they end, and then of themselves only.
+    Plain scripts report that only when they end, each for itself.
     """
     done = view.finished | {each.member.id for each in view.members if each.member.done}
     elastic = any(each.member.elastic for each in view.members)
@@ -174,12 +175,12 @@ def is_training_over(view: GroupView) -> bool:
 
 
 def has_finished_training(there: MemberLease) -> bool:
-    """Whether its script has trained all there is, and still runs."""
+    """Whether its script has trained everything, and still runs."""
     return there.member.done and bool(there.member.up)
 
 
 def has_trained(there: MemberLease) -> bool:
-    """Whether it has the state, or had it when all was trained."""
+    """Whether it has the state, or had it when everything was trained."""
     return bool(there.member.up) or there.member.done
 
 
@@ -193,7 +194,7 @@ def _loss_reason(view: GroupView, member_id: str, there: MemberLease | None, tim
             return RESTARTED
         return None if member_id in view.granted else GONE
     member = there.member
-    active = view.state == "active"  # before, trainers are replaced as planned, but for those of who leaves
+    active = view.state == "active"  # before that workers are replaced as planned, unless their instance leaves
     out = active and member.up < number
     if member.lost >= number or out or (not member.ready and (active or member.leaving)):
         what = REJOINS if out and member.lost < number else ENDED
@@ -204,19 +205,19 @@ def _loss_reason(view: GroupView, member_id: str, there: MemberLease | None, tim
     return None
 
 
-def _is_barred(view: GroupView, there: MemberLease) -> bool:
-    """Whether it did not come up when last it was to, and still has the trainer of then."""
+def _is_excluded(view: GroupView, there: MemberLease) -> bool:
+    """Whether it failed to enter the last generation that it was in, and still has the same worker."""
     current = view.generation
-    return current is not None and there.member.id in current.barred and there.since <= current.proposed_at
+    return current is not None and there.member.id in current.excluded and there.since <= current.proposed_at
 
 
 def doubled(seconds: float, timeouts: int) -> float:
-    """Return so many seconds, doubled so many times, up to a limit."""
+    """Return the seconds, doubled so many times, up to a limit."""
     return seconds * float(2 ** min(timeouts, MAX_DOUBLINGS))
 
 
 def instance_index(member_id: str) -> int:
-    """Return the number of the instance whose agent has this id."""
+    """Return the instance number in an agent's id."""
     return int(member_id.partition("-")[0])
 
 

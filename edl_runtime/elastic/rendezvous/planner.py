@@ -1,7 +1,7 @@
 """The next generation as a pure function of the group's view: every agent runs it, and the first to publish wins.
 
-A forming generation ends only by a loss, by suspicion, or when it makes no progress for too long; whoever joins or
-leaves meanwhile waits. On the view that follows from its own proposal `plan_generation` returns None.
+A forming generation ends only by a loss, by suspicion, or when it makes no progress for too long; instances that join
+or leave meanwhile wait. On the view that follows from its own proposal `plan_generation` returns None.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from edl_runtime.specs import Bounds
 
 
 class WaitReason(msgspec.Struct, frozen=True):
-    """Why there is no new generation, "" when none is needed; and in how many seconds there may be one without news.
+    """Why there is no new generation, "" when none is needed; and after how many seconds one may come without news.
 
-    `announced`: it is an event also when it ends by itself. `warns`: it may never end, so the log has it, too.
+    `announced`: it is an event also when it ends by itself. `warns`: it may never end, so it is logged, too.
     """
 
     why: str = ""
@@ -43,22 +43,22 @@ class WaitReason(msgspec.Struct, frozen=True):
 def plan_generation(
     view: GroupView, bounds: Bounds, me: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
 ) -> Generation | None:
-    """Return the generation that is to follow, as a draft that `me` (a member's id) may propose; None for no change."""
+    """Return the next generation, as a draft that member `me` may propose; None for no change."""
     plan = _plan(view, bounds, timeouts)
     return None if isinstance(plan, WaitReason) else _draft(view, plan, me)
 
 
 def wait_reason(view: GroupView, bounds: Bounds, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> WaitReason:
-    """Return what a new generation waits for where `decide` returns None."""
+    """Return what a new generation waits for where `plan_generation` returns None."""
     plan = _plan(view, bounds, timeouts)
     return plan if isinstance(plan, WaitReason) else WaitReason(for_s=0.0)
 
 
 def job_outcome(view: GroupView) -> JobOutcome | None:
-    """Return how the job is to end now, None while it goes on or when it has ended already.
+    """Return how the job ends now, None while it continues or when it has ended already.
 
-    Done: each member of the generation has trained all there is, or has left as planned; one that is lost is waited
-    for, but nobody who came too late to train. Stopped: that was asked for, and no trainer goes on.
+    Done: each member of the generation has trained everything, or has left as planned; a lost one is waited for, but
+    none that came too late to train. Stopped: that was requested, and no worker is left.
     """
     if view.outcome:
         return None
@@ -73,13 +73,13 @@ def job_outcome(view: GroupView) -> JobOutcome | None:
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """Who is to be in the next generation, and how and why."""
+    """Who is in the next generation, and how and why."""
 
     members: Sequence[TrainerMember]
     gear: Gear
     writer: str
     reason: str
-    barred: tuple[str, ...]
+    excluded: tuple[str, ...]
     setbacks: int
 
 
@@ -100,9 +100,9 @@ def _plan(view: GroupView, bounds: Bounds, timeouts: Timeouts) -> _Plan | WaitRe
     in_time = [each for each in stay if each not in participants.late]
     fewest = bounds.min - len(view.finished) - len(participants.done)
     if not in_time or len(in_time) + len(newcomers) < fewest:
-        in_time = stay  # all of them once more, in another gear
+        in_time = stay  # all of them again, in another gear
     chosen = [each.member for each in (*in_time, *newcomers)][: bounds.max]
-    if participants.moot:
+    if participants.never_forms:
         chosen = chosen or [each.member for each in participants.done]
         if {each.id for each in chosen} in (set(), set(view.generation.members if view.generation else ())):
             return _to_finish(view)
@@ -111,10 +111,10 @@ def _plan(view: GroupView, bounds: Bounds, timeouts: Timeouts) -> _Plan | WaitRe
     unready = [each.id for each in chosen if not each.ready]
     if unready:
         limit_s = view.since + timeouts.limit_s(view.generation) - view.now if view.generation else math.inf
-        forms = not (participants.overdue or participants.moot)
+        forms = not (participants.overdue or participants.never_forms)
         return WaitReason(f"{name_instances(unready, 'is', 'are')} not ready yet", limit_s if forms else math.inf)
     current = view.generation
-    kept = all(each.keeps for each in chosen if each.up)  # else their state would be gone with their trainers
+    kept = all(each.keeps for each in chosen if each.up)  # else their state would be lost with their workers
     gear = fastest_gear(
         chosen,
         current.gear if current and kept and (participants.overdue or _made_no_progress(view, participants)) else None,
@@ -126,7 +126,7 @@ def _plan(view: GroupView, bounds: Bounds, timeouts: Timeouts) -> _Plan | WaitRe
         gear=gear,
         writer=checkpoint_writer(participants, chosen, gear),
         reason=_reason(view, participants, chosen, timeouts),
-        barred=(*participants.barred, *(each.member.id for each in stay if each not in in_time)),
+        excluded=(*participants.excluded, *(each.member.id for each in stay if each not in in_time)),
         setbacks=_setbacks(view, participants, timeouts),
     )
 
@@ -136,23 +136,23 @@ def _uncertain(view: GroupView, participants: Participants, timeouts: Timeouts) 
     if view.outcome:
         return WaitReason("the job has ended")
     if view.now < view.quiet_until:
-        return WaitReason("others may come back to a Redis that was empty", view.quiet_until - view.now)
+        return WaitReason("others may return to a Redis that lost its data", view.quiet_until - view.now)
     if participants.silent and view.suspicion:
         return WaitReason(
-            f"{name_instances(participants.silent)} may not answer",
+            f"{name_instances(participants.silent)} may be lost",
             view.suspicion.since + timeouts.confirm_s - view.now,
         )
     if view.suspicion and _made_no_progress(view, participants):
         left_s = view.suspicion.since + timeouts.confirm_s - view.now
         if left_s > 0:
-            return WaitReason("it may show who was lost", left_s)
+            return WaitReason("the lost instance is not known yet", left_s)
     if participants.urgent and participants.away:
-        return WaitReason(f"{name_instances(participants.away)} may come back", min(view.granted.values()) - view.now)
+        return WaitReason(f"{name_instances(participants.away)} may return", min(view.granted.values()) - view.now)
     return None
 
 
 def _nothing_due(view: GroupView, participants: Participants, bounds: Bounds, timeouts: Timeouts) -> WaitReason | None:
-    """Return why a generation that can go on does, None if somebody is to come or go now."""
+    """Return why a generation that can continue does, None if some instance has to join or leave now."""
     if view.generation and participants.forming:
         behind = _not_up_yet(view, view.generation)
         limit_s = view.since + timeouts.limit_s(view.generation) - view.now
@@ -169,22 +169,22 @@ def _nothing_due(view: GroupView, participants: Participants, bounds: Bounds, ti
     if stay > bounds.max or min(dues, default=math.inf) <= 0:
         return None
     if dues:
-        return WaitReason("others may come or go at the same time", min(dues))
+        return WaitReason("others may join or leave at the same time", min(dues))
     return WaitReason() if stay else _too_few(view, [], bounds, timeouts)
 
 
 def _to_finish(view: GroupView) -> WaitReason:
-    """Return what who has finished, or came too late to train, waits for; nothing where nobody is who does."""
+    """Return what instances that have finished, or came too late to train, wait for; nothing without any."""
     members = view.generation.members if view.generation else ()
     wait = any(each.member.finished or each.member.id not in members for each in view.members)
     return WaitReason("others have yet to finish" if wait else "")
 
 
 def _setback_wait(view: GroupView, participants: Participants, timeouts: Timeouts) -> WaitReason | None:
-    """Return why a generation that is due is not to come yet, None if it is.
+    """Return why a generation that is due is delayed, None if it is not.
 
-    Where one after the other loses a member before it gets anywhere, as on starved cores, each more would cost all of
-    them another start. Meanwhile who was lost may come back. Nobody who leaves is kept waiting, nor a job that ends.
+    Where one after the other loses a member before it makes progress, as on an overloaded machine, each further one
+    would restart all workers. Leaving instances and a job that ends are not delayed.
     """
     current = view.generation
     if current is None or participants.leaves or participants.over or view.stop is not None:
@@ -192,13 +192,13 @@ def _setback_wait(view: GroupView, participants: Participants, timeouts: Timeout
     setbacks = _setbacks(view, participants, timeouts)
     apart_s = timeouts.apart_s(setbacks)
     left_s = current.proposed_at + apart_s - view.now
-    lost = f"{setbacks} generations in a row lost an instance before they got anywhere"
-    why = f"{lost}; the next comes {apart_s:g} s after generation {current.number} at the soonest"
+    lost = f"{setbacks} generations in a row lost an instance before they made progress"
+    why = f"{lost}; the next comes {apart_s:g} s after generation {current.number} at the earliest"
     return WaitReason(why, left_s, announced=True) if left_s > 0 else None
 
 
 def _setbacks(view: GroupView, participants: Participants, timeouts: Timeouts) -> int:
-    """Return how many generations in a row have lost a member before they got anywhere, the present one included."""
+    """Return how many generations in a row have lost a member before they made progress, the current one included."""
     current = view.generation
     if current is None or _made_progress(view, timeouts):
         return 0
@@ -206,15 +206,15 @@ def _setbacks(view: GroupView, participants: Participants, timeouts: Timeouts) -
 
 
 def _made_progress(view: GroupView, timeouts: Timeouts) -> bool:
-    """Whether the generation has done a step; of scripts that tell of none, whether it has been up for long."""
-    tells = any(each.member.elastic for each in view.members)
-    return view.resumed or (not tells and view.state == "active" and view.now >= view.since + timeouts.plain_s)
+    """Whether the generation has done a step; with plain scripts, whether it has been up for long."""
+    reports_steps = any(each.member.elastic for each in view.members)
+    return view.resumed or (not reports_steps and view.state == "active" and view.now >= view.since + timeouts.plain_s)
 
 
 def _join_delay_s(view: GroupView, participants: Participants, newcomer: MemberLease, timeouts: Timeouts) -> float:
-    """In how many seconds it may be added; one that failed is kept from those who train, and waits the longer.
+    """In how many seconds it may be added. One that failed before waits longer if others train.
 
-    Standbys of those who train are waited for as well: without, adding it would take much longer.
+    Standbys of those that train are waited for: without them adding it would take much longer.
     """
     failures = newcomer.member.failures
     wait_s = doubled(timeouts.retry_s, failures - 1) if failures and participants.stay else timeouts.join_settle_s
@@ -227,25 +227,21 @@ def _join_delay_s(view: GroupView, participants: Participants, newcomer: MemberL
 def _handover_wait(
     view: GroupView, participants: Participants, chosen: Sequence[TrainerMember], gear: Gear, timeouts: Timeouts
 ) -> WaitReason | None:
-    """Return what has to be done or known before others can take over the state, None if nothing."""
+    """Return what has to happen before others can take over the state, None if nothing."""
     if first := must_leave_first(participants, chosen):
         return WaitReason(f"{name_instances(first, 'has', 'have')} yet to write a checkpoint, and leave")
-    unsaid, left_s = unreported_steps(view, participants, chosen, gear, timeouts)
-    return (
-        WaitReason(f"{name_instances(unsaid, 'has', 'have')} yet to say at which step it stands", left_s)
-        if unsaid
-        else None
-    )
+    missing, left_s = unreported_steps(view, participants, chosen, gear, timeouts)
+    return WaitReason(f"{name_instances(missing, 'has', 'have')} yet to report a step", left_s) if missing else None
 
 
 def _not_up_yet(view: GroupView, current: Generation) -> list[str]:
-    """Return the members for whom a generation that forms waits: there is one at least, else it would be active."""
+    """Return the members that a forming generation waits for: at least one, else it would be active."""
     up = {each.member.id for each in view.members if each.member.up >= current.number} | view.finished
     return [each for each in current.members if each not in up] or list(current.members)
 
 
 def _made_no_progress(view: GroupView, participants: Participants) -> bool:
-    """Whether members of the generation lost each other before a step, though nobody is known to be lost."""
+    """Whether members of the generation lost each other before a step, though none is known to be lost."""
     number = view.generation.number if view.generation else 0
     return (
         participants.broken
@@ -270,7 +266,7 @@ def _draft(view: GroupView, plan: _Plan, me: str) -> Generation:
         proposed_at=view.now,
         after=current.number if current else 0,
         attempt=current.attempt + 1 if current and forming else 0,
-        barred=plan.barred,
+        excluded=plan.excluded,
         setbacks=plan.setbacks,
     )
 
@@ -287,35 +283,35 @@ def _reason(view: GroupView, participants: Participants, chosen: Sequence[Traine
     joined = [
         each.id for each in chosen if current is None or each.id not in current.members or each.id in participants.lost
     ]
-    said: list[str] = []
-    if participants.moot:
-        said += ["the others came when all had been trained"]
+    reasons: list[str] = []
+    if participants.never_forms:
+        reasons += ["the others came after everything had been trained"]
     if current and participants.overdue:
         behind = _not_up_yet(view, current)
-        waited = f"not up, and for {timeouts.limit_s(current):.0f} s nothing came of it"
-        said += [f"generation {current.number} did not form: {name_instances(behind, 'was', 'were')} {waited}"]
+        waited = f"not up, without progress for {timeouts.limit_s(current):.0f} s"
+        reasons += [f"generation {current.number} did not form: {name_instances(behind, 'was', 'were')} {waited}"]
     for loss in dict.fromkeys(participants.lost.values()):
-        said += [loss.of([each for each, why in participants.lost.items() if why == loss])]
+        reasons += [loss.of([each for each, why in participants.lost.items() if why == loss])]
     if view.suspicion and not participants.lost:
-        said += [f"instance {instance_index(view.suspicion.by)} lost the others: {view.suspicion.reason}"]
+        reasons += [f"instance {instance_index(view.suspicion.by)} lost the others: {view.suspicion.reason}"]
     if leaving:
-        said += [f"{name_instances(leaving, 'was', 'were')} told to leave"]
+        reasons += [f"{name_instances(leaving, 'was', 'were')} told to leave"]
     if surplus:
-        said += [f"{name_instances(surplus, 'is', 'are')} more than there may be"]
+        reasons += [f"{name_instances(surplus, 'exceeds', 'exceed')} the job's maximum"]
     if joined:
-        said += [f"{name_instances(joined, 'has', 'have')} joined"]
-    return "; ".join(said)
+        reasons += [f"{name_instances(joined, 'has', 'have')} joined"]
+    return "; ".join(reasons)
 
 
 def _too_few(view: GroupView, chosen: Sequence[TrainerMember], bounds: Bounds, times: Timeouts) -> WaitReason:
     if _nobody_calls_init(view, times):
         so_far = "the script runs in several instances, and none has called elastic.init so far"
-        return WaitReason(f"{so_far}. That is well if it loads data first; if not, {InitNotCalledError()}", warns=True)
+        return WaitReason(f"{so_far}. This is fine if it loads data first; if not, {InitNotCalledError()}", warns=True)
     return WaitReason(f"{len(chosen)} of at least {bounds.min} instances {'is' if len(chosen) == 1 else 'are'} ready")
 
 
 def _nobody_calls_init(view: GroupView, times: Timeouts) -> bool:
-    """Whether the script runs for long in two instances or more, is to call `elastic.init` there, and has in none.
+    """Whether the script runs for long in several instances, has to call `elastic.init` there, and has in none.
 
     Where there has been a generation, it has.
     """
@@ -324,7 +320,7 @@ def _nobody_calls_init(view: GroupView, times: Timeouts) -> bool:
     return view.generation is None and len(silent) > 1 and not any(each.called for each in members)
 
 
-# How a generation comes by the state of the one before: its gear, and who writes the checkpoint if not live. Pure.
+# Handover: how a generation gets the state of the one before
 
 
 def fastest_gear(members: Sequence[TrainerMember], failed: Gear | None) -> Gear:
@@ -338,16 +334,16 @@ def fastest_gear(members: Sequence[TrainerMember], failed: Gear | None) -> Gear:
 
 
 def lacks_standbys(participants: Participants) -> bool:
-    """Whether those who stay would go on in the slowest gear, and in a faster one once their standbys are loaded."""
+    """Whether those that stay would continue in the slowest gear, but not once their standbys are loaded."""
     members = [each.member for each in participants.stay]
     allowed = all(each.gear != "cold" for each in members)
     return bool(members) and allowed and fastest_gear(members, None) == "cold"
 
 
 def checkpoint_writer(participants: Participants, chosen: Sequence[TrainerMember], gear: Gear) -> str:
-    """Return the id of who writes a checkpoint before its trainer makes room for the next, "" for nobody.
+    """Return the id of the member that writes a checkpoint before its worker is replaced, "" for none.
 
-    It is the first by rank of the `chosen` that have the state; after a loss, of those who are ahead.
+    It is the first by rank of the `chosen` that have the state; after a loss, of those at the highest step.
     """
     holders = [each.member for each in _state_holders(participants, chosen)]
     if gear == "live" or not holders:
@@ -357,7 +353,7 @@ def checkpoint_writer(participants: Participants, chosen: Sequence[TrainerMember
 
 
 def must_leave_first(participants: Participants, chosen: Sequence[TrainerMember]) -> list[str]:
-    """Return who has to leave, and write what it has, before the `chosen` can begin: none of these has the state."""
+    """Return who has to leave, and write the checkpoint, before the `chosen` can begin: none of these has the state."""
     if _state_holders(participants, chosen):
         return []
     return [each.member.id for each in participants.stay if each.member.up and each.member.leaving]
@@ -366,9 +362,9 @@ def must_leave_first(participants: Participants, chosen: Sequence[TrainerMember]
 def unreported_steps(
     view: GroupView, participants: Participants, chosen: Sequence[TrainerMember], gear: Gear, timeouts: Timeouts
 ) -> tuple[list[str], float]:
-    """Return who has not said yet at which step a loss has found it, and for how long that is waited for.
+    """Return who has not reported the step at a loss yet, and for how long that is waited for.
 
-    Steps are told now and then only, and survivors may differ by one.
+    Steps are reported a few times a second only, and survivors may differ by one.
     """
     holders = _state_holders(participants, chosen)
     if gear == "live" or not participants.urgent or participants.forming or len(holders) < 2:

@@ -1,7 +1,7 @@
 """The rendezvous of a job in Redis: an agent registers, sees all members and changes the group.
 
-Each method is one Lua script, so each change is made as a whole or not at all; a change that a script refuses, another
-agent has made before. Nothing is decided here: see `planner`.
+Each method is one Lua script, so each change is atomic; a change that a script refuses has been made by another agent.
+Decisions are made in `planner`.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 HEARTBEAT_EVERY_S = 0.25
-"""How often an agent is to beat, besides at once whenever its member changes or `changed` says that there is news."""
+"""How often an agent sends a heartbeat, besides at once on a change of its member or an event."""
 RETRY_EVERY_S = 0.25
-"""How often it is to try while Redis is away. All are back within this, before anything is decided."""
+"""How often it retries while Redis is unavailable. All agents return within this, before anything is decided."""
 QUIET_S = 1.0
-"""For so long nothing is decided in a Redis that was empty: the highest generation may yet be brought back."""
+"""For so long nothing is decided in a Redis that was empty: agents may restore the highest generation."""
 POLL_EVERY_S = 0.1
-"""How often it is looked whether another submission's instances are dead."""
+"""How often to check whether another submission's instances are dead."""
 BLOCK_S = 0.7
-"""Longest single wait inside Redis; below the client's time limit for an answer."""
+"""Longest single wait inside Redis; below the client's timeout."""
 
 log = get_logger(__name__)
 
-# Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
+# made at import: msgspec crashes when several threads are the first to decode a type
 _member_decoder = JsonDecoder(TrainerMember)
 _generation_decoder = JsonDecoder(Generation)
 _outcome_decoder = JsonDecoder(JobOutcome)
 
 
 class RendezvousStore:
-    """One agent's part in the group of `job`. It keeps its fence, and what it has seen last.
+    """One agent's part in the group of `job`. It keeps its fence, and the last view.
 
-    `run`: a word that all instances of one submission of the job share, and no other: with it a job that is
-    submitted anew is not taken for one that has ended. Where it is "" for all, as with jobs started by hand, the first
-    to register where nobody is alive starts an ended job anew.
+    `run`: an id that all instances of one submission of the job share: so a job that is submitted again is not taken
+    for one that has ended. Where it is "", as with jobs started by hand, the first agent to register where none is
+    alive restarts an ended job.
     """
 
     def __init__(
@@ -84,18 +84,15 @@ class RendezvousStore:
         self._unreadable: Mapping[str, MalformedRecordError] = {}
 
     async def heartbeat(self, member: TrainerMember) -> GroupView:
-        """Register, or renew the lease and replace the record, and return the whole group as it is then.
+        """Register, or renew the lease and replace the record; return the whole group.
 
-        A Redis that is empty, or older than the last view, gets back what that has of the generation, and its members
-        leases, so that nobody is taken for dead. The clock never goes back behind a view.
-
-        A member whose record can't be read has a lease like those who have yet to come back, and does with its next
-        beat, which replaces the record. The log says so once.
-
-        Registering waits for another submission's leases to run out, if need be: its instances may be dead.
+        A Redis that is empty, or older than the last view, gets the generation back from that view, and leases for its
+        members, so that none counts as dead. A member whose record can't be read keeps its lease until its next
+        heartbeat replaces the record; that is logged once. Registering waits for another submission's leases to expire:
+        its instances may be dead.
 
         Raises InstanceSupersededError when a later agent has this instance's number, JobTakenError when another
-        submission of the job is alive, MalformedRecordError when what Redis has of the group itself can't be read,
+        submission of the job is alive, MalformedRecordError when the group's own record can't be read,
         RegistryUnavailableError.
         """
         self._id = member.id
@@ -119,10 +116,10 @@ class RendezvousStore:
         return self._seen
 
     async def propose(self, draft: Generation) -> Generation | None:
-        """Publish `draft` as the next generation and return it with its number; None when it can't be any more.
+        """Publish `draft` as the next generation and return it with its number; None when it is out of date.
 
-        It can't when there has been another since the last `heartbeat`, when this agent or a member of the draft has
-        no lease or is not ready, and when the job has ended. Raises RegistryUnavailableError.
+        That is when there has been another since the last `heartbeat`, when this agent or a member of the draft has no
+        lease or is not ready, and when the job has ended. Raises RegistryUnavailableError.
         """
         _, rest = msgspec.json.encode(draft).decode().split(",", 1)  # the number comes first
         members = " ".join(draft.members)
@@ -130,30 +127,30 @@ class RendezvousStore:
         return _generation_decoder.decode(published) if published else None
 
     async def suspect(self, generation: int, reason: str) -> bool:
-        """Say that a member of `generation` may be dead; each has to beat anew to count as alive.
+        """Report that a member of `generation` may be dead; each has to send a heartbeat to count as alive.
 
-        False when that is not the generation that counts, or somebody said so before. Raises RegistryUnavailableError.
+        False when that is not the current generation, or it was reported before. Raises RegistryUnavailableError.
         """
         return bool(await self._run("suspect", generation, reason))
 
     async def leave(self) -> None:
-        """End this agent's lease. Its trainer has to have ended. Raises RegistryUnavailableError."""
+        """End this agent's lease, after its worker. Raises RegistryUnavailableError."""
         await self._run("leave")
 
     async def end(self, outcome: JobOutcome) -> None:
-        """Say how the job has ended; the first to say so counts. Raises RegistryUnavailableError."""
+        """Set how the job has ended; the first outcome counts. Raises RegistryUnavailableError."""
         await self._run("end", msgspec.json.encode(outcome).decode(), outcome.kind, outcome.reason)
 
     async def count_failure(self, generation: int, step: int, *, progress: bool) -> int:
-        """Return how often trainers of the job have fallen without progress in between, with that of this agent now.
+        """Return how many workers of the job have failed without progress in between, this one included.
 
-        `generation`: the one that it was told to be in, 0 for none. `step`: where the job stands; one above that of all
-        falls before is progress, and so is `progress` itself. Raises RegistryUnavailableError.
+        `generation`: the one assigned to it, 0 for none. `step`: the job's; one above that of all failures before is
+        progress, and so is `progress` itself. Raises RegistryUnavailableError.
         """
         return int(await self._run("fall", generation, step, int(progress)))
 
     async def announce(self, event: Event) -> bool:
-        """Add to the job's events, and return True; "waiting" and "saved" only when it was not the last such said.
+        """Add to the job's events, and return True; "waiting" and "saved" only when the last such event was another.
 
         Raises RegistryUnavailableError.
         """
@@ -161,9 +158,9 @@ class RendezvousStore:
         return bool(await self._run("announce", text, event.kind, event.reason))
 
     async def changed(self, timeout_s: float = HEARTBEAT_EVERY_S) -> bool:
-        """Wait until there are events that the last `heartbeat` did not know of, and return whether there are.
+        """Wait until there are events after the last `heartbeat`, and return whether there are.
 
-        Returns after `timeout_s` at the latest, or a little later. Raises RegistryUnavailableError.
+        Returns after `timeout_s`, or a little later. Raises RegistryUnavailableError.
         """
         block_ms = max(1, math.floor(min(timeout_s, BLOCK_S) * 1000))
         with unavailable_if_lost(self._client):
@@ -205,10 +202,10 @@ class RendezvousStore:
 
 
 async def request_stop(client: Redis, namespace: str, job: str, reason: str) -> bool:
-    """Ask a job's trainers to end with a checkpoint; the first reason counts.
+    """Ask a job's workers to end with a checkpoint; the first reason counts.
 
-    False when nobody is registered who could. To be asked again until they have ended: instances that are dead are only
-    known to be after a while of asking. Raises RegistryUnavailableError.
+    False when none is registered. Repeat it until they have ended: dead instances are detected only after repeated
+    requests. Raises RegistryUnavailableError.
     """
     return bool(await run_script(client, "group_stop", keys.group_keys(namespace, job), [reason or "asked to stop"]))
 

@@ -105,7 +105,7 @@ THROUGH = (*up(0, done=True, elastic=True), *up(1, elastic=True, comm_failed=4),
         (
             view(*up(1), there(0, lost=4), of=generation(0, 1)),
             "1 0",
-            "the trainer of instance 0 has ended; instance 0 has joined",
+            "the worker of instance 0 has ended; instance 0 has joined",
         ),
         (
             view(*up(0), SILENT, of=generation(0, 1), suspicion=suspected(2.1)),
@@ -138,7 +138,7 @@ def test_who_is_in_the_next_generation_and_why(seen: GroupView, members: str, re
         ),
         (
             view(*FRESH, of=generation(0, 1), suspicion=suspected(0.4)),
-            WaitReason("it may show who was lost", 0.6),
+            WaitReason("the lost instance is not known yet", 0.6),
         ),
     ],
     ids=[
@@ -155,7 +155,7 @@ def test_what_is_waited_for(seen: GroupView, wait: WaitReason) -> None:
 def test_a_join_waits_for_others_who_come_at_the_same_time() -> None:
     """The first to come is waited with; who came meanwhile comes along."""
     seen = view(*up(0), there(1, since=NOW - 0.2), of=generation(0))
-    assert held(seen) == WaitReason("others may come or go at the same time", 0.1)
+    assert held(seen) == WaitReason("others may join or leave at the same time", 0.1)
     seen = view(*up(0), there(1, since=NOW - 0.3), there(2, since=NOW), of=generation(0))
     assert following(seen)[0] == "0 1 2"
 
@@ -164,7 +164,7 @@ def test_no_more_than_may_be_are_taken() -> None:
     """The rest is there for when somebody goes."""
     assert held(view(*up(0, 1), there(2), of=generation(0, 1)), Bounds(1, 2)) == WaitReason()
     seen = view(*up(0, 1, 2), of=generation(0, 1, 2))
-    assert following(seen, Bounds(1, 2)) == ("0 1", "instance 2 is more than there may be")
+    assert following(seen, Bounds(1, 2)) == ("0 1", "instance 2 exceeds the job's maximum")
 
 
 def test_a_leave_is_soon_followed() -> None:
@@ -180,9 +180,9 @@ def test_a_leave_is_soon_followed() -> None:
     [
         (up(0), {}, "instance 1 is gone"),
         (up(0), {"left": frozenset({"1-a"})}, "instance 1 has left"),
-        ((*up(0), there(1, up=4, ready=False)), {}, "the trainer of instance 1 has ended"),
-        ((*up(0), there(1, ready=False)), {}, "the trainer of instance 1 joins anew"),
-        ((*up(0), there(1, up=4, lost=4, ready=False)), {}, "the trainer of instance 1 has ended"),
+        ((*up(0), there(1, up=4, ready=False)), {}, "the worker of instance 1 has ended"),
+        ((*up(0), there(1, ready=False)), {}, "the worker of instance 1 joins again"),
+        ((*up(0), there(1, up=4, lost=4, ready=False)), {}, "the worker of instance 1 has ended"),
         ((*up(0), there(1, leaving=True, ready=False)), {}, "instance 1 has left"),
     ],
 )
@@ -198,17 +198,17 @@ def test_an_instance_started_anew_is_a_newcomer() -> None:
     draft = plan_generation(seen, BOUNDS, "1-a")
     assert draft
     assert draft.members == ("1-a", "0-b")
-    assert draft.reason == "instance 0 was started anew; instance 0 has joined"
+    assert draft.reason == "instance 0 was restarted; instance 0 has joined"
 
 
 def test_suspected_members_have_to_beat() -> None:
     """Within a second; a lease that runs longer does not count then."""
     silent = there(1, up=4, heartbeat_at=NOW - 0.5)
     seen = view(*up(0), silent, of=generation(0, 1), suspicion=suspected(0.4))
-    assert held(seen) == WaitReason("instance 1 may not answer", 0.6)
+    assert held(seen) == WaitReason("instance 1 may be lost", 0.6)
     silent = there(1, up=4, heartbeat_at=NOW - 1.1)
     seen = view(*up(0), silent, of=generation(0, 1), suspicion=suspected(1.0))
-    assert following(seen) == ("0", "instance 1 does not answer")
+    assert following(seen) == ("0", "instance 1 does not respond")
 
 
 def test_a_loss_ends_a_generation_that_forms() -> None:
@@ -227,8 +227,8 @@ def test_a_generation_that_does_not_form_is_followed_without_those_who_are_not_u
     draft = plan_generation(seen, BOUNDS, "0-a")
     assert draft
     assert draft.members == ("0-a", "1-a")
-    assert draft.reason == "generation 4 did not form: instance 2 was not up, and for 20 s nothing came of it"
-    assert (draft.gear, draft.attempt, draft.barred) == ("warm", 1, ("2-a",))
+    assert draft.reason == "generation 4 did not form: instance 2 was not up, without progress for 20 s"
+    assert (draft.gear, draft.attempt, draft.excluded) == ("warm", 1, ("2-a",))
     active = {"number": 5, "state": "active", "since": NOW}
     then = msgspec.structs.replace(draft, number=5)
     trained = (there(0, up=5), there(1, up=5))
@@ -319,7 +319,7 @@ def test_below_the_least_number_there_is_no_generation() -> None:
     assert following(seen, Bounds(2, 4)) == ("0 2", "instance 1 is gone; instance 2 has joined")
 
 
-SETBACKS = "3 generations in a row lost an instance before they got anywhere; the next comes 6 s after generation 4"
+SETBACKS = "3 generations in a row lost an instance before they made progress; the next comes 6 s after generation 4"
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_a_group_whose_agents_are_late_waits_longer_for_their_word() -> None:
     """As long as leases last longer: none is taken for dead, nor a generation for one that does not form."""
     silent = there(1, up=4, heartbeat_at=NOW - 2.0)
     seen = view(*up(0), silent, of=generation(0, 1), suspicion=suspected(1.5), stretch=4.0)
-    assert held(seen) == WaitReason("instance 1 may not answer", 2.5)
+    assert held(seen) == WaitReason("instance 1 may be lost", 2.5)
     forming = view(*up(0), there(1), of=generation(0, 1), state="forming", since=NOW - 30, stretch=4.0)
     assert held(forming) == WaitReason("instance 1 is not up yet in generation 4", 50.0)
 
@@ -394,7 +394,7 @@ def test_one_reason_names_all_whom_it_concerns() -> None:
     """And each kind of loss is one."""
     ended = [there(index, up=4, lost=4, ready=False) for index in (1, 5)]
     seen = view(*up(0), *ended, of=generation(0, 1, 2, 3, 4, 5), left=frozenset({"4-a"}))
-    reason = "the trainers of instances 1 and 5 have ended; instances 2 and 3 are gone; instance 4 has left"
+    reason = "the workers of instances 1 and 5 have ended; instances 2 and 3 are gone; instance 4 has left"
     assert following(seen)[1] == reason
 
 
@@ -409,7 +409,7 @@ async def test_what_a_generation_waits_for_after_setbacks_is_an_event() -> None:
     of = generations.generation(4, ["0-a", "1-a"], proposed_at=NOW - 1.0, setbacks=2)
     assert await advance_rendezvous(membership, view(*up(0), of=of), BOUNDS, "0-a", None) == 5.0
     assert await advance_rendezvous(membership, view(there(0, since=NOW), of=None), BOUNDS, "0-a", None) > 0.0
-    assert told == [f"{SETBACKS} at the soonest"]
+    assert told == [f"{SETBACKS} at the earliest"]
 
 
 def runs(index: int, for_s: float, **fields: Any) -> MemberLease:
@@ -491,7 +491,7 @@ def test_a_generation_that_all_is_trained_before_is_followed_by_one_without_newc
     forming = {"state": "forming", "since": NOW - 30}
     done, came = up(0, 1, done=True, elastic=True), there(2, elastic=True)
     seen = view(*done, came, of=generation(0, 1, 2), **forming)
-    assert following(seen, Bounds(3, 4)) == ("0 1", "the others came when all had been trained")
+    assert following(seen, Bounds(3, 4)) == ("0 1", "the others came after everything had been trained")
     assert held(view(*done, came, of=generation(0, 1), **forming)) == WaitReason("others have yet to finish")
     behind = up(3, elastic=True, comm_failed=4)
     assert following(view(*done, *behind, came, of=generation(0, 1, 2, 3), **forming))[0] == "3"
@@ -513,7 +513,7 @@ def test_a_redis_that_was_empty_is_left_time() -> None:
     """Others may know of a higher generation, or may be members who are not back yet."""
     assert held(view(there(0), of=None, quiet_until=NOW + 0.4)).for_s == 0.4
     seen = view(*up(0), of=generation(0, 1, 2), granted={"1-a": NOW + 2.0})
-    assert held(seen) == WaitReason("instance 1 may come back", 2.0)
+    assert held(seen) == WaitReason("instance 1 may return", 2.0)
 
 
 def test_the_job_is_done_when_all_members_are() -> None:
@@ -589,7 +589,7 @@ def test_survivors_say_where_they_stand_before_one_writes() -> None:
     lost = there(2, up=4, lost=4, ready=False, since=NOW - 0.4)
     unsaid = (*up(0, live=False, comm_failed=4, step=7), *up(1, live=False, step=8))
     wait = held(view(*unsaid, lost, of=generation(0, 1, 2)))
-    assert wait == WaitReason("instance 1 has yet to say at which step it stands", 0.6)
+    assert wait == WaitReason("instance 1 has yet to report a step", 0.6)
     later = there(2, up=4, lost=4, ready=False, since=NOW - 1.0)
     assert drafted(*unsaid, later) == ("warm", "1")
     assert drafted(*up(0, comm_failed=4, step=7), *up(1, step=8), lost) == ("live", "")
