@@ -10,7 +10,7 @@ from support.elastic.group_simulation import LEASE_S, TICK_S, World, starving
 from support.redis_clock import take_time_from_a_key
 
 from edl_runtime.elastic.rendezvous.events import read
-from edl_runtime.elastic.rendezvous.participants import Timeouts
+from edl_runtime.elastic.rendezvous.generation import Timeouts
 from edl_runtime.specs import Bounds
 from edl_runtime.store.redis_client import connect
 from edl_runtime.store.redis_server import RedisServer

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     client = SocketAgentClient.from_fd(descriptor)
     preload(name for name in flags.load.split(",") if name)
     if flags.elastic and "paddle" in sys.modules:
-        from edl_runtime.elastic.training.optimizer_guard import before_each_step
+        from edl_runtime.elastic.training.optimizer_step import before_each_step
 
         before_each_step(lambda _: _require_init(client))
     client.send(StandbyLoaded())

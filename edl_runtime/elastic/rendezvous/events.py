@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from edl_runtime.elastic.comm.agent_protocol import Gear
-from edl_runtime.elastic.rendezvous.generation import JobOutcome
-from edl_runtime.elastic.rendezvous.participants import instance_index
+from edl_runtime.elastic.rendezvous.generation import JobOutcome, instance_index
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.store import keys

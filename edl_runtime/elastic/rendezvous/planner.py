@@ -13,11 +13,15 @@ import msgspec
 
 from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
 from edl_runtime.elastic.errors import InitNotCalledError
-from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, MemberLease, TrainerMember
-from edl_runtime.elastic.rendezvous.participants import (
+from edl_runtime.elastic.rendezvous.generation import (
     DEFAULT_TIMEOUTS,
+    Generation,
+    GroupView,
+    JobOutcome,
+    MemberLease,
     Participants,
     Timeouts,
+    TrainerMember,
     assess_participants,
     doubled,
     has_trained,

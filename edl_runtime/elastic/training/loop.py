@@ -23,9 +23,14 @@ from edl_runtime.elastic.comm.agent_protocol import (
 from edl_runtime.elastic.comm.process_group import GroupSession, ProcessGroup
 from edl_runtime.elastic.errors import EarlyEndError, GroupLostError, StepError
 from edl_runtime.elastic.training.checkpointing import CheckpointManager, TrainingEnd, at_script_end
-from edl_runtime.elastic.training.gradients import DeviceGradients, Gradients, HostGradients, any_sparse
 from edl_runtime.elastic.training.learning_rate import Scaling, decode_slots, encode_slots, scaling_factor
-from edl_runtime.elastic.training.optimizer_guard import OptimizerGuard
+from edl_runtime.elastic.training.optimizer_step import (
+    DeviceGradients,
+    Gradients,
+    HostGradients,
+    OptimizerGuard,
+    any_sparse,
+)
 from edl_runtime.elastic.training.state_parts import PartState, RegisteredState, StateParts, copy_state
 from edl_runtime.elastic.training.train_state import (
     Origin,

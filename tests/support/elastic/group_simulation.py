@@ -10,8 +10,7 @@ import msgspec
 from support.redis_clock import START_S, set_clock
 
 from edl_runtime.elastic.errors import InstanceSupersededError
-from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, TrainerMember
-from edl_runtime.elastic.rendezvous.participants import Timeouts
+from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, Timeouts, TrainerMember
 from edl_runtime.elastic.rendezvous.planner import job_outcome, plan_generation
 from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
 from edl_runtime.specs import Bounds

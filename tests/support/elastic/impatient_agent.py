@@ -6,7 +6,7 @@ from functools import partial
 
 from edl_runtime.cli import main
 from edl_runtime.elastic.agent import agent
-from edl_runtime.elastic.rendezvous.participants import Timeouts
+from edl_runtime.elastic.rendezvous.generation import Timeouts
 from edl_runtime.elastic.rendezvous.planner import plan_generation, wait_reason
 
 LIMIT_S = 4.0

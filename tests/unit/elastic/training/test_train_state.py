@@ -11,7 +11,7 @@ from support.elastic.local_run import arrays_of, model_and_optimizer, paddle
 
 from edl_runtime.elastic.comm.process_group import ProcessGroup
 from edl_runtime.elastic.errors import GroupLostError
-from edl_runtime.elastic.training.gradients import DeviceGradients, HostGradients, any_sparse
+from edl_runtime.elastic.training.optimizer_step import DeviceGradients, HostGradients, any_sparse
 from edl_runtime.elastic.training.state_parts import StateParts
 from edl_runtime.elastic.training.train_state import arrays_of as arrays_by_part
 from edl_runtime.elastic.training.train_state import broadcast_state, state_receivers, state_source
