@@ -232,10 +232,21 @@ def _handover_wait(
     view: GroupView, participants: Participants, chosen: Sequence[TrainerMember], gear: Gear, timeouts: Timeouts
 ) -> WaitReason | None:
     """Return what has to happen before others can take over the state, None if nothing."""
-    if first := must_leave_first(participants, chosen):
+    holders = _state_holders(participants, chosen)
+    first = [each.member.id for each in participants.stay if each.member.up and each.member.leaving]
+    if first and not holders:  # none of the chosen has the state
         return WaitReason(f"{name_instances(first, 'has', 'have')} yet to write a checkpoint, and leave")
-    missing, left_s = unreported_steps(view, participants, chosen, gear, timeouts)
-    return WaitReason(f"{name_instances(missing, 'has', 'have')} yet to report a step", left_s) if missing else None
+    if gear == "live" or not participants.urgent or participants.forming or len(holders) < 2:
+        return None
+    # steps are reported a few times a second only, and survivors of a loss may differ by one
+    number = view.generation.number if view.generation else 0
+    missing = [each.member.id for each in holders if each.member.comm_failed < number]
+    broke_at = [each.since for each in view.members if each.member.id in participants.lost]
+    broke_at += [view.suspicion.since] if view.suspicion else []
+    left_s = max(broke_at, default=-math.inf) + timeouts.say_s - view.now
+    if missing and left_s > 0:
+        return WaitReason(f"{name_instances(missing, 'has', 'have')} yet to report a step", left_s)
+    return None
 
 
 def _not_up_yet(view: GroupView, current: Generation) -> list[str]:
@@ -354,30 +365,6 @@ def checkpoint_writer(participants: Participants, chosen: Sequence[TrainerMember
         return ""
     ahead = max(each.step for each in holders) if participants.urgent else 0
     return next(each.id for each in holders if each.step >= ahead)
-
-
-def must_leave_first(participants: Participants, chosen: Sequence[TrainerMember]) -> list[str]:
-    """Return who has to leave, and write the checkpoint, before the `chosen` can begin: none of these has the state."""
-    if _state_holders(participants, chosen):
-        return []
-    return [each.member.id for each in participants.stay if each.member.up and each.member.leaving]
-
-
-def unreported_steps(
-    view: GroupView, participants: Participants, chosen: Sequence[TrainerMember], gear: Gear, timeouts: Timeouts
-) -> tuple[list[str], float]:
-    """Return who has not reported the step at a loss yet, and for how long that is waited for.
-
-    Steps are reported a few times a second only, and survivors may differ by one.
-    """
-    holders = _state_holders(participants, chosen)
-    if gear == "live" or not participants.urgent or participants.forming or len(holders) < 2:
-        return [], 0.0
-    number = view.generation.number if view.generation else 0
-    broke_at = [each.since for each in view.members if each.member.id in participants.lost]
-    broke_at += [view.suspicion.since] if view.suspicion else []
-    left_s = max(broke_at, default=-math.inf) + timeouts.say_s - view.now
-    return [each.member.id for each in holders if each.member.comm_failed < number] if left_s > 0 else [], left_s
 
 
 def _state_holders(participants: Participants, chosen: Sequence[TrainerMember]) -> list[MemberLease]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
@@ -37,7 +38,6 @@ from edl_runtime.elastic.training.train_state import (
     TrainState,
     arrays_of,
     broadcast_state,
-    mark_from_checkpoint,
     state_receivers,
     state_source,
     states_of,
@@ -145,6 +145,20 @@ class TrainingLoop:
         """Return the first optimizer's rate in the next step."""
         return self.train_state.state.rates[0].value * self.train_state.scale.at(self.train_state.steps)
 
+    @property
+    def over(self) -> bool:
+        """Whether there are no more batches: this rank's training has ended, or the one that it has joined."""
+        return self._end.over or self.train_state.ended
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Report, for the agent's watchdog, that this rank waits for the others at the end of its step."""
+        self.agent.waits_for(self.train_state.steps + 1)
+        try:
+            yield
+        finally:
+            self.agent.waits_for(None)
+
     def note_batch(self, micro: MicroBatch) -> None:
         """Note that the script gets this batch."""
         if micro.first:
@@ -169,11 +183,6 @@ class TrainingLoop:
         if self._regroup_due:
             self._regroup_due = False
             self._enter_next_generation()
-
-    @property
-    def over(self) -> bool:
-        """Whether there are no more batches: this rank's training has ended, or the one that it has joined."""
-        return self._end.over or self.train_state.ended
 
     def check_stepped(self) -> None:
         """Raise StepError if the last batch was not followed by a step, or by the end."""
@@ -208,14 +217,12 @@ class TrainingLoop:
                 "run.mean was called outside of the loop over the data", "call it in the loop, before the training ends"
             )
         while True:
-            self.agent.waits_for(self.train_state.steps + 1)
             try:
-                values = self._agree("averages", value=own).values
+                with self._waiting():
+                    values = self._agree("averages", value=own).values
             except GroupLostError as error:
                 self._recover(error, step=self._batch is not None or self._own_samples > 0)
                 continue
-            finally:
-                self.agent.waits_for(None)
             return math.fsum(values) / len(values)
 
     @property
@@ -230,17 +237,15 @@ class TrainingLoop:
         """
         self._optimizer_guard.check()
         own, self._own_samples = self._own_samples, 0
-        self.agent.waits_for(self.train_state.steps + 1)
         try:
-            agreed = self._agree(self._turn(own), own)
-            if agreed.samples and not self.train_state.ended:
-                self._align(agreed.turns)
-                self._reduce_gradients(agreed.samples)
+            with self._waiting():
+                agreed = self._agree(self._turn(own), own)
+                if agreed.samples and not self.train_state.ended:
+                    self._align(agreed.turns)
+                    self._reduce_gradients(agreed.samples)
         except GroupLostError as error:
             self._recover(error, step=True)
             return False
-        finally:
-            self.agent.waits_for(None)
         if self.train_state.ended:
             self._gradients.discard()
             self.finish(agreed=True)
@@ -270,10 +275,12 @@ class TrainingLoop:
         while not self._end.over:
             try:
                 if not agreed:
-                    self._wait_to_end()
+                    with self._waiting():
+                        self._agree("ends")
                 if self.session.group.rank == 0:
                     self._end.save()
-                self._wait_to_end()
+                with self._waiting():
+                    self._agree("ends")
             except GroupLostError as error:
                 agreed = False
                 if not self._end.saved:
@@ -281,13 +288,6 @@ class TrainingLoop:
                     self._enter_next_generation()
                     continue
             self._end.end("done")
-
-    def _wait_to_end(self) -> None:
-        self.agent.waits_for(self.train_state.steps + 1)
-        try:
-            self._agree("ends")
-        finally:
-            self.agent.waits_for(None)
 
     def note_metrics(self, values: Mapping[str, Any]) -> None:
         """Keep them for checkpoints; after the end they still go into the result. Raises as `TrainState.note`."""
@@ -381,7 +381,6 @@ class TrainingLoop:
 
     def _recover(self, error: GroupLostError, *, step: bool) -> None:
         """Enter the next generation. `step`: a step is lost, so its batch comes again."""
-        self.agent.waits_for(None)
         self.session.abandon(error, self.train_state.steps)
         if not step:
             self._enter_next_generation()
@@ -476,7 +475,7 @@ class TrainingLoop:
             return self.train_state.snapshot("start")
         log.info("checkpoint.loaded", url=found.info.url, step=found.snapshot.step)
         self._checkpoints.report_skipped(found)
-        return mark_from_checkpoint(found.snapshot)
+        return msgspec.structs.replace(found.snapshot, extra={**found.snapshot.extra, "origin": "checkpoint"})
 
     def _follow_size(self, join: JoinGeneration) -> None:
         train_state, before = self.train_state, self.train_state.scale

@@ -194,11 +194,6 @@ def states_of(arrays: Arrays, values: Mapping[str, Any]) -> dict[str, PartState]
     return {name: PartState(arrays.get(name, {}), values.get(name)) for name in {**arrays, **values}}
 
 
-def mark_from_checkpoint(snapshot: Snapshot) -> Snapshot:
-    """Return a snapshot that was loaded from a checkpoint, marked as such."""
-    return msgspec.structs.replace(snapshot, extra={**snapshot.extra, "origin": "checkpoint"})
-
-
 # Broadcast
 
 SMALL_BYTES = 1 << 20
