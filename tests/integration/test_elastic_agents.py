@@ -86,7 +86,7 @@ def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, setti
         group.await_steps(5)
 
         group.kill(0)
-        assert group.trains(1, after=again.generation).reason == "instance 0 does not answer"
+        assert group.trains(1, after=again.generation).reason == "instance 0 does not respond"
         group.start(3)
         (group.out / "quickly").touch()
         assert set(group.statuses().values()) == {0}

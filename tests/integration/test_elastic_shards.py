@@ -173,6 +173,6 @@ def test_a_shard_that_is_set_aside_is_told_of(
     samples, notes = trained(Storage(poisoned="2"), settings)
     assert sorted(samples) == [0, 1, 2, 3, 6, 7, 8, 9]
     (note,) = notes
-    assert note.startswith("shard '2' was set aside in epoch 0, for it failed too often; its first 0 records are")
-    assert note.endswith("The last failure: ValueError: torn")
+    assert note.startswith("shard '2' was set aside in epoch 0 because it failed too often; its first 0 records are")
+    assert note.endswith("Last failure: ValueError: torn")
     assert msgspec.json.decode(result.read_bytes())["metrics"]["shards_set_aside"] == 1
