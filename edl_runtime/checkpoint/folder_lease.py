@@ -117,7 +117,7 @@ class FolderLease:
 
     async def _find(self) -> None:
         """Find which folder is at the place, and hold it against those who share no Redis with this job."""
-        found = keys.place_keys(await asyncio.to_thread(ask_storage, self._url, storage_at(self._url).identity))
+        found = keys.checkpoint_lease(await asyncio.to_thread(ask_storage, self._url, storage_at(self._url).identity))
         if self._keys not in ([], found):
             log.warning("checkpoint.place_changed", url=self._url, cause="it was moved, removed or replaced")
         self._keys = found  # the lease of what was there before runs out by itself
@@ -148,7 +148,7 @@ class FolderLease:
         )
         job, lease_ms = f"{settings.namespace}/{settings.job}", max(1, round(settings.lease_ttl_s * 1000))
         words: list[str | int] = [self._member, lease_ms, job, msgspec.json.encode(mine).decode()]
-        answer = await run_script(self._client, "place_hold", self._keys, words)
+        answer = await run_script(self._client, "checkpoint_lease", self._keys, words)
         if not answer:
             return None
         unknown = FolderHolder(namespace="unknown", job="one of another version", since=mine.since)

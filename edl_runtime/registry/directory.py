@@ -124,7 +124,9 @@ class Directory:
         while (rest_s := until - time.monotonic()) > REDIS_TICK_S:
             block_ms = math.ceil(min(rest_s - REDIS_TICK_S, BLOCK_S) * 1000)
             with unavailable_if_lost(self._client):
-                if await self._client.xread({keys.events(service): f"{ms}-{sequence}"}, count=1, block=block_ms):
+                if await self._client.xread(
+                    {keys.service_key(service, "events"): f"{ms}-{sequence}"}, count=1, block=block_ms
+                ):
                     return
         await asyncio.sleep(max(0.0, rest_s))
 

@@ -130,7 +130,7 @@ class Lease:
             if granted:
                 self.fence = answer[0]
                 break
-            with malformed_if_unreadable(keys.contract(self._service)):
+            with malformed_if_unreadable(keys.service_key(self._service, "contract")):
                 theirs, runs_out_ms = JsonDecoder(ModelSignature).decode(answer[0]), answer[1]
             different = differences(theirs, ours) if ours else []
             if not different:

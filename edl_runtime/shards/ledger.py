@@ -1,23 +1,24 @@
-"""The fenced ledger of file shards and streams: who reads what, and what is in the model, agreed on through Redis.
+"""The ledger of file shards and streams in Redis: which worker reads which shard, and which records are in the model.
 
 A worker leases shards, and acknowledges each with the step that applied its last record. A checkpoint holds the
-ledger's state of its step, so that model and ledger go back together. Only workers of the current generation may
-change anything. Then each record is in the surviving model exactly once an epoch, if the caller keeps three rules:
+ledger's state of its step, so model and ledger are restored together. Only workers of the current generation may change
+the ledger. Each record is then in the surviving model exactly once an epoch, if the caller follows three rules:
 
-- A shard is acknowledged after the step that applied its last record, and before any rank's position moves on.
-- `commit` is called between two steps, by one of the ranks, with what all of them had applied after the first.
-- After a change of the group, `release` (the model stayed) or `restore` (it went back) comes before the next step.
+- Acknowledge a shard after the step that applied its last record, and before any rank starts on the next one.
+- Call `commit` between two steps, on one rank, with what all ranks had applied after the first.
+- After a change of the group, call `release` (the model was kept) or `restore` (it was loaded) before the next step.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import msgspec
 
@@ -50,22 +51,21 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 MAX_SHARDS_PER_CALL = 1000
-"""Shards in one call to Redis, so that nobody else waits for it."""
+"""Shards in one call to Redis, so that it does not block other clients."""
 MAX_REASON_LENGTH = 500
 
 ONE_EPOCH = ShardPlan()
 
 
 class Ledger:
-    """One worker's hand on a job's ledger. Every method raises RegistryUnavailableError, and may be called again then.
+    """A job's ledger, as one worker uses it. Every method raises RegistryUnavailableError and may then be repeated.
 
-    `shards` is the list, the same one for all workers; None for a stream, whose shards come with `add`. `worker` is a
-    name that no other process ever has, and `generation` the one that it acts for: 0 until `begin` or `restore`.
+    `shards` is the same list for all workers; None for a stream, whose shards are given to `add`. `worker` is a name
+    that no other process ever has. `generation` is 0 until `begin` or `restore`.
 
-    What changes the ledger raises StaleGenerationError when it is another generation's, and LedgerMissingError when
-    Redis has forgotten it or a part of it, or may have forgotten what happened last: from each restart of Redis, and
-    each failover, to the next `restore`. A stream grows all the same. Raises SpecError for a stream that is to be
-    shuffled.
+    Methods that change the ledger raise StaleGenerationError when it belongs to another generation, and
+    LedgerMissingError when Redis has lost a part of it, or may have: from each restart or failover of Redis to the next
+    `restore`. `add` works all the same. Raises SpecError for a shuffled stream.
     """
 
     def __init__(
@@ -79,12 +79,11 @@ class Ledger:
         plan: ShardPlan = ONE_EPOCH,
     ) -> None:
         if shards is None and plan.shuffle:
-            raise SpecError("shuffle", True, "False for a stream, whose shards are not known beforehand")
+            raise SpecError("shuffle", True, "False for a stream")
         self.generation = 0
         self._client = client
         self._job = job
         self._keys = keys.ledger_keys(namespace, job)
-        self._names_key = keys.ledger_names(namespace, job)
         self._worker = worker
         self._shards = shards
         self._plan = plan
@@ -93,10 +92,9 @@ class Ledger:
         self._call = secrets.randbits(40)
 
     async def begin(self, generation: int) -> set[int]:
-        """Act for this generation from now on; those before it can't any more. Leases stay as they are.
+        """Start a generation: earlier ones can't change the ledger any more. Leases are kept.
 
-        Each of its workers may call it, and is told the tickets that it holds: those of a worker that a generation has
-        gone on without may be others' by now.
+        Each worker of the generation may call it. Returns the tickets that this worker still holds.
         """
         held = await self._run("ledger_begin", generation, self._worker)
         self.generation = generation
@@ -104,11 +102,11 @@ class Ledger:
             return {int(ticket) for ticket in held}
 
     async def restore(self, state: LedgerState | None, generation: int) -> None:
-        """Begin a generation with the ledger of a checkpoint, or for None with a new one: nothing is leased.
+        """Start a generation with the ledger of a checkpoint, or with a new one for None. Ends all leases.
 
-        One worker calls it before any other leases something. Redis may have forgotten everything. Shards that were
-        added to a stream since the checkpoint stay, and a new ledger of a stream starts with the first that was ever
-        added. Raises ShardsChangedError for the state of other shards.
+        One worker calls it before any worker leases a shard. Redis may be empty. Shards that were added to a stream
+        since the checkpoint stay, and a new ledger of a stream starts at its first shard. Raises ShardsChangedError for
+        the state of other shards.
         """
         to = state or LedgerState(digest=self._digest, added=len(self._shards or ()), closed=self._shards is not None)
         if to.digest != self._digest:
@@ -119,10 +117,10 @@ class Ledger:
         self.generation = generation
 
     async def lease(self, most: int = 1) -> list[Shard] | None:
-        """Return up to `most` (1 to 1000) shards that are this worker's now, to be read from their `start` on.
+        """Lease up to `most` (1 to 1000) shards, to be read from their `start` on.
 
-        [] says that there is none now: others hold the rest of the epoch and may lose it, or the stream is still open.
-        None says that all of the last epoch are finished; only a `release` or `restore` brings some back.
+        Returns [] if none is free now: other workers hold the rest of the epoch, or the stream is still open. Returns
+        None if all epochs are finished; only `release` or `restore` may bring shards back.
         """
         if not 1 <= most <= MAX_SHARDS_PER_CALL:
             raise SpecError("most", most, f"1 to {MAX_SHARDS_PER_CALL}")
@@ -142,18 +140,18 @@ class Ledger:
         ]
 
     async def ack(self, shards: Collection[Shard], step: int) -> None:
-        """Say that `step` applied the last record of these shards; of all of up to 1000 or, when it raises, of none.
+        """Record that `step` applied the last record of these shards: of up to 1000 all, or none if it raises.
 
-        Raises LeaseLostError for one that is not this worker's.
+        Raises LeaseLostError for a shard that this worker does not hold.
         """
         for some in _slices(list(shards)):
             tickets = " ".join([f"{shard.ticket} {shard.start}" for shard in some])
             await self._run("ledger_ack", self.generation, self._worker, step, tickets)
 
     async def fail(self, shard: Shard, reason: str, *, applied: int = 0) -> bool:
-        """Give back a shard that can't be read, of which `applied` records are in the model.
+        """Return a shard that can't be read; the next worker continues after its `applied` records.
 
-        Whoever leases it next starts there. Returns whether this was one failure too many: then it is set aside.
+        Returns whether the shard has now failed too often and is set aside.
         """
         offset = max(applied, shard.start)
         (count,) = await self._run(
@@ -161,21 +159,22 @@ class Ledger:
         )
         return bool(count >= self._plan.failure_limit)
 
-    async def release(self, step: int, positions: Mapping[int, int], alive: Iterable[str], *, failed: str = "") -> int:
-        """Take back what workers held that are not `alive`, and what steps after `step` finished; return how many.
+    async def release(
+        self, step: int, positions: Mapping[int, int], alive: Collection[str], *, failed: str = ""
+    ) -> int:
+        """Take back the shards of workers that are not `alive`, and those finished after `step`; return how many.
 
-        `step` is the last one of the model that survived, and `positions` what was applied of which ticket after it.
-        With a reason in `failed` this counts as a failure of all that the dead held.
+        `step` is the last one of the surviving model, and `positions` how many records of each ticket it has. With a
+        reason in `failed` this counts as a failure of each shard that a dead worker held.
         """
-        workers = list(alive)
-        arguments: list[str | int] = [step, failed[:MAX_REASON_LENGTH], len(workers), *workers, *_flat(positions)]
+        arguments: list[str | int] = [step, failed[:MAX_REASON_LENGTH], len(alive), *alive, *_flat(positions)]
         (count,) = await self._run("ledger_release", self.generation, *arguments)
         return int(count)
 
     async def commit(self, step: int, positions: Mapping[int, int]) -> LedgerState:
-        """Return what the checkpoint of `step` has to hold, and take for done what is finished in it.
+        """Return the state for the checkpoint of `step`, and mark the shards finished in it as done.
 
-        `positions` tells what was applied of which ticket after that step.
+        `positions` holds how many records of each ticket are applied after that step.
         """
         answer = await self._run("ledger_commit", self.generation, step, *_flat(positions))
         added, closed, epoch, following, dropped, failures, pending = answer
@@ -195,21 +194,21 @@ class Ledger:
         return msgspec.structs.replace(state, names=tuple((await self._names(self._needed(state))).items()))
 
     async def add(self, shards: Sequence[str], *, first: int) -> None:
-        """Append to a stream the shards that have the numbers from `first` on, counted from 0.
+        """Append shards to a stream; `first` is the number of the first one, counted from 0.
 
-        Those that it has are passed over, so a producer that does not know how far it was adds them again. Any process
-        may do so, also before the training starts. Raises StreamError.
+        Shards that the stream already has are skipped, so a producer may add them again. Any process may call it, also
+        before the training starts. Raises StreamError.
         """
         for some in _slices(list(shards)):
             await self._run("ledger_add", first, *some)
             first += len(some)
 
     async def close_stream(self) -> None:
-        """Say that all shards of a stream are added."""
+        """Mark a stream as complete."""
         await self._run("ledger_close")
 
     async def report(self) -> LedgerReport:
-        """Return what is where. Raises LedgerMissingError."""
+        """Count the shards by state. Raises LedgerMissingError."""
         answer = await self._run("ledger_report")
         generation, added, closed, epochs, epoch, following, dropped, limit, committed, *counts, failures = answer
         doing, back, acked = counts
@@ -243,7 +242,7 @@ class Ledger:
         return epoch, int(order(self._plan.seed, epoch, added)[place])
 
     def _needed(self, state: LedgerState) -> set[int]:
-        """Return the numbers of a stream's shards that are still to be read after this state."""
+        """Return the numbers of a stream's shards that are not finished in this state."""
         if state.epoch + 1 < self._plan.epochs:
             return set(range(state.added))
         added = state.added if state.closed else None
@@ -256,8 +255,8 @@ class Ledger:
         names: dict[int, str] = {}
         for some in _slices(sorted(numbers)):
             with unavailable_if_lost(self._client):
-                found = await self._client.hmget(self._names_key, [str(number) for number in some])
-            if None in found:  # since the answer that told of them
+                found = await self._client.hmget(self._keys[5], [str(number) for number in some])
+            if None in found:  # lost since the script answered
                 raise LedgerMissingError(self._job)
             names |= dict(zip(some, found, strict=True))
         return names
@@ -268,8 +267,8 @@ class Ledger:
 
     async def _run(self, script: str, *args: str | int) -> list[Any]:
         answer: list[Any]
-        said, *answer = await run_script(self._client, script, self._keys, args)
-        match said:
+        status, *answer = await run_script(self._client, script, self._keys, args)
+        match status:
             case "missing":
                 raise LedgerMissingError(self._job)
             case "stale":
@@ -277,11 +276,9 @@ class Ledger:
             case "lost":
                 raise LeaseLostError(self._job, self._worker, int(answer[0]))
             case "gap":
-                raise StreamError(
-                    self._job, f"it has {answer[0]}, and those up to number {int(args[0]) - 1} come first"
-                )
+                raise StreamError(self._job, f"it has {answer[0]}, so number {int(args[0]) - 1} is missing")
             case "differs":
-                raise StreamError(self._job, f"number {answer[0]} is another one already")
+                raise StreamError(self._job, f"number {answer[0]} is another shard")
             case "closed":
                 raise StreamError(self._job, f"it was closed with {answer[0]}")
         return answer
@@ -299,21 +296,31 @@ def _flat(positions: Mapping[int, int]) -> list[int]:
     return [number for pair in positions.items() for number in pair]
 
 
-# A ledger for a training script, which knows nothing of asyncio: each call waits for its answer, and for Redis.
+# The ledger for a training script without asyncio.
 
 RETRY_EVERY_S = 0.25
 
-Answer = TypeVar("Answer")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = get_logger(__name__)
+
+
+def _blocking(method: Callable[Concatenate[Ledger, P], Awaitable[T]]) -> Callable[Concatenate[BlockingLedger, P], T]:
+    def call(self: BlockingLedger, *args: P.args, **kwargs: P.kwargs) -> T:
+        if os.getpid() != self._process:
+            raise ForkedLedgerError(self.job, self._worker)
+        ask = functools.partial(method, self._ledger, *args, **kwargs)
+        return asyncio.run_coroutine_threadsafe(self._retry(method.__name__, ask), self._loop).result()
+
+    return call
 
 
 class BlockingLedger:
     """`Ledger`'s methods without `await`, for any thread. A context manager; `close` ends its own thread.
 
-    While Redis is away a call tries again for up to `wait_s`, then raises RegistryUnavailableError: whatever is done
-    twice by that counts once. Raises SpecError as `Ledger` and `connect` do, and
-    ForkedLedgerError in a process that was forked from the one that made it.
+    While Redis is unavailable a call is repeated for up to `wait_s`, then raises RegistryUnavailableError; repeated
+    calls count once. Raises SpecError as `Ledger` and `connect` do, and ForkedLedgerError in a forked child.
     """
 
     def __init__(
@@ -337,52 +344,29 @@ class BlockingLedger:
         self._thread = threading.Thread(target=self._loop.run_forever, name="edl ledger", daemon=True)
         self._thread.start()
 
+    begin = _blocking(Ledger.begin)
+    restore = _blocking(Ledger.restore)
+    lease = _blocking(Ledger.lease)
+    ack = _blocking(Ledger.ack)
+    fail = _blocking(Ledger.fail)
+    release = _blocking(Ledger.release)
+    commit = _blocking(Ledger.commit)
+    add = _blocking(Ledger.add)
+    close_stream = _blocking(Ledger.close_stream)
+    report = _blocking(Ledger.report)
+
+    @property
+    def generation(self) -> int:
+        return self._ledger.generation
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    @property
-    def generation(self) -> int:
-        return self._ledger.generation
-
-    def begin(self, generation: int) -> set[int]:
-        return self._call("begin a generation", lambda: self._ledger.begin(generation))
-
-    def restore(self, state: LedgerState | None, generation: int) -> None:
-        self._call("restore the ledger", lambda: self._ledger.restore(state, generation))
-
-    def lease(self, most: int = 1) -> list[Shard] | None:
-        return self._call("lease shards", lambda: self._ledger.lease(most))
-
-    def ack(self, shards: Collection[Shard], step: int) -> None:
-        self._call("acknowledge shards", lambda: self._ledger.ack(shards, step))
-
-    def fail(self, shard: Shard, reason: str, *, applied: int = 0) -> bool:
-        return self._call("give back a shard", lambda: self._ledger.fail(shard, reason, applied=applied))
-
-    def release(self, step: int, positions: Mapping[int, int], alive: Iterable[str], *, failed: str = "") -> int:
-        workers = list(alive)
-        return self._call("take back shards", lambda: self._ledger.release(step, positions, workers, failed=failed))
-
-    def commit(self, step: int, positions: Mapping[int, int]) -> LedgerState:
-        return self._call("commit a step", lambda: self._ledger.commit(step, positions))
-
-    def add(self, shards: Sequence[str], *, first: int) -> None:
-        self._call("add shards", lambda: self._ledger.add(shards, first=first))
-
-    def close_stream(self) -> None:
-        self._call("close a stream", self._ledger.close_stream)
-
-    def report(self) -> LedgerReport:
-        return self._call("read the ledger", self._ledger.report)
-
     def close(self) -> None:
-        """Let go of Redis and end the thread; may be called again. No other method works afterwards.
-
-        In a forked child it does nothing: both are its parent's.
-        """
+        """Close the connection and end the thread; may be called again. Does nothing in a forked child."""
         if self._loop.is_closed() or os.getpid() != self._process:
             return
         asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result()
@@ -390,12 +374,7 @@ class BlockingLedger:
         self._thread.join()
         self._loop.close()
 
-    def _call(self, what: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        if os.getpid() != self._process:
-            raise ForkedLedgerError(self.job, self._worker)
-        return asyncio.run_coroutine_threadsafe(self._persist(what, ask), self._loop).result()
-
-    async def _persist(self, what: str, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _retry(self, method: str, ask: Callable[[], Awaitable[T]]) -> T:
         give_up_at = time.monotonic() + self._wait_s
         away = False
         while True:
@@ -405,10 +384,12 @@ class BlockingLedger:
                 if time.monotonic() + RETRY_EVERY_S > give_up_at:
                     raise
                 if not away:
-                    log.warning("ledger.waits", job=self.job, to=what, address=error.address, cause=error.cause)
+                    log.warning(
+                        "ledger.unavailable", job=self.job, call=method, address=error.address, cause=error.cause
+                    )
                 away = True
                 await asyncio.sleep(RETRY_EVERY_S)
             else:
                 if away:
-                    log.info("ledger.goes_on", job=self.job)
+                    log.info("ledger.recovered", job=self.job)
                 return answer

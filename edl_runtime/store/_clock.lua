@@ -1,8 +1,8 @@
--- Stands before the scripts that count leases: the one clock by which they run.
+-- The clock that all leases are measured by. Prepended to every script.
 --
--- The clock of a hash, in its fields wall and clock, goes by Redis's, but never back, and on by no more than `most` ms at
--- once: with math.huge it takes any time for true, with less it stands still while nobody asks it. Where it is not
--- known, as in an empty Redis, or is behind `known`, it goes on from there. Answers it and Redis's own, in ms.
+-- Advances the clock in the fields wall and clock of a hash. It follows Redis's time but never goes back, and advances by
+-- at most `most` ms per call: with less than math.huge it stops while nobody calls. It is never behind `known`, as in a
+-- Redis that was emptied. Returns this clock and Redis's time, in ms.
 local function tick_of(key, most, known)
   local time = redis.call('TIME')
   local wall = time[1] * 1000 + math.floor(time[2] / 1000)

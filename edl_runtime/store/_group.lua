@@ -1,17 +1,16 @@
--- Stands at the head of every script of a trainer group: its clock, its leases, and what its generation has reached.
+-- Prepended to every script of a trainer group: its clock, its leases and its members' heartbeats.
 --
 --   KEYS[1] leases   sorted set, member id -> deadline in ms of the group's clock
 --   KEYS[2] records  hash, member id -> JSON of the member
---   KEYS[3] beats    hash, member id -> "FENCE BEATEN SINCE STANDING LOST UP STEPPED PAUSE PAUSED_IN LATE"
---   KEYS[4] state    hash: run, ttl (a lease in ms), overtime (what leases last beyond it, in ms), late_told, fence,
+--   KEYS[3] beats    hash, member id -> "FENCE BEATEN SINCE STATUS LOST UP STEPPED PAUSE PAUSED_IN LATE"
+--   KEYS[4] state    hash: run, ttl (a lease in ms), overtime (ms that leases last longer), late_announced, fence,
 --                    wall, clock, quiet_until, number (the highest), generation (JSON), current (its number), members,
 --                    formed, since, proposed_at, resumed, finished, left, suspected_*, stop, outcome, waits, saved,
---                    falls, history
+--                    failures, history
 --   KEYS[5] events   stream of {event = JSON}, the last 2,000 or so
 --   ARGV[1] member id, ARGV[2] its fence (0 before it has one), ARGV[3] lease in ms
 
--- It goes on by no more than a third of a lease at once: while nobody beats, because Redis or all agents were stopped, no
--- lease runs out. An empty or older Redis goes on from `known`.
+-- Advances by at most a third of a lease per call: no lease expires while Redis or all agents are suspended.
 local function tick(ttl, known)
   return tick_of(KEYS[4], math.floor(ttl / 3), known)
 end
@@ -83,39 +82,39 @@ local function drop(id, why)
   announce_of(why, id)
 end
 
--- Whose lease has run out, and what all leases last beyond their deadlines, is gone.
+-- Remove the members whose lease and overtime have expired.
 local function purge(now)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - number('overtime'))) do
     drop(id, 'gone')
   end
 end
 
--- What is damaged is none.
+-- Returns nil for a record that can't be parsed.
 local function beat_of(id)
   local beat = redis.call('HGET', KEYS[3], id)
   if not beat then
     return nil
   end
   local of = {}
-  of.fence, of.beaten, of.since, of.standing, of.lost, of.up, of.stepped, of.pause, of.paused_in,
+  of.fence, of.beaten, of.since, of.status, of.lost, of.up, of.stepped, of.pause, of.paused_in,
     of.late =
     string.match(beat, '^(%d+) (%d+) (%d+) (%a+) (%d+) (%d+) (%d+) (%S+) (%d+) (%S+)$')
   if not of.fence then
     return nil
   end
   for _, field in ipairs({'fence', 'beaten', 'since', 'lost', 'up', 'stepped', 'pause', 'paused_in', 'late'}) do
-    of[field] = tonumber(of[field]) -- nil for the pause of one that has not trained before, and before a second beat
+    of[field] = tonumber(of[field]) -- '-' becomes nil: pause before any training, late before the second heartbeat
   end
   return of
 end
 
 local function put_beat(id, of)
   redis.call('HSET', KEYS[3], id, string.format('%.0f %.0f %.0f %s %.0f %.0f %.0f %s %.0f %s',
-    of.fence, of.beaten, of.since, of.standing, of.lost, of.up, of.stepped, of.pause or '-', of.paused_in,
+    of.fence, of.beaten, of.since, of.status, of.lost, of.up, of.stepped, of.pause or '-', of.paused_in,
     of.late or '-'))
 end
 
--- Whether the caller is who it says, and has a lease.
+-- Whether the caller holds a lease with this fence.
 local function is_held()
   local beat = beat_of(ARGV[1])
   return beat ~= nil and beat.fence == tonumber(ARGV[2])

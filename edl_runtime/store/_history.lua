@@ -1,7 +1,6 @@
--- Stands before what the scripts of a ledger and of a trainer group share.
+-- Prepended to the scripts of the ledger and of the trainer group.
 
--- Which history the data here are of: another whenever Redis has been started anew, or a replica has taken its place.
--- What happened last may be missing then.
+-- The id of this Redis's data set. It changes when Redis restarts or a replica takes over: the last writes may be lost.
 local function history()
   return string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
 end

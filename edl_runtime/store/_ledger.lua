@@ -1,7 +1,7 @@
--- Stands at the head of every script of a ledger: whose generation counts, and what sets a shard aside.
+-- Prepended to every script of a ledger: which generation may change it, and when a shard is set aside.
 --
--- A ticket is one shard in one epoch: they are handed out in order, epoch * added + place in the epoch. Each below
--- `next` is in doing, back or acked, or else it is done for good or was dropped, for it failed too often.
+-- A ticket is one shard in one epoch: epoch * added + its place in the epoch. Tickets are leased in order. Each below
+-- `next` is in doing, back or acked; if in none, it is done, or was dropped because it failed too often.
 --
 --   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history,
 --                     parts
@@ -18,13 +18,13 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
--- How many keys there are besides the state: an empty one is none.
+-- How many keys exist besides the state; Redis removes empty ones.
 local function count_parts()
   return redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
 end
 
--- Redis keeps a ledger for a week from its last use; its checkpoints hold all that it takes to restore it. What changes
--- it ends with this, for the next script counts its parts again.
+-- Keep the ledger for a week; a checkpoint can restore it later. Every script that changes it must end with this, because
+-- the next one compares the number of keys (see read_state).
 local function keep()
   redis.call('HSET', KEYS[1], 'parts', count_parts())
   for _, key in ipairs({KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]}) do
@@ -32,8 +32,8 @@ local function keep()
   end
 end
 
--- A Redis that evicts takes one key at a time. When one is gone, the others go as well, as if all had been forgotten at
--- once. What is true without them stays: the generation, and how many shards a stream has if their names are there.
+-- A full Redis may evict single keys. When one is missing, remove the others too, so that the ledger counts as lost. Keep
+-- what is still valid: the generation, and the number of a stream's shards if their names are there.
 local function read_state()
   local state = {}
   for place, value in ipairs(redis.call('HMGET', KEYS[1], 'parts', unpack(FIELDS))) do
@@ -56,7 +56,7 @@ local function read_state()
   return state
 end
 
--- Whether there is no ledger, or one that lacks a number, or that may be older than what its workers know.
+-- Whether the ledger is missing or incomplete, or Redis has restarted since and may have lost the last writes.
 local function is_missing(state)
   for _, field in ipairs(FIELDS) do
     if not state[field] then
@@ -67,7 +67,7 @@ local function is_missing(state)
   return not tonumber(kept[1] or nil) or kept[2] ~= history()
 end
 
--- Answers why the caller may change nothing, or nil.
+-- Returns why the caller may not change the ledger, or nil.
 local function refusal(state, generation)
   if is_missing(state) then
     return {'missing'}
@@ -77,7 +77,7 @@ local function refusal(state, generation)
   end
 end
 
--- Answers where a lease began, and whose it is.
+-- Returns the first record of a lease, and its worker.
 local function parse(lease)
   local start, worker = string.match(lease, '^(%d+) (.*)$')
   return tonumber(start), worker
@@ -92,7 +92,7 @@ local function drop()
   redis.call('HINCRBY', KEYS[1], 'dropped', 1)
 end
 
--- End a lease by a failure: it goes back, or is dropped at its last one. Answers how many there have been.
+-- End a lease after a failure: the shard can be leased again, or is dropped. Returns the number of failures.
 local function fail(state, ticket, offset, reason)
   local record = failures_of(ticket)
   table.insert(record.reasons, reason)
@@ -116,7 +116,7 @@ local function positions_from(first)
   return positions
 end
 
--- What steps after `step` finished, as {member, ticket, offset at that step}.
+-- The shards finished by steps after `step`, as {member, ticket, offset at that step}.
 local function acked_after(step, positions)
   local found = {}
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '(' .. step, '+inf')) do

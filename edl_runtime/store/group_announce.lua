@@ -1,11 +1,7 @@
--- Add to the job's events. What it waits for is said once, until there is another generation; that a checkpoint is
--- saved, once: whoever got no answer says so again.
+-- Add to the job's events. `waiting` is added once per reason and generation, `saved` once per checkpoint: an agent that
+-- got no answer repeats it.
 --
---   KEYS[1] leases   sorted set, member id -> deadline in ms
---   KEYS[2] records  hash, member id -> JSON of the member
---   KEYS[3] beats    hash, member id -> its fence, times and state
---   KEYS[4] state    hash, the generation and all that is said of it
---   KEYS[5] events   stream of {event = JSON}
+--   KEYS: as listed in _group.lua
 --   ARGV[1] member id, ARGV[2] its fence, ARGV[3] lease in ms, ARGV[4] JSON of the event, ARGV[5] its kind,
 --   ARGV[6] its reason
 

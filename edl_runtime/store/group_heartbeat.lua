@@ -1,30 +1,26 @@
--- Register, or renew a lease, and return the group. Brings back what a Redis may have lost that was started anew.
+-- Register or renew a lease, and return the group's state. Restores what a restarted Redis may have lost.
 --
---   KEYS[1] leases   sorted set, member id -> deadline in ms
---   KEYS[2] records  hash, member id -> JSON of the member
---   KEYS[3] beats    hash, member id -> its fence, times and state
---   KEYS[4] state    hash, the generation and all that is said of it
---   KEYS[5] events   stream of {event = JSON}
+--   KEYS: as listed in _group.lua
 --   ARGV[1] member id, ARGV[2] its fence (0 before it has one), ARGV[3] lease in ms, ARGV[4] a JSON object:
---     quiet_ms     for how many ms nothing is to be decided in a Redis that has forgotten something
+--     quiet_ms     for how many ms no generation is proposed after Redis has lost data
 --     member       JSON of the member, and of it: index, status, lost, up, stepped, seen, paused_in;
---     pause_ms     missing where it has not trained before
---     advanced     whether its trainer has come on towards the generation that forms
---     run          the word of its run
---     known        what it saw last: clock in ms, highest (number of any generation); generation (JSON), number and
+--     pause_ms     missing before any training
+--     advanced     whether its trainer has made progress towards the forming generation
+--     run          the id of its run
+--     known        the state it saw last: clock in ms, highest (number of any generation); generation (JSON), number and
 --                  members of the generation, if there was one; stop and outcome, if any; finished and left, ids
 --
 -- Answers {'beaten', fence, now in ms, id of the newest event, state, leases, records, beats}, the last four as flat
 -- lists; {'superseded'}: a later agent has the index; {'taken'}: another run has the job.
 
--- The longest that a member was silent of late, in ms, `elapsed` after its last beat: forgotten by a quarter of the time
--- that it beats in.
+-- The longest recent gap between a member's heartbeats, in ms. Decays by a quarter of the time that passes, so that one
+-- slow moment does not lengthen leases for good.
 local function lateness(before, elapsed)
   return math.max(elapsed, math.floor((before.late or 0) - elapsed / 4))
 end
 
--- What is usual of that among those who beat in the last `window` ms: 0 where nobody did twice. Who is dead is not late,
--- and has no say.
+-- The median of these gaps among members with a heartbeat in the last `window` ms; 0 without any. Dead members don't
+-- count.
 local function usual_lateness(now, window)
   local found = {}
   for _, beat in ipairs(redis.call('HVALS', KEYS[3])) do
@@ -37,22 +33,22 @@ local function usual_lateness(now, window)
   return found[math.floor((#found + 1) / 2)] or 0
 end
 
--- What leases last beyond `ttl` ms, in ms, where members are usually `late` ms between two beats: nothing up to a sixth
--- of a lease, twice what is between two beats at least. Above, a lease is six of those silences, ten leases at most.
+-- By how many ms leases are extended beyond `ttl`, given the usual gap. Up to a sixth of a lease (or 500 ms): 0. Above, a
+-- lease lasts six such gaps, at most ten times `ttl`.
 local function overtime_of(late, ttl)
   local share = late / math.max(ttl / 6, 500)
   return math.floor(ttl * (math.min(math.max(share, 1), 10) - 1))
 end
 
 local id, ttl, given = ARGV[1], tonumber(ARGV[3]), cjson.decode(ARGV[4])
-local quiet, standing, known = given.quiet_ms, given.status, given.known
+local quiet, status, known = given.quiet_ms, given.status, given.known
 local is_behind = known.clock > number('clock')
 local now, wall = tick(ttl, known.clock)
 
--- An earlier run that has ended, or whose members are all gone, makes place for this one; its numbers are not reused.
+-- An earlier run that has ended, or has no members left, is replaced by this one; generation numbers are not reused.
 local run = get('run')
 if run ~= given.run then
-  unset('overtime', 'late_told') -- whoever is of that run may be dead
+  unset('overtime', 'late_announced') -- that run's members may be dead
 end
 if run ~= given.run or (run == '' and ARGV[2] == '0' and get('outcome')) then
   purge(now)
@@ -68,8 +64,8 @@ if run ~= given.run or (run == '' and ARGV[2] == '0' and get('outcome')) then
   set('run', given.run)
 end
 
--- What Redis may have forgotten: in one that was started anew all come back, as to an empty one, for others may be there
--- than it knows. All that any of them has seen counts, whoever is the first.
+-- Redis has restarted and may have lost data: drop all members, who register again as in an empty Redis. The newest state
+-- that any of them has seen counts, whichever comes first.
 local is_new = get('history') ~= history()
 if is_new then
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
@@ -121,11 +117,11 @@ if given.seen > number('number') then
   set('number', given.seen)
 end
 
--- Of two agents of one instance the later one counts. An agent keeps its fence for as long as it lives.
+-- Of two agents of one instance the later one counts. An agent keeps its fence for its lifetime.
 local before = beat_of(id)
 local fence = tonumber(ARGV[2])
 if fence == 0 and before then
-  fence = before.fence -- it was registered, and did not hear of it
+  fence = before.fence -- it had registered but did not get the answer
 end
 for _, other in ipairs(before and {} or redis.call('HKEYS', KEYS[3])) do
   if other ~= id and index_of(other) == given.index then
@@ -138,7 +134,7 @@ for _, other in ipairs(before and {} or redis.call('HKEYS', KEYS[3])) do
 end
 if fence == 0 then
   fence = redis.call('HINCRBY', KEYS[4], 'fence', 1)
-  if fence == 1 then -- start at the clock, above every token that Redis may have forgotten
+  if fence == 1 then -- start from the clock, above every token that Redis may have lost
     fence = wall
   end
 end
@@ -146,40 +142,40 @@ if fence > number('fence') then
   set('fence', fence)
 end
 
-local beat = {fence = fence, beaten = now, since = before and before.since or now, standing = standing,
+local beat = {fence = fence, beaten = now, since = before and before.since or now, status = status,
   lost = given.lost, up = given.up, stepped = given.stepped, pause = given.pause_ms, paused_in = given.paused_in,
   late = before and lateness(before, now - before.beaten)}
-local fell = before and beat.lost > before.lost
-if fell or (before and before.standing ~= standing) then
+local has_failed = before and beat.lost > before.lost
+if has_failed or (before and before.status ~= status) then
   beat.since = now
 end
 set('ttl', ARGV[3])
 redis.call('ZADD', KEYS[1], now + ttl, id)
 redis.call('HSET', KEYS[2], id, given.member)
 put_beat(id, beat)
-if standing == 'finished' then
+if status == 'finished' then
   add('finished', id)
 end
 if not before then
   announce_of('registered', id)
-elseif fell then
+elseif has_failed then
   announce_of('lost', id)
 end
-if standing ~= (before and before.standing or 'loading') then
-  announce_of(standing, id)
+if status ~= (before and before.status or 'loading') then
+  announce_of(status, id)
 end
 local usual = usual_lateness(now, ttl / 2)
 local overtime = overtime_of(usual, ttl)
 set('overtime', overtime)
 purge(now)
-if redis.call('ZCOUNT', KEYS[1], '-inf', now) > 0 and not get('late_told') then
-  set('late_told', 1)
+if redis.call('ZCOUNT', KEYS[1], '-inf', now) > 0 and not get('late_announced') then
+  set('late_announced', 1)
   announce('late', {generation = number('current'), reason = string.format(
     'most instances renew their leases late, %.1f s apart: leases last %.1f s instead of %.1f s',
     usual / 1000, (ttl + overtime) / 1000, ttl / 1000)})
 end
 
--- How far the generation has come.
+-- Whether all members that have not finished have reached that point of the generation.
 local function all(reached)
   local any = false
   for member in string.gmatch(get('members') or '', '%S+') do
@@ -193,7 +189,7 @@ local function all(reached)
 end
 
 if get('formed') == 'forming' and given.advanced and has('members', id) then
-  set('since', now) -- while its members come on it is not overdue
+  set('since', now) -- it is not overdue while its members make progress
 end
 
 local current = number('current')
@@ -203,8 +199,8 @@ if get('formed') == 'forming' and all(function(of) return of.up >= current end) 
   announce('active', {generation = current, members = indexes(get('members')), total_s = total_s})
 end
 
--- Who has finished has done so without a step in it where its script tells of none, or all was trained before. Who was
--- away while others trained has not paused with them.
+-- A member may finish without a step in this generation: its script reports none, or all was trained before. Of the
+-- pauses only those in the latest generation count: members that were away did not pause with the others.
 if get('formed') == 'active' and not get('resumed') and all(function(of) return of.stepped >= current end) then
   local stepped, paused_in, pause = false, 0, nil
   for member in string.gmatch(get('members'), '%S+') do

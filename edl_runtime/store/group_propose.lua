@@ -1,10 +1,6 @@
--- Publish a generation, unless another was first or one of its members can't be in it.
+-- Publish a generation, unless another came first or one of its members is not ready.
 --
---   KEYS[1] leases   sorted set, member id -> deadline in ms
---   KEYS[2] records  hash, member id -> JSON of the member
---   KEYS[3] beats    hash, member id -> its fence, times and state
---   KEYS[4] state    hash, the generation and all that is said of it
---   KEYS[5] events   stream of {event = JSON}
+--   KEYS: as listed in _group.lua
 --   ARGV[1] the proposer's id, ARGV[2] its fence, ARGV[3] lease in ms,
 --   ARGV[4] number of the generation that it is to follow, ARGV[5] JSON of the generation without '{"number":N,',
 --   ARGV[6] its members' ids, ARGV[7] gear, ARGV[8] reason
@@ -19,7 +15,7 @@ if not is_held() or get('outcome') or number('quiet_until') > now or number('cur
 end
 for member in string.gmatch(ARGV[6], '%S+') do
   local of = beat_of(member)
-  if not of or of.standing ~= 'ready' then
+  if not of or of.status ~= 'ready' then
     return ''
   end
 end
@@ -30,7 +26,7 @@ set('generation', generation, 'current', next_number, 'members', ARGV[6], 'forme
   'proposed_at', now)
 unset('resumed', 'left', 'suspected_at', 'suspected_by', 'suspected_for', 'waits')
 if number('overtime') == 0 then
-  unset('late_told')
+  unset('late_announced')
 end
 announce('forming', {generation = next_number, members = indexes(ARGV[6]), gear = ARGV[7], reason = ARGV[8]})
 return generation

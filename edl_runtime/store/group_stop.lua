@@ -1,14 +1,10 @@
 -- Ask the trainers to end with a checkpoint.
 --
---   KEYS[1] leases   sorted set, member id -> deadline in ms
---   KEYS[2] records  hash, member id -> JSON of the member
---   KEYS[3] beats    hash, member id -> its fence, times and state
---   KEYS[4] state    hash, the generation and all that is said of it
---   KEYS[5] events   stream of {event = JSON}
+--   KEYS: as listed in _group.lua
 --   ARGV[1] why
 --
--- Answers 1, or 0 when nobody is registered, or the job has ended. The group's clock goes on by a third of a lease with
--- each call at most, so of instances that are dead it may say 1 before it says 0.
+-- Answers 1, or 0 when no agent is registered, or the job has ended. The group's clock advances by at most a third of a
+-- lease per call, so if all agents are dead the first calls may still answer 1.
 
 if redis.call('EXISTS', KEYS[1]) == 1 then
   purge((tick(number('ttl'), 0)))

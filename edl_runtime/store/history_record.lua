@@ -1,12 +1,11 @@
--- Remember what is seen, unless there is nothing new to remember.
+-- Add a point to the history, unless nothing has changed.
 --
---   KEYS[1] history   stream of {point = JSON}, at most about so many as the last writer said
---   ARGV[1] JSON of the point, ARGV[2] ms in which there are two points at most, ARGV[3] ms after which one is added that
---   says the same, ARGV[4] how many are kept, ARGV[5] seconds that the stream outlives its last point
+--   KEYS[1] history   stream of {point = JSON}, at most about ARGV[4]
+--   ARGV[1] JSON of the point, ARGV[2] ms in which there are two points at most, ARGV[3] ms after which an
+--   unchanged point is added again, ARGV[4] how many are kept, ARGV[5] seconds that the stream outlives its last point
 --
--- Answers 1 if the point was added, else 0. Of many within ARGV[2] the first is kept, and the newest, which holds until
--- the next one: it takes the place of the one before. When Redis's clock was set back, what is new is added to the last
--- one's time.
+-- Answers 1 if the point was added, else 0. Of several within ARGV[2] the first and the newest are kept. When Redis's
+-- clock was set back, a new point gets the time of the last one.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,17 +1,10 @@
--- Note which step applied the last record of leased shards. Of all that are given, or of none.
+-- Record which step applied the last record of leased shards: of all that are given, or of none.
 --
---   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history,
---                     parts
---   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
---   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
---   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, not before the last commit's
---   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
---   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
---   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and the tickets
+--   KEYS: as listed in _ledger.lua
 --   ARGV[1] generation, ARGV[2] worker, ARGV[3] step, ARGV[4] 'TICKET START TICKET START ...'
 --
--- Answers {'ok'}, also when it was done already; {'missing'}; {'stale', generation}; {'lost', ticket} when another
--- worker has that lease, or nobody.
+-- Answers {'ok'}, also when it is repeated; {'missing'}; {'stale', generation}; {'lost', ticket} when the worker does not
+-- hold that lease.
 
 local state = read_state()
 local refused = refusal(state, ARGV[1])

@@ -1,17 +1,10 @@
--- Append shards to a stream. Those of numbers that it has already are passed over, so doing it twice is doing it once.
+-- Append shards to a stream. Shards that it already has are skipped, so the call can be repeated.
 --
---   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history,
---                     parts
---   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
---   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
---   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, not before the last commit's
---   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
---   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
---   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and the tickets
+--   KEYS: as listed in _ledger.lua
 --   ARGV[1] number of the first shard given, ARGV[2] on: their names
 --
 -- Answers {'ok'}; {'gap', added} when numbers before the first are missing; {'differs', number} when that number has
--- another name; {'closed', added} when there was to be no more.
+-- another name; {'closed', added} when the stream is closed.
 
 local state = read_state()
 local added, first = state.added or 0, tonumber(ARGV[1])

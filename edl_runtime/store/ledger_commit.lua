@@ -1,15 +1,8 @@
--- Tell what a checkpoint has to hold, and take what steps before its own finished for done.
+-- Return the state that a checkpoint has to hold, and mark what earlier steps finished as done.
 --
---   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history,
---                     parts
---   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
---   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
---   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, not before the last commit's
---   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
---   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
---   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and the tickets
---   ARGV[1] generation, ARGV[2] step of the checkpoint, then ticket, offset, ticket, offset, ...: what is applied of
---   the shards that are in hand
+--   KEYS: as listed in _ledger.lua
+--   ARGV[1] generation, ARGV[2] step of the checkpoint, then ticket, offset, ticket, offset, ...: how many
+--   records of the leased shards are applied
 --
 -- Answers {'ok', added, closed, epoch, next, dropped, failures as flat pairs, pending as flat pairs of ticket and
 -- offset}; {'missing'}; {'stale', generation}.
@@ -39,7 +32,7 @@ for _, acked in ipairs(acked_after(ARGV[2], positions)) do
   leave(acked[2], acked[3])
 end
 
--- Those of the step itself stay: the one that is told here may have applied it alone, and be lost before others have.
+-- Keep those of the step itself: this rank may be the only one that has applied it, and die before the others do.
 redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', '(' .. ARGV[2])
 redis.call('HSET', KEYS[1], 'committed', ARGV[2])
 keep()

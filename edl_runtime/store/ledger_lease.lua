@@ -1,19 +1,12 @@
--- Hand out tickets: first those that came back, then the next of the epoch; of the next epoch when all of one are
--- finished. Those of shards that were set aside are dropped on the way.
+-- Lease tickets: first returned ones, then the next of the epoch, then of the next epoch once this one is finished.
+-- Tickets of shards that were set aside are dropped on the way.
 --
---   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history,
---                     parts
---   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
---   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
---   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, not before the last commit's
---   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
---   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
---   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and the tickets
---   ARGV[1] generation, ARGV[2] worker, ARGV[3] how many at most, ARGV[4] number of the worker's call; with that of
---   its last one, whose answer it has not got, it gets the same answer
+--   KEYS: as listed in _ledger.lua
+--   ARGV[1] generation, ARGV[2] worker, ARGV[3] how many at most, ARGV[4] number of the worker's call: a repeated
+--   number gets the same answer, in case the first was lost
 --
--- Answers {'ok', 1 when there may be more later else 0, added, closed, 'TICKET START TICKET START ...'}: one text, for
--- clients take long to read many; {'missing'}; {'stale', generation}.
+-- Answers {'ok', 1 when there may be more later else 0, added, closed, 'TICKET START TICKET START ...'}: one
+-- text, because clients are slow to parse many; {'missing'}; {'stale', generation}.
 
 local state = read_state()
 local refused = refusal(state, ARGV[1])

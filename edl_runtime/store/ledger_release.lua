@@ -1,15 +1,8 @@
--- Take back the leases of workers that are gone, and what steps finished that no survivor has.
+-- End the leases of dead workers, and take back what was finished by steps that are not in the surviving model.
 --
---   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history,
---                     parts
---   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
---   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
---   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, not before the last commit's
---   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
---   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
---   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and the tickets
---   ARGV[1] generation, ARGV[2] last step of the surviving model, ARGV[3] reason if this counts as a failure of what
---   they held, else '', ARGV[4] how many workers are alive, then they, then ticket, offset, ticket, offset, ...
+--   KEYS: as listed in _ledger.lua
+--   ARGV[1] generation, ARGV[2] last step of the surviving model, ARGV[3] reason if this counts as a failure of their
+--   shards, else '', ARGV[4] how many workers are alive, then their names, then ticket, offset, ticket, offset, ...
 --
 -- Answers {'ok', how many came back}; {'missing'}; {'stale', generation}.
 

@@ -1,15 +1,7 @@
--- Make the ledger what a checkpoint says: all that was leased or acked since is to be leased again.
+-- Set the ledger to a checkpoint's state: what was leased or acked since is leased again. Shards added to a stream since
+-- then stay, and so do the failures, unless this is a new start.
 --
--- Shards that were added to a stream since then stay. So does what is known of failures, unless this is a new start.
---
---   KEYS[1] state     hash: generation, digest, added, closed, epochs, epoch, next, dropped, limit, committed, history,
---                     parts
---   KEYS[2] doing     hash, ticket -> "START WORKER": a lease, and the record that it began at
---   KEYS[3] back      sorted set, ticket -> record to begin at: leased before, and to be leased again
---   KEYS[4] acked     sorted set, "TICKET START" -> step that applied its last record, not before the last commit's
---   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
---   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
---   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and the tickets
+--   KEYS: as listed in _ledger.lua
 --   ARGV[1] generation, ARGV[2] epochs, ARGV[3] failures that set a shard aside, ARGV[4] '1' for a new start,
 --   ARGV[5] JSON of the state
 --

@@ -1,14 +1,8 @@
--- Read the members, and since when the news begins that a reader of the list has not had.
+-- Read the members, and the range of events that cover their changes.
 --
---   KEYS[1] leases    sorted set, member id -> deadline in ms
---   KEYS[2] records   hash, member id -> JSON of the member with its fence
---   KEYS[3] contract  string, JSON of the signature that all members share
---   KEYS[4] events    stream of {joined|left|expired = member id}
---   KEYS[5] fence     counter, the last fencing token
---   KEYS[6] reports   hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of the clock
---   KEYS[7] clock     hash: wall and clock, by which leases run, and changed: when somebody came or went
+--   KEYS: as listed in _registry.lua
 --
--- Answers {records, contract or '', ms until the first lease runs out or -1, id of the oldest event, of the newest};
+-- Answers {records, contract or '', ms until the first lease expires or -1, id of the oldest event, of the newest};
 -- '0-0' for both without events.
 
 local now = now_ms()

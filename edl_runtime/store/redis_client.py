@@ -126,8 +126,8 @@ def unavailable_if_lost(client: Redis) -> Iterator[None]:
 async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
     """Run `name`.lua of this folder on `keys` in one step and return its answer.
 
-    What scripts share stands in front: `_clock.lua`; `_history.lua` and `_group.lua` before `group_heartbeat`, if
-    there is such a file; `_purge.lua` before the registry's, which have names of one word. Raises MalformedRecordError,
+    Shared files are prepended: `_clock.lua` always, `_history.lua` and, for example, `_group.lua` for `group_heartbeat`,
+    `_registry.lua` for the registry's scripts, which have names of one word. Raises MalformedRecordError,
     RegistryUnavailableError.
     """
     with unavailable_if_lost(client), _malformed_if_misread(keys):
@@ -165,7 +165,7 @@ def _malformed_if_misread(keys: Sequence[str]) -> Iterator[None]:
 def _text(name: str) -> str:
     folder = resources.files("edl_runtime.store")
     family, one_of_many, _ = name.partition("_")
-    fronts = ["_history.lua", f"_{family}.lua"] if one_of_many else ["_purge.lua"]
+    fronts = ["_history.lua", f"_{family}.lua"] if one_of_many else ["_registry.lua"]
     parts = [folder / file for file in ["_clock.lua", *fronts, f"{name}.lua"]]
     return "".join(part.read_text(encoding="utf-8") for part in parts if part.is_file())
 

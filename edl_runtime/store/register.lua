@@ -1,17 +1,11 @@
--- Make someone a member, with a fencing token larger than all before it. An earlier member of the same id is replaced.
+-- Register a member, with a fencing token larger than all before it. Replaces an earlier member of the same id.
 --
---   KEYS[1] leases    sorted set, member id -> deadline in ms
---   KEYS[2] records   hash, member id -> JSON of the member with its fence
---   KEYS[3] contract  string, JSON of the signature that all members share
---   KEYS[4] events    stream of {joined|left|expired = member id}
---   KEYS[5] fence     counter, the last fencing token
---   KEYS[6] reports   hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of the clock
---   KEYS[7] clock     hash: wall and clock, by which leases run, and changed: when somebody came or went
+--   KEYS: as listed in _registry.lua
 --   ARGV[1] member id, ARGV[2] lease in ms, ARGV[3] JSON object of the member without fence,
 --   ARGV[4] JSON of its signature, '' for none
 --
--- Answers {1, fence}; or {0, contract, ms} when a contract of another text is kept by members whose leases, unless
--- renewed, have all run out in so many ms.
+-- Answers {1, fence}; or {0, contract, ms} when the members have another contract; their leases, unless renewed, will
+-- have expired in that many ms.
 
 local now = now_ms()
 purge(now)
@@ -26,7 +20,7 @@ if ARGV[4] ~= '' then
 end
 
 local fence = redis.call('INCR', KEYS[5])
-if fence == 1 then -- a new or long forgotten name: start at the clock, above every token that it may have had before
+if fence == 1 then -- a new or expired name: start from the clock, above every token that it may have had before
   fence = now
   redis.call('SET', KEYS[5], string.format('%.0f', fence))
 end

@@ -106,7 +106,7 @@ async def test_what_a_dead_job_has_held_is_free_when_its_lease_has_run_out(
     with capture_logs() as logs:
         async with held(client, job("other", namespace), tmp_path):
             pass
-    for key in keys.place_keys(storage_at(str(tmp_path)).identity()):
+    for key in keys.checkpoint_lease(storage_at(str(tmp_path)).identity()):
         assert await client.ttl(key) != -1
     (said,) = logs
     assert 0 < said.pop("at_most_s") <= 0.3
@@ -117,7 +117,7 @@ async def test_what_a_dead_job_has_held_is_free_when_its_lease_has_run_out(
 async def test_a_place_that_redis_has_lost_is_held_again(client: Redis, namespace: str, tmp_path: Path) -> None:
     """A job whose place another one took meanwhile is told once, goes on, and has it again when that has ended."""
     stolen: list[EdlError] = []
-    leases, holder = both = keys.place_keys(storage_at(str(tmp_path)).identity())
+    leases, holder = both = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
 
     async def comes_back() -> None:
         await client.delete(*both)
@@ -145,7 +145,7 @@ async def test_a_place_is_held_while_redis_is_away(own_redis: RedisServer, names
         await asyncio.to_thread(own_redis.stop)
         await asyncio.sleep(0.1)  # several looks
         await asyncio.to_thread(own_redis.start)
-        leases, _ = keys.place_keys(storage_at(str(tmp_path)).identity())
+        leases, _ = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
         while not await _exists(client, leases):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await refusal(client, job("other", namespace), tmp_path)
@@ -224,7 +224,7 @@ async def test_a_folder_that_takes_the_place_of_a_held_one_is_held(
                 (tmp_path / "copy").rename(kept)
             while not kept.exists() or not (kept / FILE).exists():  # noqa: ASYNC110 - a folder tells nobody
                 await asyncio.sleep(0.01)
-            leases, _ = keys.place_keys(identity := storage_at(str(kept)).identity())
+            leases, _ = keys.checkpoint_lease(identity := storage_at(str(kept)).identity())
             while not await client.exists(leases):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert identity != before
@@ -239,13 +239,13 @@ async def test_keys_of_another_type_are_told_of_and_nothing_ends_by_them(
 ) -> None:
     """Once, until they are gone and the place is held again; who comes meanwhile is told, too."""
     lost: list[EdlError] = []
-    leases, holder = keys.place_keys(storage_at(str(tmp_path)).identity())
+    leases, holder = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
     async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace), tmp_path, lost.append):
         for key in (leases, holder):
             await client.set(key, "what is this?")
             while not lost:  # noqa: ASYNC110 - a lease tells nobody
                 await asyncio.sleep(0.01)
-            with pytest.raises(MalformedRecordError, match="place/"):
+            with pytest.raises(MalformedRecordError, match="checkpoint-folder/"):
                 await FolderLease(client, job("nightly", namespace), str(tmp_path)).take()
             await asyncio.sleep(0.1)  # several more looks
             assert [type(error) for error in lost] == [MalformedRecordError]
@@ -267,7 +267,7 @@ async def test_a_place_that_can_not_be_used_is_said_to_be(client: Redis, namespa
 async def test_a_holder_of_another_version_is_a_holder(client: Redis, namespace: str, tmp_path: Path) -> None:
     """Who it is nobody knows, but its place is not taken from it."""
     async with held(client, job("first", namespace), tmp_path):
-        place_keys = keys.place_keys(storage_at(str(tmp_path)).identity())
-        await client.hset(place_keys[1], "about", '{"owner": "first"}')
+        lease_keys = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
+        await client.hset(lease_keys[1], "about", '{"owner": "first"}')
         with pytest.raises(CheckpointHeldError, match="one of another version"):
             await FolderLease(client, job("second", namespace), str(tmp_path)).take()

@@ -48,8 +48,8 @@ async def test_pools_become_as_large_as_their_students_need(
             service = Service(namespace, "wanted", "students" if report is WAITS else "teachers")
             await held.enter_async_context(hold_lease(client, service, Member(id=name, address="h:1"), ttl_s=600))
             said = {"at": time.time(), **msgspec.to_builtins(report)}
-            await client.hset(keys.reports(service), name, msgspec.json.encode(said))
-            await client.hdel(keys.clock(service), "changed")  # so it has been there for long
+            await client.hset(keys.service_key(service, "reports"), name, msgspec.json.encode(said))
+            await client.hdel(keys.service_key(service, "clock"), "changed")  # so it has been there for long
         done = await rescale(backend, client, namespace, RescalingRules())
     assert backend.wanted == {"wanted": 4, "unwanted": 1}
     assert "students wait 50 % of the time, teachers are busy 100 %" in done.plan.targets[1].reason

@@ -56,24 +56,24 @@ async def test_a_place_whose_keys_a_user_of_redis_may_not_use_is_waited_for_and_
         url = f"redis://team:word@127.0.0.1:{own_redis.port}/0"
         async with connect(url) as client, holding(client, tmp_path, notes.put_nowait) as (mine, changed):
             note = await notes.get()
-            assert "edl:{place/" in note
+            assert "edl:{checkpoint-folder/" in note
             assert "permission" in note
             assert not mine.are_held
             await asyncio.sleep(0.1)  # several more tries
             assert notes.empty()
-            await admin.execute_command("ACL", "SETUSER", "team", "~edl:{place/*")
+            await admin.execute_command("ACL", "SETUSER", "team", "~edl:{checkpoint-folder/*")
             await changed.wait()
             assert mine.are_held
 
 
 async def test_a_place_of_which_redis_has_something_else_is_refused(client: Redis, tmp_path: Path) -> None:
     """The job is to fail with where that is."""
-    leases, holder = keys.place_keys(storage_at(str(tmp_path)).identity())
+    leases, holder = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
     await client.set(holder, "what is this?")
     async with holding(client, tmp_path, lambda _: None) as (mine, changed):
         await changed.wait()
         (error,) = mine.take_conflicts()
         assert isinstance(error, MalformedRecordError)
-        assert "place/" in str(error)
+        assert "checkpoint-folder/" in str(error)
         assert "delete the key" in str(error)
     await client.delete(leases, holder)

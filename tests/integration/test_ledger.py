@@ -274,9 +274,9 @@ async def test_what_cannot_be_a_stream_s_next_shard_is_refused(ledger_of: Make) 
     """A gap, another shard of a number that is taken, and anything after the end."""
     ledger = ledger_of(shards=None)
     await ledger.add(ABC, first=0)
-    with pytest.raises(StreamError, match="it has 3, and those up to number 4 come first"):
+    with pytest.raises(StreamError, match="it has 3, so number 4 is missing"):
         await ledger.add(["f"], first=5)
-    with pytest.raises(StreamError, match="number 1 is another one already"):
+    with pytest.raises(StreamError, match="number 1 is another shard"):
         await ledger.add(["x"], first=1)
     await ledger.close_stream()
     with pytest.raises(StreamError, match="it was closed with 3"):
@@ -382,7 +382,7 @@ async def test_a_stream_that_lacks_a_part_keeps_its_shards_if_their_names_are_th
     await client.delete(keys.ledger_keys(namespace, "job")[PARTS.index("names")])
     with pytest.raises(StaleGenerationError):
         await ledger_of("ghost", shards=None).restore(state, 1)
-    with pytest.raises(StreamError, match="it has 0, and those up to number 7 come first"):
+    with pytest.raises(StreamError, match="it has 0, so number 7 is missing"):
         await ledger.add(["i"], first=8)
     await ledger.restore(state, 3)
     await ledger.add(list("abcdefghi"), first=0)
@@ -474,7 +474,7 @@ async def test_names_that_are_gone_since_the_answer_are_not_left_out(
     ledger = ledger_of(shards=None)
     await ledger.add(ABC, first=0)
     await ledger.restore(None, 1)
-    await client.hdel(keys.ledger_names(namespace, "job"), "1")
+    await client.hdel(keys.ledger_keys(namespace, "job")[PARTS.index("names")], "1")
     for ask in (lambda: ledger.lease(2), lambda: ledger.commit(0, {})):
         with pytest.raises(LedgerMissingError):
             await ask()
@@ -520,9 +520,9 @@ def test_a_script_waits_for_redis_and_says_what_for(own_redis: RedisServer) -> N
         ledger.restore(None, 1)
         assert ledger.generation == 1
         assert [shard.name for shard in ledger.lease(5) or []] == ["a"]
-    assert [(entry["event"], entry.get("to")) for entry in logs] == [
-        ("ledger.waits", "add shards"),
-        ("ledger.goes_on", None),
+    assert [(entry["event"], entry.get("call")) for entry in logs] == [
+        ("ledger.unavailable", "add"),
+        ("ledger.recovered", None),
     ]
 
 

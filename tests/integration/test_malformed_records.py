@@ -52,14 +52,14 @@ async def quarantined(client: Redis, namespace: str, nonsense: str) -> Any:
 async def demanded(client: Redis, namespace: str, nonsense: str) -> Any:
     service = Service(namespace, "p")
     async with hold_lease(client, service, Member(id="t0", address="h:1"), ttl_s=600.0):
-        await client.hset(keys.reports(service), "t0", nonsense)
+        await client.hset(keys.service_key(service, "reports"), "t0", nonsense)
         return [one for one in (await read_demands(client, namespace, ["p"]))["p"].teachers.values() if one]
 
 
 async def member(client: Redis, namespace: str, nonsense: str) -> Any:
     service = Service(namespace, "p")
     async with hold_lease(client, service, Member(id="t0", address="h:1"), ttl_s=600.0):
-        await client.hset(keys.records(service), "t0", nonsense)
+        await client.hset(keys.service_key(service, "records"), "t0", nonsense)
         return await Directory(client, namespace).members("p", "teachers")
 
 
@@ -92,10 +92,10 @@ async def test_a_key_of_another_type_is_named(client: Redis, namespace: str) -> 
     """By those of the script that meets it, whether it is asked alone or with others."""
     service = Service(namespace, "p")
     async with hold_lease(client, service, Member(id="t0", address="h:1"), ttl_s=600.0):
-        await client.set(keys.records(service), "?")
-        await client.set(keys.reports(service), "?")
+        await client.set(keys.service_key(service, "records"), "?")
+        await client.set(keys.service_key(service, "reports"), "?")
         for look in (Directory(client, namespace).members("p"), read_demands(client, namespace, ["p"])):
             with pytest.raises(MalformedRecordError, match="WRONGTYPE") as caught:
                 await look
             assert caught.value.key.startswith(f"edl:{{{namespace}/p}}:")
-        await client.delete(keys.records(service), keys.reports(service))
+        await client.delete(keys.service_key(service, "records"), keys.service_key(service, "reports"))

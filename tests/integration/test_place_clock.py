@@ -33,7 +33,7 @@ async def client(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Asy
 async def hold(client: Redis, job: str) -> list[Any]:
     """Take or renew a lease for a process of the job; return what stands against it."""
     words = [f"{job}-0", round(TTL_S * 1000), job, job]
-    answer: list[Any] = await run_script(client, "place_hold", keys.place_keys("/kept"), words)
+    answer: list[Any] = await run_script(client, "checkpoint_lease", keys.checkpoint_lease("/kept"), words)
     return answer
 
 

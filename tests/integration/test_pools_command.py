@@ -66,7 +66,7 @@ def reported(populated: dict[str, str]) -> dict[str, str]:
             roles: list[tuple[Role, str, msgspec.Struct]] = [("teachers", "t0", BUSY), ("students", "s0", WAITING)]
             for role, member, report in roles:
                 service = Service(namespace, "digits", role)
-                [record] = await client.hmget(keys.records(service), [member])
+                [record] = await client.hmget(keys.service_key(service, "records"), [member])
                 fence = msgspec.json.decode(record)["fence"]
                 words = [member, fence, 600_000, msgspec.json.encode(report).decode(), ""]
                 assert await run_script(client, "renew", keys.service_keys(service), words) == str(fence)

@@ -181,7 +181,7 @@ async def test_a_redis_that_refuses_writes_is_ridden_out(
             shown = asyncio.create_task(shown_until_anew(watch, leases))
             await asyncio.sleep(0)
             async with client.pipeline(transaction=True) as at_once:  # leases that can't be renewed any more
-                at_once.zadd(keys.leases(Service("n", "pool")), {"a": 1, "b": 1})
+                at_once.zadd(keys.service_key(Service("n", "pool"), "leases"), {"a": 1, "b": 1})
                 at_once.config_set("min-replicas-to-write", 1)
                 await at_once.execute()
             with pytest.raises(RegistryUnavailableError, match=f"127.0.0.1:{own_redis.port} .*NOREPLICAS"):

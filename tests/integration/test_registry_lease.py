@@ -100,8 +100,8 @@ async def test_a_pool_that_is_joined_while_it_is_struck_off_stays_listed(pool: P
 async def test_a_lease_is_renewed_until_it_ran_out_and_then_taken_anew_with_a_larger_fence(pool: Pool) -> None:
     """Renewing puts its end off; a holder that was stopped for too long is a new member, and its old token is void."""
     async with pool.hold() as lease, asyncio.timeout(100):
-        before, ends_at = lease.fence, await pool.client.zscore(keys.leases(pool.service), "a")
-        while await pool.client.zscore(keys.leases(pool.service), "a") == ends_at:  # noqa: ASYNC110 - Redis tells nobody
+        before, ends_at = lease.fence, await pool.client.zscore(keys.service_key(pool.service, "leases"), "a")
+        while await pool.client.zscore(keys.service_key(pool.service, "leases"), "a") == ends_at:  # noqa: ASYNC110 - Redis tells nobody
             await asyncio.sleep(0.01)
         assert lease.fence == before
         await pool.run("release", ["a", before])
@@ -140,11 +140,15 @@ async def test_what_expires_goes_a_day_after_the_members_and_no_earlier(
 ) -> None:
     """All of it stays as long as members do, for renewing puts its end off; the counter, news and clock stay longer."""
     monkeypatch.setattr(lease_module, "ADD_TO_POOL_LIST_EVERY_S", 0.0)
-    kept = [keys.events(pool.service), keys.fence(pool.service), keys.clock(pool.service)]
+    kept = [
+        keys.service_key(pool.service, "events"),
+        keys.service_key(pool.service, "fence"),
+        keys.service_key(pool.service, "clock"),
+    ]
     async with pool.hold() as lease, asyncio.timeout(100):
         fence = lease.fence
         there = [*kept, *map(str, await pool.client.keys(f"*{{{pool.service.namespace}*"))]
-        assert set(there) > {keys.leases(pool.service), keys.pools(pool.service.namespace)}
+        assert set(there) > {keys.service_key(pool.service, "leases"), keys.pools(pool.service.namespace)}
         for key in there:
             await pool.client.expire(key, 60)
         while min([await pool.client.ttl(key) for key in there]) <= 60:  # noqa: ASYNC110 - Redis tells nobody
@@ -162,7 +166,7 @@ async def test_without_what_expires_tokens_still_grow_and_watchers_see_all(pool:
         asyncio.timeout(100),
     ):
         assert [member.id for member in await anext(changes)] == ["a"]
-        await pool.client.delete(keys.events(pool.service), keys.fence(pool.service))
+        await pool.client.delete(keys.service_key(pool.service, "events"), keys.service_key(pool.service, "fence"))
         await asyncio.sleep(0.01)  # Redis's clock counts in ms
         async with pool.hold("b") as second:
             assert second.fence > lease.fence
@@ -214,9 +218,9 @@ async def test_a_pool_taken_over_by_another_model_refuses_those_who_come_back(po
     async with pool.hold() as lease:
         async with pool.client.pipeline(transaction=True) as at_once:
             at_once.delete(*keys.service_keys(pool.service))
-            at_once.zadd(keys.leases(pool.service), {"b": 9e12})
-            at_once.hset(keys.records(pool.service), "b", record)
-            at_once.set(keys.contract(pool.service), contract)
+            at_once.zadd(keys.service_key(pool.service, "leases"), {"b": 9e12})
+            at_once.hset(keys.service_key(pool.service, "records"), "b", record)
+            at_once.set(keys.service_key(pool.service, "contract"), contract)
             await at_once.execute()
         assert isinstance(await asyncio.wait_for(lease.refused(), 100), PoolMismatchError)
         assert await pool.ids() == ["b"]
@@ -279,7 +283,7 @@ async def test_a_redis_that_can_not_be_used_is_said_so_at_once(url: str, redis_u
 async def test_a_contract_that_nobody_can_read_refuses_teachers_by_its_name(pool: Pool) -> None:
     """Others see the pool without its model."""
     async with pool.hold("a"):
-        await pool.client.set(keys.contract(pool.service), '{"name": 7}')
+        await pool.client.set(keys.service_key(pool.service, "contract"), '{"name": 7}')
         assert await pool.directory.contract("pool") is None
         with pytest.raises(MalformedRecordError, match="contract"):
             async with pool.hold("b", LETTERS):

@@ -108,7 +108,7 @@ async def test_reports_come_with_the_beat_and_go_with_the_lease(client: Redis, n
             "q": PoolDemand(teachers={"t2": None}),
         }
     assert await said(client, namespace, "p") == {"p": PoolDemand()}
-    assert await client.exists(keys.reports(teachers), keys.reports(students)) == 0
+    assert await client.exists(keys.service_key(teachers, "reports"), keys.service_key(students, "reports")) == 0
 
 
 async def test_a_dead_member_s_report_is_gone_with_it(client: Redis, namespace: str) -> None:
@@ -127,11 +127,15 @@ async def test_an_old_or_unreadable_report_is_none(client: Redis, namespace: str
     seconds, micros = await client.time()
     now_s = seconds + micros / 1e6
     async with hold(client, service, Member(id="t0", address="h:1")):
-        await client.hset(keys.reports(service), "t0", f'{{"at":{now_s - STALE_AFTER_S - 1},"busy":0.5,"over_s":10}}')
+        await client.hset(
+            keys.service_key(service, "reports"), "t0", f'{{"at":{now_s - STALE_AFTER_S - 1},"busy":0.5,"over_s":10}}'
+        )
         assert await said(client, namespace, "p") == {"p": PoolDemand(teachers={"t0": None})}
-        await client.hset(keys.reports(service), "t0", f'{{"at":{now_s},"busy":"much"}}')
+        await client.hset(keys.service_key(service, "reports"), "t0", f'{{"at":{now_s},"busy":"much"}}')
         assert await said(client, namespace, "p") == {"p": PoolDemand(teachers={"t0": None})}
-        await client.hset(keys.reports(service), "t0", f'{{"at":{now_s},"busy":0.5,"over_s":10,"new":1}}')
+        await client.hset(
+            keys.service_key(service, "reports"), "t0", f'{{"at":{now_s},"busy":0.5,"over_s":10,"new":1}}'
+        )
         found = (await read_demands(client, namespace, ["p"]))["p"]
         assert found.busy == 0.5
 
@@ -140,10 +144,10 @@ async def test_it_is_known_when_somebody_last_came_or_went(client: Redis, namesp
     """Of either role, by the clock of their leases; of a pool that there never was, nobody has."""
     service = Service(namespace, "p")
     seconds, _ = await client.time()
-    await client.hset(keys.clock(service), "changed", str(1000 * (seconds - 3600)))
+    await client.hset(keys.service_key(service, "clock"), "changed", str(1000 * (seconds - 3600)))
     async with hold(client, Service(namespace, "p", "students"), Member(id="s0", address="h:2")):
         assert (await read_demands(client, namespace, ["p"]))["p"].settled_s < 3600
-        await client.delete(keys.clock(Service(namespace, "p", "students")))
+        await client.delete(keys.service_key(Service(namespace, "p", "students"), "clock"))
         assert (await read_demands(client, namespace, ["p"]))["p"].settled_s >= 3600
         assert (await read_demands(client, namespace, ["q"]))["q"].settled_s == math.inf
         assert await read_demands(client, namespace, []) == {}

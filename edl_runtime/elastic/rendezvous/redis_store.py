@@ -147,7 +147,7 @@ class RendezvousStore:
         `generation`: the one assigned to it, 0 for none. `step`: the job's; one above that of all failures before is
         progress, and so is `progress` itself. Raises RegistryUnavailableError.
         """
-        return int(await self._run("fall", generation, step, int(progress)))
+        return int(await self._run("failure", generation, step, int(progress)))
 
     async def announce(self, event: Event) -> bool:
         """Add to the job's events, and return True; "waiting" and "saved" only when the last such event was another.

@@ -1,17 +1,16 @@
--- Stands at the head of every script: how long all is kept, and who has run out.
+-- Prepended to every script of the registry: how long its keys are kept, and which leases have expired.
 --
--- Each script's keys are those of one service (a pool's teachers or students):
+-- The keys are those of one service (a pool's teachers or students):
 --   KEYS[1] leases    sorted set, member id -> deadline in ms of the clock
 --   KEYS[2] records   hash, member id -> JSON of the member, beginning {"fence":N,
 --   KEYS[3] contract  string, JSON of the signature that all members share; gone with the last member
 --   KEYS[4] events    stream of {joined|left|expired = member id}, the last 1,000 or so
 --   KEYS[5] fence     counter, the last fencing token
 --   KEYS[6] reports   hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of the clock
---   KEYS[7] clock     hash: wall and clock, by which leases run, and changed: when somebody came or went
+--   KEYS[7] clock     hash: wall and clock, by which leases run, and changed: when a member last joined or left
 
--- All is kept for a day from its last use, also when nobody is left to strike the members off, so that a name that is
--- used again finds its tokens and news, and names of one run don't pile up. Even later a token is larger than all before
--- it, for the first one is the clock.
+-- Keys expire a day after their last use, so the names of past runs don't pile up. A fence that has expired starts again
+-- from the clock, so it is still larger than every earlier one.
 local function keep()
   for _, key in ipairs(KEYS) do
     redis.call('EXPIRE', key, 86400)

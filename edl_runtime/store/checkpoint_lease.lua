@@ -1,11 +1,11 @@
--- Hold a place of checkpoints for an instance of a job, or put off the end of that. One job at a time holds a place.
+-- Take or renew an instance's lease of a checkpoint folder. One job at a time holds a folder.
 --
 --   KEYS[1] leases  sorted set, member id -> deadline in ms of the clock
---   KEYS[2] holder  hash: job, and about, JSON of it; wall and clock, by which leases run
+--   KEYS[2] holder  hash: job, and about, JSON of it; wall and clock, the clock of the leases
 --   ARGV[1] member id, ARGV[2] lease in ms, ARGV[3] the job, ARGV[4] JSON of it
 --
--- Answers {} when the job holds the place; else the JSON of the job that does, the last deadline of its members, and in
--- how many ms that is. Both keys are kept for a day from the last use.
+-- Answers {} when the job holds the folder; else the JSON of the job that does, the last deadline of its members, and in
+-- how many ms that is. Both keys expire a day after their last use.
 
 local now = tick_of(KEYS[2], math.huge, 0)
 
