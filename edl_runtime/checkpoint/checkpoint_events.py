@@ -1,7 +1,7 @@
-"""Events of saved checkpoints: published by the agent that wrote one, read by whoever waits for it.
+"""Events of saved checkpoints: published by the agent that wrote one, read by sensors and triggers.
 
-A *stream* of them is named by whoever starts the job, so it can outlive the job: that of a DAG's task continues from
-run to run. It says what was written when, not what can still be loaded: that is `CheckpointStore`'s to tell.
+Events are in *streams*. The job is given the name of its stream, so a stream can outlive the job: that of an Airflow
+task continues from run to run. It lists what was saved; `CheckpointStore` lists what can still be loaded.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 MAX_KEPT = 1000
-"""So many of a stream are kept, or a few more."""
+"""About so many events of a stream are kept."""
 
 KEPT_S = 30 * 24 * 3600
 """How long a stream outlives its last checkpoint."""
 
 MAX_BLOCK_MS = 1000
-"""`after` blocks no longer, whatever it is asked: the client takes a longer silence for a Redis that is away."""
+"""Most that `after` blocks: the client would take a longer wait for an outage of Redis."""
 
 START = "0-0"
-"""What every checkpoint of a stream has landed after."""
+"""The id before all events of a stream."""
 
-_FIELD = "landed"
+_FIELD = "saved"
 
 log = get_logger(__name__)
 
 
 class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that is complete.
+    """A complete checkpoint.
 
-    - `job`: which job wrote it; `generation`, `step`, `epoch`: when in its training.
-    - `url`: of the checkpoint itself, and not of the place where the job keeps all of them.
-    - `metrics`: what the script said last by `run.metrics`.
+    - `job`: the job that wrote it; `generation`, `step`, `epoch`: when in its training.
+    - `url`: of the checkpoint itself, not of the folder of all checkpoints.
+    - `metrics`: the last values given to `run.metrics`.
     - `at`: Unix seconds of the writer's clock.
     """
 
@@ -56,12 +56,12 @@ class SavedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 _decoder = JsonDecoder(SavedCheckpoint)
 
 
-async def publish(client: Redis, namespace: str, stream: str, landed: SavedCheckpoint) -> None:
+async def publish(client: Redis, namespace: str, stream: str, saved: SavedCheckpoint) -> None:
     """Add a checkpoint to the stream. Raises RegistryUnavailableError."""
     key = keys.checkpoints(namespace, stream)
     with unavailable_if_lost(client):
         async with client.pipeline(transaction=True) as both:
-            both.xadd(key, {_FIELD: msgspec.json.encode(landed)}, maxlen=MAX_KEPT, approximate=True)
+            both.xadd(key, {_FIELD: msgspec.json.encode(saved)}, maxlen=MAX_KEPT, approximate=True)
             both.expire(key, KEPT_S)
             await both.execute()
 
@@ -69,18 +69,18 @@ async def publish(client: Redis, namespace: str, stream: str, landed: SavedCheck
 async def newest(
     client: Redis, namespace: str, stream: str, *, job: str = "", since: float = 0.0
 ) -> SavedCheckpoint | None:
-    """Return the last one to have landed, None if there is none.
+    """Return the last checkpoint of `job` (of any job by default) saved at `since` (Unix seconds) or later, or None.
 
-    Of `job` alone, if one is named, and not complete before `since` (Unix seconds). Raises RegistryUnavailableError.
+    Raises RegistryUnavailableError.
     """
     with unavailable_if_lost(client):
         entries: Any = await client.xrevrange(keys.checkpoints(namespace, stream))
     found = (_decode_entry(entry)[1] for entry in entries)
-    return next((one for one in found if one and job in ("", one.job) and one.at >= since), None)
+    return next((saved for saved in found if saved and job in ("", saved.job) and saved.at >= since), None)
 
 
 async def end(client: Redis, namespace: str, stream: str) -> str:
-    """Return the id after which nothing has landed yet; see `after`. Raises RegistryUnavailableError."""
+    """Return the id of the stream's last event, for `after`. Raises RegistryUnavailableError."""
     with unavailable_if_lost(client):
         entries: Any = await client.xrevrange(keys.checkpoints(namespace, stream), count=1)
     return str(entries[0][0]) if entries else START
@@ -89,10 +89,10 @@ async def end(client: Redis, namespace: str, stream: str) -> str:
 async def after(
     client: Redis, namespace: str, stream: str, last_id: str = START, *, block_ms: int = MAX_BLOCK_MS
 ) -> list[tuple[str, SavedCheckpoint | None]]:
-    """Return what has landed since `last_id`, oldest first, each with its id: the `last_id` of the next call.
+    """Return the events after `last_id`, oldest first, each with its id: the `last_id` of the next call.
 
-    None stands for what can't be read, as of another version: it is to be passed by. Waits for something to land,
-    `block_ms` at most; 0 does not wait. Raises RegistryUnavailableError.
+    An event that can't be read, as of another version, is None. Waits up to `block_ms` for an event; 0 does not wait.
+    Raises RegistryUnavailableError.
     """
     key = keys.checkpoints(namespace, stream)
     block = min(block_ms, MAX_BLOCK_MS) or None
@@ -107,5 +107,5 @@ def _decode_entry(entry: Any) -> tuple[str, SavedCheckpoint | None]:
     try:
         return entry_id, _decoder.decode(content)
     except msgspec.DecodeError as error:
-        log.warning("landed.unreadable", id=entry_id, content=content[:200], cause=str(error))
+        log.warning("saved_checkpoint.unreadable", id=entry_id, content=content[:200], cause=str(error))
         return entry_id, None

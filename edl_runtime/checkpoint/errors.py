@@ -1,4 +1,4 @@
-"""Errors of checkpoints and of where they are kept."""
+"""Errors of checkpoints and their storage."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ class CheckpointError(EdlError):
 
 @dataclass(eq=False, repr=False)
 class CheckpointStoreError(CheckpointError):
-    """Raised when the place where checkpoints are kept can't be used: no permission, no room, nobody answers."""
+    """Raised when a checkpoint folder can't be used: no permission, no space, or the store does not answer."""
 
     url: str
     cause: str
 
     def __str__(self) -> str:
         return (
-            f"checkpoints can't be kept at {self.url} ({self.cause}); check that this process may read and write there "
-            "and that there is room, or name another place (EDL_CHECKPOINT)"
+            f"checkpoint folder {self.url} can't be used ({self.cause}); check that this process may read and write "
+            "there and that there is space, or use another folder (EDL_CHECKPOINT)"
         )
 
 
 @dataclass(eq=False, repr=False)
 class CheckpointHeldError(CheckpointError, ValueError):
-    """Raised when a job is to keep checkpoints where another job that runs keeps its own.
+    """Raised when a checkpoint folder is in use by another running job.
 
-    - `url`: that place. `job`: the other one, in `namespace`; `since` when it keeps them there.
-    - `task`: "DAG/TASK" of Airflow that has started it, empty for no task.
-    - `process`: who holds it, in words, where that is no job: `job` is empty then.
+    - `url`: the folder. `job`: the other job, in `namespace`; `since`: when it took the folder.
+    - `task`: "DAG/TASK" of Airflow that started it; empty without a task.
+    - `process`: the process that holds the folder, as text, if it belongs to no job; `job` is empty then.
     """
 
     url: str
@@ -45,19 +45,19 @@ class CheckpointHeldError(CheckpointError, ValueError):
 
     def __str__(self) -> str:
         task = f"of the Airflow task {self.task!r}, " if self.task else ""
-        who = f"job {self.job!r} ({task}in namespace {self.namespace!r})"
+        holder = f"job {self.job!r} ({task}in namespace {self.namespace!r})"
         stop = f"that job with `edl stop {self.job}`"
         if not self.job:
-            who, stop = self.process, "that one"
+            holder, stop = self.process, "that process"
         return (
-            f"{who} keeps its checkpoints at {self.url} since "
-            f"{self.since:%Y-%m-%d %H:%M:%S}, and two jobs would overwrite each other's there: name another place "
-            f"(EDL_CHECKPOINT), stop {stop}, or start this one again when it has ended"
+            f"{holder} has used the checkpoint folder {self.url} since {self.since:%Y-%m-%d %H:%M:%S}, and two jobs "
+            f"would overwrite each other's checkpoints: use another folder (EDL_CHECKPOINT), stop {stop}, or start "
+            "this job when it has ended"
         )
 
 
 class MissingExtraError(CheckpointStoreError):
-    """Raised when checkpoints are to be kept where only an optional package can write."""
+    """Raised when a checkpoint folder needs an optional package."""
 
     def __init__(self, url: str, extra: str, cause: str) -> None:
         super().__init__(url, cause)
@@ -65,14 +65,14 @@ class MissingExtraError(CheckpointStoreError):
         self.extra = extra
 
     def __str__(self) -> str:
-        return f"checkpoints at {self.url} need {self.extra}: {self.cause}"
+        return f"checkpoint folder {self.url} needs {self.extra}: {self.cause}"
 
 
 @dataclass(eq=False, repr=False)
 class UnreadableCheckpointError(CheckpointError):
-    """Raised when what is in a checkpoint's folder can't be loaded. `state`: what it is; `problem`: why it is that.
+    """Raised when a checkpoint can't be loaded; `problem` says why.
 
-    If it `is_draft` it has never been finished: it is being written, or its writer has died.
+    If it `is_draft`, it was never finished: it is being written, or its writer has died.
     """
 
     state: ClassVar[str]
@@ -86,25 +86,25 @@ class UnreadableCheckpointError(CheckpointError):
 
 
 class DamagedCheckpointError(UnreadableCheckpointError):
-    """Raised when a checkpoint is not what was written: `problem` says which file, and how."""
+    """Raised when a checkpoint differs from what was written; `problem` says which file and how."""
 
     state = "damaged"
 
 
 class UnfinishedCheckpointError(UnreadableCheckpointError):
-    """Raised when a checkpoint has no manifest: it is a draft, or is being removed, or has lost its manifest."""
+    """Raised when a checkpoint has no manifest: it is a draft, is being removed, or has lost its manifest."""
 
     state = "unfinished"
 
     def __init__(self, url: str, *, is_draft: bool) -> None:
         draft = "it has no manifest.json yet: it is being written, or its writer has died"
-        other = "its manifest.json is gone: it is being removed, or somebody has taken the manifest away"
+        other = "its manifest.json is gone: it is being removed, or the manifest was deleted"
         super().__init__(url, draft if is_draft else other)
         self.is_draft = is_draft
 
 
 class UnknownFormatError(UnreadableCheckpointError, ValueError):
-    """Raised when another version has written a checkpoint, in a format (`found`) that is not the one `known` here."""
+    """Raised when another version wrote a checkpoint, in a format (`found`) other than the `known` one."""
 
     state = "of an unknown format"
 
@@ -115,17 +115,14 @@ class UnknownFormatError(UnreadableCheckpointError, ValueError):
         self.known = known
 
     def __str__(self) -> str:
-        return (
-            f"{super().__str__()}; go on with the version of edl-airflow that wrote it, or name another place "
-            "(EDL_CHECKPOINT)"
-        )
+        return f"{super().__str__()}; use the version of edl-airflow that wrote it, or another folder (EDL_CHECKPOINT)"
 
 
 @dataclass(eq=False, repr=False)
 class NoWholeCheckpointError(CheckpointError, ValueError):
-    """Raised when all finished checkpoints at a place are damaged: a training would begin anew as if there were none.
+    """Raised when all finished checkpoints in a folder are damaged, so that training would start from scratch.
 
-    One that has lost its manifest is damaged, too. `first`: what is wrong with the newest of them.
+    One that has lost its manifest counts as damaged. `first`: the error of the newest.
     """
 
     url: str
@@ -134,7 +131,7 @@ class NoWholeCheckpointError(CheckpointError, ValueError):
 
     def __str__(self) -> str:
         return (
-            f"no checkpoint at {self.url} is whole, {self.damaged} damaged: {self.first}. See "
-            f"`edl checkpoints verify {self.url}`; to begin anew remove them, or name another place (EDL_CHECKPOINT); "
-            "to go on bring back what is missing, as from a copy"
+            f"no checkpoint at {self.url} is intact, {self.damaged} damaged: {self.first}. See "
+            f"`edl checkpoints verify {self.url}`; restore the missing files from a copy, or remove the checkpoints or "
+            "use another folder (EDL_CHECKPOINT) to start from scratch"
         )

@@ -1,6 +1,6 @@
-"""The format of a checkpoint: a snapshot as a folder of safetensors files, one JSON file, and the manifest.
+"""The format of a checkpoint: a folder of safetensors files, one JSON file, and the manifest.
 
-The manifest is written last; a folder without one is no checkpoint.
+The manifest is written last; a folder without one is not a checkpoint.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from edl_runtime.checkpoint.storage import DRAFT, MANIFEST, Storage, with_retrie
 from edl_runtime.errors import SpecError
 
 Arrays: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
-"""Arrays by group ("model", "optimizer") and name. A group's name is one of a file: a-z, 0-9, '_' and '-'."""
+"""Arrays by group ("model", "optimizer") and name. A group's name is part of a file name: a-z, 0-9, '_' and '-'."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
-    - `generation`, `step`: which training it is of, and after how many of its steps. They order checkpoints.
-    - `arrays`: may be views of memory that the next step changes: whoever takes the snapshot copies them. bfloat16
-      comes and goes as uint16, as Paddle's own `numpy()` and `set_value` have it.
-    - `extra`: all else, as JSON: cursor, learning rate, state of random numbers, ledger.
-    - `world_size`, `epoch`, `metrics`: for whoever looks at checkpoints without loading them.
+    - `generation`, `step`: order checkpoints.
+    - `arrays`: may be views of memory that the next step changes; copy them before. bfloat16 is represented as uint16,
+      as in Paddle's `numpy()` and `set_value`.
+    - `extra`: everything else, as JSON: cursor, learning rate, random state, ledger.
+    - `world_size`, `epoch`, `metrics`: shown without loading the checkpoint.
     """
 
     generation: int
@@ -50,34 +50,31 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
-# The manifest: what a checkpoint's files must be, written last. A folder without one is no checkpoint.
+# The manifest.
 
 FORMAT = 1
-"""The version of the format that is written here. Others are refused."""
+"""The version of the format. Other versions are refused."""
 
 _CHECKPOINT_NAME = re.compile(r"step-(\d{9,18})-gen-(\d{6,18})-[0-9a-f]{8}")
 _FILE_NAME = re.compile(r"[a-z0-9_-]+\.(safetensors|json)")
 
 
 class CheckpointPosition(NamedTuple):
-    """What orders checkpoints: of a later generation is newer, whatever its step."""
+    """The order of checkpoints: first by generation, then by step."""
 
     generation: int
     step: int
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """What a file must be: so many bytes, of this CRC-32."""
+    """The size and CRC-32 of a file."""
 
     size: int
     crc32: int
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint is and what its files must be.
-
-    `created_at` is a Unix time. Names, shapes and types of arrays stand in the headers of the safetensors files.
-    """
+    """Describes a checkpoint and its files. `created_at` is a Unix time."""
 
     format: int
     generation: int
@@ -91,27 +88,27 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         wrong = [name for name in self.files if not _FILE_NAME.fullmatch(name)]
         if wrong:
-            raise ValueError(f"files of other names: {', '.join(wrong)}")
+            raise ValueError(f"unexpected file names: {', '.join(wrong)}")
 
     @classmethod
     def decode(cls, content: bytes, url: str) -> Self:
-        """Read the manifest's file of the checkpoint at `url`.
+        """Parse the manifest file of the checkpoint at `url`.
 
-        Raises UnknownFormatError, and a ValueError that says what is wrong where its bytes are not those written.
+        Raises UnknownFormatError, and ValueError if the file is damaged.
         """
         outer = msgspec.json.decode(content, type=_Outer).format
         if outer != FORMAT:
             raise UnknownFormatError(url, outer, FORMAT)
         sealed = msgspec.json.decode(content, type=_SealedManifest)
         if zlib.crc32(sealed.manifest) != sealed.crc32:
-            raise ValueError("other content than was written")
+            raise ValueError("check sum differs")
         version = msgspec.json.decode(sealed.manifest, type=_Version).format
         if version != FORMAT:
             raise UnknownFormatError(url, version, FORMAT)
         return msgspec.json.decode(sealed.manifest, type=cls)
 
     def encode(self) -> bytes:
-        """Return the content of the manifest's file, which `decode` reads."""
+        """Return the content of the manifest file."""
         manifest = msgspec.json.encode(self)
         return msgspec.json.encode(_SealedManifest(msgspec.Raw(manifest), zlib.crc32(manifest)))
 
@@ -122,7 +119,7 @@ class _SealedManifest(msgspec.Struct):
 
 
 class _Outer(msgspec.Struct):
-    format: int = FORMAT  # which a format whose manifest is not sealed as this one's has beside all else
+    format: int = FORMAT  # other formats may have it at the top level, without a check sum
 
 
 class _Version(msgspec.Struct):
@@ -130,7 +127,7 @@ class _Version(msgspec.Struct):
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that is there: where, and what its manifest says."""
+    """The location and manifest of a checkpoint."""
 
     url: str
     name: str
@@ -138,46 +135,42 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def position(self) -> CheckpointPosition:
-        """What orders it among others."""
         return CheckpointPosition(self.manifest.generation, self.manifest.step)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its files, without the manifest."""
+        """Total size of its files, without the manifest."""
         return sum(record.size for record in self.manifest.files.values())
 
 
 def new_name(position: CheckpointPosition) -> str:
-    """Return a folder's name for a checkpoint; no two writers have the same, even of the same step."""
+    """Return a unique folder name for a checkpoint: several writers may write the same step."""
     return f"step-{position.step:09d}-gen-{position.generation:06d}-{secrets.token_hex(4)}"
 
 
 def is_checkpoint_name(folder: str) -> bool:
-    """Whether a folder is called as checkpoints are."""
+    """Whether a folder has the name of a checkpoint."""
     return _CHECKPOINT_NAME.fullmatch(folder) is not None
 
 
 def position_of(name: str) -> CheckpointPosition:
-    """Return what a checkpoint's name says."""
+    """Return the position in a checkpoint's name."""
     found = _CHECKPOINT_NAME.fullmatch(name)
     if not found:
-        raise ValueError(f"{name!r} is no checkpoint's name")
+        raise ValueError(f"{name!r} is not the name of a checkpoint")
     return CheckpointPosition(int(found[2]), int(found[1]))
 
 
-# Files with a check sum, computed in passing.
+# Files with a check sum, which is computed while they are written or read.
 
 CHUNK_BYTES = 1 << 20
-"""Bytes that are summed and written while they are in the processor's cache; Python's lock is free meanwhile."""
+"""Small enough to be still in the CPU cache for the write after the check sum; both release the GIL."""
 
 
 def write_checked(
     file: BinaryIO, pieces: Iterable[memoryview], answered: Callable[[], None] = lambda: None
 ) -> FileRecord:
-    """Write these to a file, one after the other; return what it must be from now on.
-
-    `answered` is called after each part of them that is written.
-    """
+    """Write these to a file and return its record. `answered` is called after each written chunk."""
     size = crc32 = 0
     for piece in pieces:
         for begin in range(0, len(piece), CHUNK_BYTES):
@@ -192,10 +185,9 @@ def write_checked(
 def read_checked(
     file: BinaryIO, record: FileRecord, *, keep: bool = True, answered: Callable[[], None] = lambda: None
 ) -> np.ndarray:
-    """Return a file's bytes, only its last ones unless they are to be kept. `answered` is called after each piece.
+    """Return a file's bytes; without `keep` only check them. `answered` is called after each chunk.
 
-    A piece that can't be had is asked for again: however long a file takes to read, it is begun once. Raises ValueError
-    if the bytes are not what was written.
+    Retries each chunk, not the whole file. Raises ValueError if the bytes differ from what was written.
     """
     room = np.empty(record.size if keep else min(record.size, 8 * CHUNK_BYTES), np.uint8)
     crc32 = done = 0
@@ -204,18 +196,18 @@ def read_checked(
         chunk = room[begin : begin + min(8 * CHUNK_BYTES, record.size - done)]
         count = with_retries(cast(RawIOBase, file).readinto, chunk.data)
         if not count:
-            raise ValueError(f"{done} bytes of {record.size}")
+            raise ValueError(f"only {done} of {record.size} bytes")
         answered()
         crc32 = zlib.crc32(chunk[:count].data, crc32)
         done += count
     if file.read(1):
         raise ValueError(f"more than {record.size} bytes")
     if crc32 != record.crc32:
-        raise ValueError("other content than was written")
+        raise ValueError("check sum differs")
     return room
 
 
-# Arrays to a safetensors file and back, without a copy of them in between.
+# Arrays to a safetensors file and back, without copies: the library would copy each array, and reads no bfloat16.
 
 _METADATA = "__metadata__"
 _DTYPES = {
@@ -234,15 +226,17 @@ _DTYPES = {
     "U8": "|u1",
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_DTYPES["BF16"] = "<u2"  # numpy has no such type; these are its bits, as Paddle gives and takes them
+_DTYPES["BF16"] = "<u2"  # numpy has no such type; Paddle represents it like this
 
 
 def safetensors_chunks(arrays: Mapping[str, np.ndarray]) -> Iterator[memoryview]:
-    """Yield the file's bytes: the header, and each array's own memory. Raises SpecError for other types of arrays."""
+    """Yield the header and the memory of each array. Raises SpecError for unsupported types."""
     if _METADATA in arrays:
-        raise SpecError("checkpoint's array", _METADATA, "any other name: safetensors keeps this one for itself")
+        raise SpecError("checkpoint's array", _METADATA, "any other name: safetensors reserves this one")
     entries: dict[str, Any] = {}
-    ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # so that all are aligned
+    ordered = sorted(
+        arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])
+    )  # largest items first, so that all are aligned
     end = 0
     for name, array in ordered:
         begin, end = end, end + array.nbytes
@@ -255,13 +249,13 @@ def safetensors_chunks(arrays: Mapping[str, np.ndarray]) -> Iterator[memoryview]
 
 
 def check_types(arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Raise SpecError that names the first of these arrays, with their names, that no such file can hold."""
+    """Raise SpecError for the first of these named arrays that a checkpoint can't hold."""
     for name, array in arrays:
         _dtype_name(name, array)
 
 
 def parse_safetensors(content: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the arrays in a file's bytes, as views of them. Raises ValueError for what is no safetensors file."""
+    """Return the arrays of a file as views of `content`. Raises ValueError if it is not a safetensors file."""
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
     header = msgspec.json.decode(content[8:start].tobytes(), type=dict[str, Any])
     header.pop(_METADATA, None)
@@ -278,7 +272,7 @@ class _TensorEntry(msgspec.Struct):
 def _tensor_view(content: np.ndarray, entry: _TensorEntry) -> np.ndarray:
     begin, end = entry.data_offsets
     if entry.dtype not in _DTYPES:
-        raise ValueError(f"arrays of type {entry.dtype}, known are {', '.join(_DTYPES)}")
+        raise ValueError(f"unknown type {entry.dtype}, known are {', '.join(_DTYPES)}")
     return content[begin:end].view(_DTYPES[entry.dtype]).reshape(entry.shape)
 
 
@@ -290,23 +284,23 @@ def _dtype_name(name: str, array: np.ndarray) -> str:
         raise SpecError(f"checkpoint's {name!r}", str(array.dtype), allowed) from None
 
 
-# What is in a checkpoint's folder: a file a group of arrays, one for all else, and the manifest, written last.
+# The folder of a checkpoint: one file for each group of arrays, one for everything else, and the manifest.
 
 EXTRA_FILE = "extra.json"
 ARRAYS_SUFFIX = ".safetensors"
 
 
 def write_checkpoint(storage: Storage, name: str, snapshot: Snapshot, answered: Callable[[], None]) -> CheckpointInfo:
-    """Store a snapshot in a new folder. After an error none is left that could be loaded, unless it is whole.
+    """Store a snapshot in a new folder. After an error nothing is left that could be loaded, unless it is complete.
 
-    `answered` is called after each part that is written.
+    `answered` is called after each written chunk.
     """
     files = {}
-    with storage.draft(name) as draft:
+    with storage.draft(name) as create:
         for group, arrays in snapshot.arrays.items():
-            with draft.create(group + ARRAYS_SUFFIX) as file:
+            with create(group + ARRAYS_SUFFIX) as file:
                 files[group + ARRAYS_SUFFIX] = write_checked(file, safetensors_chunks(arrays), answered)
-        with draft.create(EXTRA_FILE) as file:
+        with create(EXTRA_FILE) as file:
             files[EXTRA_FILE] = write_checked(file, [memoryview(msgspec.json.encode(snapshot.extra))])
         manifest = Manifest(
             format=FORMAT,
@@ -319,19 +313,19 @@ def write_checkpoint(storage: Storage, name: str, snapshot: Snapshot, answered: 
             files=files,
         )
         content = manifest.encode()
-        with draft.create(MANIFEST) as file:
+        with create(MANIFEST) as file:
             file.write(content)
     return CheckpointInfo(url=storage.url_of(name), name=name, manifest=manifest)
 
 
 def read_info(storage: Storage, name: str) -> CheckpointInfo:
-    """Return what a folder's manifest says. Raises UnreadableCheckpointError."""
+    """Read a folder's manifest. Raises UnreadableCheckpointError."""
     url = storage.url_of(name)
     content = _read_manifest(storage, name)
     with _damaged_if_wrong(url, MANIFEST):
         manifest = Manifest.decode(content, url)
         if (manifest.generation, manifest.step) != position_of(name):
-            raise ValueError(f"it is of step {manifest.step} in generation {manifest.generation}")
+            raise ValueError(f"it says step {manifest.step}, generation {manifest.generation}")
     return CheckpointInfo(url=url, name=name, manifest=manifest)
 
 
@@ -347,10 +341,10 @@ def _read_manifest(storage: Storage, name: str) -> bytes:
 def read_files(
     storage: Storage, info: CheckpointInfo, *, keep: bool, answered: Callable[[], None]
 ) -> dict[str, np.ndarray]:
-    """Return each file's bytes, all of them if they are to be kept. Raises DamagedCheckpointError.
+    """Return each file's bytes; without `keep` only check them. Raises DamagedCheckpointError.
 
-    All files are opened before the first is read: a local one that is removed meanwhile can still be read. `answered`
-    is called after each that is opened, and each piece that is read.
+    Opens all files before it reads the first, so that local files can be read even if they are removed meanwhile.
+    `answered` is called after each opened file and each chunk.
     """
     contents = {}
     with contextlib.ExitStack() as stack:
@@ -366,7 +360,7 @@ def read_files(
 
 
 def parse_snapshot(info: CheckpointInfo, contents: dict[str, np.ndarray]) -> Snapshot:
-    """Return what the bytes of a checkpoint's files mean. Raises DamagedCheckpointError."""
+    """Parse the files of a checkpoint. Raises DamagedCheckpointError."""
     arrays, extra = {}, {}
     for file, content in contents.items():
         with _damaged_if_wrong(info.url, file):
@@ -388,7 +382,7 @@ def parse_snapshot(info: CheckpointInfo, contents: dict[str, np.ndarray]) -> Sna
 
 @contextlib.contextmanager
 def _damaged_if_wrong(url: str, file: str) -> Iterator[None]:
-    """Raise DamagedCheckpointError for a file that is not there, can't be read or holds something else."""
+    """Raise DamagedCheckpointError for a file that is missing or can't be read or parsed."""
     try:
         yield
     except UnreadableCheckpointError:

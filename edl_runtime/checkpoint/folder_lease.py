@@ -1,8 +1,8 @@
 """Leases on checkpoint folders: one job at a time may use a folder.
 
-Two jobs in one folder would prune each other's checkpoints, and each would go on from what the other trained. So the
-processes of a job hold the folder by leases in Redis, all of them for the job: its instances share it, a restarted one
-finds its own job there, and the next job gets it when the last lease is released or has expired.
+Two jobs in one folder would prune each other's checkpoints and resume from each other's. So each process of a job
+leases the folder for the job in Redis: instances share it, a restarted one finds its own job there, and another job
+gets it when the last lease is released or has expired.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 RENEW_EVERY_S = 1.0
-"""At the latest: so soon is a job back in a Redis that was emptied."""
+"""At most: a job is back so soon after Redis was emptied."""
 RETRY_EVERY_S = 0.25
-"""While Redis does not answer."""
+"""While Redis is unavailable."""
 POLL_EVERY_S = 0.1
-"""How often it is looked whether another job's processes renew their leases, or have died."""
+"""How often to check whether another job renews its leases."""
 FIND_EVERY_S = 3.0
-"""How often it is looked whether the folder is still the one that was taken."""
+"""How often to check whether the folder at the path is still the same."""
 RELEASE_LIMIT_S = 5.0
-"""How long the end of a process waits for Redis."""
+"""How long the exit of a process waits for Redis."""
 
 log = get_logger(__name__)
 
@@ -48,7 +48,7 @@ Lost = Callable[[CheckpointHeldError | MalformedRecordError], None]
 
 
 class FolderLease:
-    """One process's lease of the place at `url`, for the job in `settings`. `take` it, then `keep` it."""
+    """A process's lease of the folder at `url`, for the job in `settings`. `take` it, then `keep` it."""
 
     def __init__(self, client: Redis, settings: RuntimeSettings, url: str) -> None:
         self._client = client
@@ -60,32 +60,30 @@ class FolderLease:
         self._is_others = False
 
     async def take(self) -> None:
-        """Hold the place, once leases of another job whose processes may have died have run out.
+        """Take the lease; first wait for the leases of another job to expire if its processes may be dead.
 
-        Says in the log whom it waits for. Raises CheckpointHeldError when another job renews its own, or when somebody
-        without this Redis keeps checkpoints there; CheckpointStoreError when the place can't be used,
-        MalformedRecordError, RegistryUnavailableError.
+        Raises CheckpointHeldError when another job renews its leases, or a process without this Redis holds the folder;
+        CheckpointStoreError when the folder can't be used, MalformedRecordError, RegistryUnavailableError.
         """
         await self._find()
         first: float | None = None
         while found := await self._hold():
             holder, deadline, left_s = found
             if first is None:
-                whose = {"job": holder.job, "namespace": holder.namespace, "task": holder.task}
-                log.info("checkpoint.place_awaited", url=self._url, **whose, at_most_s=left_s)
+                owner = {"job": holder.job, "namespace": holder.namespace, "task": holder.task}
+                log.info("checkpoint.folder_awaited", url=self._url, **owner, at_most_s=left_s)
             elif deadline > first:
                 self._is_others = True
-                self._folder.let_go()
+                self._folder.release()
                 raise holder.error(self._url)
             first = deadline
             await asyncio.sleep(POLL_EVERY_S)
 
     async def keep(self, lost: Lost) -> None:
-        """Renew the lease until cancelled, then let go of it. Redis may go away meanwhile, and nothing ends by that.
+        """Renew the lease until cancelled, then release it. Outages of Redis are survived.
 
-        `lost` is called when another job has taken the place, or what Redis holds of it can't be read; once until the
-        place is this job's again. If the folder is moved, removed or replaced, what is at its path is held from then
-        on.
+        `lost` is called once when another job has taken the folder, or its record in Redis can't be read, until this
+        job holds it again. If the folder is moved, removed or replaced, the lease moves to the one at its path.
         """
         from redis.exceptions import ResponseError
 
@@ -97,7 +95,7 @@ class FolderLease:
                 await asyncio.sleep(min(renew_s, RETRY_EVERY_S) if away else renew_s)
                 try:
                     found = await self._hold()
-                except RegistryUnavailableError:  # whoever else of this process needs Redis says so
+                except RegistryUnavailableError:  # other parts of this process log it
                     away = True
                     continue
                 except MalformedRecordError as error:
@@ -111,44 +109,43 @@ class FolderLease:
         finally:
             finding.cancel()
             await asyncio.to_thread(self._folder.close)
-            # it will run out by itself
-            with suppress(RegistryUnavailableError, ResponseError), unavailable_if_lost(self._client):
+            with suppress(RegistryUnavailableError, ResponseError), unavailable_if_lost(self._client):  # it will expire
                 await self._client.zrem(self._keys[0], self._member)
 
     async def _find(self) -> None:
-        """Find which folder is at the place, and hold it against those who share no Redis with this job."""
+        """Identify the folder at the path, and lock it against processes without this Redis."""
         found = keys.checkpoint_lease(await asyncio.to_thread(ask_storage, self._url, storage_at(self._url).identity))
         if self._keys not in ([], found):
-            log.warning("checkpoint.place_changed", url=self._url, cause="it was moved, removed or replaced")
-        self._keys = found  # the lease of what was there before runs out by itself
+            log.warning("checkpoint.folder_changed", url=self._url, cause="it was moved, removed or replaced")
+        self._keys = found  # the old folder's lease expires
         await asyncio.to_thread(self._folder.take)
 
     async def _keep_finding(self, lost: Lost) -> None:
-        told = False
+        reported = False
         while True:
             await asyncio.sleep(FIND_EVERY_S)
             try:
                 await self._find()
-                told = False
+                reported = False
             except CheckpointHeldError as error:
-                if not told and not self._is_others:
+                if not reported and not self._is_others:
                     lost(error)
-                told = True
-            except CheckpointStoreError:  # who writes there says so
+                reported = True
+            except CheckpointStoreError:  # saving a checkpoint logs it
                 continue
 
     async def _hold(self) -> tuple[FolderHolder, float, float] | None:
-        """Take or renew the lease. Return whose the place is instead, the last deadline of its leases, and s until it.
+        """Take or renew the lease. If another job has it, return that job, its last deadline and the seconds left.
 
-        The deadline is only there to be compared with another one.
+        The deadline is only comparable with later ones.
         """
         settings = self._settings
         mine = FolderHolder(
             namespace=settings.namespace, job=settings.job, task=settings.checkpoint_stream, since=time.time()
         )
         job, lease_ms = f"{settings.namespace}/{settings.job}", max(1, round(settings.lease_ttl_s * 1000))
-        words: list[str | int] = [self._member, lease_ms, job, msgspec.json.encode(mine).decode()]
-        answer = await run_script(self._client, "checkpoint_lease", self._keys, words)
+        arguments: list[str | int] = [self._member, lease_ms, job, msgspec.json.encode(mine).decode()]
+        answer = await run_script(self._client, "checkpoint_lease", self._keys, arguments)
         if not answer:
             return None
         unknown = FolderHolder(namespace="unknown", job="one of another version", since=mine.since)
@@ -157,102 +154,101 @@ class FolderLease:
 
 
 def hold_until_exit(settings: RuntimeSettings, url: str) -> None:
-    """Hold the place at `url` until this process exits: for a script that is a job's, and that no agent looks after.
+    """Hold the folder at `url` until this process exits: for a script without an agent.
 
-    One that a person has started without Redis or a job's name holds a folder against all others. One that can't reach
-    Redis goes on and says so. Raises CheckpointHeldError, MalformedRecordError, and CheckpointStoreError when the place
-    can't be used.
+    Without Redis or a job's name only the folder's lock is taken. If Redis is unavailable, it logs a warning and
+    continues. Raises CheckpointHeldError, MalformedRecordError, and CheckpointStoreError when the folder can't be used.
     """
     if not settings.redis_url or not settings.job:
         folder = FolderLock(settings, url)
         folder.take()
         atexit.register(folder.close)
         return
-    begun: Future[Callable[[], object]] = Future()
+    started: Future[Callable[[], object]] = Future()
     thread = threading.Thread(
-        target=lambda: asyncio.run(_hold_in_thread(settings, url, begun)), name="checkpoint place", daemon=True
+        target=lambda: asyncio.run(_hold_in_thread(settings, url, started)), name="checkpoint folder", daemon=True
     )
     thread.start()
-    end = begun.result()
+    end = started.result()
 
-    def let_go() -> None:
-        with suppress(RuntimeError):  # the thread has ended, and its loop with it
+    def release() -> None:
+        with suppress(RuntimeError):  # the loop has ended
             end()
         thread.join(RELEASE_LIMIT_S)
 
-    atexit.register(let_go)
+    atexit.register(release)
 
 
-async def _hold_in_thread(settings: RuntimeSettings, url: str, begun: Future[Callable[[], object]]) -> None:
-    """Hold the place until what `begun` is given is called. What is raised before is for who waits for it."""
+async def _hold_in_thread(settings: RuntimeSettings, url: str, started: Future[Callable[[], object]]) -> None:
+    """Hold the folder until the function in `started` is called. `started` gets the errors of the start."""
     try:
         async with connect(settings.redis_url) as client:
             lease = FolderLease(client, settings, url)
             try:
                 await lease.take()
             except RegistryUnavailableError as error:
-                log.warning("checkpoint.place_not_held", url=url, cause=str(error))
+                log.warning("checkpoint.folder_not_held", url=url, cause=str(error))
             keeping = asyncio.create_task(lease.keep(_log_stolen))
             loop = asyncio.get_running_loop()
-            begun.set_result(lambda: loop.call_soon_threadsafe(keeping.cancel))
+            started.set_result(lambda: loop.call_soon_threadsafe(keeping.cancel))
             with suppress(asyncio.CancelledError):
                 await keeping
     except Exception as error:
-        if begun.done():
+        if started.done():
             raise
-        begun.set_exception(error)
+        started.set_exception(error)
 
 
 def _log_stolen(error: CheckpointHeldError | MalformedRecordError) -> None:
-    log.warning("checkpoint.place_lost", cause=str(error))
+    log.warning("checkpoint.folder_lost", cause=str(error))
 
 
-# Where a job keeps its checkpoints, held by each of its agents for it; see `edl_runtime.checkpoint.folder_lease`.
+# The leases of a job's agent.
 
 REDIS_RETRY_S = 1.0
-"""How long an agent waits where Redis did not answer: jobs that have held their places come back sooner."""
-WAITS_UNTOLD_S = 5.0
-"""How long an agent waits for a place before it says what for."""
+"""How long an agent waits while Redis is unavailable; longer than jobs take that already hold a folder."""
+REPORT_WAIT_AFTER_S = 5.0
+"""How long an agent waits for a folder before it reports that."""
 
 
 class JobFolderLeases:
-    """The places of one agent's job: that of EDL_CHECKPOINT, and where its script says otherwise. `run` it in a task.
+    """Leases of the folders of one agent's job: EDL_CHECKPOINT, and others that its script names. `run` it in a task.
 
-    `told` is given what the job's owner is to know, `changed` called when something else is to be asked here.
+    `notify` gets texts for the job's owner, `changed` is called when the results of this object have changed.
     """
 
     def __init__(
-        self, client: Redis, settings: RuntimeSettings, *, told: Callable[[str], None], changed: Callable[[], None]
+        self, client: Redis, settings: RuntimeSettings, *, notify: Callable[[str], None], changed: Callable[[], None]
     ) -> None:
         self._client = client
         self._settings = settings
-        self._told = told
+        self._notify = notify
         self._changed = changed
         self._settled: dict[str, bool] = {}
         self._added: asyncio.Queue[str] = asyncio.Queue()
-        self._refusals: list[CheckpointHeldError | MalformedRecordError] = []
+        self._conflicts: list[CheckpointHeldError | MalformedRecordError] = []
 
     @property
     def are_held(self) -> bool:
-        """Whether the job may train, as far as its places are concerned."""
+        """Whether the job may train: no lease is being waited for."""
         return all(self._settled.values())
 
     def add(self, url: str) -> None:
-        """Have the job hold this place as well, if it does not yet; "" for nowhere."""
+        """Take a lease of this folder as well, unless there is one; "" for none."""
         if not url:
             return
-        place = storage_at(url).url
-        if place not in self._settled:
-            self._settled[place] = False
-            self._added.put_nowait(place)
+        folder = storage_at(url).url
+        if folder not in self._settled:
+            self._settled[folder] = False
+            self._added.put_nowait(folder)
 
     def take_conflicts(self) -> list[CheckpointHeldError | MalformedRecordError]:
-        """Return which places turned out to be other jobs', or nobody knows whose, since this was last asked."""
-        refusals, self._refusals = self._refusals, []
-        return refusals
+        """Return the errors of leases that could not be taken since the last call."""
+        conflicts, self._conflicts = self._conflicts, []
+        return conflicts
 
     async def run(self) -> None:
-        """Hold the places until cancelled, and let go of them."""
+        """Hold the leases until cancelled, then release them."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 tasks.create_task(self._hold(await self._added.get()))
@@ -262,27 +258,25 @@ class JobFolderLeases:
         try:
             await self._take(lease, url)
         except (CheckpointHeldError, MalformedRecordError) as error:
-            self._refusals.append(error)
-        except CheckpointStoreError as error:  # a script that writes there finds that out by itself
-            log.warning("checkpoint.place_not_held", url=url, cause=str(error))
+            self._conflicts.append(error)
+        except CheckpointStoreError as error:  # a script that writes there gets the same error
+            log.warning("checkpoint.folder_not_held", url=url, cause=str(error))
             self._settle(url)
             return
         self._settle(url)
         await lease.keep(self._report_lost)
 
     async def _take(self, lease: FolderLease, url: str) -> None:
-        since, told = time.monotonic(), False
+        since, reported = time.monotonic(), False
         while True:
             try:
                 return await lease.take()
-            except RegistryUnavailableError as error:  # that Redis is away the agent's loop says, too
-                if not told and time.monotonic() >= since + WAITS_UNTOLD_S:
-                    log.warning("checkpoint.place_awaited", url=url, cause=str(error))
-                    text = (
-                        f"nothing is trained before this job holds {url} by the keys edl:{{place/…}} of Redis: {error}"
-                    )
-                    self._told(text)
-                    told = True
+            except RegistryUnavailableError as error:
+                if not reported and time.monotonic() >= since + REPORT_WAIT_AFTER_S:
+                    log.warning("checkpoint.folder_awaited", url=url, cause=str(error))
+                    keys_in_redis = "edl:{checkpoint-folder/…}"
+                    self._notify(f"training waits for the lease of {url} ({keys_in_redis} in Redis): {error}")
+                    reported = True
                 await asyncio.sleep(REDIS_RETRY_S)
 
     def _settle(self, url: str) -> None:
@@ -290,8 +284,8 @@ class JobFolderLeases:
         self._changed()
 
     def _report_lost(self, error: CheckpointHeldError | MalformedRecordError) -> None:
-        log.error("checkpoint.place_lost", cause=str(error))
-        how = "That one took the place while this job's hold on it was lost; this job"
+        log.error("checkpoint.folder_lost", cause=str(error))
+        cause = "That job took the folder while this job's lease was lost."
         if isinstance(error, MalformedRecordError):
-            how = "This job no longer holds the place of its checkpoints by that; it"
-        self._told(f"{error}. {how} goes on meanwhile")
+            cause = "So this job no longer holds its checkpoint folder."
+        self._notify(f"{error}. {cause} Training continues")

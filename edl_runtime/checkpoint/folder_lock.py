@@ -1,4 +1,4 @@
-"""A folder of checkpoints, held against those who share no Redis with its job: by a lock in it."""
+"""A lock on a checkpoint folder, against processes that don't use the job's Redis."""
 
 from __future__ import annotations
 
@@ -20,19 +20,16 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import address_of, decode_record
 
 FILE = ".edl-run"
-"""In the folder, as long as somebody holds it."""
+"""The lock's file, which is in the folder while it is held."""
 SETTLES_IN_S = 2.0
-"""How long somebody may have the lock alone, which takes no time: who comes or goes does."""
+"""How long to wait for a process that has the lock exclusively; it needs that only to write or remove the file."""
 TRY_EVERY_S = 0.02
 
 log = get_logger(__name__)
 
 
 class FolderHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that keeps checkpoints at a place, since this Unix time. `task`: as in CheckpointHeldError.
-
-    `process`: as there, too.
-    """
+    """The job that uses a folder since this Unix time; the fields are those of CheckpointHeldError."""
 
     namespace: str
     job: str
@@ -41,7 +38,7 @@ class FolderHolder(msgspec.Struct, frozen=True, kw_only=True):
     process: str = ""
 
     def error(self, url: str) -> CheckpointHeldError:
-        """Return what another job is told that names `url`, the same place."""
+        """Return the error for another job that uses the same folder as `url`."""
         since = datetime.fromtimestamp(self.since).astimezone()
         return CheckpointHeldError(
             url, job=self.job, namespace=self.namespace, task=self.task, since=since, process=self.process
@@ -49,17 +46,17 @@ class FolderHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Hold(msgspec.Struct, frozen=True):
-    """What the lock's file says: among whom the folder is shared, and who of them came first."""
+    """The content of the lock's file: the group of processes that share the folder, and the first of them."""
 
-    among: str
+    group: str
     first: FolderHolder
 
 
 class FolderLock:
-    """This process's hold on the folder of checkpoints at `url`. A place in an object store has none.
+    """This process's lock on the checkpoint folder at `url`; nothing in an object store.
 
-    Those who share a Redis hold a folder together, for whose it is they settle there (`PlaceLease`). A script that is
-    started by hand holds it alone. May be used from any thread.
+    Jobs on one Redis share the lock, because `FolderLease` decides between them. A script that is started by hand holds
+    it alone. May be used from any thread.
     """
 
     def __init__(self, settings: RuntimeSettings, url: str) -> None:
@@ -69,36 +66,36 @@ class FolderLock:
         self._mine = _hold_of(settings)
         self._descriptor: int | None = None
         self._mutex = threading.Lock()
-        self._closed = self._told = False
+        self._closed = self._has_warned = False
 
     def take(self) -> None:
-        """Hold the folder that is there now, unless that is done. Raises CheckpointHeldError.
+        """Lock the folder that is at the path now, unless it is locked. Raises CheckpointHeldError.
 
-        Where the file system knows no locks it goes on without one, and the log says so once.
+        If the file system has no locks, it only logs a warning, once.
         """
         with self._mutex:
             if self._file is None or self._closed:
                 return
             if self._descriptor is not None and locks.is_still_at(self._file, self._descriptor):
                 return
-            self._let_go(self._file)
+            self._release(self._file)
             try:
                 self._descriptor = self._take(self._file)
             except OSError as error:
-                if not self._told:
-                    log.warning("checkpoint.place_not_held", url=self._url, cause=str(error))
-                self._told = True
+                if not self._has_warned:
+                    log.warning("checkpoint.folder_not_locked", url=self._url, cause=str(error))
+                self._has_warned = True
 
-    def let_go(self) -> None:
-        """Hold it no longer; `take` may hold it again."""
+    def release(self) -> None:
+        """Unlock the folder; `take` may lock it again."""
         with self._mutex:
             if self._file is not None:
-                self._let_go(self._file)
+                self._release(self._file)
 
     def close(self) -> None:
-        """Let go for good."""
+        """Unlock the folder for good."""
         self._closed = True
-        self.let_go()
+        self.release()
 
     def _take(self, file: Path) -> int:
         until = time.monotonic() + SETTLES_IN_S
@@ -109,9 +106,9 @@ class FolderLock:
                 os.pwrite(descriptor, msgspec.json.encode(self._mine), 0)
             else:
                 descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if locks.share(descriptor) and locks.is_still_at(file, descriptor):  # nobody writes into it meanwhile
+            if locks.share(descriptor) and locks.is_still_at(file, descriptor):  # while shared, nobody writes to it
                 found = decode_record(os.pread(descriptor, 1 << 16, 0), _Hold)
-                if found and found.among == self._mine.among:
+                if found and found.group == self._mine.group:
                     return descriptor
                 os.close(descriptor)
                 raise (found.first if found else _unknown()).error(self._url)
@@ -120,15 +117,15 @@ class FolderLock:
                 raise _unknown().error(self._url)
             time.sleep(TRY_EVERY_S)
 
-    def _let_go(self, file: Path) -> None:
+    def _release(self, file: Path) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
         try:
-            if locks.hold_alone(descriptor) and locks.is_still_at(file, descriptor):  # not that of another folder
+            if locks.hold_alone(descriptor) and locks.is_still_at(file, descriptor):  # it is still this folder's file
                 file.unlink()
         except OSError as error:
-            log.warning("checkpoint.lock_left", url=self._url, cause=str(error))
+            log.warning("checkpoint.lock_not_removed", url=self._url, cause=str(error))
         finally:
             os.close(descriptor)
 
@@ -140,10 +137,10 @@ def _unknown() -> FolderHolder:
 def _hold_of(settings: RuntimeSettings) -> _Hold:
     now = time.time()
     if not settings.redis_url or not settings.job:
-        who = f"process {os.getpid()} on {socket.gethostname()}"
-        by_hand = f"a script that was started by hand ({who})"
-        return _Hold(who, FolderHolder(namespace=settings.namespace, job="", since=now, process=by_hand))
+        process = f"process {os.getpid()} on {socket.gethostname()}"
+        by_hand = f"a script that was started by hand ({process})"
+        return _Hold(process, FolderHolder(namespace=settings.namespace, job="", since=now, process=by_hand))
     holder = FolderHolder(namespace=settings.namespace, job=settings.job, task=settings.checkpoint_stream, since=now)
-    # A job's machines may know its Redis by several names. Its port and database are the same for all.
+    # The job's machines may use different host names for one Redis, but the same port and database.
     port, database = address_of(settings.redis_url).rpartition(":")[2], urlsplit(settings.redis_url).path.strip("/")
     return _Hold(f"Redis {port} {database or '0'}", holder)

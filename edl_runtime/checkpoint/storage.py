@@ -1,4 +1,4 @@
-"""Where checkpoints are stored: the storage protocol, the local file system, everything fsspec knows, and retries."""
+"""Storage of checkpoints: the local file system, object stores through fsspec, and retries."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 import stamina
 
@@ -22,79 +22,73 @@ MANIFEST = "manifest.json"
 """The manifest's file name."""
 
 DRAFT = "draft"
-"""A file that an object store's folder has from its first byte until its manifest is there.
+"""A file that marks an unfinished folder in an object store.
 
-One with neither has lost its manifest, or is being removed. On a file system a draft has another name instead.
+A folder without it and without a manifest has lost its manifest or is being removed. A local draft has another name
+instead.
 """
 
 READ_AT_ONCE = 1 << 23
-"""Bytes that are asked of an object store at a time."""
+"""Bytes of one read from an object store."""
 
 IDENTITY_FILE = ".edl-place"
-"""A file in a folder of checkpoints. Its first line, which is random, and its inode tell this folder from all others:
-one that is made anew has another line, and a copy another inode."""
+"""A file in a checkpoint folder that identifies it by a random first line and its inode: a folder that is created again
+has another line, a copy has another inode."""
 
 _TOKEN_LIMIT = 1 << 10
 
 EXTRAS = {"s3": "the extra s3 (pip install 'edl-airflow[s3]')"}
-"""What has to be installed for which protocol, as far as this package has a name for it."""
+"""What to install for a protocol."""
 
 
-class Draft(Protocol):
-    """A folder in the making."""
-
-    def create(self, file: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        """Return a new file to write to; after the context it is stored for good."""
+CreateFile: TypeAlias = Callable[[str], contextlib.AbstractContextManager[BinaryIO]]
+"""Opens a new file of a draft for writing; after the context it is stored durably."""
 
 
 class Storage(Protocol):
-    """Folders of files. Raises OSError, or what the place's own library raises."""
+    """A folder of folders of files. Raises OSError, or the errors of the store's library."""
 
     @property
     def url(self) -> str:
-        """Where it is: an absolute path, or a URL without a slash at its end."""
+        """An absolute path, or a URL without a slash at its end."""
 
     def identity(self) -> str:
-        """Return a word for this place that no other place has, by whatever name and from wherever it is reached.
+        """Return a unique id of this folder, the same for all paths that lead to it.
 
-        Makes a folder that is not there yet, and a small file in it.
+        Creates the folder if it is missing, and a small file in it.
         """
 
     def url_of(self, folder: str) -> str:
-        """Return where a folder is, for people and for other programs."""
+        """Return the path or URL of a folder."""
 
     def check(self) -> None:
         """Write a small file and remove it."""
 
     def exists(self) -> bool:
-        """Whether there is anything: a folder, though it may be empty, or in an object store any object."""
+        """Whether the folder exists, even if empty; in an object store, whether it has any object."""
 
     def folders(self) -> list[str]:
-        """Return the names of all folders here, none if there is nothing yet. Drafts are among them."""
+        """Return the names of all folders here, including drafts."""
 
     def open(self, folder: str, file: str) -> BinaryIO:
-        """Return a file to read. Raises FileNotFoundError."""
+        """Open a file for reading. Raises FileNotFoundError."""
 
-    def draft(self, folder: str) -> contextlib.AbstractContextManager[Draft]:
-        """Make a folder, which holds all its files after the context; after an error in it, none if it can be removed.
+    def draft(self, folder: str) -> contextlib.AbstractContextManager[CreateFile]:
+        """Create a folder that becomes complete at the end of the context; an error removes it.
 
-        Who is killed in between leaves a draft: a folder of another name, or one that has the file DRAFT and lacks what
-        is created last. So does an error, in a place from which nothing can be removed; one that comes after the last
-        file, a whole folder.
+        A process that is killed meanwhile leaves a draft: a folder of another name, or one with the file DRAFT. So does
+        an error if the folder can't be removed; an error after the last file may leave a complete folder.
         """
 
     def changed_at(self, folder: str) -> float:
-        """Return the Unix time at which something last changed in a folder; now, if it has gone."""
+        """Return the Unix time of the last change in a folder; now, if it is gone."""
 
     def remove(self, folder: str) -> None:
-        """Remove a folder, its manifest first: an interruption leaves nothing that looks whole, and of a draft a draft.
-
-        Does nothing if it has gone.
-        """
+        """Remove a folder if it exists, its manifest first: if interrupted, nothing is left that looks complete."""
 
 
 def storage_at(url: str) -> Storage:
-    """Return the place that a path or URL names. Raises nothing: `Storage.check` tells whether it can be used."""
+    """Return the storage at a path or URL. Raises nothing; `Storage.check` reports whether it can be used."""
     protocol, separator, path = url.partition("://")
     if separator and protocol not in ("file", "local"):
         return ObjectStorage(f"{protocol}://{path.rstrip('/')}")
@@ -102,7 +96,7 @@ def storage_at(url: str) -> Storage:
 
 
 class LocalStorage:
-    """Folders on a file system: a draft is made beside its place and renamed once all is on the disk."""
+    """Folders on a file system. A draft has another name, and is renamed once all its files are on disk."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -116,10 +110,10 @@ class LocalStorage:
         while True:
             with contextlib.suppress(FileNotFoundError), mark.open("rb") as file:
                 token, end, _ = file.read(_TOKEN_LIMIT).partition(b"\n")
-                if end or len(token) == _TOKEN_LIMIT:  # of whatever somebody else has written there
+                if end or len(token) == _TOKEN_LIMIT:  # limited, in case another program wrote the file
                     return f"folder {os.fstat(file.fileno()).st_ino} {token.decode('ascii', 'backslashreplace')}"
             _make_folder(self._root)
-            with mark.open("ab") as file:  # of several processes that do so, the first one's line counts for all
+            with mark.open("ab") as file:  # several processes may append; the first line counts
                 file.write(f"{secrets.token_hex(16)}\n".encode())
 
     def url_of(self, folder: str) -> str:
@@ -144,16 +138,16 @@ class LocalStorage:
         return (self._root / folder / file).open("rb", buffering=0)
 
     @contextlib.contextmanager
-    def draft(self, folder: str) -> Iterator[Draft]:
-        partial = self._root / draft_name(folder)
+    def draft(self, folder: str) -> Iterator[CreateFile]:
+        path = self._root / draft_name(folder)
         _make_folder(self._root)
-        partial.mkdir()
+        path.mkdir()
         try:
-            yield _LocalDraft(partial)
-            _sync(partial)
-            partial.rename(self._root / folder)
+            yield lambda file: _create_synced(path / file)
+            _sync(path)
+            path.rename(self._root / folder)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
             raise
         _sync(self._root)
 
@@ -171,24 +165,19 @@ class LocalStorage:
             shutil.rmtree(path)
 
 
-class _LocalDraft:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @contextlib.contextmanager
-    def create(self, file: str) -> Iterator[BinaryIO]:
-        with (self._path / file).open("xb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
+@contextlib.contextmanager
+def _create_synced(path: Path) -> Iterator[BinaryIO]:
+    with path.open("xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class ObjectStorage:
-    """Folders in a store that fsspec knows. It need not rename: what is created last makes a folder complete.
+    """Folders in a store that fsspec supports. A folder is complete once it has its manifest, the last file.
 
-    A draft says that it is one by a file, removed at its end: beside a manifest it means nothing.
-
-    Where the store is and who may use it is said as its own library has it, as in AWS_ENDPOINT_URL_S3.
+    A draft has a marker file until then; beside a manifest it means nothing. Endpoint and credentials are configured as
+    for the store's library, as in AWS_ENDPOINT_URL_S3.
     """
 
     def __init__(self, url: str) -> None:
@@ -211,7 +200,7 @@ class ObjectStorage:
         except ImportError as error:
             raise MissingExtraError(self._url, EXTRAS.get(protocol, "a package"), str(error)) from error
         except ValueError as error:
-            allowed = "a path, or a URL of a protocol that fsspec knows, as s3://bucket/job"
+            allowed = "a path, or a URL of a protocol that fsspec supports, as s3://bucket/job"
             raise SpecError("checkpoint.url", self._url, allowed) from error
 
     def url_of(self, folder: str) -> str:
@@ -237,17 +226,20 @@ class ObjectStorage:
         return cast(BinaryIO, self._fs.open(path, "rb", block_size=READ_AT_ONCE, cache_type="none"))
 
     @contextlib.contextmanager
-    def draft(self, folder: str) -> Iterator[Draft]:
+    def draft(self, folder: str) -> Iterator[CreateFile]:
         mark = f"{self.url_of(folder)}/{DRAFT}"
         try:
             self._fs.pipe_file(mark, b"")
-            yield _ObjectDraft(self._fs, self.url_of(folder))
+            yield partial(self._create, folder)
         except Exception:
-            with contextlib.suppress(Exception):  # what is left is a draft or whole; the first error is the one to tell
+            with contextlib.suppress(Exception):  # raise the first error; what is left is a draft or complete
                 self.remove(folder)
             raise
-        with contextlib.suppress(Exception):  # it is whole, whatever else is in it
+        with contextlib.suppress(Exception):  # it is complete with or without the marker
             self._fs.rm_file(mark)
+
+    def _create(self, folder: str, file: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        return cast(BinaryIO, self._fs.open(f"{self.url_of(folder)}/{file}", "wb"))
 
     def changed_at(self, folder: str) -> float:
         files = self._fs.find(self.url_of(folder))
@@ -263,22 +255,13 @@ class ObjectStorage:
             self._fs.rm(url, recursive=True)
 
 
-class _ObjectDraft:
-    def __init__(self, fs: Any, url: str) -> None:
-        self._fs = fs
-        self._url = url
-
-    def create(self, file: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        return cast(BinaryIO, self._fs.open(f"{self._url}/{file}", "wb"))
-
-
 def draft_name(folder: str) -> str:
-    """Return how a local draft of a folder is named."""
+    """Return the name of a local draft of a folder."""
     return f".{folder}.partial"
 
 
 def finished_name(name: str) -> str:
-    """Return how a folder is named once it is finished."""
+    """Return the name of a folder, given its own or that of its draft."""
     return name.removeprefix(".").removesuffix(".partial")
 
 
@@ -291,7 +274,7 @@ def _last_name(path: str) -> str:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing; the entries of all that were are on the disk then."""
+    """Create a folder and its missing parents, durably."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in reversed(missing):
@@ -299,7 +282,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Have a folder's entries on the disk."""
+    """Write a folder's entries to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -307,7 +290,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-# Trouble with a place that may pass, and trouble that lasts.
+# Temporary and permanent errors of a storage.
 
 _PERMANENT = {
     errno.EACCES,
@@ -328,29 +311,29 @@ T = TypeVar("T")
 
 
 def ask_storage(url: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what `work` returns, `patiently`. Raises as `in_our_words`."""
+    """Call `with_retries`, and raise as `storage_errors`."""
     with storage_errors(url):
         return with_retries(work, *args, **kwargs)
 
 
 def with_retries(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what `work` returns; ask it again a few times when that may help. Raises what it has raised last."""
+    """Return what `work` returns; repeat it a few times after a temporary error. Raises the last error."""
     return _retrying(_is_transient, work, *args, **kwargs)
 
 
 @contextlib.contextmanager
 def storage_errors(url: str) -> Iterator[None]:
-    """Raise this project's errors as they are, and CheckpointStoreError for all others of the place at `url`."""
+    """Raise CheckpointStoreError for the storage at `url`, instead of errors that are not this project's."""
     try:
         yield
     except EdlError:
         raise
-    except Exception as error:  # every file system of fsspec's has errors of its own
+    except Exception as error:  # each file system of fsspec has its own errors
         raise CheckpointStoreError(url, f"{type(error).__name__}: {error}") from error
 
 
 def _is_transient(error: BaseException) -> bool:
-    if not isinstance(error, Exception):  # an interrupt comes here, too
+    if not isinstance(error, Exception):  # also called for KeyboardInterrupt
         return False
     if isinstance(error, OSError):
         lasting = error.errno in _PERMANENT or isinstance(error, PermissionError | FileNotFoundError)

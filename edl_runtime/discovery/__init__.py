@@ -1,1 +1,1 @@
-"""Pools for those who may not reach Redis: an HTTP endpoint that lists them and tells students their teachers."""
+"""The discovery endpoint: lists pools and assigns teachers by HTTP, for students without access to Redis."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 CLOSE_WITHIN_S = 1.0
-"""How long the end of a stream may take to be sent to who may not be reading."""
+"""Longest time to send the end of a stream; the client may not be reading."""
 
 _NAME = re.compile(r"[!-~]{1,200}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
@@ -47,33 +47,32 @@ class AssignmentStream:
     """The ASGI application of `GET /v1/pools/{pool}/students/{student}?want=N&address=A`.
 
     The open stream is the student's registration. Lines are `Assignment`s in JSON. It ends with the connection, when
-    nothing is heard of the student, when another stream has the same id and when the endpoint stops.
+    the student sends no status, when another stream has the same id, and when the endpoint stops.
 
-    Raises SpecError and RegistryUnavailableError before it begins.
+    Raises SpecError and RegistryUnavailableError before the first line.
     """
 
     def __init__(self, registry: StudentRegistry) -> None:
         self._registry = registry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["method"] != "GET":  # where GET is allowed, Starlette lets HEAD through
-            raise HTTPException(405, "a stream is for GET", {"Allow": "GET"})
+            raise HTTPException(405, "only GET is allowed", {"Allow": "GET"})
         pool, student = _parse_request(Request(scope))
-        async with self._registry.connect(pool, student) as connected:
+        async with self._registry.connect(pool, student) as session:
             headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            why = await first_completed(
-                _send_assignments(connected, send), connected.wait_until_closed(), _disconnect(receive)
+            reason = await first_completed(
+                _send_assignments(session, send), session.wait_until_closed(), _disconnect(receive)
             )
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_WITHIN_S):
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
-        log.info("student.gone", pool=pool, student=student.id, why=why)
+        log.info("student.disconnected", pool=pool, student=student.id, reason=reason)
 
 
 def student_id(text: str) -> str:
-    """Return `text` if it can name a student, else raise SpecError."""
+    """Return `text` if it is a valid student id, else raise SpecError."""
     if not _NAME.fullmatch(text):
         raise SpecError("student", text[:200], "1 to 200 printable ASCII characters without blanks")
     return text
@@ -92,8 +91,8 @@ def _parse_request(request: Request) -> tuple[str, Member]:
     return check_name("pool", request.path_params["pool"]), student
 
 
-async def _send_assignments(connected: StudentSession, send: Send) -> str:
-    async for assignment in connected.assignments():
+async def _send_assignments(session: StudentSession, send: Send) -> str:
+    async for assignment in session.assignments():
         line = msgspec.json.encode(assignment) + b"\n"
         await send({"type": "http.response.body", "body": line, "more_body": True})
     raise AssertionError
@@ -105,15 +104,15 @@ async def _disconnect(receive: Receive) -> str:
     return "it disconnected"
 
 
-# The endpoint's routes: who may ask what, and what is answered.
+# The endpoint's routes.
 
 STATUS_LIMIT = 64 * 1024
-"""Most bytes of what a student says at once."""
+"""Most bytes of a student's status."""
 STATUS_WITHIN_S = REPORT_EVERY_S
-"""How long a student may take to say it."""
+"""Longest time to receive it."""
 
-AUTHENTICATED = "edl.welcome"
-"""In a request's state: what to call when it has shown the token."""
+AUTHENTICATED = "edl.authenticated"
+"""In a request's state: the function to call when its token is right."""
 
 _HEALTH_PATHS = "/v1/health/"
 _STATUS_CODES: dict[type[EdlError], int] = {
@@ -125,7 +124,7 @@ _STATUS_CODES: dict[type[EdlError], int] = {
 
 
 def build_app(registry: StudentRegistry, client: Redis, namespace: str, *, token: str) -> ASGIApp:
-    """Return the ASGI application; all but health asks for `token`, unless that is empty."""
+    """Return the ASGI application; all routes but health require `token`, unless that is empty."""
     routes = _Routes(registry, client, namespace)
     return Starlette(
         routes=[
@@ -142,19 +141,18 @@ def build_app(registry: StudentRegistry, client: Redis, namespace: str, *, token
 
 
 class BearerAuth:
-    """Lets requests through that have the token, and those about health; tells the server whose client has it."""
+    """Requires the bearer token on all routes but health, and reports authenticated connections to the server."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
-        self._wanted = f"Bearer {token}".encode() if token else b""
+        self._expected = f"Bearer {token}".encode() if token else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         given = dict(scope["headers"]).get(b"authorization", b"")
-        welcome = not self._wanted or hmac.compare_digest(given, self._wanted)
-        if welcome and (tell := scope.get("state", {}).get(AUTHENTICATED)):
-            tell()
-        if welcome or scope["path"].startswith(_HEALTH_PATHS):
+        allowed = not self._expected or hmac.compare_digest(given, self._expected)
+        if allowed and (report := scope.get("state", {}).get(AUTHENTICATED)):
+            report()
+        if allowed or scope["path"].startswith(_HEALTH_PATHS):
             await self._app(scope, receive, send)
             return
         refusal = _json(
@@ -178,8 +176,8 @@ class _Routes:
         try:
             with unavailable_if_lost(self._client):
                 await self._client.ping()
-        except RegistryUnavailableError:  # where Redis is, is not for everybody
-            return _json({"ready": False, "error": "Redis can't be used"}, 503)
+        except RegistryUnavailableError:  # its address is not public
+            return _json({"ready": False, "error": "Redis is unavailable"}, 503)
         return _json({"ready": True})
 
     async def pools(self, _: Request) -> Response:
@@ -191,8 +189,7 @@ class _Routes:
 
     async def status(self, request: Request) -> Response:
         pool, student = check_name("pool", request.path_params["pool"]), student_id(request.path_params["student"])
-        said = await _read_status(request)
-        if not await self._registry.update(pool, student, said):
+        if not await self._registry.update(pool, student, await _read_status(request)):
             raise HTTPException(
                 404, f"no student {student!r} of pool {pool!r} is connected here; open its stream first"
             )
@@ -209,7 +206,7 @@ async def _read_status(request: Request) -> StudentStatus:
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > STATUS_LIMIT:
-                    raise HTTPException(413, f"{STATUS_LIMIT} bytes are allowed")
+                    raise HTTPException(413, f"at most {STATUS_LIMIT} bytes are allowed")
         return _status_decoder.decode(body)
     except TimeoutError:
         raise HTTPException(408, f"the body did not come within {STATUS_WITHIN_S:.0f} s") from None

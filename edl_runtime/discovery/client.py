@@ -14,7 +14,7 @@ import msgspec
 
 from edl_runtime.concurrency import first_completed
 from edl_runtime.discovery.assignments import REPORT_EVERY_S, SILENT_AFTER_S, Assignment, StudentStatus
-from edl_runtime.discovery.errors import DiscoveryRefusedError, DiscoverySilentError, DiscoveryUnavailableError
+from edl_runtime.discovery.errors import DiscoveryRefusedError, DiscoveryTimeoutError, DiscoveryUnavailableError
 from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
@@ -33,18 +33,18 @@ _REASON_LIMIT = 16 * 1024
 
 
 class DiscoveryClient:
-    """The way to one endpoint: connections are kept and used again. A context manager.
+    """A client of one endpoint, with persistent connections. A context manager.
 
-    Raises SpecError for a `url` that is none of http or https, or that has a user, a password or a query in it.
+    Raises SpecError for a `url` that is not http or https, or that has a user, a password or a query in it.
     """
 
     def __init__(self, url: str, token: str) -> None:
         import httpx
 
-        self.url = _checked(url)
+        self.url = _checked_url(url)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        # Not httpx.AsyncClient, which writes a line into the user's log for each request, and there is one a second.
-        # Certificates to trust take a while to load, and http has none.
+        # Not httpx.AsyncClient, which logs each request, about one a second. Only https needs the certificates, which
+        # are slow to load.
         self._transport = httpx.AsyncHTTPTransport(verify=self.url.startswith("https:"))
         times = httpx.Timeout(SILENT_AFTER_S, connect=CONNECT_WITHIN_S)
         self._extensions = {"timeout": times.as_dict()}
@@ -61,16 +61,16 @@ class DiscoveryClient:
         return await self._read("/v1/pools", list[PoolInfo])
 
     async def pool(self, name: str) -> PoolInfo:
-        """Return that pool. Raises as `ask` does; without members it is refused."""
+        """Return that pool. Raises as `ask` does; a pool without members is a DiscoveryRefusedError."""
         return await self._read(f"/v1/pools/{check_name('pool', name)}", PoolInfo)
 
     @asynccontextmanager
     async def ask(
         self, method: str, path: str, *, params: dict[str, Any] | None = None, content: bytes = b""
     ) -> AsyncIterator[httpx.Response]:
-        """Give the answer, its body unread, if the endpoint agrees.
+        """Yield the successful response, its body unread.
 
-        Raises DiscoveryUnavailableError, also in the block when the connection is lost or silent for `SILENT_AFTER_S`,
+        Raises DiscoveryUnavailableError, also in the block when the connection is lost or idle for `SILENT_AFTER_S`,
         and DiscoveryRefusedError.
         """
         import httpx
@@ -93,7 +93,7 @@ class DiscoveryClient:
         try:
             return JsonDecoder(kind).decode(content)
         except msgspec.DecodeError as error:
-            raise DiscoveryRefusedError(self.url, response.status_code, f"no pools: {error}") from None
+            raise DiscoveryRefusedError(self.url, response.status_code, f"its answer can't be read: {error}") from None
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -102,12 +102,12 @@ class DiscoveryClient:
         try:
             yield
         except httpx.TimeoutException:
-            raise DiscoverySilentError(self.url, "it is silent") from None
+            raise DiscoveryTimeoutError(self.url, "no answer in time") from None
         except (httpx.TransportError, OSError) as error:
             raise DiscoveryUnavailableError(self.url, str(error) or type(error).__name__) from None
 
     async def _refusal(self, response: httpx.Response) -> Exception:
-        """Return the error that an answer is; only a server in trouble may answer otherwise later."""
+        """Return the error for an answer; only a 5xx is worth a retry."""
         reason = await _reason(response)
         if response.is_server_error:
             return DiscoveryUnavailableError(self.url, f"it answered {response.status_code}: {reason}")
@@ -123,7 +123,7 @@ async def _reason(response: httpx.Response) -> str:
     try:
         return _refusal_decoder.decode(body).error
     except msgspec.DecodeError:
-        return "it is no discovery endpoint of ours"
+        return "it is not a discovery endpoint"
 
 
 class _Refusal(msgspec.Struct):
@@ -136,14 +136,14 @@ _refusal_decoder = JsonDecoder(_Refusal)
 _NAME = "settings.discovery_url (EDL_DISCOVERY_URL)"
 
 
-def _checked(url: str) -> str:
+def _checked_url(url: str) -> str:
     allowed = "http:// or https:// with host and port, as in https://edl.example:8443; the token has its own variable"
     try:
         parts = urlsplit(url)
         safe = f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
-    except ValueError:  # half an IPv6 address, or a port that is no number
+    except ValueError:  # a malformed IPv6 address or port
         raise SpecError(_NAME, "no URL", allowed) from None
-    if not parts.scheme or not parts.hostname:  # and nobody knows what is a secret in it
+    if not parts.scheme or not parts.hostname:  # show nothing of it: any part may be a secret
         raise SpecError(_NAME, "a URL without a host" if parts.scheme else "a URL without http:// or https://", allowed)
     if parts.scheme not in ("http", "https") or parts.username or parts.password or parts.query:
         raise SpecError(_NAME, safe, allowed)
@@ -154,7 +154,7 @@ def _checked(url: str) -> str:
 
 SHORTEST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
-"""Between attempts to come back; each is up to twice as long as the one before, by chance."""
+"""Between attempts to reconnect; doubles each time, with jitter."""
 
 LINE_LIMIT = 1 << 20
 """Bytes of an assignment: tens of thousands of teachers."""
@@ -165,25 +165,24 @@ _assignment_decoder = JsonDecoder(Assignment)
 
 
 async def follow_assignments(
-    link: DiscoveryClient,
+    client: DiscoveryClient,
     pool: str,
     me: Member,
     use: Callable[[Assignment], None],
-    say: Callable[[], StudentStatus],
+    make_status: Callable[[], StudentStatus],
 ) -> None:
-    """Be that student of the pool and call `use` with each assignment, changed or not, until cancelled.
+    """Register as that student of the pool and call `use` with each assignment, changed or not, until cancelled.
 
-    What `say` returns is told about once a second. An endpoint that is lost is tried again for ever. When it comes back
-    without teachers, that is believed after `SETTLE_S` only: its Redis may have been emptied.
+    Sends what `make_status` returns about once a second. Reconnects for ever to an endpoint that is lost. After that an
+    assignment without teachers is ignored for `SETTLE_S`: Redis may have been emptied.
 
-    Raises DiscoveryUnavailableError and DiscoveryRefusedError when the first attempt to reach it fails.
+    Raises DiscoveryUnavailableError and DiscoveryRefusedError when the first connection fails.
     """
     path = f"/v1/pools/{pool}/students/{me.id}"
-    async with aclosing(_assignments(link, path, me)) as assignments:
+    async with aclosing(_assignments(client, path, me)) as assignments:
         use(await anext(assignments))
-        await first_completed(
-            _use_each(assignments, use), _report_status(link, path, say)
-        )  # which only who is connected may
+        # only a connected student may send its status
+        await first_completed(_use_each(assignments, use), _report_status(client, path, make_status))
 
 
 async def _use_each(assignments: AsyncIterable[Assignment], use: Callable[[Assignment], None]) -> None:
@@ -191,7 +190,7 @@ async def _use_each(assignments: AsyncIterable[Assignment], use: Callable[[Assig
         use(assignment)
 
 
-async def _assignments(link: DiscoveryClient, path: str, me: Member) -> AsyncGenerator[Assignment, None]:
+async def _assignments(client: DiscoveryClient, path: str, me: Member) -> AsyncGenerator[Assignment, None]:
     loop = asyncio.get_running_loop()
     known = away = False
     back_at = -math.inf
@@ -199,11 +198,11 @@ async def _assignments(link: DiscoveryClient, path: str, me: Member) -> AsyncGen
     while True:
         cause = "it ended the stream"
         try:
-            async with aclosing(_read_stream(link, path, me)) as lines:
+            async with aclosing(_read_stream(client, path, me)) as lines:
                 async for assignment in lines:
                     if away:
                         back_at = loop.time()
-                        log.info("discovery.back", url=link.url)
+                        log.info("discovery.recovered", url=client.url)
                     known, away, pause_s = True, False, SHORTEST_PAUSE_S
                     if assignment.teachers or loop.time() > back_at + SETTLE_S:
                         yield assignment
@@ -212,20 +211,22 @@ async def _assignments(link: DiscoveryClient, path: str, me: Member) -> AsyncGen
                 raise
             cause = error.cause
         if not away:
-            log.warning("discovery.away", url=link.url, cause=cause)
+            log.warning("discovery.unavailable", url=client.url, cause=cause)
         away = True
-        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - to come apart, not to hide
+        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-async def _read_stream(link: DiscoveryClient, path: str, me: Member) -> AsyncGenerator[Assignment, None]:
+async def _read_stream(client: DiscoveryClient, path: str, me: Member) -> AsyncGenerator[Assignment, None]:
     params = {"address": me.address, **({} if me.want is None else {"want": me.want})}
-    async with link.ask("GET", path, params=params) as response:
+    async with client.ask("GET", path, params=params) as response:
         try:
             async for line in _lines(response.aiter_raw()):
                 yield _assignment_decoder.decode(line)
         except msgspec.DecodeError as error:
-            raise DiscoveryRefusedError(link.url, response.status_code, f"no assignment: {error}") from None
+            raise DiscoveryRefusedError(
+                client.url, response.status_code, f"its answer can't be read: {error}"
+            ) from None
 
 
 async def _lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
@@ -235,13 +236,13 @@ async def _lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         for line in lines:
             yield line
         if len(rest) > LINE_LIMIT:
-            raise msgspec.DecodeError(f"a line of {LINE_LIMIT} bytes or more")
+            raise msgspec.DecodeError(f"a line of more than {LINE_LIMIT} bytes")
 
 
-async def _report_status(link: DiscoveryClient, path: str, say: Callable[[], StudentStatus]) -> None:
+async def _report_status(client: DiscoveryClient, path: str, make_status: Callable[[], StudentStatus]) -> None:
     while True:
-        words = msgspec.json.encode(say())
-        with suppress(DiscoveryUnavailableError, DiscoveryRefusedError):  # the stream tells
-            async with link.ask("PUT", f"{path}/status", content=words):
+        status = msgspec.json.encode(make_status())
+        with suppress(DiscoveryUnavailableError, DiscoveryRefusedError):  # the stream reports it
+            async with client.ask("PUT", f"{path}/status", content=status):
                 pass
         await asyncio.sleep(REPORT_EVERY_S)

@@ -9,7 +9,7 @@ from edl_runtime.store.errors import RegistryError
 
 @dataclass(eq=False, repr=False)
 class DiscoveryUnavailableError(RegistryError, ConnectionError):
-    """Raised when a discovery endpoint does not answer, or has no registry to ask."""
+    """Raised when a discovery endpoint does not answer, or its registry is unavailable."""
 
     url: str
     cause: str
@@ -21,13 +21,13 @@ class DiscoveryUnavailableError(RegistryError, ConnectionError):
         )
 
 
-class DiscoverySilentError(DiscoveryUnavailableError):
-    """Raised when a discovery endpoint does not answer in time; it may be away, or slow for a moment."""
+class DiscoveryTimeoutError(DiscoveryUnavailableError):
+    """Raised when a discovery endpoint does not answer in time."""
 
 
 @dataclass(eq=False, repr=False)
 class DiscoveryRefusedError(RegistryError):
-    """Raised when a discovery endpoint refuses a request: a wrong token, or something that is no such endpoint."""
+    """Raised when a discovery endpoint refuses a request: the token is wrong, or it is no discovery endpoint."""
 
     url: str
     status: int
@@ -42,13 +42,13 @@ class DiscoveryRefusedError(RegistryError):
 
 @dataclass(eq=False, repr=False)
 class PoolLimitError(RegistryError):
-    """Raised when an endpoint follows as many pools as it can, and a student asks for another."""
+    """Raised when a student asks for one more pool than an endpoint can serve."""
 
     pool: str
     limit: int
 
     def __str__(self) -> str:
         return (
-            f"this endpoint already has students of {self.limit} pools, the most that it follows at once, and pool "
-            f"{self.pool!r} is not among them; run another `edl discovery`, or stop students of other pools"
+            f"this endpoint serves students of at most {self.limit} pools, and pool {self.pool!r} would be one more; "
+            "run another `edl discovery`, or stop students of other pools"
         )

@@ -1,4 +1,4 @@
-"""The discovery endpoint from its first breath to its last: listen, serve, let students go."""
+"""The server of the discovery endpoint."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from edl_runtime.store.errors import RegistryError
 from edl_runtime.store.redis_client import connect
 
 CONNECTION_LIMIT = 2500
-"""Each student has two."""
+"""Each student uses two."""
 REDIS_LIMIT = 500
 """Connections to Redis."""
 POOL_LIMIT = 200
-"""Each pool that is followed has two connections to Redis; leases are renewed in turn by those that are left."""
+"""Each pool uses two connections to Redis; the others renew leases."""
 IDLE_CHECK_S = 5.0
-"""How often clients are looked for to disconnect: those that have asked nothing since the last look."""
+"""How often connections are checked; those without a request since the last check are closed."""
 OTHER_FILES = 256
 """Descriptors that are neither students' nor Redis's."""
 TCP_TIMEOUT_S = 10.0
-"""A connection whose other end does not take what it is sent is dropped after so long."""
+"""After so long a connection is dropped whose client does not read."""
 SHUTDOWN_TIMEOUT_S = 3.0
-"""Longest time to end what is in flight."""
+"""Longest time to finish open requests."""
 
 log = get_logger(__name__)
 
@@ -44,10 +44,10 @@ log = get_logger(__name__)
 async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Callable[[str], None]) -> None:
     """Serve the registry of `settings` until SIGTERM or SIGINT: then end the streams, leave their pools and return.
 
-    `on_ready` is called with the URL as soon as connections are taken, with Redis or without: requests that need it
-    are answered 503 while it is away.
+    `on_ready` is called with the URL once connections are accepted, even while Redis is unavailable: requests that need
+    it are answered 503.
 
-    Raises SpecError for what a restart can't mend, RegistryError when it can't listen.
+    Raises SpecError for wrong settings, RegistryError when it can't listen.
     """
     check_exposure(host, settings.discovery_token, "EDL_DISCOVERY_TOKEN")
     if not settings.redis_url:
@@ -80,7 +80,7 @@ async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Calla
 
         listener = _listen(host, port)
         async with asyncio.TaskGroup() as tasks, accepting(listener, connections, connection, shown):
-            tasks.create_task(server.serve(sockets=[]))  # it takes no connections itself
+            tasks.create_task(server.serve(sockets=[]))  # `accepting` hands it the connections
             on_ready(_url(listener, "https" if shown else "http"))
             await stop.wait()
             registry.close()
@@ -89,7 +89,7 @@ async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Calla
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to its caller."""
+    """A server that does not handle signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -97,30 +97,30 @@ class _Server(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """A connection that is one of a limited number, and that has to ask something soon, and again when answered."""
+    """One of a limited number of connections. It is closed if the client sends no request for a while."""
 
-    stalled_for = 0  # TCP_USER_TIMEOUT ends those that don't read
+    stalled_for = 0  # TCP_USER_TIMEOUT closes those that don't read
 
     def __init__(self, config: uvicorn.Config, state: ServerState, connections: ConnectionTable[_Connection]) -> None:
-        super().__init__(config, state, {AUTHENTICATED: self._welcome})
-        self._all = connections
+        super().__init__(config, state, {AUTHENTICATED: self._mark_authenticated})
+        self._table = connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent's
         super().connection_made(transport)
-        self._all.handshake_done(self)
+        self._table.handshake_done(self)
         self._expect_request_soon((None, True))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._all.remove(self)
+        self._table.remove(self)
         super().connection_lost(exc)
 
-    def _welcome(self) -> None:
-        self._all.mark_used(self)
+    def _mark_authenticated(self) -> None:
+        self._table.mark_used(self)
 
     @property
     def idle(self) -> bool:
-        asked: RequestResponseCycle | None = self.cycle
-        return asked is None or asked.response_complete
+        request: RequestResponseCycle | None = self.cycle
+        return request is None or request.response_complete
 
     def abort(self) -> None:
         self.transport.abort()
@@ -129,13 +129,12 @@ class _Connection(H11Protocol):
         self.loop.call_later(IDLE_CHECK_S, self._expect_request, seen)
 
     def _expect_request(self, seen: tuple[object, bool]) -> None:
-        """Disconnect if the last request and whether it is answered are as `seen`, and it is the client's turn."""
-        asked: RequestResponseCycle | None = self.cycle
-        answered = self.idle
-        if answered and seen == (asked, True):
+        """Disconnect if the last request was already answered at the last check and no other has come since."""
+        now = (self.cycle, self.idle)
+        if self.idle and seen == now:
             self.transport.abort()
         elif not self.transport.is_closing():
-            self._expect_request_soon((asked, answered))
+            self._expect_request_soon(now)
 
 
 def _listen(host: str, port: int) -> socket.socket:

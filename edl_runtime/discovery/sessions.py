@@ -1,4 +1,4 @@
-"""The students that are connected to a discovery endpoint, and the pools that they follow."""
+"""The students that are connected to a discovery endpoint, and their pools."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ log = get_logger(__name__)
 
 
 class StudentRegistry:
-    """Keeps connected students registered, each for as long as its block lasts.
+    """Keeps connected students registered.
 
-    All students of a pool share one watch of its teachers and one of its students, which end with the last of them.
-    Students of `most_pools` may be connected at once.
+    All students of a pool share one `PoolAssignments`, which ends with the last of them. Students of at most
+    `most_pools` pools may be connected at once.
     """
 
     def __init__(self, client: Redis, namespace: str, *, ttl_s: float, most_pools: int) -> None:
@@ -38,119 +38,119 @@ class StudentRegistry:
         self._ttl_s = ttl_s
         self._most_pools = most_pools
         self._closing = asyncio.Event()
-        self._feeds: dict[str, PoolAssignments] = {}
-        self._connected: dict[tuple[str, str], StudentSession] = {}
+        self._pools: dict[str, PoolAssignments] = {}
+        self._sessions: dict[tuple[str, str], StudentSession] = {}
 
     @asynccontextmanager
     async def connect(self, pool: str, student: Member) -> AsyncIterator[StudentSession]:
-        """Be that student of the pool in the block, in place of an earlier one of the same id.
+        """Register the student in the block; replaces an earlier session of the same id.
 
-        Raises RegistryUnavailableError when Redis is away at the start, PoolLimitError when there are as many pools.
+        Raises RegistryUnavailableError when Redis is unavailable at the start, PoolLimitError beyond `most_pools`.
         """
         service = Service(self._namespace, pool, "students")
 
-        def needs() -> StudentReport | None:
-            return said.needs if (said := self._connected.get((pool, student.id))) else None
+        def make_report() -> StudentReport | None:
+            session = self._sessions.get((pool, student.id))
+            return session.report if session else None
 
         async with (
-            self._follow(pool, student) as feed,
-            hold_lease(self._client, service, student, ttl_s=self._ttl_s, says=needs) as lease,
+            self._follow(pool, student) as assignments,
+            hold_lease(self._client, service, student, ttl_s=self._ttl_s, make_report=make_report) as lease,
         ):
-            one = self._connected[pool, student.id] = StudentSession(student, feed, lease, self._closing)
-            log.info("student.connected", pool=pool, student=student.id, connected=len(self._connected))
+            session = self._sessions[pool, student.id] = StudentSession(student, assignments, lease, self._closing)
+            log.info("student.connected", pool=pool, student=student.id, connected=len(self._sessions))
             try:
-                yield one
+                yield session
             finally:
-                if self._connected.get((pool, student.id)) is one:
-                    del self._connected[pool, student.id]
+                if self._sessions.get((pool, student.id)) is session:
+                    del self._sessions[pool, student.id]
 
-    async def update(self, pool: str, student_id: str, said: StudentStatus) -> bool:
-        """Take in what a student says; return False when it is not connected. What it needs goes with its lease."""
-        one = self._connected.get((pool, student_id))
-        if one is None:
+    async def update(self, pool: str, student_id: str, status: StudentStatus) -> bool:
+        """Store a student's status; return False when it is not connected. Its load is reported with its lease."""
+        session = self._sessions.get((pool, student_id))
+        if session is None:
             return False
-        one.hear(said.quarantined)
-        one.needs = said.needs
-        if said.quarantined or one.has_quarantined:
-            with suppress(RegistryUnavailableError):  # the student will say it again
-                await quarantine.publish_quarantine(self._client, self._namespace, pool, student_id, said.quarantined)
-                one.has_quarantined = bool(said.quarantined)
+        session.note_status(status.quarantined)
+        session.report = status.needs
+        if status.quarantined or session.has_quarantined:
+            with suppress(RegistryUnavailableError):  # the student sends it again
+                await quarantine.publish_quarantine(self._client, self._namespace, pool, student_id, status.quarantined)
+                session.has_quarantined = bool(status.quarantined)
         return True
 
     def close(self) -> None:
-        """Tell all that are connected to end, and those who come."""
+        """End all sessions, and new ones at once."""
         self._closing.set()
 
     @asynccontextmanager
     async def _follow(self, pool: str, student: Member) -> AsyncIterator[PoolAssignments]:
-        feed = self._feeds.get(pool)
-        if feed is None:
-            if len(self._feeds) >= self._most_pools:
+        assignments = self._pools.get(pool)
+        if assignments is None:
+            if len(self._pools) >= self._most_pools:
                 raise PoolLimitError(pool, self._most_pools)
-            feed = self._feeds[pool] = PoolAssignments(Directory(self._client, self._namespace), pool)
-            feed.start()
-        feed.followers += 1
-        feed.add(student)
+            assignments = self._pools[pool] = PoolAssignments(Directory(self._client, self._namespace), pool)
+            assignments.start()
+        assignments.followers += 1
+        assignments.add(student)
         try:
-            await first_completed(feed.knows(student.id), feed.ended())
-            yield feed
+            await first_completed(assignments.wait_assigned(student.id), assignments.ended())
+            yield assignments
         finally:
-            feed.remove(student)
-            feed.followers -= 1
-            if not feed.followers:
-                del self._feeds[pool]
-                await feed.stop()
+            assignments.remove(student)
+            assignments.followers -= 1
+            if not assignments.followers:
+                del self._pools[pool]
+                await assignments.stop()
 
 
 class StudentSession:
-    """A student that is connected. `has_quarantined` is whether it may have told others of teachers in quarantine.
+    """A connected student. `has_quarantined`: it may have published quarantined teachers. `report`: its last one."""
 
-    `needs` is what it last said about that.
-    """
-
-    def __init__(self, student: Member, feed: PoolAssignments, lease: Lease, closing: asyncio.Event) -> None:
+    def __init__(self, student: Member, assignments: PoolAssignments, lease: Lease, closing: asyncio.Event) -> None:
         self.has_quarantined = True  # in an earlier stream
-        self.needs: StudentReport | None = None
+        self.report: StudentReport | None = None
         self._student = student
-        self._feed = feed
+        self._assignments = assignments
         self._lease = lease
         self._closing = closing
-        self.hear({})
+        self.note_status({})
 
-    def hear(self, quarantined: Mapping[str, str]) -> None:
-        """Note a sign of life, and which teachers the student can't use."""
-        self._heard_at = asyncio.get_running_loop().time()
-        self._feed.avoid(self._student.id, quarantined)
+    def note_status(self, quarantined: Mapping[str, str]) -> None:
+        """Note that the student is alive, and which teachers it can't use."""
+        self._seen_at = asyncio.get_running_loop().time()
+        self._assignments.avoid(self._student.id, quarantined)
 
     async def assignments(self) -> AsyncGenerator[Assignment, None]:
-        """Yield the student's teachers at once, as soon as they change, and every `REPORT_EVERY_S`; for ever."""
+        """Yield the student's teachers at once, after each change, and every `REPORT_EVERY_S`."""
         while True:
-            said = self._feed.assignment(self._student.id)
-            if said is not None:
-                yield said
+            sent = self._assignments.assignment(self._student.id)
+            if sent is not None:
+                yield sent
             with suppress(TimeoutError):
                 async with asyncio.timeout(REPORT_EVERY_S):
-                    await self._wait_for_other_teachers(said)
+                    await self._wait_for_other_teachers(sent)
 
     async def wait_until_closed(self) -> str:
-        """Wait until the student has to be let go and return why."""
-        return await first_completed(self._silence(), self._refusal(), self._close(), self._feed.ended())
+        """Wait until the session has to end and return why."""
+        return await first_completed(
+            self._status_timeout(), self._rejection(), self._close(), self._assignments.ended()
+        )
 
-    async def _wait_for_other_teachers(self, said: Assignment | None) -> None:
+    async def _wait_for_other_teachers(self, sent: Assignment | None) -> None:
         while True:
-            await self._feed.news()
-            now = self._feed.assignment(self._student.id)
-            if now is not None and (said is None or now.teachers != said.teachers):
+            await self._assignments.wait_computed()
+            now = self._assignments.assignment(self._student.id)
+            if now is not None and (sent is None or now.teachers != sent.teachers):
                 return
 
-    async def _silence(self) -> str:
+    async def _status_timeout(self) -> str:
         loop = asyncio.get_running_loop()
-        while (rest_s := self._heard_at + SILENT_AFTER_S - loop.time()) > 0:  # noqa: ASYNC110 - it may be heard of
+        while (rest_s := self._seen_at + SILENT_AFTER_S - loop.time()) > 0:  # noqa: ASYNC110 - a status puts it off
             await asyncio.sleep(rest_s)
-        return f"it said nothing for {SILENT_AFTER_S:.0f} s"
+        return f"it sent no status for {SILENT_AFTER_S:.0f} s"
 
-    async def _refusal(self) -> str:
-        return str(await self._lease.refused())
+    async def _rejection(self) -> str:
+        return str(await self._lease.wait_rejected())
 
     async def _close(self) -> str:
         await self._closing.wait()

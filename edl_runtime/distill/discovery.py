@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edl_runtime.concurrency import first_completed
 from edl_runtime.discovery.assignments import Assignment, PoolAssignments, StudentStatus
 from edl_runtime.discovery.client import DiscoveryClient, follow_assignments
-from edl_runtime.discovery.errors import DiscoverySilentError
+from edl_runtime.discovery.errors import DiscoveryTimeoutError
 from edl_runtime.distill.teachers import Discovered
 from edl_runtime.log import get_logger
 from edl_runtime.meter import WINDOW_S, RateMeter
@@ -25,7 +25,7 @@ from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
-from edl_runtime.store.errors import RegistrySilentError, RegistryUnavailableError
+from edl_runtime.store.errors import RegistryTimeoutError, RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ async def follow_pool(
     while True:
         try:
             await follow_teachers(teachers.pool, me, settings, on_assignment, get_status)
-        except (RegistrySilentError, DiscoverySilentError) as error:
+        except (RegistryTimeoutError, DiscoveryTimeoutError) as error:
             on_unavailable(str(error))
-            log.warning("registry.away", pool=teachers.pool, cause=str(error))
+            log.warning("registry.unavailable", pool=teachers.pool, cause=str(error))
 
 
 async def _follow_endpoint(
@@ -87,7 +87,7 @@ async def _follow_registry(
     service = keys.Service(settings.namespace, pool, "students")
     async with (
         connect(settings.redis_url) as client,
-        hold_lease(client, service, me, ttl_s=settings.lease_ttl_s, says=lambda: get_status().needs),
+        hold_lease(client, service, me, ttl_s=settings.lease_ttl_s, make_report=lambda: get_status().needs),
     ):
         feed = PoolAssignments(Directory(client, settings.namespace), pool)
         feed.start()
@@ -120,7 +120,7 @@ async def _watch_assignments(feed: PoolAssignments, me: Member, on_assignment: C
     while True:
         if (assignment := feed.assignment(me.id)) is not None:
             on_assignment(assignment)
-        await feed.news()
+        await feed.wait_computed()
 
 
 async def _publish_quarantine(

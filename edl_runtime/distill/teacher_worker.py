@@ -17,7 +17,7 @@ from edl_runtime.log import get_logger
 from edl_runtime.protocol.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.protocol.tensors import Tensor
-from edl_runtime.registry.members import differences
+from edl_runtime.registry.members import signature_differences
 
 FIRST_QUARANTINE_S = 0.1
 LONGEST_QUARANTINE_S = 30.0
@@ -232,7 +232,7 @@ class TeacherWorker(threading.Thread):
 
     def _agreed(self, signature: ModelSignature) -> ModelSignature:
         agreed = self._dispatcher.agree_on_signature(signature)
-        if agreed != signature and (unlike := differences(agreed, signature)):
+        if agreed != signature and (unlike := signature_differences(agreed, signature)):
             raise UnusableTeacherError(f"its model differs from the others': {'; '.join(unlike)}")
         return agreed
 

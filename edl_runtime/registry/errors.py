@@ -1,4 +1,4 @@
-"""Errors of pools and of who registers in them."""
+"""Errors of pools and their members."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edl_runtime.store.errors import RegistryError
 
 @dataclass(eq=False, repr=False)
 class UnknownPoolError(RegistryError, LookupError):
-    """Raised when nobody is registered in a pool of that name."""
+    """Raised when a pool has no members."""
 
     pool: str
     namespace: str
@@ -20,7 +20,7 @@ class UnknownPoolError(RegistryError, LookupError):
         known = f"there are: {', '.join(self.known)}" if self.known else "there are none"
         return (
             f"no pool {self.pool!r} has members in namespace {self.namespace!r} now; {known}. "
-            "`edl jobs` tells whether its teachers run, and EDL_NAMESPACE names another namespace"
+            "`edl jobs` shows whether its teachers run, and EDL_NAMESPACE names another namespace"
         )
 
 
@@ -40,10 +40,10 @@ class PoolMismatchError(RegistryError):
 
 @dataclass(eq=False, repr=False)
 class SupersededError(RegistryError):
-    """Raised when somebody else has registered with a member's id."""
+    """Raised when another process has registered with a member's id."""
 
     pool: str
     member: str
 
     def __str__(self) -> str:
-        return f"somebody else has registered as {self.member!r} in pool {self.pool!r}; give each member its own id"
+        return f"another process has registered as {self.member!r} in pool {self.pool!r}; give each member its own id"

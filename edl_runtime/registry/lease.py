@@ -1,10 +1,8 @@
-"""Being registered: a lease that is renewed until one leaves.
+"""Registrations in the registry: leases that are renewed until the holder leaves.
 
-A lease is granted for `ttl_s` by a clock that goes by Redis's, but never back, and renewed every third of that, at
-least once a second. While Redis is away the holder keeps trying; a Redis that came back empty, or a holder that was
-stopped for too long, is a registration anew with a new fencing token. The record in Redis carries a random name of its
-holder: one that starved and missed the answer to its registration finds itself there, and not somebody who superseded
-it.
+A lease lasts `ttl_s` and is renewed every third of that, at least once a second. The holder keeps trying while Redis is
+unavailable, and registers again with a new fencing token if its lease has expired or Redis was emptied. The record in
+Redis carries a random name of its holder, so a holder that missed the answer to its registration recognises itself.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry.directory import add_to_pool_list
 from edl_runtime.registry.errors import PoolMismatchError, SupersededError
-from edl_runtime.registry.members import Member, differences
+from edl_runtime.registry.members import Member, signature_differences
 from edl_runtime.store import keys
 from edl_runtime.store.errors import RegistryError, RegistryUnavailableError
 from edl_runtime.store.redis_client import malformed_if_unreadable, run_script
@@ -33,37 +31,39 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 RENEW_EVERY_S = 1.0
-"""At the latest: so soon is a member back in a Redis that was emptied, however long its lease."""
+"""At most, however long the lease: a member is back so soon after Redis was emptied."""
 RETRY_EVERY_S = 0.5
-"""While Redis does not answer."""
+"""While Redis is unavailable."""
 ADD_TO_POOL_LIST_EVERY_S = 600.0
-"""How often a member puts its pool on the list of pools anew, which is kept for a day and may be lost alone."""
+"""How often a member adds its pool to the list of pools again: that key is kept for a day and may be lost alone."""
 
 MakeReport = Callable[[], msgspec.Struct | None]
-"""Returns what a member reports at the moment, None for nothing; called on the event loop, so it returns at once."""
+"""Returns a member's current report, None for none. Called on the event loop, so it must not block."""
 
 log = get_logger(__name__)
 
 
 class Lease:
-    """A registration that is being kept up; `hold_lease` makes it. `fence` is the current fencing token."""
+    """A registration that is renewed; made by `hold_lease`. `fence` is the current fencing token."""
 
-    def __init__(self, client: Redis, service: keys.Service, member: Member, ttl_s: float, says: MakeReport) -> None:
+    def __init__(
+        self, client: Redis, service: keys.Service, member: Member, ttl_s: float, make_report: MakeReport
+    ) -> None:
         self.fence = 0
         self._client = client
         self._service = service
         self._member = member
         self._ttl_s = ttl_s
-        self._says = says
+        self._make_report = make_report
         self._holder = secrets.token_hex(8)
         self._keeping: asyncio.Task[RegistryError] | None = None
         self._list_at = 0.0
 
-    async def refused(self) -> RegistryError:
-        """Wait until this registration can never come back and return why; for ever, if all goes well.
+    async def wait_rejected(self) -> RegistryError:
+        """Wait until the registry rejects this registration for good, and return why. May wait for ever.
 
-        PoolMismatchError: Redis came back empty and teachers of another model were in the pool first.
-        SupersededError: somebody else registered with this id.
+        PoolMismatchError: Redis was emptied and teachers of another model joined the pool first.
+        SupersededError: another process registered with this id.
         """
         if self._keeping is None:
             raise RuntimeError("the lease is not held; use hold_lease")
@@ -79,10 +79,10 @@ class Lease:
             return
         self._keeping.cancel()
         await asyncio.wait([self._keeping])
-        with suppress(RegistryUnavailableError):  # it will run out by itself
+        with suppress(RegistryUnavailableError):  # the lease will expire
             await self._run("release", self._member.id, self.fence)
         if not self._keeping.cancelled():
-            self._keeping.result()  # a failure that nobody waited for is not to be lost
+            self._keeping.result()  # raise an unexpected error that nobody waited for
 
     async def _keep(self) -> RegistryError:
         away = False
@@ -94,19 +94,21 @@ class Lease:
                 await self._renew()
             except RegistryUnavailableError as error:
                 if not away:
-                    log.warning("registry.away", member=self._member.id, address=error.address, cause=error.cause)
+                    log.warning(
+                        "registry.unavailable", member=self._member.id, address=error.address, cause=error.cause
+                    )
                 away = True
             except RegistryError as error:
-                log.warning("lease.refused", member=self._member.id, pool=self._service.pool, cause=str(error))
+                log.warning("lease.rejected", member=self._member.id, pool=self._service.pool, cause=str(error))
                 return error
             else:
                 if away:
-                    log.info("registry.back", member=self._member.id)
+                    log.info("registry.recovered", member=self._member.id)
                 away = False
             took_s = time.monotonic() - began
 
     async def _renew(self) -> None:
-        report = self._says()
+        report = self._make_report()
         text = "" if report is None else msgspec.json.encode(report).decode()
         answer: str = await self._run("renew", self._member.id, self.fence, _ms(self._ttl_s), text, self._holder)
         if answer == "taken":
@@ -114,12 +116,12 @@ class Lease:
         if answer == "gone":
             await self._register()
         else:
-            self.fence = int(answer)  # a later one where a registration was not answered
+            self.fence = int(answer)  # a later one if the answer to a registration was lost
         if time.monotonic() >= self._list_at:
-            await self._list()
+            await self._add_to_list()
 
     async def _register(self) -> None:
-        """Register, waiting once for leases that stand in the way to run out: their holders may be dead."""
+        """Register; if the pool has another model, wait once for its leases to expire: its teachers may be dead."""
         ours = self._member.signature
         member = msgspec.json.encode(msgspec.structs.replace(self._member, fence=0)).decode()
         record = f'{{"holder":"{self._holder}",{member[1:]}'
@@ -131,16 +133,16 @@ class Lease:
                 self.fence = answer[0]
                 break
             with malformed_if_unreadable(keys.service_key(self._service, "contract")):
-                theirs, runs_out_ms = JsonDecoder(ModelSignature).decode(answer[0]), answer[1]
-            different = differences(theirs, ours) if ours else []
+                theirs, expires_ms = JsonDecoder(ModelSignature).decode(answer[0]), answer[1]
+            different = signature_differences(theirs, ours) if ours else []
             if not different:
-                contract = answer[0]  # the same in other words
+                contract = answer[0]  # the same model, encoded differently
             elif waited:
                 raise PoolMismatchError(self._service.pool, different)
             else:
                 waited = True
-                await asyncio.sleep(runs_out_ms / 1000 + 0.01)
-        await self._list()
+                await asyncio.sleep(expires_ms / 1000 + 0.01)
+        await self._add_to_list()
         log.info(
             "member.registered",
             pool=self._service.pool,
@@ -150,7 +152,7 @@ class Lease:
             fence=self.fence,
         )
 
-    async def _list(self) -> None:
+    async def _add_to_list(self) -> None:
         await add_to_pool_list(self._client, self._service.namespace, self._service.pool)
         self._list_at = time.monotonic() + ADD_TO_POOL_LIST_EVERY_S
 
@@ -159,28 +161,25 @@ class Lease:
 
 
 def pause_s(ttl_s: float, took_s: float, *, away: bool) -> float:
-    """Return how long to wait after a try that `took_s`: a slow answer takes nothing from the next try's time."""
+    """Return how long to wait after a renewal that took `took_s`, so that slow answers don't delay the next one."""
     every_s = min(ttl_s / 3, RENEW_EVERY_S)
     return max(0.0, (min(every_s, RETRY_EVERY_S) if away else every_s) - took_s)
 
 
 def hold_lease(
-    client: Redis, service: keys.Service, member: Member, *, ttl_s: float = 3.0, says: MakeReport = lambda: None
+    client: Redis, service: keys.Service, member: Member, *, ttl_s: float = 3.0, make_report: MakeReport = lambda: None
 ) -> AbstractAsyncContextManager[Lease]:
-    """Be registered as `member` of `service` from the first line of the block to its end.
+    """Register `member` in `service` during the block. Outages of Redis are survived.
 
-    The member leaves the list with the block, or `ttl_s` after its process died or lost Redis. Redis going away
-    during the block is ridden out. Entering takes up to `ttl_s` longer when dead teachers of another model have yet to
-    run out.
-
-    What `says` returns is kept beside the member each time that its lease is renewed, and goes with it: a report costs
-    no command of its own. `edl_runtime.registry.pools` reads it.
+    If the process dies, the registration expires after `ttl_s`. Entering may take up to `ttl_s` longer, until leases of
+    dead teachers of another model have expired. Each renewal also stores what `make_report` returns, for
+    `edl_runtime.registry.pools`.
 
     Raises SpecError for a `ttl_s` that is not above 0; on entering, PoolMismatchError and RegistryUnavailableError.
     """
     if not ttl_s > 0:
         raise SpecError("lease_ttl_s", ttl_s, "seconds above 0")
-    return Lease(client, service, member, ttl_s, says)
+    return Lease(client, service, member, ttl_s, make_report)
 
 
 def _ms(seconds: float) -> int:

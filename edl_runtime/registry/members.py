@@ -1,26 +1,26 @@
-"""Members of pools, whether two models are the same to a student, and which student uses which teachers."""
+"""Members of pools, the differences between two models, and which student uses which teachers."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
 from edl_runtime.balance.assign import assign
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.oip import JOIN_EXTENSION, ModelSignature, TensorSpec
+from edl_runtime.protocol.oip import JOIN_EXTENSION, ModelSignature
+from edl_runtime.specs import check_weight
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A teacher or a student of a pool. Raises SpecError for a `weight` or `want` that can't be.
+    """A teacher or a student of a pool. Raises SpecError for a `weight` or `want` that is not allowed.
 
-    - `id`: unique in its pool and role; a later registration of the same id takes over from the earlier.
-    - `address`: "host:port" of a teacher; of a student, where it runs, for people.
+    - `id`: unique in its pool and role; a later registration of the same id replaces an earlier one.
+    - `address`: "host:port" of a teacher; of a student, where it runs, for display only.
     - `weight`: a teacher's share of the work, relative to its pool's others.
-    - `signature`: what a teacher's model takes and answers; None joins any pool.
+    - `signature`: inputs and outputs of a teacher's model; None joins any pool.
     - `want`: the most teachers that a student can use, None for all.
-    - `fence`: the fencing token, given by the registry; a later registration's is always larger.
+    - `fence`: the fencing token from the registry; it grows with each registration.
     """
 
     id: str
@@ -36,64 +36,53 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise SpecError("want", self.want, "1 or more, or None for all")
 
 
-def check_weight(weight: float) -> None:
-    """Raise SpecError unless a teacher can have this share of the work."""
-    if not (math.isfinite(weight) and weight > 0):
-        raise SpecError("weight", weight, "a number above 0")
-
-
-def differences(pool: ModelSignature, teacher: ModelSignature) -> list[str]:
-    """Return in words, field by field, where `teacher` differs from `pool`; empty when they are the same."""
-    return [
-        *_unlike("name", pool.name, teacher.name),
-        *_unlike("platform", pool.platform, teacher.platform),
-        *_unlike("versions", ", ".join(pool.versions), ", ".join(teacher.versions)),
-        *_unlike_tensors("input", pool.inputs, teacher.inputs),
-        *_unlike_tensors("output", pool.outputs, teacher.outputs),
-        *_unlike("extensions", _abilities(pool), _abilities(teacher)),
-        *_unlike_joining(pool, teacher),
+def signature_differences(pool: ModelSignature, teacher: ModelSignature) -> list[str]:
+    """Return a text for each field in which `teacher` differs from `pool`; empty when they are the same."""
+    theirs, ours = _described(pool), _described(teacher)
+    different = [field for field in {**theirs, **ours} if theirs.get(field) != ours.get(field)]
+    if not different:  # the tensors are the same, in any order
+        theirs, ours = _tensor_names(pool), _tensor_names(teacher)
+        different = [field for field in theirs if theirs[field] != ours[field]]
+    found = [
+        f"{field} is {ours.get(field, 'missing')} and the pool's {theirs.get(field, 'missing')}" for field in different
     ]
+    batching = ["above 1" if JOIN_EXTENSION in signature.extensions else "1" for signature in (teacher, pool)]
+    if batching[0] != batching[1]:
+        found.append(
+            "--max-batch is {} and the pool's {}; start all its teachers with 1, or all with more".format(*batching)
+        )
+    return found
 
 
-def _abilities(signature: ModelSignature) -> str:
-    return ", ".join(name for name in signature.extensions if name != JOIN_EXTENSION)
+def _described(signature: ModelSignature) -> dict[str, str]:
+    tensors = [*(("input", one) for one in signature.inputs), *(("output", one) for one in signature.outputs)]
+    return {
+        "name": signature.name or "empty",
+        "platform": signature.platform or "empty",
+        "versions": ", ".join(signature.versions) or "empty",
+        **{f"{kind} {one.name!r}": f"{one.datatype} {list(one.shape)}" for kind, one in tensors},
+        "extensions": ", ".join(name for name in signature.extensions if name != JOIN_EXTENSION) or "empty",
+    }
 
 
-def _unlike_joining(pool: ModelSignature, teacher: ModelSignature) -> Iterator[str]:
-    ours, theirs = ("above 1" if JOIN_EXTENSION in one.extensions else "1" for one in (teacher, pool))
-    if ours != theirs:
-        yield f"--max-batch is {ours} and the pool's {theirs}; start all its teachers with 1, or all with more"
+def _tensor_names(signature: ModelSignature) -> dict[str, str]:
+    return {
+        "inputs": ", ".join(one.name for one in signature.inputs),
+        "outputs": ", ".join(one.name for one in signature.outputs),
+    }
 
 
-def _unlike_tensors(kind: str, pool: tuple[TensorSpec, ...], teacher: tuple[TensorSpec, ...]) -> Iterator[str]:
-    theirs = {tensor.name: tensor for tensor in pool}
-    ours = {tensor.name: tensor for tensor in teacher}
-    for name in {**theirs, **ours}:
-        yield from _unlike(f"{kind} {name!r}", _describe_tensor(theirs.get(name)), _describe_tensor(ours.get(name)))
-    if theirs == ours and pool != teacher:
-        yield from _unlike(f"{kind}s", ", ".join(theirs), ", ".join(ours))
-
-
-def _unlike(field: str, pool: str, teacher: str) -> Iterator[str]:
-    if pool != teacher:
-        yield f"{field} is {teacher or 'empty'} and the pool's {pool or 'empty'}"
-
-
-def _describe_tensor(tensor: TensorSpec | None) -> str:
-    return f"{tensor.datatype} {list(tensor.shape)}" if tensor else "missing"
-
-
-# Who asks whom, by the lists of both roles.
+# Which student uses which teachers.
 
 
 def assign_teachers(
     teachers: Collection[Member], students: Collection[Member], avoided: Mapping[str, Collection[str]] | None = None
 ) -> dict[str, tuple[str, ...]]:
-    """Return the addresses of each student's teachers, sorted, by the student's id; whoever computes it, alike.
+    """Return the addresses of each student's teachers, sorted, by the student's id.
 
-    A student may be listed twice: the later wins. `avoided` has addresses that a student can't use, by its id. One
-    whose teachers are all among them gets those too that it would have if they weren't there; its own stay its own, for
-    it has to notice when they are good again.
+    If a student is listed twice, the later entry counts. `avoided` has the addresses that a student can't use, by its
+    id. A student that can use none of its teachers also gets those it would have without them. It keeps its own, so
+    that it notices when they recover.
     """
     chosen = _assigned(teachers, students)
     for student, bad in (avoided or {}).items():

@@ -1,4 +1,4 @@
-"""Pools as programs and people see them: the load that their members report, and all of their members."""
+"""Pools: their members, and the load that these report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 STALE_AFTER_S = 5.0
-"""A report that is older counts as none: its writer lives and can't work, or is of another version."""
+"""Older reports are ignored: the member renews its lease but does not report."""
 
 Report = TypeVar("Report", TeacherReport, StudentReport)
 
@@ -37,9 +37,9 @@ _student_decoder = JsonDecoder(StudentReport)
 
 
 async def read_demands(client: Redis, namespace: str, pools: Sequence[str]) -> dict[str, PoolDemand]:
-    """Return what the members of each of these pools report, in one round trip or two for all of them together.
+    """Return the reports of these pools' members, in one or two round trips for all pools together.
 
-    A pool that nobody is in has no reports. Raises RegistryUnavailableError.
+    A pool without members has no reports. Raises RegistryUnavailableError.
     """
     if not pools:
         return {}
@@ -84,14 +84,11 @@ class _At(msgspec.Struct):
 _at_decoder = JsonDecoder(_At)
 
 
-# A pool as people and programs are shown it: by `edl pools` and by the discovery endpoint.
+# A pool as `edl pools` and the discovery endpoint show it.
 
 
 class TeacherInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered teacher; `quarantine` is None while every student asks it.
-
-    `report` is how busy it is, None if it does not say.
-    """
+    """A registered teacher; `quarantine` is None while all students use it, `report` if it has not reported."""
 
     id: str
     address: str
@@ -102,10 +99,7 @@ class TeacherInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StudentInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered student; `want` is the most teachers it can use, None for all.
-
-    `report` is what it has of the teachers and how long it waits for them, None if it does not say.
-    """
+    """A registered student; `want` is the most teachers it can use, None for all; `report` its last one, if any."""
 
     id: str
     address: str
@@ -124,12 +118,12 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def quarantined(self) -> int:
-        """How many of its teachers are in somebody's quarantine."""
+        """How many of its teachers are quarantined by any student."""
         return sum(teacher.quarantine is not None for teacher in self.teachers)
 
     @property
     def demand(self) -> PoolDemand:
-        """What its members report."""
+        """Its members' reports."""
         return PoolDemand(
             teachers={teacher.id: teacher.report for teacher in self.teachers},
             students={student.id: student.report for student in self.students},

@@ -1,7 +1,6 @@
-"""Which teachers students ask nothing for a while, and why: told by the students, shown to people.
+"""Which teachers students have quarantined, and why. For display only.
 
-Nobody acts on it. A student's words are kept for `QUARANTINE_TTL_S` after it said them last, so it repeats them while
-they hold.
+A student publishes its quarantines again and again; each is kept for `QUARANTINE_TTL_S`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 QUARANTINE_TTL_S = 10
-"""How long a student's quarantines outlive its last word."""
+"""How long a student's quarantines are kept after it last published them."""
 
 log = get_logger(__name__)
 
@@ -29,7 +28,7 @@ _reasons_decoder = JsonDecoder(dict[str, str])
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Why a teacher is in quarantine, by most of the students that keep it there, and how many those are."""
+    """The most frequent reason why students have quarantined a teacher, and how many students have."""
 
     reason: str
     students: int
@@ -41,7 +40,7 @@ class Quarantine(msgspec.Struct, frozen=True):
 async def publish_quarantine(
     client: Redis, namespace: str, pool: str, student_id: str, reasons: Mapping[str, str]
 ) -> None:
-    """Replace the teachers, by address, that the student keeps in quarantine; none of them ends its word.
+    """Replace the student's quarantined teachers (address → reason); none removes the key.
 
     Raises RegistryUnavailableError.
     """
@@ -56,13 +55,13 @@ async def publish_quarantine(
 async def read_quarantines(
     client: Redis, namespace: str, pool: str, student_ids: Sequence[str]
 ) -> dict[str, Quarantine]:
-    """Return the quarantined teachers, by address, of those students. Raises RegistryUnavailableError."""
+    """Return the teachers that those students have quarantined, by address. Raises RegistryUnavailableError."""
     if not student_ids:
         return {}
     with unavailable_if_lost(client):
-        said = await client.mget([keys.quarantine(namespace, pool, student) for student in student_ids])
+        contents = await client.mget([keys.quarantine(namespace, pool, student) for student in student_ids])
     reasons: defaultdict[str, list[str]] = defaultdict(list)
-    for student, content in zip(student_ids, said, strict=True):
+    for student, content in zip(student_ids, contents, strict=True):
         for address, reason in _decoded_reasons(student, content).items():
             reasons[address].append(reason)
     return {address: _summary(reasons[address]) for address in sorted(reasons)}

@@ -307,7 +307,7 @@ log = get_logger(__name__)
 
 
 def _blocking(method: Callable[Concatenate[Ledger, P], Awaitable[T]]) -> Callable[Concatenate[BlockingLedger, P], T]:
-    def call(self: BlockingLedger, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: BlockingLedger, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if os.getpid() != self._process:
             raise ForkedLedgerError(self.job, self._worker)
         ask = functools.partial(method, self._ledger, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Errors of Redis: it is away, or holds what can't be read."""
+"""Errors of Redis."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from edl_runtime.errors import EdlError
 
 
 class RegistryError(EdlError):
-    """Raised when the registry refuses or can't be used."""
+    """Raised when the registry refuses a request or can't be used."""
 
 
 @dataclass(eq=False, repr=False)
 class RegistryUnavailableError(RegistryError, ConnectionError):
-    """Raised when Redis does not answer, or not to us."""
+    """Raised when Redis does not answer, or refuses access."""
 
     address: str
     cause: str
@@ -25,15 +25,15 @@ class RegistryUnavailableError(RegistryError, ConnectionError):
         )
 
 
-class RegistrySilentError(RegistryUnavailableError):
-    """Raised when Redis does not answer in time; it may be away, or slow for a moment."""
+class RegistryTimeoutError(RegistryUnavailableError):
+    """Raised when Redis does not answer in time."""
 
 
 @dataclass(eq=False, repr=False)
 class MalformedRecordError(RegistryError):
-    """Raised when Redis holds something that this version can't read, and can't do without. `key`: where.
+    """Raised when Redis holds a record at `key` that this version can't read but needs.
 
-    No ValueError, for nobody has given it: by the next try it may have been mended, or have run out.
+    Not a ValueError, because a retry may help: the record may have been repaired, or have expired.
     """
 
     key: str
@@ -41,6 +41,6 @@ class MalformedRecordError(RegistryError):
 
     def __str__(self) -> str:
         return (
-            f"what Redis holds at {self.key!r} can't be read ({self.problem}): another version of edl-airflow has "
-            "written it, or it is damaged; stop the job or pool that it belongs to, or delete the key if none runs"
+            f"the record in Redis at {self.key!r} can't be read ({self.problem}): another version of edl-airflow wrote "
+            "it, or it is damaged; stop the job or pool that it belongs to, or delete the key if none runs"
         )

@@ -16,35 +16,35 @@ import msgspec
 
 from edl_runtime.errors import SpecError
 from edl_runtime.parsing import JsonDecoder
-from edl_runtime.store.errors import MalformedRecordError, RegistrySilentError, RegistryUnavailableError
+from edl_runtime.store.errors import MalformedRecordError, RegistryTimeoutError, RegistryUnavailableError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 CONNECT_TIMEOUT_S = 1.0
 ANSWER_TIMEOUT_S = 1.5
-"""Longest wait for any one answer, so a command that blocks in Redis has to block for less."""
+"""Longest wait for an answer. A command that blocks in Redis has to block for less."""
 
 _SCHEMES = ("redis://", "rediss://", "unix://")
 
 _NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b")
-"""How Redis says that it can't serve at the moment. What a command in a script meets comes in mid-sentence."""
+"""Error codes of a Redis that can't serve at the moment; in a script's error the code is in the middle of the text."""
 
 _MISREAD = re.compile(
     r"WRONGTYPE|attempt to|bad argument|command arguments must|but found|not an integer|not a valid float"
 )
-"""How Redis says that a script of ours can't work with what it has read, which is another type or no number."""
+"""Errors of a script that has read a value of the wrong type."""
 
 
 def connect(url: str, *, connections: int | None = None) -> Redis:
     """Return a client of the Redis at `url` (redis://, rediss:// or unix://, with user and password in it).
 
-    Connects with the first command, tries each command once and gives up within `ANSWER_TIMEOUT_S`: retrying is the
-    caller's business. Texts come back as str, with escapes for bytes that are no UTF-8. Close it (`async with`).
-    Raises SpecError for what is no such URL.
+    Connects with the first command, tries each command once and fails after `ANSWER_TIMEOUT_S`; the caller retries.
+    Texts are returned as str, with escapes for bytes that are no UTF-8. Close it (`async with`). Raises SpecError for
+    another URL.
 
-    At most so many `connections` are opened, and commands wait for a free one; by default 100, beyond which commands
-    fail.
+    With `connections`, at most so many are opened and commands wait for a free one. By default, commands fail beyond
+    100.
     """
     from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
     from redis.asyncio.retry import Retry
@@ -55,7 +55,7 @@ def connect(url: str, *, connections: int | None = None) -> Redis:
         raise SpecError("redis_url", _without_secrets(url), allowed)
     options = {
         "decode_responses": True,
-        "encoding_errors": "backslashreplace",  # what is no UTF-8 is no record of ours, and no reason to fail here
+        "encoding_errors": "backslashreplace",  # such a record can't be ours; decoding must not fail here
         "retry": Retry(NoBackoff(), 0),
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": ANSWER_TIMEOUT_S,
@@ -65,31 +65,31 @@ def connect(url: str, *, connections: int | None = None) -> Redis:
             return Redis.from_pool(ConnectionPool.from_url(url, **options))
         limits = {"max_connections": connections, "timeout": ANSWER_TIMEOUT_S}
         return Redis.from_pool(BlockingConnectionPool.from_url(url, **limits, **options))
-    except ValueError:  # half an IPv6 address, or a port or an option that is no number
+    except ValueError:  # a malformed IPv6 address, port or option
         raise SpecError("redis_url", address_of(url), allowed) from None
 
 
 def address_of(url: str) -> str:
-    """Return "host:port" (or a socket's path) of a Redis URL, for messages: never user or password."""
+    """Return "host:port" (or a socket's path) of a Redis URL for messages, without user and password."""
     try:
         parts = urlsplit(url)
         port = parts.port or 6379
-    except ValueError:  # half an IPv6 address, or a port that is no number
+    except ValueError:  # a malformed IPv6 address or port
         return _without_secrets(url)
     return parts.path if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{port}"
 
 
 def _without_secrets(url: str) -> str:
-    """Return what of a text that may be no URL is safe to show: neither user and password nor options."""
+    """Return the part of a text, which may not be a URL, that is safe to show: no user, password or options."""
     return url.rpartition("@")[2].partition("?")[0]
 
 
 @contextmanager
 def unavailable_if_lost(client: Redis) -> Iterator[None]:
-    """Raise RegistryUnavailableError for whatever says that Redis can't be reached, read or written.
+    """Raise RegistryUnavailableError for every error that means that Redis can't be reached, read or written.
 
-    Every command runs inside one of these, for it also makes a cancelled command end: the client library sends by
-    `asyncio.wait_for`, which until Python 3.12 may lose a cancellation that comes just as it is done.
+    Every command has to run inside this, because it also makes cancellation work: the client library sends by
+    `asyncio.wait_for`, which until Python 3.12 may lose a cancellation that arrives just as it is done.
     """
     from redis import exceptions
 
@@ -119,16 +119,16 @@ def unavailable_if_lost(client: Redis) -> Iterator[None]:
         raise asyncio.CancelledError
     if failure is not None:
         if isinstance(failure, exceptions.TimeoutError | TimeoutError):
-            raise RegistrySilentError(_address(client), "it is silent")
+            raise RegistryTimeoutError(_address(client), "no answer in time")
         raise RegistryUnavailableError(_address(client), _cause(failure))
 
 
 async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
     """Run `name`.lua of this folder on `keys` in one step and return its answer.
 
-    Shared files are prepended: `_clock.lua` always, `_history.lua` and, for example, `_group.lua` for `group_heartbeat`,
-    `_registry.lua` for the registry's scripts, which have names of one word. Raises MalformedRecordError,
-    RegistryUnavailableError.
+    Shared files are prepended: always `_clock.lua`; `_history.lua` and, for example, `_group.lua` for
+    `group_heartbeat`; `_registry.lua` for the registry's scripts, which have names of one word. Raises
+    MalformedRecordError, RegistryUnavailableError.
     """
     with unavailable_if_lost(client), _malformed_if_misread(keys):
         return await client.register_script(_text(name))(keys=list(keys), args=list(args))
@@ -137,7 +137,7 @@ async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequen
 async def run_script_on_each(client: Redis, name: str, each: Sequence[Sequence[str]]) -> list[Any]:
     """Run `name`.lua, which takes no arguments, on each of these lists of keys; return its answers, in order.
 
-    All of them travel together, and each is one step of its own. Raises MalformedRecordError, RegistryUnavailableError.
+    One round trip, but not one transaction. Raises MalformedRecordError, RegistryUnavailableError.
     """
     with unavailable_if_lost(client), _malformed_if_misread([key for keys in each for key in keys]):
         script = client.register_script(_text(name))
@@ -149,7 +149,7 @@ async def run_script_on_each(client: Redis, name: str, each: Sequence[Sequence[s
 
 @contextmanager
 def _malformed_if_misread(keys: Sequence[str]) -> Iterator[None]:
-    """Raise MalformedRecordError for what a script can't work with. It may be at any of its keys."""
+    """Raise MalformedRecordError when a script can't use a value. It may be at any of its keys."""
     from redis import exceptions
 
     try:
@@ -176,18 +176,18 @@ def _address(client: Redis) -> str:
 
 
 def _cause(error: Exception) -> str:
-    said = str(error)
-    code = _NOT_NOW.search(said)
-    return said[code.start() :] if code else said or type(error).__name__
+    text = str(error)
+    code = _NOT_NOW.search(text)
+    return text[code.start() :] if code else text or type(error).__name__
 
 
-# What is kept in Redis as JSON, and may have been written by another version.
+# JSON records in Redis, which another version may have written.
 
 Record = TypeVar("Record")
 
 
 def decode_record(content: str | bytes | None, kind: type[Record]) -> Record | None:
-    """Return what was kept; None if nothing was, and for what this version can't read."""
+    """Return the record; None if there is none, or this version can't read it."""
     if content is None:
         return None
     try:
@@ -198,27 +198,24 @@ def decode_record(content: str | bytes | None, kind: type[Record]) -> Record | N
 
 @contextmanager
 def malformed_if_unreadable(key: str) -> Iterator[None]:
-    """Turn what the block raises about what `key` holds into a MalformedRecordError.
-
-    That is a KeyError for a field that it lacks, a ValueError for what is no number, a msgspec.DecodeError.
-    """
+    """Turn a KeyError (missing field), ValueError or msgspec.DecodeError of the block into MalformedRecordError."""
     try:
         yield
     except KeyError as error:
-        raise MalformedRecordError(key, f"it lacks {error}") from None
+        raise MalformedRecordError(key, f"it has no {error}") from None
     except (msgspec.DecodeError, ValueError) as error:
         raise MalformedRecordError(key, str(error)) from None
 
 
-# Whether a Redis deletes keys when it is full, as managed ones do unless they are told not to.
+# Whether a Redis deletes keys when it is full, which is the default of managed ones.
 
 NO_EVICTION = "noeviction"
 
 
 async def eviction_warning(client: Redis) -> str:
-    """Return what is to be set in this Redis for it to keep all that is in it, "" if it does.
+    """Return a warning if this Redis deletes keys when it is full, else "". Raises RegistryUnavailableError.
 
-    It is read from INFO, which a Redis that forbids CONFIG answers, too. Raises RegistryUnavailableError.
+    Reads INFO, because CONFIG may be forbidden.
     """
     with unavailable_if_lost(client):
         memory: dict[str, Any] = await client.info("memory")

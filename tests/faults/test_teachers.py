@@ -33,7 +33,7 @@ from support.teachers.process import Teacher, wait_until
 from edl_runtime.distill import Discovered, Fixed, dispatch_policy
 from edl_runtime.registry.pools import PoolInfo, get_pool
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.errors import RegistrySilentError
+from edl_runtime.store.errors import RegistryTimeoutError
 from edl_runtime.store.redis_client import connect
 
 BATCHES = Batches(80, seconds=0.004)
@@ -177,7 +177,7 @@ def shown(settings: RuntimeSettings, address: str) -> str:
 
     async def look() -> PoolInfo:
         while True:
-            with contextlib.suppress(RegistrySilentError):  # it may be slow on busy cores
+            with contextlib.suppress(RegistryTimeoutError):  # it may be slow on busy cores
                 async with connect(settings.redis_url) as client:
                     return await get_pool(client, settings.namespace, POOL)
 

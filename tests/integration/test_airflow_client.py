@@ -44,13 +44,13 @@ async def test_a_checkpoint_is_found_among_those_of_other_jobs_and_nights(
     """Of one job, and since it began, also where another job's or one that can't be read has landed later."""
     for step, job, at in ((1, "a", 100.0), (2, "a", 200.0), (3, "b", 300.0)):
         await checkpoint_events.publish(redis, namespace, STREAM, _landed(step, job, at))
-    await redis.xadd(keys.checkpoints(namespace, STREAM), {"landed": '{"step": "far"}'})
+    await redis.xadd(keys.checkpoints(namespace, STREAM), {"saved": '{"step": "far"}'})
     found = [await site.checkpoint(STREAM, *asked) for asked in (("a", 0.0), ("a", 200.0), ("a", 201.0), ("b", 201.0))]
     assert [one and one["step"] for one in found] == [2, 2, None, 3]
     assert await site.checkpoint("none", "a", 0.0) is None
 
 
-@pytest.mark.parametrize("entry", [{"landed": '{"step": "far"}'}, {"landed": "no JSON"}, {"another": "field"}])
+@pytest.mark.parametrize("entry", [{"saved": '{"step": "far"}'}, {"saved": "no JSON"}, {"another": "field"}])
 async def test_what_can_not_be_read_of_a_stream_is_passed_by(
     redis: Any, site: EdlClient, namespace: str, entry: dict[str, str]
 ) -> None:

@@ -79,7 +79,9 @@ async def test_another_job_is_refused_and_told_whose_the_place_is(
     async with held(client, job("nightly", namespace, checkpoint_stream="dag/train"), tmp_path):
         error = await refusal(client, job("other", f"{namespace}-2"), tmp_path)
     told = str(error)
-    assert told.startswith(f"job 'nightly' (of the Airflow task 'dag/train', in namespace '{namespace}') keeps its ")
+    assert told.startswith(
+        f"job 'nightly' (of the Airflow task 'dag/train', in namespace '{namespace}') has used the checkpoint folder "
+    )
     assert str(tmp_path) in told
     assert re.search(r"since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", told)
     assert "EDL_CHECKPOINT" in told
@@ -111,7 +113,7 @@ async def test_what_a_dead_job_has_held_is_free_when_its_lease_has_run_out(
     (said,) = logs
     assert 0 < said.pop("at_most_s") <= 0.3
     whose = {"job": "dead", "namespace": namespace, "task": "dag/train"}
-    assert said == {"event": "checkpoint.place_awaited", "log_level": "info", "url": str(tmp_path), **whose}
+    assert said == {"event": "checkpoint.folder_awaited", "log_level": "info", "url": str(tmp_path), **whose}
 
 
 async def test_a_place_that_redis_has_lost_is_held_again(client: Redis, namespace: str, tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ def at_exit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]
     yield handlers
     for handler in handlers:
         handler()
-    assert "checkpoint place" not in [thread.name for thread in threading.enumerate()]
+    assert "checkpoint folder" not in [thread.name for thread in threading.enumerate()]
 
 
 async def test_a_script_without_an_agent_holds_its_place_until_it_exits(
@@ -201,7 +203,7 @@ def test_a_script_that_does_not_reach_its_redis_goes_on(tmp_path: Path, at_exit:
     """And says so."""
     with capture_logs() as logs:
         hold_until_exit(RuntimeSettings(job="student", redis_url="redis://127.0.0.1:1/0"), str(tmp_path))
-    assert [(log["event"], log["log_level"]) for log in logs] == [("checkpoint.place_not_held", "warning")]
+    assert [(log["event"], log["log_level"]) for log in logs] == [("checkpoint.folder_not_held", "warning")]
     assert len(at_exit) == 1
 
 
@@ -231,7 +233,7 @@ async def test_a_folder_that_takes_the_place_of_a_held_one_is_held(
             assert (await refusal(client, job("other", namespace, redis_url=redis_url), kept)).job == "nightly"
             with pytest.raises(CheckpointHeldError, match="'nightly'"):
                 hold_until_exit(RuntimeSettings(), str(kept))
-        assert [log["event"] for log in logs] == ["checkpoint.place_changed", "checkpoint.place_awaited"]
+        assert [log["event"] for log in logs] == ["checkpoint.folder_changed", "checkpoint.folder_awaited"]
 
 
 async def test_keys_of_another_type_are_told_of_and_nothing_ends_by_them(

@@ -56,7 +56,7 @@ def test_a_half_uploaded_or_damaged_one_is_passed_by(bucket: str) -> None:
         found = store.load_newest()
     assert found is not None
     assert found[1].step == 1
-    assert [each.get("problem") for each in logs] == [None, "model.safetensors: other content than was written"]
+    assert [each.get("problem") for each in logs] == [None, "model.safetensors: check sum differs"]
     files().rm(model)
     with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors is missing"):
         store.verify(flipped.name)
@@ -84,8 +84,8 @@ def test_an_upload_that_breaks_off_leaves_nothing(bucket: str, monkeypatch: pyte
 def test_where_all_manifests_are_gone_no_training_begins(bucket: str) -> None:
     """Unlike where the first was never finished: that one is marked as a draft from its first byte."""
     store = stored(bucket)
-    with store._storage.draft("step-000000001-gen-000001-0a1b2c3d") as draft:
-        with draft.create("model.safetensors") as file:
+    with store._storage.draft("step-000000001-gen-000001-0a1b2c3d") as create:
+        with create("model.safetensors") as file:
             file.write(b"half")
         assert store.load_newest() is None
         with pytest.raises(UnfinishedCheckpointError, match="is being written, or its writer has died"):
@@ -97,7 +97,7 @@ def test_where_all_manifests_are_gone_no_training_begins(bucket: str) -> None:
 
 def test_a_bucket_that_is_not_there_is_told_at_the_start(bucket: str) -> None:
     """With the URL and what to do."""
-    with pytest.raises(CheckpointStoreError, match=r"checkpoints can't be kept at s3://elsewhere/job .*bucket"):
+    with pytest.raises(CheckpointStoreError, match=r"checkpoint folder s3://elsewhere/job can't be used .*bucket"):
         stored(bucket.replace("bucket/nightly", "elsewhere/job")).check()
 
 

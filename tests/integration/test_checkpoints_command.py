@@ -53,7 +53,7 @@ def test_those_that_can_not_be_read_are_shown_with_what_is_wrong(tmp_path: Path,
     assert code == 0
     first, second, third = printed.splitlines()[1:]
     assert first.split()[:2] == ["1", "3"]
-    assert f"{damaged.name}  {MANIFEST}: other content than was written" in first
+    assert f"{damaged.name}  {MANIFEST}: check sum differs" in first
     assert f"{later.name}  format 2, this version reads format 1" in second
     assert third.split()[1] == "1"
     views = json.loads(edl("ls", tmp_path, "--json")[1])

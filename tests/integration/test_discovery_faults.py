@@ -65,8 +65,8 @@ def test_a_killed_endpoint_stops_no_reader(settings: RuntimeSettings) -> None:
         batches.count = len(seen)
         batches.check(seen)
     assert [entry["event"] for entry in logs if entry["event"].startswith("discovery")][:2] == [
-        "discovery.away",
-        "discovery.back",
+        "discovery.unavailable",
+        "discovery.recovered",
     ]
 
 
@@ -80,7 +80,7 @@ async def test_an_endpoint_that_is_slow_for_a_moment_ends_no_student(
         with monkeypatch.context() as impatient:
             impatient.setattr(client, "SILENT_AFTER_S", 0.2)
             async with registered(settings, "a:1"), student(behind(endpoint.url, settings)) as one:
-                await until_logged(logs, "registry.away")
+                await until_logged(logs, "registry.unavailable")
                 impatient.undo()  # the next answer is waited for as long as ever
                 endpoint.process.send_signal(signal.SIGCONT)
                 await one.until(lambda teachers: teachers == ("a:1",))
@@ -93,9 +93,9 @@ async def test_redis_may_go_behind_it(own_redis: RedisServer) -> None:
         async with serving(settings) as url, registered(settings, "a:1"), student(behind(url, settings)) as one:
             await one.until(lambda teachers: teachers == ("a:1",))
             own_redis.kill()
-            await until_logged(logs, "registry.away")
+            await until_logged(logs, "registry.unavailable")
             await asyncio.to_thread(own_redis.start)
             async with registered(settings, "b:1"):
                 await one.until(lambda teachers: teachers == ("a:1", "b:1"))
             assert all(teachers for _, teachers in one.told)
-    assert not any(entry["event"] == "discovery.away" for entry in logs)
+    assert not any(entry["event"] == "discovery.unavailable" for entry in logs)

@@ -145,7 +145,7 @@ def test_a_job_where_another_one_keeps_its_checkpoints_is_refused(
         refused = edl_run(work_dir, other.parent, *words, **redis)
         assert refused.returncode == 78
         assert "job 'train' (in namespace " in refused.stderr
-        assert f"keeps its checkpoints at {tmp_path}/other/../alias since 20" in refused.stderr
+        assert f"has used the checkpoint folder {tmp_path}/other/../alias since 20" in refused.stderr
         assert "`edl stop train`" in refused.stderr
         assert "began" not in refused.stdout
         assert first.poll() is None
@@ -164,7 +164,7 @@ def test_a_folder_that_the_scripts_of_two_runs_name_is_one_runs(tmp_path: Path, 
         eventually(lambda: " trains\n" in (tmp_path / "log").read_text(), tmp_path / "log")
         refused = edl_run(tmp_path / "other", tmp_path, "--name", "other", "train.py")
         assert refused.returncode == 78
-        assert f"job 'train' (in namespace 'default') keeps its checkpoints at {tmp_path}/kept" in refused.stderr
+        assert f"job 'train' (in namespace 'default') has used the checkpoint folder {tmp_path}/kept" in refused.stderr
         assert "trains" not in refused.stdout
         alone = subprocess.run(
             [sys.executable, "train.py"],

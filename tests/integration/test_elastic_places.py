@@ -32,7 +32,9 @@ async def holding(
 ) -> AsyncIterator[tuple[JobFolderLeases, asyncio.Event]]:
     """Have a job's agent hold a place. The event says that something has changed."""
     changed = asyncio.Event()
-    mine = JobFolderLeases(client, RuntimeSettings(job="nightly", lease_ttl_s=LIMIT_S), told=told, changed=changed.set)
+    mine = JobFolderLeases(
+        client, RuntimeSettings(job="nightly", lease_ttl_s=LIMIT_S), notify=told, changed=changed.set
+    )
     mine.add(str(url))
     async with asyncio.timeout(LIMIT_S):
         running = asyncio.create_task(mine.run())
@@ -47,7 +49,7 @@ async def test_a_place_whose_keys_a_user_of_redis_may_not_use_is_waited_for_and_
     own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, with the keys and what Redis says: nothing else of the job needs them."""
-    for name in ("WAITS_UNTOLD_S", "REDIS_RETRY_S"):
+    for name in ("REPORT_WAIT_AFTER_S", "REDIS_RETRY_S"):
         monkeypatch.setattr(folder_lease, name, 0.02)
     notes: asyncio.Queue[str] = asyncio.Queue()
     async with connect(own_redis.url) as admin:

@@ -64,7 +64,7 @@ async def member(client: Redis, namespace: str, nonsense: str) -> Any:
 
 
 async def checkpoint(client: Redis, namespace: str, nonsense: str) -> Any:
-    await client.xadd(keys.checkpoints(namespace, "stream"), {"landed": nonsense})
+    await client.xadd(keys.checkpoints(namespace, "stream"), {"saved": nonsense})
     return [one for _, one in await checkpoint_events.after(client, namespace, "stream", block_ms=0) if one]
 
 

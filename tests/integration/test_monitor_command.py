@@ -141,7 +141,7 @@ async def test_members_of_pools_come_from_redis(
     def says() -> TeacherReport:
         return TeacherReport(busy=0.75, over_s=10.0)
 
-    async with connect(redis_url) as client, hold_lease(client, service, teacher, ttl_s=HANGS_S, says=says):
+    async with connect(redis_url) as client, hold_lease(client, service, teacher, ttl_s=HANGS_S, make_report=says):
 
         async def is_told() -> bool:
             return busy in (await take_snapshot(LocalBackend(work_dir), client, namespace)).pools

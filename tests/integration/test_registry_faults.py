@@ -147,7 +147,7 @@ async def test_members_are_back_after_redis_came_back_empty(
 
 def times_away(logs: Sequence[Mapping[str, Any]]) -> int:
     """Return how often somebody said that Redis is away."""
-    return sum(entry["event"] == "registry.away" for entry in logs)
+    return sum(entry["event"] == "registry.unavailable" for entry in logs)
 
 
 async def until_all_know(logs: Sequence[Mapping[str, Any]]) -> None:

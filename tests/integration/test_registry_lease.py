@@ -181,7 +181,7 @@ async def test_a_later_registration_of_an_id_supersedes_the_earlier(pool: Pool) 
         pool.hold() as later,
     ):
         assert later.fence > earlier.fence
-        assert isinstance(await asyncio.wait_for(earlier.refused(), 100), SupersededError)
+        assert isinstance(await asyncio.wait_for(earlier.wait_rejected(), 100), SupersededError)
         assert [member.fence for member in await pool.directory.members("pool")] == [later.fence]
 
 
@@ -222,7 +222,7 @@ async def test_a_pool_taken_over_by_another_model_refuses_those_who_come_back(po
             at_once.hset(keys.service_key(pool.service, "records"), "b", record)
             at_once.set(keys.service_key(pool.service, "contract"), contract)
             await at_once.execute()
-        assert isinstance(await asyncio.wait_for(lease.refused(), 100), PoolMismatchError)
+        assert isinstance(await asyncio.wait_for(lease.wait_rejected(), 100), PoolMismatchError)
         assert await pool.ids() == ["b"]
 
 

@@ -81,7 +81,7 @@ def test_a_server_that_crashed_is_noticed(tmp_path: Path, guard: str, monkeypatc
         with suppress(psutil.NoSuchProcess):
             while process.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.01)
-        with pytest.raises(RegistryUnavailableError, match=r"it has ended; see .*redis\.log"):
+        with pytest.raises(RegistryUnavailableError, match=r"it has exited; see .*redis\.log"):
             server.check()
 
 

@@ -656,7 +656,7 @@ async def test_a_group_that_can_not_be_read_is_said_to_be(
 @pytest.mark.parametrize(
     ("field", "content", "problem"),
     [
-        ("quiet_until", "", "it lacks 'quiet_until'"),
+        ("quiet_until", "", "it has no 'quiet_until'"),
         ("since", "lately", "could not convert string to float"),
         ("number", "none", "attempt to compare"),
         ("wall", "noon", "attempt to perform arithmetic"),
@@ -680,7 +680,7 @@ async def test_a_state_that_lacks_a_field_is_named_to_who_looks(client: Redis, n
     await group(client, namespace, 1)
     key = keys.group_state(namespace, JOB)
     await client.hdel(key, field)
-    with pytest.raises(MalformedRecordError, match=f"it lacks '{field}'") as caught:
+    with pytest.raises(MalformedRecordError, match=f"it has no '{field}'") as caught:
         await group_status(client, namespace, JOB)
     assert caught.value.key == key
     await client.hset(key, "wall", "noon")

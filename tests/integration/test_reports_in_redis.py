@@ -74,9 +74,9 @@ def _told_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hold(
-    client: Redis, service: Service, member: Member, says: MakeReport = lambda: None
+    client: Redis, service: Service, member: Member, make_report: MakeReport = lambda: None
 ) -> AbstractAsyncContextManager[Lease]:
-    return hold_lease(client, service, member, ttl_s=60, says=says)
+    return hold_lease(client, service, member, ttl_s=60, make_report=make_report)
 
 
 async def said(client: Redis, namespace: str, *pools: str) -> dict[str, PoolDemand]:
@@ -96,9 +96,9 @@ async def test_reports_come_with_the_beat_and_go_with_the_lease(client: Redis, n
     teachers, students = Service(namespace, "p"), Service(namespace, "p", "students")
     told = PoolDemand(teachers={"t0": BUSY, "t1": None}, students={"s0": WAITING})
     async with (
-        hold(client, teachers, Member(id="t0", address="h:1"), says=lambda: BUSY),
+        hold(client, teachers, Member(id="t0", address="h:1"), make_report=lambda: BUSY),
         hold(client, teachers, Member(id="t1", address="h:2")),
-        hold(client, students, Member(id="s0", address="h:3"), says=lambda: WAITING),
+        hold(client, students, Member(id="s0", address="h:3"), make_report=lambda: WAITING),
         hold(client, Service(namespace, "q"), Member(id="t2", address="h:4")),
     ):
         await until(client, namespace, told)
@@ -114,7 +114,7 @@ async def test_reports_come_with_the_beat_and_go_with_the_lease(client: Redis, n
 async def test_a_dead_member_s_report_is_gone_with_it(client: Redis, namespace: str) -> None:
     """It counts no longer than the lease, and one who registers anew has said nothing yet."""
     service = Service(namespace, "p")
-    lease = hold(client, service, Member(id="t0", address="h:1"), says=lambda: BUSY)
+    lease = hold(client, service, Member(id="t0", address="h:1"), make_report=lambda: BUSY)
     async with lease:
         await until(client, namespace, PoolDemand(teachers={"t0": BUSY}))
         async with hold(client, service, Member(id="t0", address="h:1")):

@@ -99,7 +99,7 @@ class Agent:
         )
         self._reporter = StatusReporter(client, settings, self._store)
         self._wake = asyncio.Event()
-        self._folder_leases = JobFolderLeases(client, settings, told=self._note, changed=self._wake.set)
+        self._folder_leases = JobFolderLeases(client, settings, notify=self._note, changed=self._wake.set)
         self._ports = PortReservation(settings.host)
         self._watchdog = Watchdog(self._me.id, settings.step_limit_s)
         self._steps = StepMeter()

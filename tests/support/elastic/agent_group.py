@@ -24,7 +24,7 @@ from support.paths import TRAINING_SCRIPTS
 from edl_runtime.elastic.rendezvous.events import Event, EventKind, read
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
-from edl_runtime.store.errors import RegistrySilentError
+from edl_runtime.store.errors import RegistryTimeoutError
 from edl_runtime.store.redis_client import connect
 
 SCRIPT = TRAINING_SCRIPTS / "elastic_script.py"
@@ -103,7 +103,7 @@ class Group:
                 return await read(client, self.settings.namespace, self.settings.job)
 
         while True:
-            with contextlib.suppress(RegistrySilentError):  # a busy machine keeps even Redis waiting
+            with contextlib.suppress(RegistryTimeoutError):  # a busy machine keeps even Redis waiting
                 return asyncio.run(look())
 
     def await_event(self, kind: EventKind, such: Callable[[Event], bool] = lambda _: True) -> Event:

@@ -46,14 +46,14 @@ def test_a_job_of_another_redis_is_refused_and_told_whose_the_folder_is(tmp_path
     """So is a script that is started by hand. Once the last one has let go, the folder is free and as it was."""
     with held(job("first"), tmp_path):
         for other in (job("first", "127.0.0.1:6380"), BY_HAND):
-            assert refusal(other, f"{tmp_path}/").startswith("job 'first' (in namespace 'default') keeps its check")
+            assert refusal(other, f"{tmp_path}/").startswith("job 'first' (in namespace 'default') has used the check")
         with held(BY_HAND, "s3://bucket/nightly"):
             pass
     assert list(tmp_path.iterdir()) == []
     with held(BY_HAND, tmp_path):
         told = refusal(job("first"), tmp_path)
         assert told.startswith(f"a script that was started by hand (process {os.getpid()} on ")
-        assert "stop that one" in told
+        assert "stop that process" in told
     with held(job("second", "127.0.0.1:6380"), tmp_path):
         pass
 
@@ -116,4 +116,4 @@ def test_where_the_file_system_knows_no_locks_it_goes_on_without(
     monkeypatch.setattr("edl_runtime.locks.take", none)
     with capture_logs() as logs, held(job("first"), tmp_path) as first:
         first.take()
-    assert [log["event"] for log in logs] == ["checkpoint.place_not_held"]
+    assert [log["event"] for log in logs] == ["checkpoint.folder_not_locked"]

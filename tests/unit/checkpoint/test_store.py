@@ -125,8 +125,8 @@ def test_where_all_manifests_are_gone_no_training_begins(tmp_path: Path, place: 
         store.load_newest()
     newest = store._storage.url_of(store.names()[0])
     assert str(refused.value).startswith(
-        f"no checkpoint at {store.spec.url} is whole, 2 damaged: checkpoint {newest} is unfinished: its {MANIFEST} is "
-        "gone: it is being removed, or somebody has taken the manifest away. See `edl checkpoints verify"
+        f"no checkpoint at {store.spec.url} is intact, 2 damaged: checkpoint {newest} is unfinished: its {MANIFEST} is "
+        "gone: it is being removed, or the manifest was deleted. See `edl checkpoints verify"
     )
     assert list(store.prune(now=time.time() + LATER)) == []
     assert fs.find(root) == left
@@ -257,10 +257,10 @@ def test_damage_is_said(tmp_path: Path) -> None:
     store = stored(tmp_path, 1)
     folder = folder_of(tmp_path, 1)
     flip(folder / "model.safetensors")
-    with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors: other content than was written"):
+    with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors: check sum differs"):
         store.load(store.list()[0])
     os.truncate(folder / "model.safetensors", 9)
-    with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors: 9 bytes of \d+"):
+    with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors: only 9 of \d+ bytes"):
         store.verify(folder.name)
     (folder / MANIFEST).unlink()
     with pytest.raises(UnfinishedCheckpointError, match=MANIFEST):
@@ -272,7 +272,7 @@ def test_a_manifest_of_another_checkpoint_is_not_believed(tmp_path: Path) -> Non
     stored(tmp_path, 1)
     folder = folder_of(tmp_path, 1)
     folder.rename(tmp_path / folder.name.replace("step-000000001", "step-000000099"))
-    with pytest.raises(NoWholeCheckpointError, match="it is of step 1 in generation 1"):
+    with pytest.raises(NoWholeCheckpointError, match="it says step 1, generation 1"):
         stored(tmp_path).load_newest()
 
 
@@ -286,8 +286,8 @@ def test_where_all_are_damaged_none_is_passed_off_as_the_beginning(tmp_path: Pat
         store.load_newest()
     assert (refused.value.url, refused.value.damaged) == (str(tmp_path), 2)
     assert str(refused.value).startswith(
-        f"no checkpoint at {tmp_path} is whole, 2 damaged: checkpoint {folder_of(tmp_path, 2)} is damaged: "
-        "model.safetensors: other content than was written. See `edl checkpoints verify"
+        f"no checkpoint at {tmp_path} is intact, 2 damaged: checkpoint {folder_of(tmp_path, 2)} is damaged: "
+        "model.safetensors: check sum differs. See `edl checkpoints verify"
     )
 
 
@@ -496,7 +496,7 @@ def test_a_path_that_can_not_be_written_to_is_told_at_the_start(tmp_path: Path) 
     assert list((tmp_path / "place").iterdir()) == []
     (tmp_path / "file").write_text("not a folder")
     store = stored(tmp_path / "file" / "place")
-    with pytest.raises(CheckpointStoreError, match=rf"{tmp_path}/file/place .*name another place \(EDL_CHECKPOINT\)"):
+    with pytest.raises(CheckpointStoreError, match=rf"{tmp_path}/file/place .*use another folder \(EDL_CHECKPOINT\)"):
         store.check()
     with pytest.raises(CheckpointStoreError):
         store.write(snapshot_at(1))
@@ -521,7 +521,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(import_module("fsspec.registry")._registry, "s3", raising=False)  # another test has it
     with pytest.raises(
-        MissingExtraError, match=r"s3://bucket/job need the extra s3 \(pip install 'edl-airflow\[s3\]'\)"
+        MissingExtraError, match=r"s3://bucket/job needs the extra s3 \(pip install 'edl-airflow\[s3\]'\)"
     ):
         stored("s3://bucket/job").check()
 
@@ -536,11 +536,11 @@ def test_arrays_that_can_not_be_stored_are_refused(tmp_path: Path) -> None:
 
 def test_a_place_that_fails_at_the_very_end_may_have_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an object store that answers neither to the last file nor to its removal: then it is as good as any."""
-    create = storage._ObjectDraft.create
+    create = storage.ObjectStorage._create
 
     @contextlib.contextmanager
-    def without_an_answer(draft: storage._ObjectDraft, file: str) -> Iterator[BinaryIO]:
-        with create(draft, file) as out:
+    def without_an_answer(objects: storage.ObjectStorage, folder: str, file: str) -> Iterator[BinaryIO]:
+        with create(objects, folder, file) as out:
             yield out
         if file in (MANIFEST, *lost):
             raise PermissionError("no answer")
@@ -548,7 +548,7 @@ def test_a_place_that_fails_at_the_very_end_may_have_the_whole(monkeypatch: pyte
     def refuse(*_: object) -> None:
         raise PermissionError("no answer")
 
-    monkeypatch.setattr(storage._ObjectDraft, "create", without_an_answer)
+    monkeypatch.setattr(storage.ObjectStorage, "_create", without_an_answer)
     monkeypatch.setattr(storage.ObjectStorage, "remove", refuse)
     for lost, whole in ((["extra.json"], []), ([], [1])):
         store = stored(f"memory://at-the-end-{len(lost)}")

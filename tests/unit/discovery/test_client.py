@@ -67,13 +67,13 @@ async def test_an_endpoint_that_is_silent_is_left_and_found_again(
     endpoint.told = [("a:1",)]
     with capture_logs() as logs:
         async with student(RuntimeSettings(discovery_url=endpoint.url)) as one:
-            await until_logged(logs, "discovery.away")
+            await until_logged(logs, "discovery.unavailable")
             endpoint.told = [("a:1",), ("a:1", "b:1")]
-            await until_logged(logs, "discovery.back")
+            await until_logged(logs, "discovery.recovered")
             await one.until(lambda teachers: teachers == ("a:1", "b:1"))
     assert all(teachers for _, teachers in one.told)
-    away = [log for log in logs if log["event"] == "discovery.away"]
-    assert away[0]["cause"] == "it is silent"
+    away = [log for log in logs if log["event"] == "discovery.unavailable"]
+    assert away[0]["cause"] == "no answer in time"
 
 
 async def test_an_endpoint_that_comes_back_without_teachers_is_believed_in_the_end(
@@ -94,19 +94,19 @@ async def test_an_endpoint_that_comes_back_without_teachers_is_believed_in_the_e
             endpoint.drop()
             await one.until(lambda teachers: teachers == ())
     about = [log for log in logs if log["event"].startswith("discovery.")]
-    assert [log["event"] for log in about] == ["discovery.away", "discovery.back"] * 2
+    assert [log["event"] for log in about] == ["discovery.unavailable", "discovery.recovered"] * 2
     assert about[0]["cause"] == "it ended the stream"
 
 
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (b"200 OK", b'{"error":"\xff"}\n', "no assignment"),
-        (b"200 OK", b'{"x":' + b"[" * 100_000 + b"\n", "no assignment"),
-        (b"200 OK", b" " * (LINE_LIMIT + 1), "a line of 1048576 bytes or more"),
-        (b"404 Not Found", b'{"error":"\xff"}\n', "no discovery endpoint of ours"),
-        (b"404 Not Found", b'{"x":' + b"[" * 10_000, "no discovery endpoint of ours"),
-        (b"404 Not Found", b"<html>", "no discovery endpoint of ours"),
+        (b"200 OK", b'{"error":"\xff"}\n', "its answer can't be read"),
+        (b"200 OK", b'{"x":' + b"[" * 100_000 + b"\n", "its answer can't be read"),
+        (b"200 OK", b" " * (LINE_LIMIT + 1), "a line of more than 1048576 bytes"),
+        (b"404 Not Found", b'{"error":"\xff"}\n', "it is not a discovery endpoint"),
+        (b"404 Not Found", b'{"x":' + b"[" * 10_000, "it is not a discovery endpoint"),
+        (b"404 Not Found", b"<html>", "it is not a discovery endpoint"),
     ],
 )
 async def test_what_is_no_endpoint_is_told_apart(endpoint: FakeEndpoint, status: bytes, body: bytes, said: str) -> None:
@@ -123,7 +123,7 @@ async def test_an_answer_that_tells_no_pools_is_refused(endpoint: FakeEndpoint, 
     """By the error of an endpoint that is none."""
     endpoint.head, endpoint.body = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body
     async with client.DiscoveryClient(endpoint.url, token="") as made:
-        with pytest.raises(DiscoveryRefusedError, match="no pools"):
+        with pytest.raises(DiscoveryRefusedError, match="its answer can't be read"):
             await made.pools()
 
 

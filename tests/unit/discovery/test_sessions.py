@@ -45,7 +45,7 @@ async def test_the_endpoint_goes_on_while_shares_are_computed(
         await asyncio.sleep(0)
     assert feed.assignment("s") is None
     go.set()
-    await asyncio.wait_for(feed.knows("s"), 30)
+    await asyncio.wait_for(feed.wait_assigned("s"), 30)
     found = feed.assignment("s")
     assert found is not None
     assert found.teachers == ("p:1",)
@@ -63,13 +63,13 @@ async def test_a_burst_of_changes_is_computed_together(feed: PoolAssignments, mo
     clock = LoopClock(monkeypatch)
     feed.start()
     feed.add(Member(id="first", address="h:1"))
-    await feed.knows("first")
+    await feed.wait_assigned("first")
     for number in range(1000):
         feed.add(Member(id=f"s{number}", address="h:1"))
         await clock.advance(0.0)
     assert computed == [1]
     await clock.advance(3600.0)  # it rests at least for as long as it has computed
-    await feed.knows("s999")
+    await feed.wait_assigned("s999")
     assert computed == [1, 1001]
 
 
@@ -105,13 +105,13 @@ async def test_a_student_that_came_again_stays_when_its_earlier_stream_ends(feed
     earlier, later = Member(id="s", address="h:1"), Member(id="s", address="h:2")
     feed.start()
     feed.add(earlier)
-    await asyncio.wait_for(feed.knows("s"), 30)
+    await asyncio.wait_for(feed.wait_assigned("s"), 30)
     feed.add(later)
     feed.remove(earlier)
-    await asyncio.wait_for(feed.news(), 30)
+    await asyncio.wait_for(feed.wait_computed(), 30)
     assert feed.assignment("s") is not None
     feed.remove(later)
-    await asyncio.wait_for(feed.news(), 30)
+    await asyncio.wait_for(feed.wait_computed(), 30)
     assert feed.assignment("s") is None
 
 
@@ -121,17 +121,17 @@ async def test_a_student_stays_as_long_as_it_is_heard_of(
     """Each word puts the end off by the whole limit, and nothing else does: an open connection is not enough."""
     clock = LoopClock(monkeypatch)
     feed.start()
-    lease = cast("Lease", SimpleNamespace(refused=asyncio.Event().wait))  # nobody refuses it
+    lease = cast("Lease", SimpleNamespace(wait_rejected=asyncio.Event().wait))  # nobody refuses it
     one = StudentSession(Member(id="s", address="h:1"), feed, lease, asyncio.Event())
     over = asyncio.create_task(one.wait_until_closed())
     for _ in range(3):
         await clock.advance(SILENT_AFTER_S - 0.1)
-        one.hear({})
+        one.note_status({})
     await clock.advance(SILENT_AFTER_S - 0.1)
     assert not over.done()
     await clock.advance(0.2)
     assert over.done()
-    assert over.result() == f"it said nothing for {SILENT_AFTER_S:.0f} s"
+    assert over.result() == f"it sent no status for {SILENT_AFTER_S:.0f} s"
 
 
 class OverAtOnce:

@@ -419,7 +419,7 @@ def test_a_training_does_not_begin_anew_where_its_checkpoints_are_damaged(tmp_pa
     kept = sorted(tmp_path.rglob("*"))
     with pytest.raises(NoWholeCheckpointError) as refused:
         begin(tmp_path)[0].wrap(*model_and_optimizer())
-    assert f"no checkpoint at {tmp_path} is whole, 1 damaged" in str(refused.value)
+    assert f"no checkpoint at {tmp_path} is intact, 1 damaged" in str(refused.value)
     assert f"`edl checkpoints verify {tmp_path}`; to begin anew remove them" in str(refused.value)
     assert sorted(tmp_path.rglob("*")) == kept
 

@@ -10,7 +10,7 @@ A_BACK = Member(id="a", address="a:1", fence=9)
 
 
 def snapshot(*members: Member, oldest: tuple[int, int], newest: tuple[int, int]) -> _Snapshot:
-    return _Snapshot(members=list(members), contract=None, runs_out_in_s=3.0, oldest_event=oldest, newest_event=newest)
+    return _Snapshot(members=list(members), contract=None, expires_in_s=3.0, oldest_event=oldest, newest_event=newest)
 
 
 def test_members_that_redis_forgot_stay_until_they_could_be_back() -> None:

@@ -11,7 +11,7 @@ import pytest
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import JOIN_EXTENSION, ModelSignature, TensorSpec
 from edl_runtime.registry.lease import hold_lease, pause_s
-from edl_runtime.registry.members import Member, assign_teachers, differences
+from edl_runtime.registry.members import Member, assign_teachers, signature_differences
 from edl_runtime.store.keys import Service
 from edl_runtime.store.redis_client import connect
 
@@ -59,7 +59,7 @@ def test_a_student_wants_at_least_one_teacher() -> None:
 )
 def test_each_difference_is_named(change: dict[str, Any], words: str) -> None:
     """A person sees which field differs and both its values."""
-    assert differences(DIGITS, msgspec.structs.replace(DIGITS, **change)) == [words]
+    assert signature_differences(DIGITS, msgspec.structs.replace(DIGITS, **change)) == [words]
 
 
 def test_the_later_of_two_entries_counts() -> None:
