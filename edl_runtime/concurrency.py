@@ -1,4 +1,4 @@
-"""Waiting for whichever of several coroutines ends first."""
+"""Waiting for the first of several coroutines."""
 
 from __future__ import annotations
 

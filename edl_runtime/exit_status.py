@@ -1,17 +1,17 @@
-"""What a process's exit status says, in words."""
+"""Process exit statuses as text."""
 
 from __future__ import annotations
 
 import signal
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-"""By SIGKILL: the process itself, or what a shell has run."""
+"""Killed by SIGKILL: the process itself, or the child of a shell."""
 
-_OUT_OF_MEMORY = "perhaps for want of memory: `dmesg` tells, and a smaller batch takes less"
+_OUT_OF_MEMORY = "perhaps out of memory: see `dmesg`, and try a smaller batch"
 
 
 def describe_exit(exit_code: int, why: str = "") -> str:
-    """Say how a process ended, and `why` if that is known: "exited with 1", "was killed by SIGTERM".
+    """Return for example "exited with 1" or "was killed by SIGTERM", with `why` if given.
 
     `exit_code` is negative for a signal.
     """

@@ -1,4 +1,4 @@
-"""File locks (flock) that processes hold as long as they live: who holds one is alive, whatever happened to it.
+"""File locks (flock). The kernel releases a lock when its holder ends, so a held lock proves that the holder is alive.
 
 A lock belongs to an open file description, so processes that inherit the descriptor hold it together.
 """
@@ -19,23 +19,22 @@ if TYPE_CHECKING:
     import psutil
 
 POLL_S = 0.02
-"""How often a lock is tried while another process holds it: waiting in the kernel would take a thread a waiter."""
+"""How often a held lock is tried again. A blocking flock would need a thread for each waiter."""
 
-
-LOOK_S = 0.5
-"""How often it is looked who holds a lock that is waited for."""
+CHECK_HOLDER_S = 0.5
+"""How often the holder of the lock is checked."""
 
 SUSPENDED_S = 5.0
 """How long a holder may be suspended, as by Ctrl-Z."""
 
 HOLD_LIMIT_S = 3600.0
-"""How long one may wait for a holder that runs: to end a job takes as long as its grace."""
+"""Longest wait for a running holder: stopping a job takes as long as its grace period."""
 
 
 def take(path: Path) -> int | None:
-    """Return a descriptor that holds the lock at `path`, None if somebody else holds it. Creates the file.
+    """Return a descriptor that holds the lock at `path`, None if another process holds it. Creates the file.
 
-    Who holds a lock may remove its file: that frees it, and the next one to take it makes a new file.
+    The holder may remove the file, which frees the lock; the next `take` creates a new file.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -48,17 +47,17 @@ def take(path: Path) -> int | None:
 
 
 def share(descriptor: int) -> bool:
-    """Hold the lock together with others who share it. False if somebody has it alone; it is not held then."""
+    """Share the lock; return False, without the lock, if another process holds it exclusively."""
     return _try(descriptor, fcntl.LOCK_SH)
 
 
 def hold_alone(descriptor: int) -> bool:
-    """Share a lock no longer. False if others do; it is not held then."""
+    """Turn a shared lock into an exclusive one; return False, without the lock, if others share it."""
     return _try(descriptor, fcntl.LOCK_EX)
 
 
 def is_still_at(path: Path, descriptor: int) -> bool:
-    """Whether the lock of this descriptor is that at `path`, and not one that was removed or moved away."""
+    """Whether this descriptor's file is still the one at `path`, and was not removed or moved."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -81,25 +80,25 @@ def is_held(path: Path) -> bool:
 async def hold(path: Path) -> AsyncIterator[int]:
     """Wait for the lock at `path` and hold it; yields its descriptor, for a child process to hold it too.
 
-    Raises JobLockedError, which names the holder, when that has been suspended for `SUSPENDED_S`, or holds the lock for
-    longer than `HOLD_LIMIT_S`. What counts is time waited here: this process may have been suspended itself.
+    Raises JobLockedError when the holder has been suspended for `SUSPENDED_S`, or holds the lock for `HOLD_LIMIT_S`.
+    Counts only time spent waiting, because this process may have been suspended itself.
     """
     waited_s = suspended_s = 0.0
     while (descriptor := take(path)) is None:
         await asyncio.sleep(POLL_S)
         waited_s += POLL_S
-        if int(waited_s / LOOK_S) == int((waited_s - POLL_S) / LOOK_S):
+        if int(waited_s / CHECK_HOLDER_S) == int((waited_s - POLL_S) / CHECK_HOLDER_S):
             continue
         holder = _holder(path)
-        suspended_s = suspended_s + LOOK_S if _is_suspended(holder) else 0.0
+        suspended_s = suspended_s + CHECK_HOLDER_S if _is_suspended(holder) else 0.0
         if suspended_s >= SUSPENDED_S or waited_s >= HOLD_LIMIT_S:
             raise JobLockedError(path.name, _described(holder), suspended=suspended_s > 0, waited_s=waited_s)
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield descriptor
-        # A process that was forked meanwhile has a copy of the descriptor, so closing ours would not free the lock.
-        # After an error it may be right that a child goes on to hold it: a supervisor that is still coming up does.
+        # Unlock explicitly: a process forked meanwhile has a copy of the descriptor. Not after an error: then a child,
+        # such as a supervisor that is still starting, may have to keep the lock.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
@@ -107,7 +106,7 @@ async def hold(path: Path) -> AsyncIterator[int]:
 
 @contextmanager
 def watch(path: Path) -> Iterator[Callable[[], Awaitable[None]]]:
-    """Yield what waits until nobody holds the lock that is at `path` now, even when it has been removed meanwhile."""
+    """Yield a function that waits until the lock now at `path` is released, even if its file is removed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -125,7 +124,7 @@ def watch(path: Path) -> Iterator[Callable[[], Awaitable[None]]]:
 
 
 def _holder(path: Path) -> psutil.Process | None:
-    """Return who wrote its process id into the lock, None if that is gone: a child of it may hold the lock on."""
+    """Return the process whose id is in the lock's file; None if it has ended, and a child may hold the lock."""
     import psutil
 
     try:
@@ -147,7 +146,7 @@ def _described(holder: psutil.Process | None) -> str:
     import psutil
 
     try:
-        return f"process {holder.pid} ({holder.name()})" if holder else "a process that is unknown"
+        return f"process {holder.pid} ({holder.name()})" if holder else "an unknown process"
     except psutil.Error:
         return "a process that has just ended"
 

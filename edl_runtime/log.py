@@ -1,4 +1,4 @@
-"""Where the library's log lines go."""
+"""The library's loggers."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import structlog
 
 
 def get_logger(name: str) -> Any:
-    """Return a logger that writes as the program has configured structlog, or else to stderr.
+    """Return a structlog logger. Unless the program configures structlog, it writes to stderr.
 
-    Lines on stdout, as structlog has it by default, would be between what a script prints.
+    structlog's default is stdout, where log lines would be mixed with a script's output.
     """
     return _Logger(name)
 
 
 class _Logger:
-    """Asks structlog anew for each line: a program may configure it after its imports."""
+    """Looks up the configuration for each line, because a program may configure structlog after its imports."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, method: str) -> Any:
         if structlog.is_configured():
-            return getattr(structlog.get_logger(self._name), method)  # noqa: TID251 -- this is where it belongs
+            return getattr(structlog.get_logger(self._name), method)  # noqa: TID251 -- the only place for it
         return getattr(structlog.wrap_logger(structlog.PrintLogger(sys.stderr)), method)

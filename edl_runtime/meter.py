@@ -1,4 +1,4 @@
-"""Rates over the last seconds of counts that grow, and how long things were busy. Times are of one monotonic clock."""
+"""Rates of counters over the last seconds, and busy times. All times are of one monotonic clock."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Hashable
 from itertools import pairwise
 
 WINDOW_S = 10.0
-"""Rates look back this far."""
+"""The window of rates."""
 
 _MARK_EVERY_S = 0.5
 
 
 class RateMeter:
-    """The rate of a count that grows, over the last `WINDOW_S`."""
+    """The rate of a counter over the last `WINDOW_S`."""
 
     def __init__(self, now: float, count: float = 0) -> None:
-        """Begin, with the count at `count`."""
         self._marks: deque[tuple[float, float]] = deque([(now, count)])
 
     def mark(self, count: float, now: float) -> None:
-        """Note that the count stood at `count`; cheap enough for every batch."""
+        """Record the counter's value; cheap enough for every batch."""
         marks = self._marks
         if now - marks[-1][0] >= _MARK_EVERY_S:
             marks.append((now, count))
@@ -28,7 +27,7 @@ class RateMeter:
                 marks.popleft()
 
     def rate(self, count: float, now: float) -> float:
-        """Return the growth a second up to `count` now; between two marks it counts as even."""
+        """Return the growth per second up to `count` now; interpolates linearly between marks."""
         marks = [*self._marks.copy(), (now, count)]
         since = max(marks[0][0], now - WINDOW_S)
         if now <= since:
@@ -38,32 +37,31 @@ class RateMeter:
 
 
 class BusyMeter:
-    """How long things had at least one thing to do, all of them together; cheap enough for every request."""
+    """The total time in which workers had at least one task; cheap enough for every request."""
 
     def __init__(self, now: float) -> None:
-        """Begin, with all of them idle."""
         self._tasks: dict[Hashable, int] = {}
         self._busy = 0
         self._total_s = 0.0
         self._at = now
 
-    def begin(self, who: Hashable, now: float) -> None:
-        """One of them has one thing more to do."""
-        count = self._tasks.get(who, 0)
-        self._tasks[who] = count + 1
+    def begin(self, worker: Hashable, now: float) -> None:
+        """A worker has one task more."""
+        count = self._tasks.get(worker, 0)
+        self._tasks[worker] = count + 1
         if not count:
             self._count(now, 1)
 
-    def end(self, who: Hashable, now: float) -> None:
-        """One of them has done one of its things."""
-        count = self._tasks[who] - 1
-        self._tasks[who] = count
+    def end(self, worker: Hashable, now: float) -> None:
+        """A worker has finished a task."""
+        count = self._tasks[worker] - 1
+        self._tasks[worker] = count
         if not count:
-            del self._tasks[who]
+            del self._tasks[worker]
             self._count(now, -1)
 
     def total_s(self, now: float) -> float:
-        """Return the seconds of all of them up to now: two that were busy at the same time count twice."""
+        """Return the busy seconds of all workers up to now, added up."""
         return self._total_s + self._busy * (now - self._at)
 
     def _count(self, now: float, change: int) -> None:

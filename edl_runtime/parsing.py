@@ -1,7 +1,4 @@
-"""JSON and YAML that somebody else has written: another process, another version, or a stranger.
-
-Neither raises anything but its own error, and YAML is bounded: a few lines of aliases may stand for billions of values.
-"""
+"""Parsers of untrusted JSON and YAML, which raise only their own errors. YAML is bounded in size."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ Text = str | bytes | bytearray | memoryview
 
 
 class JsonDecoder(Generic[Content]):
-    """Decodes JSON of one kind, as a `msgspec.json.Decoder` does, and raises nothing but `msgspec.DecodeError`.
+    """A `msgspec.json.Decoder` that raises only `msgspec.DecodeError`.
 
-    msgspec's own raises UnicodeDecodeError for text that is not UTF-8, and RecursionError for what is nested too deep,
-    even in a field that is not read.
+    msgspec's own also raises UnicodeDecodeError for text that is not UTF-8, and RecursionError for deeply nested
+    values, even in fields that are not read.
     """
 
     @overload
@@ -32,7 +29,7 @@ class JsonDecoder(Generic[Content]):
         self._decoder: msgspec.json.Decoder[Content] = msgspec.json.Decoder(kind)
 
     def decode(self, content: Text) -> Content:
-        """Return the content. Raises msgspec.DecodeError, whatever is given."""
+        """Return the content. Raises msgspec.DecodeError."""
         try:
             return self._decoder.decode(content)
         except msgspec.DecodeError:
@@ -41,31 +38,32 @@ class JsonDecoder(Generic[Content]):
             raise msgspec.DecodeError(f"JSON is malformed: {error}") from None
 
 
-# YAML of which little can't make much: a few lines of aliases may stand for billions of values, or for endless ones.
+# A few lines of YAML aliases may stand for billions of values, or for endless ones.
 
 MAX_YAML_VALUES = 10_000
-"""Values in a text, each alias counted as all that it stands for. PyYAML takes about a second to read so many."""
+"""Most values in a text, aliases expanded. PyYAML takes about a second to read so many."""
 
 MAX_YAML_DEPTH = 50
-"""Levels of values within values, each alias counted as all that it stands for."""
+"""Most levels of nested values, aliases expanded."""
 
 
 def bounded_yaml_loader(most_values: int = MAX_YAML_VALUES) -> type[SafeLoader]:
-    """Return a loader for `yaml.load` and `yaml.compose` that raises yaml.composer.ComposerError for too much.
+    """Return a loader for `yaml.load` and `yaml.compose` with limits.
 
-    That is more than `most_values` values, or than `MAX_YAML_DEPTH` levels, and a value that is its own part.
+    Raises yaml.composer.ComposerError for more than `most_values` values, more than `MAX_YAML_DEPTH` levels, or a value
+    that contains itself.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Measures values while it reads, before any merge (`<<`) copies them."""
+        """Counts values while it reads, before a merge (`<<`) copies them."""
 
         def __init__(self, stream: Any) -> None:
             super().__init__(stream)
             self._values = 0
-            self._depth = -1  # of the value that is read: a document's is 0
+            self._depth = -1  # of the current value; 0 for the document
             self._deepest = 0
-            self._anchored: dict[str, tuple[int, int]] = {}  # values and levels of what each stands for
+            self._anchored: dict[str, tuple[int, int]] = {}  # the values and levels of each anchor
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
@@ -76,7 +74,10 @@ def bounded_yaml_loader(most_values: int = MAX_YAML_VALUES) -> type[SafeLoader]:
             if isinstance(event, yaml.AliasEvent):
                 values, levels = self._anchored.get(anchor, (1, 0))
             else:
-                self._anchored[anchor] = 1, MAX_YAML_DEPTH + 1  # until it is read: what is its own part has no end
+                self._anchored[anchor] = (
+                    1,
+                    MAX_YAML_DEPTH + 1,
+                )  # until it is complete, so that a value that contains itself is too deep
             self._values += values
             self._deepest = self._depth + levels
             if self._values > most_values:

@@ -1,6 +1,6 @@
-"""What the members of a pool report about once a second, with the beat of their lease: who is busy, and who waits.
+"""Load reports of a pool's members, sent with each renewal of their lease, about once a second.
 
-`edl_runtime.registry.pools` reads it, `edl_runtime.autoscale.policy.pool_size` decides by it.
+`edl_runtime.registry.pools` reads them, `edl_runtime.autoscale.policy.pool_size` uses them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import msgspec
 class TeacherReport(msgspec.Struct, frozen=True, kw_only=True):
     """How busy a teacher is.
 
-    - `busy`: the share of the last `over_s` seconds in which its model ran or a request waited for it, 0 to 1; of a
-      teacher with several devices, their mean.
-    - `over_s`: ten, or fewer of one that has just begun.
+    - `busy`: the share of the last `over_s` seconds in which its model ran or a request waited, 0 to 1; the mean of
+      several devices.
+    - `over_s`: ten, or fewer after a start.
     """
 
     busy: float
@@ -23,17 +23,16 @@ class TeacherReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StudentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a student has of the pool's teachers, and what it lacks. Rates and shares are those of `over_s` seconds.
+    """A student's use of the pool's teachers. Rates and shares are those of the last `over_s` seconds.
 
-    - `waiting`: share of its time that it waited for this pool's teachers, 0 to 1; what its source took is not in it.
-    - `asked`: how many teachers it asked something at a time, in the mean.
-    - `samples_per_s`: what it trained on.
-    - `teachers`: those it is connected to now; `want`: the most that it can use, None for all.
-    - `in_flight`, `queued`: requests that teachers are asked now, and that wait for a teacher.
-    - `over_s`: ten, or fewer of one that has just begun, or whose teachers have just come or gone: what was before
-      that tells nothing about those it has.
-    - `pauses`: it has taken no batch for much longer than it does otherwise, and does not wait: a validation, say. It
-      will go on, so how idle its teachers are tells nothing. After a minute it counts as one that takes nothing.
+    - `waiting`: share of its time that it waited for this pool's teachers (not for its source), 0 to 1.
+    - `asked`: mean number of teachers with requests at the same time.
+    - `samples_per_s`: samples trained on.
+    - `teachers`: teachers that it is connected to; `want`: the most that it can use, None for all.
+    - `in_flight`, `queued`: requests at teachers now, and waiting for a teacher.
+    - `over_s`: ten, or fewer after a start or a change of its teachers.
+    - `pauses`: it has taken no batch for unusually long without waiting, as in a validation, so idle teachers are still
+      needed. False again after a minute.
     """
 
     waiting: float = 0.0
@@ -48,9 +47,9 @@ class StudentReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """The last reports of a pool's registered members, by id; None of one that has said nothing of late.
+    """The last reports of a pool's members, by id; None without a recent one.
 
-    `settled_s`: how long ago the last of them came or went.
+    `settled_s`: seconds since a member last joined or left.
     """
 
     teachers: dict[str, TeacherReport | None] = {}
@@ -59,12 +58,12 @@ class PoolDemand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def busy(self) -> float | None:
-        """The mean of its teachers' busy shares, None when none of them says."""
+        """The mean of its teachers' busy shares, None without reports."""
         shares = [report.busy for report in self.teachers.values() if report is not None]
         return sum(shares) / len(shares) if shares else None
 
     @property
     def waiting(self) -> float | None:
-        """The mean of its students' shares of waiting, None when none of them says."""
+        """The mean of its students' waiting shares, None without reports."""
         shares = [report.waiting for report in self.students.values() if report is not None]
         return sum(shares) / len(shares) if shares else None

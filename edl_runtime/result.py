@@ -1,6 +1,6 @@
-"""The result that a training script hands to whoever runs it.
+"""The result of a training script.
 
-It travels as one small JSON file (a pod's termination message on Kubernetes), so it outlives Redis and the process.
+It is a small JSON file (a pod's termination message on Kubernetes), so it outlives Redis and the process.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 
 RESULT_LIMIT = 4096
-"""Bytes: what a pod's termination message can hold."""
+"""Bytes: the limit of a pod's termination message."""
 
 
 def write_result(
     *, checkpoint: str = "", metrics: Mapping[str, Any] | None = None, settings: RuntimeSettings | None = None
 ) -> None:
-    """Leave `checkpoint` (where the trained model is) and `metrics` (JSON) for the task that started this script.
+    """Hand `checkpoint` (path or URL of the trained model) and `metrics` (JSON) to the task that started this script.
 
-    A relative path is one below the folder that the script runs in and arrives as an absolute one. A URL stays.
-    Does nothing when the script was started by hand. Raises SpecError for more than 4096 bytes of JSON.
+    A relative path is made absolute. Does nothing if the script was started by hand. Raises SpecError for more than
+    4096 bytes of JSON.
     """
     settings = settings or RuntimeSettings.from_env(os.environ)
     if not settings.result_file:

@@ -1,7 +1,7 @@
-"""What a user asks for: frozen structs that every layer shares.
+"""The user's specifications: frozen structs that all layers share.
 
-Everything here is plain data (JSON in, JSON out, by msgspec) and valid once made: a struct that can't work raises
-`SpecError` where it is built, naming the field, what was given and what is allowed.
+They are plain data (JSON by msgspec), and validated when they are built: SpecError names the field, the given value and
+what is allowed.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ NAME_LIMIT = 52
 """Longest name of a job or pool, so that an instance's name is still a DNS label (63) on every backend."""
 
 HUNG_AFTER_S = 20.0
-"""A teacher that takes longer over one run of its model counts as hung, unless told otherwise."""
+"""Default limit for one run of a teacher's model; a teacher that takes longer counts as hung."""
 
 MAX_BATCH = 64
-"""Most rows of a run of a teacher's model that answers several requests, unless told otherwise."""
+"""Default limit for the rows of several requests in one run of a teacher's model."""
 
 MOST_PRIORITY = 1_000_000
 """The highest priority of a job; the lowest is its negative."""
 
 CHECKPOINT_EVERY_S = 300.0
-"""How often a training writes a checkpoint, unless told otherwise."""
+"""Default interval between checkpoints."""
 
 SECRET_VARIABLES = frozenset({"EDL_DISCOVERY_TOKEN", "EDL_MONITOR_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"})
-"""Variables that may hold a password or token: they never stand in a spec, a log, an argument or a file."""
+"""Variables that may hold a password or token: never part of a spec, log, argument or file."""
 
 _NAME = re.compile(rf"[a-z0-9]([-a-z0-9]{{0,{NAME_LIMIT - 2}}}[a-z0-9])?")
 _NAMED = "abfss?|adl|az|ftp|hdfs|sftp|smb|ssh|wasbs?|webhdfs"
-"""Protocols of URLs in which the name of a user or container may stand before the host."""
+"""URL protocols with a user or container name before the host."""
 
 _LOGIN = re.compile(rf"://[^/@]*:(?!\d{{1,5}}/)[^@]*@|(?<![\w+.-])(?!(?:{_NAMED})://)[\w+.-]+://[^/@]+@", re.IGNORECASE)
-"""A password in a URL, which may have a "/" in it as no port has, or a token alone."""
+"""A URL with a password (which may contain "/", unlike a port) or a token."""
 
 
 def check_name(field: str, name: object) -> str:
-    """Return `name` if it can name a job or pool on every backend, else raise SpecError."""
+    """Return `name` if it is a valid job or pool name on every backend, else raise SpecError."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         allowed = f"1 to {NAME_LIMIT} of a-z, 0-9 and '-', starting and ending with a letter or digit"
         raise SpecError(field, name, allowed)
@@ -53,27 +53,27 @@ def check_name(field: str, name: object) -> str:
 
 
 def check_priority(priority: object) -> int:
-    """Return `priority` if it is one, else raise SpecError."""
+    """Return `priority` if it is valid, else raise SpecError."""
     if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MOST_PRIORITY:
         raise SpecError("priority", priority, f"a whole number, -{MOST_PRIORITY:,} to {MOST_PRIORITY:,}")
     return priority
 
 
 def check_weight(weight: object) -> float:
-    """Return `weight` if it is one, else raise SpecError."""
+    """Return `weight` as a float if it is valid, else raise SpecError."""
     if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
         raise SpecError("weight", weight, "a number above 0")
     return float(weight)
 
 
 class Spec(msgspec.Struct, frozen=True):
-    """What the user-facing structs share: they are read from plain data, and travel as such from task to task."""
+    """Base of the user-facing structs: read from plain data, and passed as such from task to task."""
 
     @classmethod
     def read(cls, field: str, given: object, *, strict: bool = True) -> Self:
-        """Return the struct that a dict of its fields makes; `field` is what errors call it.
+        """Build the struct from a dict of its fields. `field` is its name in errors.
 
-        Where it is not `strict`, text stands for numbers, too. Raises SpecError.
+        Unless `strict`, text is accepted for numbers. Raises SpecError.
         """
         fields = check_fields(field, cls, given)
         try:
@@ -89,43 +89,39 @@ class Spec(msgspec.Struct, frozen=True):
     def check_each(
         cls, given: Mapping[str, Any], *, strict: bool, is_open: Callable[[object], bool] = lambda _: False
     ) -> None:
-        """Raise SpecError, in the words of the field, for a wrong one among those in `given`.
+        """Raise SpecError for the first wrong field in `given`. Does not check nested structs and missing fields.
 
-        `is_open` says of a value that it is not known yet, as it holds a template: such text may become text or a
-        number, but no list or dict. What is wrong in a struct within, and what is missing, is not looked for.
+        `is_open` says whether a text holds a template: it may become text or a number, but no list or dict.
         """
         values: dict[str, Any] = {}
-        for one in msgspec.structs.fields(cls):
-            value = given.get(one.name, msgspec.UNSET)
+        for field in msgspec.structs.fields(cls):
+            value = given.get(field.name, msgspec.UNSET)
             if value is msgspec.UNSET:
                 continue
             try:
-                values[one.name] = msgspec.convert(value, one.type, strict=strict)
+                values[field.name] = msgspec.convert(value, field.type, strict=strict)
             except msgspec.ValidationError:
-                holds_others = _takes(one.type, {}) or _takes(one.type, [])
-                if holds_others if isinstance(value, str) and is_open(value) else not is_open(value):
-                    values[one.name] = value
-                if isinstance(value, dict) and any(is_struct(kind) for kind in get_args(one.type)):
-                    values.pop(one.name, None)
-        with suppress(TypeError):  # one is missing
+                is_container = _accepts(field.type, {}) or _accepts(field.type, [])
+                if is_container if isinstance(value, str) and is_open(value) else not is_open(value):
+                    values[field.name] = value
+                if isinstance(value, dict) and any(is_struct(kind) for kind in get_args(field.type)):
+                    values.pop(field.name, None)
+        with suppress(TypeError):  # a required field is missing
             cls(**values)
 
     def serialize(self) -> dict[str, Any]:
-        """Return it as plain data, which is how Airflow keeps it in XCom."""
+        """Return plain data, for Airflow's XCom."""
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return plain
 
     @classmethod
     def deserialize(cls, data: object, version: int) -> Self:  # noqa: ARG003 (Airflow's signature)
-        """Return what `serialize` has taken apart. Raises SpecError."""
+        """Build the struct from the result of `serialize`. Raises SpecError."""
         return cls.read(cls.__name__, data)
 
 
 def check_fields(field: str, struct: type[msgspec.Struct], given: object) -> dict[str, Any]:
-    """Return `given` if it is a dict whose keys are fields of `struct`, in structs within it as well.
-
-    Raises SpecError if not.
-    """
+    """Return `given` if it is a dict of fields of `struct` and its nested structs, else raise SpecError."""
     if not isinstance(given, dict):
         raise SpecError(field, given, f"a {struct.__name__}, or a dict of its fields")
     known = {one.name: one.type for one in msgspec.structs.fields(struct)}
@@ -139,12 +135,12 @@ def check_fields(field: str, struct: type[msgspec.Struct], given: object) -> dic
 
 
 def is_struct(kind: object) -> bool:
-    """Whether a type, as of a field, is a struct."""
+    """Whether a type is a struct."""
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _takes(kind: Any, value: object) -> bool:
-    """Whether a field of that type can be that value."""
+def _accepts(kind: Any, value: object) -> bool:
+    """Whether a field of that type accepts the value."""
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
@@ -172,7 +168,7 @@ class Bounds(Spec, frozen=True):
 
     @classmethod
     def parse(cls, text: str, field: str = "bounds") -> Self:
-        """Read "min:max", or "n" for exactly n; `field` is what errors call it. Raises SpecError."""
+        """Parse "min:max", or "n" for exactly n; `field` is the name in errors. Raises SpecError."""
         low, colon, high = text.partition(":")
         try:
             return cls(int(low), int(high if colon else low))
@@ -193,17 +189,16 @@ class TeacherSpec(Spec, frozen=True, kw_only=True):
 
     - `model`: a folder with a Paddle inference model, an `.onnx` file, or `package.module:function` (a Python
       callable that takes and returns a dict of arrays by name).
-    - `outputs`: the outputs that teachers answer with, empty for all of the model's. "logits=fetch_name_0" gives the
-      model's output `fetch_name_0` the name `logits`.
+    - `outputs`: the outputs in answers, empty for all of the model's. "logits=fetch_name_0" renames the model's output
+      `fetch_name_0` to `logits`.
     - `gpu_ids`: GPUs of one teacher; empty for CPU.
     - `mem_optim`: let Paddle reuse memory between layers.
-    - `max_batch`: most rows that requests are joined to which came while the model was busy. 1 joins none: for a model
-      of which a row's answer depends on the others in its batch; else students join theirs, too, where teachers answer
-      within milliseconds.
-    - `hung_after_s`: a teacher that takes longer over one run counts as hung and is started anew. For slower
-      models raise the students' EDL_TEACHER_TIMEOUT_S, too (30 s by default).
-    - `env`: further environment variables, by name. No secrets: specs are kept and shown.
-    - `pod`: what each teacher needs as a pod; processes don't look at it.
+    - `max_batch`: most rows when waiting requests are batched. 1 disables batching, also in students: for a model whose
+      answer to a row depends on the others in its batch.
+    - `hung_after_s`: a teacher that takes longer for one run counts as hung and is restarted. For slower models also
+      raise the students' EDL_TEACHER_TIMEOUT_S (30 s by default).
+    - `env`: further environment variables. No secrets: specs are stored and shown.
+    - `pod`: the pod of each teacher on Kubernetes; other backends ignore it.
     """
 
     model: str
@@ -232,10 +227,10 @@ class TeacherSpec(Spec, frozen=True, kw_only=True):
 class TrainerSpec(Spec, frozen=True, kw_only=True):
     """A training script and how to start it.
 
-    - `command`: program and arguments. "python" stands for the interpreter that the backend runs with.
-    - `env`: further environment variables, by name. No secrets: specs are kept and shown.
-    - `cwd`: the folder to start in; empty for one of its own, which is kept and dropped together with its logs.
-    - `pod`: what each instance needs as a pod; processes don't look at it.
+    - `command`: program and arguments. "python" is the interpreter that the backend runs with.
+    - `env`: further environment variables. No secrets: specs are stored and shown.
+    - `cwd`: the working directory; empty for a new one, which is removed together with the logs.
+    - `pod`: the pod of each instance on Kubernetes; other backends ignore it.
     """
 
     command: Sequence[str]
@@ -254,15 +249,14 @@ class TrainerSpec(Spec, frozen=True, kw_only=True):
 
 
 class Checkpoint(Spec, frozen=True, kw_only=True):
-    """Where a training keeps its checkpoints, how often it writes one, and which are kept.
+    """The checkpoint folder of a training, how often it writes a checkpoint, and which are kept.
 
-    - `url`: a folder's path, or a URL that fsspec knows, as s3://bucket/job. It names the training and not the run: the
-      next run goes on from what it finds there. One job at a time keeps checkpoints there. No password: URLs are kept
-      and shown, and credentials come as the store's own library has them, as in AWS_SECRET_ACCESS_KEY.
-    - `every_steps`, `every_s`: one is due when so many steps or seconds have passed since the last, whichever comes
-      first. With neither, every 300 seconds.
+    - `url`: a path, or a URL that fsspec supports, as s3://bucket/job. The next run resumes from this folder. One job
+      at a time may use it. No password: URLs are stored and shown; configure credentials as for the store's own
+      library, as in AWS_SECRET_ACCESS_KEY.
+    - `every_steps`, `every_s`: interval in steps or seconds, whichever comes first. By default 300 seconds.
     - `keep_last`: how many of the newest are kept. While one is written there is one more.
-    - `keep_every`: the first at or after each multiple of so many steps is kept for good; None for none.
+    - `keep_every`: the first at or after each multiple of so many steps is kept for ever; None for none.
     """
 
     url: str
@@ -275,7 +269,7 @@ class Checkpoint(Spec, frozen=True, kw_only=True):
         if not isinstance(self.url, str) or not self.url or "\0" in self.url:
             raise SpecError("checkpoint.url", self.url, "a folder's path or a URL as s3://bucket/job")
         if _LOGIN.search(self.url):
-            allowed = "a URL without a password or token: it is shown; the store's library knows variables for these"
+            allowed = "a URL without a password or token, because it is shown; use the variables of the store's library"
             raise SpecError("checkpoint.url", re.sub("://.*@", "://***@", self.url), allowed)
         for field in ("every_steps", "keep_last", "keep_every"):
             number = getattr(self, field)
@@ -292,14 +286,14 @@ class Checkpoint(Spec, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "every_s", float(every_s))
 
     def to_env(self) -> dict[str, str]:
-        """Return the variables that `RuntimeSettings.from_env(...).checkpoint_spec()` reads back as this."""
+        """Return the variables for `RuntimeSettings.from_env(...).checkpoint_spec()`."""
         fields = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         url = fields.pop("url")
         return {"EDL_CHECKPOINT": url, **{f"EDL_CHECKPOINT_{name.upper()}": str(fields[name]) for name in fields}}
 
 
 def _keep_as_tuple(spec: msgspec.Struct, name: str, field: str, kind: type, allowed: str) -> None:
-    """Keep what the user gave, a list most often, as a tuple: a frozen spec holds nothing that changes."""
+    """Store the given list as a tuple, because a frozen spec must not change."""
     given = getattr(spec, name)
     if not isinstance(given, list | tuple) or not all(isinstance(entry, kind) for entry in given):
         raise SpecError(field, given, allowed)
@@ -307,7 +301,7 @@ def _keep_as_tuple(spec: msgspec.Struct, name: str, field: str, kind: type, allo
 
 
 def _check_outputs(field: str, outputs: Sequence[str]) -> None:
-    """Raise SpecError for an output without a name, or two of one name; what has a template in it is not known yet."""
+    """Raise SpecError for an output without a name or a repeated name. Skips templates."""
     names = [output.partition("=") for output in outputs if "{" not in output]
     for name, sign, origin in names:
         if not name or (sign and not origin):
@@ -318,14 +312,16 @@ def _check_outputs(field: str, outputs: Sequence[str]) -> None:
 
 
 def _check_env(field: str, env: object) -> None:
-    """Raise SpecError, which never shows a value, unless `env` can be a process's environment and has no secrets."""
+    """Raise SpecError, which never shows a value, unless `env` is a valid environment without secrets."""
     if not isinstance(env, dict):
         raise SpecError(field, type(env).__name__, "a dict of variables, as in {'LR': '0.1'}")
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise SpecError(field, name, "names of variables: text without '=' and null bytes")
         if name in SECRET_VARIABLES:
-            raise SpecError(field, name, "none that may hold a secret: the connection has that, and specs are shown")
+            raise SpecError(
+                field, name, "none that may hold a secret: specs are shown; secrets belong in the connection"
+            )
         if not isinstance(value, str):
             raise SpecError(f"{field}[{name!r}]", type(value).__name__, "text, as in '0.1'")
         if "\0" in value:
@@ -344,28 +340,25 @@ def _check_pod(field: str, pod: object) -> None:
 
 JobKind = Literal["pool", "trainer"]
 
-_NEWER = {"priority": 0, "weight": 1.0}
-"""Fields of a `JobSpec` that came later, with what says nothing."""
-
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a backend runs: `instances` processes or pods of one command.
 
-    - `kind`: a `pool`'s instances are started again when they end and leave the pool one by one when it shrinks; one
-      that exits with EX_CONFIG (78) is given up, and the pool fails when it has none to go on with. A `trainer`
-      job succeeds when all its instances exit with 0 and fails with the first that ends otherwise.
-    - `elastic`: its instances are agents of trainers that go on without one of them, so one that a signal ends is
-      started again, a few times in a row or in an hour at most; one that exits with EX_CONFIG is given up, and the
-      job fails when fewer than the bounds' least are left.
-    - `bounds`: between which numbers `instances` may be changed while it runs.
-    - `env`: plain environment variables. Secrets go to `Backend.submit` beside the spec and are never kept.
-    - `grace_s`: seconds between SIGTERM and SIGKILL when an instance has to go.
-    - `pool_digest`: digest of the pool that was started for this job alone, so that the same job with other teachers
-      is another one; empty when the pool is nobody's in particular.
+    - `kind`: instances of a `pool` are restarted when they end, and leave one by one when it shrinks; one that exits
+      with EX_CONFIG (78) is not restarted, and the pool fails when none is left. A `trainer` job succeeds when all
+      instances exit with 0, and fails with the first that doesn't.
+    - `elastic`: the instances are agents of trainers that can continue without one of them. One that is ended by a
+      signal is restarted, a limited number of times in a row and per hour; one that exits with EX_CONFIG is not, and
+      the job fails when fewer than `bounds.min` are left.
+    - `bounds`: the limits of `instances` while the job runs.
+    - `env`: plain environment variables. Secrets are passed to `Backend.submit` separately and never stored.
+    - `grace_s`: seconds between SIGTERM and SIGKILL.
+    - `pool_digest`: digest of the pool that was started for this job only, so that the same job with other teachers is
+      a different one; else empty.
     - `serves_http`: each instance answers /v2/health/live and /v2/health/ready at EDL_HOST and EDL_PORT.
-    - `pod`: what each instance needs as a pod; None for the connection's image and nothing else.
-    - `priority`: where not all jobs fit, those of a higher one get their instances first.
-    - `weight`: above 0; of the instances beyond the minimums, a job of weight 2 gets about twice as many as one of 1.
+    - `pod`: the pod of each instance; None for the connection's image and defaults.
+    - `priority`: jobs of a higher priority get their instances first.
+    - `weight`: above 0; share of the instances beyond the minimums, relative to other jobs.
     """
 
     name: str
@@ -396,12 +389,5 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """Names this spec's content: two specs are the same exactly if their digests are.
-
-        A spec that says nothing in newer fields has the digest that it had before there were any.
-        """
-        content = msgspec.to_builtins(self, order="deterministic")
-        for field, default in _NEWER.items():
-            if content[field] == default:
-                del content[field]
-        return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:16]
+        """A digest of this spec's content."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]

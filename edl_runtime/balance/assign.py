@@ -1,29 +1,19 @@
-"""Which student uses which teachers: a pure function that every student computes alike from the same lists.
+"""Which student uses which teachers: a pure function that every student computes from the same lists.
 
-1. *Rounds.* Each teacher gets a student, the heaviest teachers first. A student's slot costs the weight that it has
-   already, and the cheapest slots are filled: the students' sums differ by at most the heaviest teacher (Graham's LPT
-   rule, 1969), their wants permitting.
-2. *Sharing.* What is left over after whole rounds is shared. Of the students with the least weight, some may have got
-   no teacher in the last round: each of them gets one of those that were given in it, which from then on serves
-   several. A teacher's slot costs the number of its students over its weight (D'Hondt's divisors, which keep the
-   largest load smallest). So two students of three equal teachers have one each and share the third; and where there
-   are fewer teachers than students, each student has one teacher. Only students that are alike share: each has the
-   same weight of its own, so equal parts of the shared teacher are fair.
+1. *Rounds.* Each teacher gets a student, the heaviest teachers first. A student's slot costs the weight that it already
+   has, and the cheapest slots are filled, so the students' sums differ by at most the heaviest teacher (Graham's LPT
+   rule, 1969), as far as their wants allow.
+2. *Sharing.* Of the students with the least weight, some may have got no teacher in the last round: each of them shares
+   one that was given in it. A teacher's slot costs the number of its students over its weight (D'Hondt's divisors). So
+   two students of three equal teachers have one each and share the third. A shared teacher answers more slowly, which
+   holds up the reader, so sharing is limited (`most_sharing`); beyond the limit some students have one teacher more.
 
-   A teacher that several students share takes longer to answer each, and a reader delivers batches in order: answers
-   that take too long hold up those of its other teachers. So beside teachers of its own a student shares one with few
-   others (`most_sharing`); where that is not enough for all, nobody shares, and some students have one teacher more.
+Ties are decided by scores, hashes of both ids: rendezvous hashing (Thaler and Ravishankar 1998) with bounded loads
+(Mirrokni, Thorup and Zadimoghaddam 2018). Scores never change, so a join or leave moves only about ln n pairs on top of
+those that fair shares need. With many different weights the shares stay fair but more pairs move.
 
-Which of several slots of one cost is filled is decided by scores. A pair's score is a hash of both ids: rendezvous
-hashing (Thaler and Ravishankar 1998). Pairs are taken, those of the heaviest teachers first, by falling score as long
-as both sides have a slot: consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018), here with
-exact bounds. Since a pair's score never changes, one who joins or leaves moves only those along chains of better
-offers, about ln n pairs, on top of those that fair shares demand anyhow.
-
-Weights come in few kinds (1, 2, 4); if every teacher has a weight of its own, the shares stay fair and more is moved.
-
-Costs are exact and scores (see `rendezvous`) are whole numbers, so all machines agree. A pair takes some 20 ns, and
-24 bytes while it is looked at: `benchmarks/assign.py` measures it.
+Costs are exact and scores (see `hrw`) are whole numbers, so all machines agree. A pair takes about 20 ns and 24 bytes
+(`benchmarks/assign.py`).
 """
 
 from __future__ import annotations
@@ -46,10 +36,10 @@ Pair: TypeAlias = tuple[int, int]  # teacher, student
 
 
 def assign(teachers: Mapping[str, float], students: Mapping[str, int | None]) -> dict[str, tuple[str, ...]]:
-    """Return each student's teachers, sorted: none without teachers, at least one otherwise.
+    """Return each student's teachers, sorted: at least one, if there are any.
 
-    `teachers` have weights above 0 (shares of the work); `students` say how many teachers they can use, at least 1,
-    None for all. Each teacher is used unless no student can use more; the heaviest are used first then.
+    `teachers`: id → weight above 0. `students`: id → most teachers that it can use, None for all. Each teacher is used
+    unless no student can use more; the heaviest are used first then.
     """
     givers, takers = sorted(teachers), sorted(students)
     weights = _whole([teachers[teacher] for teacher in givers])
@@ -66,10 +56,10 @@ def assign(teachers: Mapping[str, float], students: Mapping[str, int | None]) ->
 
 
 def most_sharing(own: int) -> float:
-    """Return how many students may share a teacher if each has so many teachers of its own beside it.
+    """Return how many students may share a teacher if each has `own` other teachers.
 
-    Each student has two requests at a teacher, so one that n students share answers after 2n runs of its model. Each
-    teacher of one's own does 2n requests meanwhile, and has to find them in the window, of four requests a teacher.
+    Each student has two requests at a teacher, so a teacher shared by n answers after 2n runs. Meanwhile each of the
+    other teachers answers 2n requests, which have to fit into the window of four requests for each teacher.
     """
     if not own:
         return math.inf
@@ -79,13 +69,13 @@ def most_sharing(own: int) -> float:
 def _rounds(
     teachers: Hashes, students: Hashes, weights: Sequence[int], wants: Sequence[int | None]
 ) -> tuple[list[Pair], list[int], list[int]]:
-    """Return a student for each teacher; the teachers of the last round, and the students that got none in it."""
+    """Return a student for each teacher, the teachers of the last round, and the students without one in it."""
     import numpy as np
 
     free, loads = list(wants), [0] * len(wants)
     pairs: list[Pair] = []
     given_at: dict[int, list[int]] = {}
-    """A weight → the teachers that were given to students that had so much."""
+    """Weight → the teachers given to students that had this weight before."""
     for weight, alike in _by_weight(range(len(weights)), weights):
         lightest = heapq.nsmallest(len(alike), (load for load, room in zip(loads, free, strict=True) if room != 0))
         if not lightest:
@@ -93,7 +83,7 @@ def _rounds(
         rooms = {
             student: room
             for student, (load, room) in enumerate(zip(loads, free, strict=True))
-            if room != 0 and load <= lightest[-1]  # the others' slots are too dear
+            if room != 0 and load <= lightest[-1]  # the slots of others cost too much
         }
         slots = _CheapestSlots(rooms, partial(_load_cost, loads, weight), len(alike))
         for teacher, student in match(teachers, students, np.array(alike), np.array([*rooms]), slots):
@@ -110,7 +100,7 @@ def _rounds(
 def _sharing(
     teachers: Hashes, students: Hashes, weights: Sequence[int], rooms: Mapping[int, float], left_out: Sequence[int]
 ) -> Iterator[Pair]:
-    """Yield a teacher for each student that was left out; `rooms`: those that have one, how many more they may have."""
+    """Yield a teacher for each student in `left_out`; `rooms`: teacher → how many more students it may have."""
     import numpy as np
 
     slots = _CheapestSlots(rooms, partial(_seat_cost, weights), len(left_out))
@@ -141,9 +131,8 @@ def _by_weight(teachers: Iterable[int], weights: Sequence[int]) -> list[tuple[in
 class _CheapestSlots:
     """The `wanted` cheapest slots of bins.
 
-    `rooms` says how many slots each bin has, None for any number, and `cost` what each of them costs, from 0 on: ever
-    more. A bin has slots of its own, below the cost of the dearest; the dearest themselves are shared by all bins that
-    have one at that cost, first come first served.
+    `rooms` is the number of slots of each bin, None for any; `cost` the increasing cost of each slot. A bin owns its
+    slots below the highest cost; those at the highest cost are shared by all bins with one, first come first served.
     """
 
     def __init__(self, rooms: Mapping[int, float | None], cost: Callable[[int, int], Cost], wanted: int) -> None:
@@ -182,7 +171,7 @@ class _CheapestSlots:
 
 
 def _seat_cost(weights: Sequence[int], teacher: int, seat: int) -> Cost:
-    return Fraction(seat + 2, weights[teacher])  # one student is there already
+    return Fraction(seat + 2, weights[teacher])  # it has one student already
 
 
 def _load_cost(loads: Sequence[int], weight: int, student: int, more: int) -> Cost:

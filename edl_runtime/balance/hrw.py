@@ -1,7 +1,7 @@
-"""Pairs by falling score: who finds whom, decided by the hashes of their ids alone.
+"""Highest random weight (rendezvous) hashing: pairs by falling score.
 
-A score is a number of 64 bits: the hashes of both ids, xor'ed and mixed. It is the same on every machine and with
-every version of Python and numpy, for numbers without a sign wrap around everywhere alike.
+A score has 64 bits: the hashes of both ids, xor'ed and mixed. It is the same on every machine and with every version of
+Python and numpy, because unsigned numbers wrap around everywhere alike.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     Places: TypeAlias = NDArray[np.intp]
 
 PAIRS_PER_PLACE = 4
-"""Pairs that are looked at in a round, for each item and bin that is left: few of either are left after it."""
+"""Pairs of one round, for each remaining item and bin: enough to match most of them."""
 
 
 class BinCapacity(Protocol):
-    """The room in bins. It only becomes less."""
+    """The free slots of bins. They only decrease."""
 
     def has(self, bin_: int) -> bool:
         """Return whether the bin has a slot."""
@@ -32,7 +32,7 @@ class BinCapacity(Protocol):
 
 
 def hashes(role: str, ids: Sequence[str]) -> Hashes:
-    """Return a hash of each id; the same id in another role has another."""
+    """Return a hash of each id, which depends on the role."""
     import numpy as np
 
     person = role.encode()
@@ -43,9 +43,9 @@ def hashes(role: str, ids: Sequence[str]) -> Hashes:
 def match(
     items: Hashes, bins: Hashes, item_places: Places, bin_places: Places, slots: BinCapacity
 ) -> Iterator[tuple[int, int]]:
-    """Yield (item, bin), by their places in `items` and `bins`, for each item that finds a slot.
+    """Yield (item, bin), as indices of `items` and `bins`, for each item that gets a slot.
 
-    All pairs of the places given are offered, by falling score, and of equal scores in the order of their places.
+    Takes all pairs of the given indices by falling score, equal scores in order of the indices.
     """
     while item_places.size and bin_places.size:
         scores = _mixed(items[item_places][:, None] ^ bins[bin_places]).ravel()
@@ -57,13 +57,13 @@ def match(
                 placed.add(item)
                 if len(placed) == item_places.size:
                     return
-        # Pairs of those that are left have lower scores: an earlier one would have been taken.
+        # All pairs of the remaining items and bins have lower scores than those tried so far.
         item_places = item_places[[item not in placed for item in item_places.tolist()]]
         bin_places = bin_places[[slots.has(bin_) for bin_ in bin_places.tolist()]]
 
 
 def _best(scores: Hashes, count: int) -> Places:
-    """Return where the highest `count` scores are, highest first; more where several are the lowest of them."""
+    """Return the indices of the `count` highest scores, highest first; more if the lowest is repeated."""
     import numpy as np
 
     if count >= scores.size:
@@ -74,7 +74,7 @@ def _best(scores: Hashes, count: int) -> Places:
 
 
 def _mixed(scores: Hashes) -> Hashes:
-    """Finish each as SplitMix64 does (Steele, Lea and Flood 2014): every bit depends on all; in place."""
+    """Apply the finalizer of SplitMix64 (Steele, Lea and Flood 2014), in place: every bit depends on all."""
     import numpy as np
 
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -1,1 +1,1 @@
-"""Which piece of the data is whose, so that each sample counts once an epoch."""
+"""Distribution of the data to instances, each sample once an epoch."""

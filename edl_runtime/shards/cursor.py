@@ -1,8 +1,8 @@
-"""Which samples of a map-style dataset come next: a pure function of a few numbers, which a checkpoint holds.
+"""The next samples of a map-style dataset: a pure function of a few numbers, which a checkpoint holds.
 
-An epoch goes through the samples in an order of its own, one global batch a step, the last one smaller if need be. The
-ranks of a step share its batch; how many they are changes nothing else. So every sample counts exactly once an epoch,
-and in the same step, whatever instances came and went.
+Each epoch has its own order of the samples. A step takes one global batch; the last of an epoch may be smaller. The
+ranks share the batch, however many they are. So every sample counts exactly once an epoch, in the same step, while
+instances join and leave.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class DatasetCursor(msgspec.Struct, frozen=True, kw_only=True):
-    """A place in the data. JSON of it belongs in a checkpoint; `msgspec.convert` makes it from that again.
+    """A position in the data, kept in checkpoints as JSON.
 
     - `length`: samples of the dataset. `global_batch`: samples of a step, of all ranks together.
-    - `epochs`: how many there are; `epoch`: how many are over. `position`: samples of this one that are applied.
+    - `epochs`: how many to train; `epoch`: how many are finished. `position`: applied samples of the current one.
 
-    Raises SpecError for numbers that can't be, as a msgspec.ValidationError when it is made from JSON.
+    Raises SpecError for numbers that are not allowed; from JSON that is a msgspec.ValidationError.
     """
 
     length: int
@@ -48,16 +48,16 @@ class DatasetCursor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def done(self) -> bool:
-        """Whether all epochs are over."""
+        """Whether all epochs are finished."""
         return self.epoch >= self.epochs
 
 
-@functools.lru_cache(maxsize=2)  # of the epoch that runs, and of the next
+@functools.lru_cache(maxsize=2)  # for the current epoch and the next
 def order(seed: int, epoch: int, length: int, *, shuffle: bool = True) -> Indices:
-    """Return in which order an epoch goes through `length` samples; read-only.
+    """Return the order of an epoch's `length` samples; read-only.
 
-    The same on every machine and with every numpy, so that a checkpoint outlives them: numpy promises that of what its
-    bit generators give, not of its `permutation`.
+    Must be the same on every machine and with every numpy, for the sake of checkpoints. numpy guarantees that for its
+    bit generators, but not for `permutation`.
     """
     import numpy as np
 
@@ -70,7 +70,7 @@ def order(seed: int, epoch: int, length: int, *, shuffle: bool = True) -> Indice
 
 
 def batch(cursor: DatasetCursor) -> Indices:
-    """Return the samples of the next global batch, in order; none when all epochs are over."""
+    """Return the samples of the next global batch, in order; none when all epochs are finished."""
     if cursor.done:
         return order(0, 0, 0, shuffle=False)
     epoch = order(cursor.seed, cursor.epoch, cursor.length, shuffle=cursor.shuffle)
@@ -78,10 +78,10 @@ def batch(cursor: DatasetCursor) -> Indices:
 
 
 def part(indices: Indices, rank: int, world_size: int) -> Indices:
-    """Return what one rank does of a global batch.
+    """Return one rank's part of a global batch.
 
-    The parts of all ranks, one after the other, are the batch. They differ by one sample at most, the first having
-    more; the last are empty where there are more ranks than samples.
+    Parts are consecutive and differ by one sample at most, the first ones having more. With more ranks than samples the
+    last parts are empty.
     """
     share, more = divmod(len(indices), world_size)
     start = rank * share + min(rank, more)
@@ -89,7 +89,7 @@ def part(indices: Indices, rank: int, world_size: int) -> Indices:
 
 
 def micro_batches(indices: Indices, size: int | None = None) -> list[Indices]:
-    """Return a part in pieces of `size` samples, the last one smaller if need be; whole for None, [] for an empty one.
+    """Split a part into pieces of `size` samples, the last one may be smaller; None does not split. [] if empty.
 
     Raises SpecError for a size below 1.
     """
@@ -100,9 +100,9 @@ def micro_batches(indices: Indices, size: int | None = None) -> list[Indices]:
 
 
 def advance(cursor: DatasetCursor, taken: int) -> DatasetCursor:
-    """Return the place after `taken` more samples of the epoch are applied; at its end, the start of the next.
+    """Return the position after `taken` more samples; at the end of the epoch, the start of the next.
 
-    Raises ValueError for more samples than the epoch has left, which no `batch` has.
+    Raises ValueError for more samples than the epoch has left.
     """
     position = cursor.position + taken
     if cursor.done or not cursor.position < position <= cursor.length:
@@ -113,16 +113,16 @@ def advance(cursor: DatasetCursor, taken: int) -> DatasetCursor:
 
 
 def steps_per_epoch(cursor: DatasetCursor) -> int:
-    """Return how many global batches an epoch has, the last and smaller one included."""
+    """Return the number of global batches of an epoch."""
     return -(-cursor.length // cursor.global_batch)
 
 
 def total_steps(cursor: DatasetCursor) -> int:
-    """Return how many steps all epochs have together, from the first on."""
+    """Return the number of steps of all epochs together."""
     return cursor.epochs * steps_per_epoch(cursor)
 
 
 def check_length(cursor: DatasetCursor, length: int) -> None:
-    """Raise DatasetChangedError unless the dataset has as many samples as when the cursor was made."""
+    """Raise DatasetChangedError unless the dataset has as many samples as the cursor says."""
     if length != cursor.length:
         raise DatasetChangedError(cursor.length, length)

@@ -9,7 +9,7 @@ from edl_runtime.errors import EdlError
 
 @dataclass(eq=False, repr=False)
 class DatasetChangedError(EdlError, ValueError):
-    """Raised when a dataset has another number of samples than when its training began."""
+    """Raised when the number of a dataset's samples has changed since the training began."""
 
     before: int
     now: int
@@ -17,17 +17,17 @@ class DatasetChangedError(EdlError, ValueError):
     def __str__(self) -> str:
         return (
             f"the dataset has {self.now} samples, and had {self.before} when this training began; the order of its "
-            "samples depends on that. Give it the same data, or another path for its checkpoints to start anew"
+            "samples depends on that. Use the same data, or another checkpoint folder to start from scratch"
         )
 
 
 class LedgerError(EdlError):
-    """Raised when a ledger of shards can't do what it was asked."""
+    """Raised when the ledger can't do a request."""
 
 
 @dataclass(eq=False, repr=False)
 class StaleGenerationError(LedgerError):
-    """Raised when a worker of one generation wants to change a ledger that is another's."""
+    """Raised when a worker of an old generation changes the ledger."""
 
     job: str
     generation: int
@@ -35,42 +35,42 @@ class StaleGenerationError(LedgerError):
 
     def __str__(self) -> str:
         return (
-            f"generation {self.generation} of job {self.job!r} may not change its ledger, which is that of generation "
-            f"{self.current}; what this process trained since is not part of the model. A trainer joins anew by itself"
+            f"generation {self.generation} of job {self.job!r} may not change its ledger, which belongs to generation "
+            f"{self.current}; what this process trained since is not in the model. A trainer rejoins by itself"
         )
 
 
 @dataclass(eq=False, repr=False)
 class LedgerMissingError(LedgerError, LookupError):
-    """Raised when Redis has lost a job's ledger, or may have lost a part: by a restart, a failover or an eviction."""
+    """Raised when Redis has lost a job's ledger, or may have lost a part of it."""
 
     job: str
 
     def __str__(self) -> str:
         return (
             f"Redis has no ledger of job {self.job!r}, or may have lost a part of it, as by a restart, a failover or "
-            "an eviction; trainers go back to a checkpoint by themselves, model and ledger. If this comes again, have "
-            "Redis run on, and evict none of its data (maxmemory-policy noeviction)"
+            "an eviction; trainers restore model and ledger from a checkpoint by themselves. If this happens again, "
+            "keep Redis running, without evictions (maxmemory-policy noeviction)"
         )
 
 
 @dataclass(eq=False, repr=False)
 class ForkedLedgerError(LedgerError):
-    """Raised when a process uses a ledger that its parent made: what talks to Redis is not in a forked child."""
+    """Raised when a forked child uses its parent's ledger: the thread that talks to Redis is not in the child."""
 
     job: str
     worker: str
 
     def __str__(self) -> str:
         return (
-            f"the ledger of job {self.job!r} was made as {self.worker!r} by the process that this one was forked from; "
-            "use it there and hand the shards over, or make a ledger in this process, with another worker's name"
+            f"the ledger of job {self.job!r} was made as {self.worker!r} by the parent of this process; use it there "
+            "and pass on the shards, or make a ledger in this process, with another worker's name"
         )
 
 
 @dataclass(eq=False, repr=False)
 class LeaseLostError(LedgerError):
-    """Raised when a worker has finished a shard that it does not hold."""
+    """Raised when a worker acknowledges a shard that it does not hold."""
 
     job: str
     worker: str
@@ -78,15 +78,15 @@ class LeaseLostError(LedgerError):
 
     def __str__(self) -> str:
         return (
-            f"{self.worker!r} does not hold ticket {self.ticket} of job {self.job!r}; it was taken for dead, or the "
-            "job went back to a checkpoint. What it trained since is not part of the model; a trainer joins anew by "
-            "itself. If this comes again, see that nothing else uses the ledger of this job in the same EDL_NAMESPACE"
+            f"{self.worker!r} does not hold ticket {self.ticket} of job {self.job!r}; it was considered dead, or the "
+            "job was restored from a checkpoint. What it trained since is not in the model; a trainer rejoins by "
+            "itself. If this happens again, check that nothing else uses this job's ledger in the same EDL_NAMESPACE"
         )
 
 
 @dataclass(eq=False, repr=False)
 class ShardsChangedError(LedgerError, ValueError):
-    """Raised when the shards, or how they are shuffled, are others than when a training began."""
+    """Raised when the shards, or their shuffling, have changed since the training began."""
 
     before: int
     now: int
@@ -94,8 +94,8 @@ class ShardsChangedError(LedgerError, ValueError):
     def __str__(self) -> str:
         return (
             f"these {self.now} shards are not the {self.before} that this training began with, in the same order and "
-            "shuffled by the same seed. Give it the same, or another path for its checkpoints to start anew; shards "
-            "that come in time are a stream"
+            "shuffled by the same seed. Use the same, or another checkpoint folder to start from scratch; for shards "
+            "that are added over time, use a stream"
         )
 
 

@@ -1,4 +1,4 @@
-"""The records of the shard ledger: what it leases, what a checkpoint holds of it, its reports, and read positions."""
+"""The records of the shard ledger: shards, its state in a checkpoint, reports, and read positions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edl_runtime.errors import SpecError
 class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a ledger goes through its shards.
 
-    - `epochs`: how often, one after the other; the next starts when each shard of the one before is finished.
-    - `shuffle`: in an order of each epoch's own, by `seed`. A stream can't be shuffled.
-    - `failure_limit`: a shard that failed so often in an epoch is set aside for the rest of it.
+    - `epochs`: how many; each starts when all shards of the one before are finished.
+    - `shuffle`: whether each epoch has its own order, by `seed`. A stream can't be shuffled.
+    - `failure_limit`: after so many failures in an epoch a shard is set aside for the rest of it.
     """
 
     epochs: int = 1
@@ -30,9 +30,9 @@ class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """A piece of the data that a worker has leased: `name` in `epoch`, from record number `start` on.
+    """A leased piece of the data: `name` in `epoch`, from record number `start` on.
 
-    `ticket` is another for each shard and epoch, and the same each time that this one is leased.
+    `ticket` identifies the shard and epoch; it stays the same when the shard is leased again.
     """
 
     ticket: int
@@ -42,18 +42,18 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class ShardFailure(msgspec.Struct, frozen=True):
-    """Why a shard failed, once for each time, and how many of its records are in the model."""
+    """The reason of each failure of a shard, and how many of its records are in the model."""
 
     reasons: tuple[str, ...]
     offset: int = 0
 
 
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint holds of a ledger; JSON of it is a few bytes for each shard in hand, and for each failed one.
+    """The state of a ledger in a checkpoint.
 
-    Tickets below `next` are done unless they are `pending`, at the record with which to go on, or `dropped`. `names`
-    are those of a stream's shards that are still to come, each after its number, and `failures` come after their
-    tickets. `digest` says which list and shuffling it is of, "" for a stream. `step` is the checkpoint's.
+    Tickets below `next` are done unless they are `pending` (ticket, next record) or `dropped`. `names` are the numbers
+    and names of a stream's unfinished shards, `failures` the tickets and failures. `digest` identifies the list and its
+    shuffling, "" for a stream. `step` is the checkpoint's.
     """
 
     step: int = 0
@@ -78,9 +78,9 @@ class SetAside(msgspec.Struct, frozen=True):
 
 
 class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Shards of all epochs by where they are; those to come of an open stream are not counted.
+    """Numbers of shards of all epochs by state; future ones of an open stream are not counted.
 
-    `acked` are in the model, and `done` also in a checkpoint, the last of which is `committed` (a step).
+    `acked` are in the model, `done` are in a checkpoint too; `committed` is the step of the last one.
     """
 
     generation: int
@@ -97,25 +97,25 @@ class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest_of(shards: Sequence[str] | None, plan: ShardPlan) -> str:
-    """Return what two workers have in common that mean the same shard by the same ticket; "" for a stream."""
+    """Return the same digest for workers whose tickets mean the same shards; "" for a stream."""
     if shards is None:
         return ""
     content = msgspec.json.encode([list(shards), plan.seed if plan.shuffle else None])
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-# How far each rank is, as whole numbers that ride in an all-reduce that sums: two places a rank, zeros elsewhere.
+# Read positions of all ranks as a vector for an all-reduce (sum): two numbers for each rank, zeros elsewhere.
 
 
 class ReadPosition(msgspec.Struct, frozen=True):
-    """The shard that a rank is at, and how many of its records are applied after the step."""
+    """A rank's current shard, and how many of its records are applied after the step."""
 
     ticket: int
     offset: int
 
 
 def to_vector(position: ReadPosition | None, rank: int, world_size: int) -> list[int]:
-    """Return this rank's share of the sum. None: it has not begun a shard."""
+    """Return this rank's vector. `position` is None before its first shard."""
     vector = [0] * (2 * world_size)
     if position is not None:
         vector[2 * rank : 2 * rank + 2] = [position.ticket + 1, position.offset]
@@ -123,7 +123,7 @@ def to_vector(position: ReadPosition | None, rank: int, world_size: int) -> list
 
 
 def from_vector(vector: Sequence[int]) -> dict[int, int]:
-    """Return of the sum over all ranks how much of each ticket is applied, as `commit` and `release` take it."""
+    """Return from the sum how many records of each ticket are applied, for `commit` and `release`."""
     applied: dict[int, int] = {}
     for marked, offset in zip(vector[::2], vector[1::2], strict=True):
         if marked:
@@ -132,6 +132,6 @@ def from_vector(vector: Sequence[int]) -> dict[int, int]:
 
 
 def has_conflict(vector: Sequence[int]) -> bool:
-    """Return of the sum over all ranks whether two are at one shard: then one of them has it without a lease."""
+    """Whether two ranks are at the same shard, so that one of them has no lease of it."""
     marks = [mark for mark in vector[::2] if mark]
     return len(set(marks)) < len(marks)

@@ -129,12 +129,12 @@ async def test_who_is_of_an_old_generation_or_of_none_yet_changes_nothing(ledger
     early, there = ledger_of("w1"), ledger_of("w2")
     await there.restore(None, 1)
     early.generation = 2
-    with pytest.raises(StaleGenerationError, match=r"generation 2 .* is that of generation 1") as caught:
+    with pytest.raises(StaleGenerationError, match=r"generation 2 .* belongs to generation 1") as caught:
         await early.lease()
     assert (caught.value.generation, caught.value.current) == (2, 1)
     assert await early.begin(2) == set()
     for ask in (there.lease, lambda: there.begin(1), lambda: there.restore(None, 1)):
-        with pytest.raises(StaleGenerationError, match=r"generation 1 .* is that of generation 2"):
+        with pytest.raises(StaleGenerationError, match=r"generation 1 .* belongs to generation 2"):
             await ask()
     assert [shard.name for shard in await leased(early, 3)] == ABC
 
@@ -177,7 +177,9 @@ async def test_an_acknowledgement_counts_once_and_is_refused_for_the_shard_of_an
     await one.restore(None, 1)
     await other.begin(1)
     mine, theirs = (await leased(one))[0], (await leased(other))[0]
-    with pytest.raises(LeaseLostError, match=f"'w1' does not hold ticket {theirs.ticket} .*If this comes again, see"):
+    with pytest.raises(
+        LeaseLostError, match=f"'w1' does not hold ticket {theirs.ticket} .*If this happens again, check"
+    ):
         await one.ack([mine, theirs], step=1)
     assert (await one.report()).acked == 0
     await one.ack([mine], step=1)
@@ -294,7 +296,7 @@ async def test_a_stream_outlives_a_redis_that_forgot_it(ledger_of: Make, client:
     assert state.names == ((1, "b"), (2, "c"))
     await ledger.add(["d"], first=3)
     await client.delete(*keys.ledger_keys(namespace, "job"))
-    with pytest.raises(LedgerMissingError, match=r"go back to a checkpoint by themselves.* If this comes again, have"):
+    with pytest.raises(LedgerMissingError, match=r"from a checkpoint by themselves.* If this happens again, keep"):
         await ledger.lease()
     await ledger.restore(state, 2)
     await ledger.add([*ABC, "d"], first=0)

@@ -83,7 +83,7 @@ def test_a_dataset_of_another_length_is_refused() -> None:
     """Both lengths and the way out are said."""
     cursor = DatasetCursor(length=10, global_batch=4)
     check_length(cursor, 10)
-    with pytest.raises(DatasetChangedError, match=r"has 9 samples, and had 10 .* start anew") as caught:
+    with pytest.raises(DatasetChangedError, match=r"has 9 samples, and had 10 .* to start from scratch") as caught:
         check_length(cursor, 9)
     assert (caught.value.before, caught.value.now) == (10, 9)
 

@@ -85,7 +85,7 @@ async def test_a_holder_that_does_not_end_is_named(
     tmp_path: Path, holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, *, suspended: bool
 ) -> None:
     """Soon if it is suspended, as `edl stop` by Ctrl-Z; and what to do is said."""
-    monkeypatch.setattr(locks, "LOOK_S", 0.04)
+    monkeypatch.setattr(locks, "CHECK_HOLDER_S", 0.04)
     monkeypatch.setattr(locks, "SUSPENDED_S", 0.1)
     if suspended:
         holder.send_signal(signal.SIGSTOP)

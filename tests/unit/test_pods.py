@@ -214,11 +214,6 @@ def test_what_is_changed_later_does_not_change_the_pod() -> None:
     assert pod.tolerations == ({"key": "a"},)
 
 
-def test_what_is_newer_than_a_job_makes_no_other_job_of_it() -> None:
-    """A job that runs is adopted also by a version that knows more fields."""
-    assert job(Pod(image="train:1")).digest == "335b868ab94d895b"
-
-
 def test_how_many_disruptions_are_allowed_may_be_the_connections() -> None:
     """Also none at all, which is not the same as nothing said."""
     connection = Pod(disruptions=50)

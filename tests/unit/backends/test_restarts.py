@@ -71,8 +71,8 @@ def test_ends_of_more_than_an_hour_ago_do_not_count() -> None:
     [
         (0, "exited with 0"),
         (-15, "was killed by SIGTERM"),
-        (-9, "was killed by SIGKILL (perhaps for want of memory: `dmesg` tells, and a smaller batch takes less)"),
-        (137, "exited with 137 (perhaps for want of memory: `dmesg` tells, and a smaller batch takes less)"),
+        (-9, "was killed by SIGKILL (perhaps out of memory: see `dmesg`, and try a smaller batch)"),
+        (137, "exited with 137 (perhaps out of memory: see `dmesg`, and try a smaller batch)"),
         (-40, "was killed by signal 40"),
     ],
 )
