@@ -116,7 +116,9 @@ async def serve(
             service = Service(settings.namespace, options.pool)
             refusals: list[Coroutine[Any, Any, EdlError]] = []
             if client is not None:
-                lease = hold_lease(client, service, member, ttl_s=settings.lease_ttl_s, make_report=predictors.load.report)
+                lease = hold_lease(
+                    client, service, member, ttl_s=settings.lease_ttl_s, make_report=predictors.load.report
+                )
                 if held := await unless_stopped(stop, membership.enter_async_context(lease)):
                     refusals.append(held.wait_rejected())
             reason = await unless_stopped(stop, first_completed(predictors.failed(options.hung_after_s), *refusals))
