@@ -1,4 +1,4 @@
-"""Gives all jobs and pools what web traffic leaves them: at each edge, every few minutes, and when jobs come or go."""
+"""Gives all jobs and pools what web traffic leaves: at each edge, every few minutes, and when jobs start or end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from edl_airflow.traffic_windows import load_windows
 WINDOWS = load_windows(Path(__file__).resolve().with_name("traffic_windows.yaml"))
 
 EVERY_MINUTES = 5
-"""Minutes between two runs that nothing else calls for: one of 1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30 that divide an
-hour."""
+"""Minutes between two periodic runs: one of 1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30 that divide an hour."""
 
 MAX_LOAD = 1.0
 """The share of each resource that everything on the nodes together may reserve, above 0, up to 1."""
@@ -32,7 +31,7 @@ ANSWER_WITHIN = timedelta(minutes=15)
 JOBS = jobs_asset()
 
 EDGES = sorted({edge % (24 * 60) for window in WINDOWS.windows for edge in (window.start, window.end)})
-"""Minutes of the day at which windows begin and end; on days on which none does, a run more does no harm."""
+"""Minutes of the day at which windows begin and end; on days without such an edge, an extra run does no harm."""
 
 TIMES = [f"*/{EVERY_MINUTES} * * * *", *(f"{edge % 60} {edge // 60} * * *" for edge in EDGES)]
 
@@ -56,20 +55,19 @@ with DAG(
     doc_md="""
 ### Jobs follow the web's traffic
 
-`rescale` makes one pass of the policy over all jobs and pools of the connection `edl_default`: what the web is not
-likely to need, by `traffic_windows.yaml` beside this file, is for training, and is shared out by priority and weight.
-Its link *Rescaling* and its log show what the last pass has decided, and why.
+`rescale` makes one pass of the policy over all jobs and pools of the connection `edl_default`. `traffic_windows.yaml`
+beside this file says what the web leaves to training; the policy divides it by priority and
+weight. The link *Rescaling* shows what the last pass has decided, and why; so does the log.
 
-It runs whenever a traffic window begins or ends, every five minutes between, and some seconds after a job was
-submitted, has ended or has become pending: the asset `edl_jobs:edl_default` has an event then. Before a window that
-leaves less to training, jobs shrink by the pass before its beginning. A run by hand goes by the window that holds then,
-and with *Dry run* only shows what it would do.
+It runs when a traffic window begins or ends, every five minutes between, and some seconds after a job was
+submitted, has ended or has become pending: the asset `edl_jobs:edl_default` has an event then. Jobs shrink by the pass
+before a window that leaves less to training. A run by hand uses the current window,
+and with *Dry run* only shows the plan. Two runs at once do no harm.
 
-What holds for all runs is set at the beginning of this file: how often (`EVERY_MINUTES`), how much everything together
+The constants at the beginning of this file hold for all runs: how often (`EVERY_MINUTES`), how much everything together
 may reserve (`MAX_LOAD`), and whether a person is asked, under *Required Actions*, before something shrinks
-(`APPROVE_SHRINKS`). With that, `dry_run` shows what `rescale` would do. If anything would shrink, `approve` waits for
-an answer, and so do later runs. After a refusal, or without an answer within 15 minutes (`ANSWER_WITHIN`), this run
-changes nothing, and the next one asks again.
+(`APPROVE_SHRINKS`). Then nothing shrinks until a person approves; meanwhile runs continue
+without it. An answer holds for an hour. After that, or after an hour without an answer, the next run asks again.
 """,
 ):
     rules = {"windows": WINDOWS, "lead_s": EVERY_MINUTES * 60, "max_load": MAX_LOAD}

@@ -1,9 +1,9 @@
-"""Prints the accuracy of a checkpoint of train.py on the held-out digits.
+"""Loads a checkpoint of train.py and prints its accuracy on the held-out digits.
 
     python evaluate.py checkpoints/NAME
 
-The last line is JSON. Exits with 99 when the checkpoint was deleted by the retention policy, and with 1 when the path
-is no checkpoint, or the checkpoint is damaged or of another model.
+Prints one line of JSON at its end. Exits with 99 if the checkpoint was removed meanwhile, since only some are kept, and
+with 1 for what is no checkpoint, is damaged, or belongs to another model.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from edl_runtime.specs import Checkpoint
 sys.path.append(str(Path(__file__).resolve().parent.parent / "mnist_distill"))  # its digits and its networks
 
 IS_GONE = 99
-"""With this exit status, Airflow's BashOperator skips the task."""
+"""The exit status with which Airflow's BashOperator skips a task."""
 
 
 def main() -> None:
-    """Evaluate one checkpoint."""
+    """Evaluate the checkpoint given on the command line."""
     from digits import load_digits
     from networks import Convolutions, accuracy
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _load(url: str) -> Snapshot:
-    """Load the checkpoint. Exits with IS_GONE if it was deleted from a place of checkpoints. Raises EdlError."""
+    """Return the checkpoint's contents. Exits with IS_GONE if only others are there; raises EdlError for all else."""
     place, _, name = url.rstrip("/").rpartition("/")
     store = CheckpointStore(Checkpoint(url=place or "."))
     if not is_checkpoint_name(name) or not store.exists():

@@ -1,10 +1,10 @@
-"""Trains a network on handwritten digits, by instances that may join and leave meanwhile.
+"""Trains a network that reads handwritten digits, on instances that may join and leave.
 
     python train.py                                           # one instance
     edl run --instances 1:4 --checkpoint checkpoints -- python train.py
     edl resize train 3                                        # from another shell
 
-After a restart, it continues from the newest checkpoint. dags/edl_nightly_elastic_training.py does the same in Airflow.
+Started again it continues from its newest checkpoint. dags/edl_nightly_elastic_training.py does the same in Airflow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MEASURED_EVERY = 50
 
 
 class Digits:
-    """Images and labels by index. Every instance has all of them, and reads its part."""
+    """Images and their labels, by index: every instance has all of them, and reads its part."""
 
     def __init__(self, images: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> None:
         self.images = images

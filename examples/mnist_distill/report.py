@@ -1,4 +1,4 @@
-"""Shows the result of a distillation as a table, and stores it.
+"""Shows the result of a distillation as a table, and keeps it.
 
     python report.py --keep DIR < result.json     # also writes DIR/summary.txt and summary.json
     python report.py DIR/summary.json             # the same table again
@@ -21,7 +21,7 @@ WIDTH = 100
 
 
 def table_of(result: dict[str, Any]) -> Table:
-    """Return a table of accuracies, speeds and requests per teacher."""
+    """Return accuracies, speeds, and how much each teacher answered, as a table."""
     metrics = result["metrics"]
     answered = metrics["answered"]
     seeds = f"{len(metrics['seeds'])} seed{'s' if len(metrics['seeds']) > 1 else ''}"

@@ -1,12 +1,12 @@
-"""Trains a small student with few labels: alone, and with the answers of teachers to all images.
+"""Trains a small student that knows few labels: alone, and with teachers' answers to all images.
 
     python student.py --use_distill_service                                          # teachers of EDL_POOL
     python student.py --use_distill_service --distill_teachers=127.0.0.1:9000,127.0.0.1:9001
     python student.py                                                                # alone only
     edl compare --model teacher --pure --use_distill_service=no -- python student.py --use_distill_service
 
-Both train for the same number of steps on batches of the same size, for several seeds. The difference: alone, the
-student learns only from labelled images; with the teachers' answers it learns from all.
+Both get the same number of steps on batches of the same size, for several seeds. Alone, the student learns only
+from the images whose labels it knows; with the teachers' answers it learns from all.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Batches:
 
 
 class Trained(NamedTuple):
-    """A student, its accuracy and its training speed."""
+    """A student, its accuracy and the speed of its training."""
 
     student: paddle.nn.Layer
     accuracy: float
@@ -114,7 +114,7 @@ def train_alone(digits: Digits, options: argparse.Namespace, seed: int, reporter
 
 
 def ask_teachers(digits: Digits, options: argparse.Namespace, reporter: JobReporter) -> tuple[float, Mapping[str, int]]:
-    """Return the teachers' accuracy on the held-out digits, 0 to 1, and the requests by teacher."""
+    """Return the teachers' accuracy on the held-out digits, 0 to 1, and how much each answered."""
     with DistillReader(
         [(digits.test_images, digits.test_labels)],
         inputs=["image", None],
@@ -135,17 +135,17 @@ def new_student(options: argparse.Namespace, seed: int) -> tuple[paddle.nn.Layer
 
 
 def fixed_teachers(options: argparse.Namespace) -> Fixed | None:
-    """Return the teachers of `--distill_teachers`; None for those of the environment."""
+    """Return the teachers of `--distill_teachers`; with None the environment decides."""
     return Fixed.parse(options.distill_teachers) if options.distill_teachers else None
 
 
 def accuracy_of(student: paddle.nn.Layer, digits: Digits) -> float:
-    """Return the share of the held-out digits that the student classifies correctly, 0 to 1."""
+    """Return the student's accuracy on the held-out digits, 0 to 1."""
     return accuracy(student, paddle.to_tensor(digits.test_images), paddle.to_tensor(digits.test_labels))
 
 
 def save(student: paddle.nn.Layer, checkpoint: Path) -> None:
-    """Write the student's weights atomically."""
+    """Save the student's weights atomically: the old checkpoint stays until the new one is complete."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     partial = checkpoint.with_name(f"partial-{checkpoint.name}")
     safetensors.numpy.save_file({name: weight.numpy() for name, weight in student.state_dict().items()}, partial)
@@ -164,7 +164,7 @@ def summary(trained: list[Trained]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train for all seeds; write the checkpoint of the last student and the result."""
+    """Train for all seeds; save the last student's checkpoint and the results."""
     options = _options()
     digits = load_digits(options.data_dir)
     seeds = range(options.seed, options.seed + options.seeds)

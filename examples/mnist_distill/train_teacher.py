@@ -1,6 +1,6 @@
 """Trains the teacher on all labels and saves it as a Paddle inference model, for `edl teacher --model DIR`.
 
-Does nothing when the same model exists.
+Does nothing if that model exists already.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _save(teacher: nn.Layer, model_dir: Path, about: dict[str, Any]) -> None:
 
 
 def _recipe(options: argparse.Namespace) -> str:
-    """Return a digest of code and flags: the same ones make the same model."""
+    """Return this model's id: the same code and flags have the same one."""
     code = [(HERE / name).read_text() for name in ("digits.py", "networks.py", "train_teacher.py")]
     return hashlib.sha256("\n".join([*code, str(options.epochs), str(options.seed)]).encode()).hexdigest()
 
