@@ -1,4 +1,4 @@
-"""Evaluates each checkpoint of the nightly training as soon as it is saved."""
+"""Evaluates each checkpoint of the nightly training as soon as it has landed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKPOINT = Asset(
     ],
 )
 EVENTS = "triggering_asset_events.values() | map('sort', attribute='timestamp') | map('last')"
-"""The newest that led to this run; if several were saved before it began, the others are skipped."""
+"""The newest that led to this run; where several landed before it began, the others are passed by."""
 
 PARAMS = {
     "checkpoint": Param(
@@ -48,10 +48,10 @@ with DAG(
 ### A checkpoint starts a run
 
 The asset `edl_nightly_checkpoint` has an event for each checkpoint that `edl_nightly_elastic_training` writes, in
-any night. The event has the checkpoint's step, URL and metrics; `evaluate` loads it and returns its accuracy on
-the held-out digits. A checkpoint that was removed meanwhile, since only some are kept, is skipped.
+whichever night. The event says the checkpoint's step, URL and metrics; `evaluate` loads it and returns how many of the
+held-out digits it names right. A checkpoint that is there no more, since only some are kept, is skipped.
 
-Triggered by hand, it evaluates the checkpoint of the form.
+Triggered by hand, it evaluates the checkpoint that the form names.
 """,
 ):
     evaluate = BashOperator(

@@ -89,14 +89,14 @@ with DAG(
     doc_md="""
 ### Service distillation on one machine
 
-1. `train_teacher` trains a residual network on 4,000 digits, unless an earlier run has done so.
+1. `train_teacher` trains a residual network on 4,000 digits, unless a run before has done so.
 2. `distill` starts a pool that serves it, trains a student of a few weights three times on 100 labels alone and three
    times on the teachers' answers, and stops the pool.
-3. Meanwhile `pool_in_use` waits until the student uses the pool, and `grow_pool` adds teachers, which the student uses
-   without a restart. If the student finishes before that, these two are skipped.
-4. `report` keeps a table of the results with the run: accuracies, speeds, and how much each teacher answered.
+3. Meanwhile `pool_in_use` waits until the student is there, and `grow_pool` adds teachers, which the student uses
+   without a restart. Where the student has finished before that, these two are skipped.
+4. `report` keeps a table of what came out with the run: accuracies, speeds, and who answered how much.
 
-It runs only when triggered by hand; the form has its parameters.
+It runs when somebody triggers it, with other values from the form if need be, and never by itself.
 """,
 ):
     train_teacher = BashOperator(

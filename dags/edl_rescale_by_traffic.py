@@ -1,4 +1,4 @@
-"""Gives all jobs and pools what web traffic leaves: at each edge, every few minutes, and when jobs start or end."""
+"""Gives all jobs and pools what web traffic leaves them: at each edge, every few minutes, and when jobs come or go."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from edl_airflow.traffic_windows import load_windows
 WINDOWS = load_windows(Path(__file__).resolve().with_name("traffic_windows.yaml"))
 
 EVERY_MINUTES = 5
-"""Minutes between two periodic runs: one of 1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30 that divide an hour."""
+"""Minutes between two runs that nothing else calls for: one of 1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30 that divide an
+hour."""
 
 MAX_LOAD = 1.0
 """The share of each resource that everything on the nodes together may reserve, above 0, up to 1."""
@@ -31,7 +32,7 @@ ANSWER_WITHIN = timedelta(minutes=15)
 JOBS = jobs_asset()
 
 EDGES = sorted({edge % (24 * 60) for window in WINDOWS.windows for edge in (window.start, window.end)})
-"""Minutes of the day at which windows begin and end; on days without such an edge, an extra run does no harm."""
+"""Minutes of the day at which windows begin and end; on days on which none does, a run more does no harm."""
 
 TIMES = [f"*/{EVERY_MINUTES} * * * *", *(f"{edge % 60} {edge // 60} * * *" for edge in EDGES)]
 
@@ -55,19 +56,19 @@ with DAG(
     doc_md="""
 ### Jobs follow the web's traffic
 
-`rescale` makes one pass of the policy over all jobs and pools of the connection `edl_default`. `traffic_windows.yaml`
-beside this file says what the web leaves to training; the policy divides it by priority and
-weight. The link *Rescaling* shows what the last pass has decided, and why; so does the log.
+`rescale` makes one pass of the policy over all jobs and pools of the connection `edl_default`: what the web is not
+likely to need, as `traffic_windows.yaml` beside this file says, is for training, and is shared out by priority and
+weight. Its link *Rescaling* shows what the last pass has decided, and why; its log says the same.
 
-It runs when a traffic window begins or ends, every five minutes between, and some seconds after a job was
-submitted, has ended or has become pending: the asset `edl_jobs:edl_default` has an event then. Jobs shrink by the pass
-before a window that leaves less to training. A run by hand uses the current window,
-and with *Dry run* only shows the plan. Two runs at once do no harm.
+It runs whenever a traffic window begins or ends, every five minutes between, and some seconds after a job was
+submitted, has ended or has become pending: the asset `edl_jobs:edl_default` has an event then. Before a window that
+leaves less to training, jobs shrink by the pass before its beginning. A run by hand goes by the window that holds then,
+and with *Dry run* only shows what it would do. Two runs at once do no harm.
 
-The constants at the beginning of this file hold for all runs: how often (`EVERY_MINUTES`), how much everything together
+What holds for all runs is set at the beginning of this file: how often (`EVERY_MINUTES`), how much everything together
 may reserve (`MAX_LOAD`), and whether a person is asked, under *Required Actions*, before something shrinks
-(`APPROVE_SHRINKS`). Then nothing shrinks until a person approves; meanwhile runs continue
-without it. An answer holds for an hour. After that, or after an hour without an answer, the next run asks again.
+(`APPROVE_SHRINKS`). With that, what should shrink keeps what it has until somebody approves; meanwhile runs go on
+without it. An answer holds for an hour. When that is over, or nobody has answered for an hour, the next run asks again.
 """,
 ):
     rules = {"windows": WINDOWS, "lead_s": EVERY_MINUTES * 60, "max_load": MAX_LOAD}

@@ -1,9 +1,9 @@
-"""Loads a checkpoint of train.py and prints its accuracy on the held-out digits.
+"""Loads a checkpoint of train.py and says how many of the held-out digits it names right.
 
     python evaluate.py checkpoints/NAME
 
-Prints one line of JSON at its end. Exits with 99 if the checkpoint was removed meanwhile, since only some are kept, and
-with 1 for what is no checkpoint, is damaged, or belongs to another model.
+Prints one line of JSON at last. Exits with 99 when the checkpoint is there no more, for only some are kept, and with 1
+for what is none, or is damaged, or of another model.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from edl_runtime.specs import Checkpoint
 sys.path.append(str(Path(__file__).resolve().parent.parent / "mnist_distill"))  # its digits and its networks
 
 IS_GONE = 99
-"""The exit status with which Airflow's BashOperator skips a task."""
+"""What Airflow's BashOperator takes for a task that is to be skipped."""
 
 
 def main() -> None:
-    """Evaluate the checkpoint given on the command line."""
+    """Evaluate the checkpoint that is named."""
     from digits import load_digits
     from networks import Convolutions, accuracy
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _load(url: str) -> Snapshot:
-    """Return the checkpoint's contents. Exits with IS_GONE if only others are there; raises EdlError for all else."""
+    """Return what the checkpoint holds. Exits with IS_GONE where others are; raises EdlError for all else."""
     place, _, name = url.rstrip("/").rpartition("/")
     store = CheckpointStore(Checkpoint(url=place or "."))
     if not is_checkpoint_name(name) or not store.exists():
