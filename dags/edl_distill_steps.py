@@ -1,4 +1,4 @@
-"""The quickstart's distillation in single steps: a pool as a setup task, its teardown, and a student between them."""
+"""The quickstart's distillation from single steps: a pool as a setup task, its teardown, a student between them."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ with DAG(
     doc_md="""
 ### Service distillation, step by step
 
-`start_pool` is a setup task and `stop_pool` its teardown: the pool stops when a task between them fails, and
-starts again when such a task is cleared. Any number of tasks may use the pool meanwhile; here it is one
+`start_pool` is a setup task and `stop_pool` its teardown: the pool goes away when anything between them fails, and
+comes up again when what lies between them is cleared. Any number of tasks may use the pool meanwhile; here it is one
 student.
 """,
 ):

@@ -48,8 +48,8 @@ with DAG(
 ### A checkpoint starts a run
 
 The asset `edl_nightly_checkpoint` has an event for each checkpoint that `edl_nightly_elastic_training` writes, in
-whichever night. The event says the checkpoint's step, URL and metrics; `evaluate` loads it and returns how many of the
-held-out digits it names right. A checkpoint that is there no more, since only some are kept, is skipped.
+whichever night. The event has the checkpoint's step, URL and metrics; `evaluate` loads it and returns how many of the
+held-out digits it names right. A checkpoint that was deleted meanwhile, since only some are kept, is skipped.
 
 Triggered by hand, it evaluates the checkpoint that the form names.
 """,

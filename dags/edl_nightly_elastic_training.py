@@ -1,4 +1,4 @@
-"""Trains every night with as many instances as there is room for, and goes on from where the last night ended."""
+"""Trains every night with as many instances as there is room for, and continues where the last night ended."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ with DAG(
     doc_md="""
 ### Elastic training, night after night
 
-1. `train` begins with few instances and goes on from the newest checkpoint, whichever night has written it: the place
-   where checkpoints are kept does not name the run. When the night is over, or when `ends_by` says, it ends with a
-   checkpoint, and its result says step, metrics and that it was stopped.
+1. `train` starts with few instances and continues from the newest checkpoint of any night, as the checkpoint folder is
+   the same for all runs. When the night is over, or at `ends_by`, it ends with a checkpoint; its result has the step,
+   the metrics, and that it was stopped.
 2. Meanwhile `training` waits until the first instances train together, and `grow` asks for the others, which load while
-   the training goes on; it does not wait for them. Where it has ended before that, these two are skipped.
+   the training continues; it does not wait for them. Where it has ended before that, these two are skipped.
 
 Where `edl_rescale_by_traffic` is switched on, that decides from then on how many it has, from *Instances at first* to
 *Instances at last*: it takes instances back, gives them again, and may suspend the training.
@@ -85,11 +85,10 @@ A retry of a training that has failed begins with few again; clear `grow` to add
 Each checkpoint starts a run of `edl_evaluate_on_checkpoint`, if that is switched on.
 
 A night is the traffic window `night` of `traffic_windows.yaml`, which lies beside this file and which other DAGs read
-too: 22:00 to 07:00 UTC, until you change it there. Where people change windows in the Airflow UI rather than in files,
-let `WINDOWS` be `"variable:edl_traffic_windows"`, and the Variable of that name what the file says; it is read whenever
-this file is.
+too: 22:00 to 07:00 UTC, until you change it there. To let people change windows in the Airflow UI, set `WINDOWS` to
+`"variable:edl_traffic_windows"` and put the content of the file into that Variable; it is read whenever this file is.
 
-Runs never overlap. One by hand takes ten minutes unless *Ends by* says otherwise (PT1M: a short night). A night that
+Runs never overlap. A manual run takes ten minutes unless *Ends by* is set (PT1M: a short night). A night that
 could not begin before its end, for a run by hand or an outage, is skipped; the next one begins with its window.
 """,
 ):

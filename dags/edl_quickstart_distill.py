@@ -96,7 +96,7 @@ with DAG(
    without a restart. Where the student has finished before that, these two are skipped.
 4. `report` keeps a table of what came out with the run: accuracies, speeds, and who answered how much.
 
-It runs when somebody triggers it, with other values from the form if need be, and never by itself.
+It runs only when somebody triggers it; the form has its parameters.
 """,
 ):
     train_teacher = BashOperator(

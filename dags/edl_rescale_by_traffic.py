@@ -57,18 +57,19 @@ with DAG(
 ### Jobs follow the web's traffic
 
 `rescale` makes one pass of the policy over all jobs and pools of the connection `edl_default`: what the web is not
-likely to need, as `traffic_windows.yaml` beside this file says, is for training, and is shared out by priority and
-weight. Its link *Rescaling* shows what the last pass has decided, and why; its log says the same.
+likely to need, by `traffic_windows.yaml` beside this file, is for training, and is shared out by priority and weight.
+Its link *Rescaling* and its log show what the last pass has decided, and why.
 
 It runs whenever a traffic window begins or ends, every five minutes between, and some seconds after a job was
 submitted, has ended or has become pending: the asset `edl_jobs:edl_default` has an event then. Before a window that
 leaves less to training, jobs shrink by the pass before its beginning. A run by hand goes by the window that holds then,
-and with *Dry run* only shows what it would do. Two runs at once do no harm.
+and with *Dry run* only shows what it would do.
 
 What holds for all runs is set at the beginning of this file: how often (`EVERY_MINUTES`), how much everything together
 may reserve (`MAX_LOAD`), and whether a person is asked, under *Required Actions*, before something shrinks
-(`APPROVE_SHRINKS`). With that, what should shrink keeps what it has until somebody approves; meanwhile runs go on
-without it. An answer holds for an hour. When that is over, or nobody has answered for an hour, the next run asks again.
+(`APPROVE_SHRINKS`). With that, `dry_run` shows what `rescale` would do. If anything would shrink, `approve` waits for
+an answer, and so do later runs. After a refusal, or without an answer within 15 minutes (`ANSWER_WITHIN`), this run
+changes nothing, and the next one asks again.
 """,
 ):
     rules = {"windows": WINDOWS, "lead_s": EVERY_MINUTES * 60, "max_load": MAX_LOAD}

@@ -1,9 +1,9 @@
-"""Loads a checkpoint of train.py and says how many of the held-out digits it names right.
+"""Prints the accuracy of a checkpoint of train.py on the held-out digits.
 
     python evaluate.py checkpoints/NAME
 
-Prints one line of JSON at last. Exits with 99 when the checkpoint is there no more, for only some are kept, and with 1
-for what is none, or is damaged, or of another model.
+The last line is JSON. Exits with 99 when the checkpoint was deleted by the retention policy, and with 1 when the path
+is no checkpoint, or the checkpoint is damaged or of another model.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from edl_runtime.specs import Checkpoint
 sys.path.append(str(Path(__file__).resolve().parent.parent / "mnist_distill"))  # its digits and its networks
 
 IS_GONE = 99
-"""What Airflow's BashOperator takes for a task that is to be skipped."""
+"""With this exit status, Airflow's BashOperator skips the task."""
 
 
 def main() -> None:
-    """Evaluate the checkpoint that is named."""
+    """Evaluate one checkpoint."""
     from digits import load_digits
     from networks import Convolutions, accuracy
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _load(url: str) -> Snapshot:
-    """Return what the checkpoint holds. Exits with IS_GONE where others are; raises EdlError for all else."""
+    """Load the checkpoint. Exits with IS_GONE if it was deleted from a place of checkpoints. Raises EdlError."""
     place, _, name = url.rstrip("/").rpartition("/")
     store = CheckpointStore(Checkpoint(url=place or "."))
     if not is_checkpoint_name(name) or not store.exists():

@@ -1,10 +1,10 @@
-"""Trains a network that reads handwritten digits, by instances that come and go meanwhile.
+"""Trains a network on handwritten digits, by instances that may join and leave meanwhile.
 
     python train.py                                           # one instance
     edl run --instances 1:4 --checkpoint checkpoints -- python train.py
     edl resize train 3                                        # from another shell
 
-Started again it goes on from its newest checkpoint. dags/edl_nightly_elastic_training.py does the same in Airflow.
+After a restart, it continues from the newest checkpoint. dags/edl_nightly_elastic_training.py does the same in Airflow.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "mnist_distill"))  
 
 LEARNING_RATE = 1e-3
 MEASURED_EVERY = 50
-"""Steps between two measurements of how many of the held-out digits are named right."""
+"""Steps between two measurements of the accuracy on the held-out digits."""
 
 
 class Digits:
-    """Images and their labels, by index: what every instance has all of, and reads its part of."""
+    """Images and labels by index. Every instance has all of them, and reads its part."""
 
     def __init__(self, images: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> None:
         self.images = images

@@ -17,7 +17,7 @@ Labels = npt.NDArray[np.int64]  # [n], 0 to 9, or UNLABELLED
 TRAINED_ON = 4_000
 HELD_OUT = 1_000
 MOST_LABELS = 3_850
-"""Labels that a student may know at most: as many of each digit, and the rarest is there 385 times."""
+"""Most labels that a student may know: the same number of each digit, and the rarest occurs 385 times."""
 
 SPLIT_SEED = 2026
 FARTHEST_SHIFT = 2
@@ -48,7 +48,7 @@ def load_digits(data_dir: Path) -> Digits:
 def hide_labels(labels: Labels, keep: int, seed: int) -> Labels:
     """Return `labels` with all but `keep` of them, the same number of each digit, replaced by UNLABELLED.
 
-    Raises ValueError for a `keep` that can't be so, rather than keep another number of labels.
+    Raises ValueError if that is not possible.
     """
     most = 10 * int(np.bincount(labels, minlength=10).min())
     if keep % 10 or not 0 < keep <= most:

@@ -1,4 +1,4 @@
-"""Types for argparse: a wrong value ends the script, which says what was given and what is allowed."""
+"""Types for argparse: a wrong value ends the script with a message that names the allowed ones."""
 
 from __future__ import annotations
 

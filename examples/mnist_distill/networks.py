@@ -67,7 +67,7 @@ STUDENTS = {"mlp": Perceptron, "cnn": Convolutions}
 
 
 def accuracy(network: nn.Layer, images: paddle.Tensor, labels: paddle.Tensor) -> float:
-    """Return the share of images, 0 to 1, that the network names right."""
+    """Return the share of images, 0 to 1, that the network classifies correctly."""
     network.eval()
     with paddle.no_grad():
         right = network(images).argmax(axis=1) == labels

@@ -1,4 +1,4 @@
-"""Shows what came out of a distillation as a table, and keeps it.
+"""Shows the result of a distillation as a table, and stores it.
 
     python report.py --keep DIR < result.json     # also writes DIR/summary.txt and summary.json
     python report.py DIR/summary.json             # the same table again
@@ -21,7 +21,7 @@ WIDTH = 100
 
 
 def table_of(result: dict[str, Any]) -> Table:
-    """Return accuracies and speeds, and who answered how much, as a table."""
+    """Return a table of accuracies, speeds and requests per teacher."""
     metrics = result["metrics"]
     answered = metrics["answered"]
     seeds = f"{len(metrics['seeds'])} seed{'s' if len(metrics['seeds']) > 1 else ''}"

@@ -1,12 +1,12 @@
-"""Trains a small student that knows few labels: alone, and on the answers of teachers to all images.
+"""Trains a small student with few labels: alone, and with the answers of teachers to all images.
 
     python student.py --use_distill_service                                          # teachers of EDL_POOL
     python student.py --use_distill_service --distill_teachers=127.0.0.1:9000,127.0.0.1:9001
     python student.py                                                                # alone only
     edl compare --model teacher --pure --use_distill_service=no -- python student.py --use_distill_service
 
-Both get the same number of steps on batches of the same size, for several seeds. What differs: alone, it can learn only
-from the images whose labels it knows; the teachers' answers let it learn from all.
+Both train for the same number of steps on batches of the same size, for several seeds. The difference: alone, the
+student learns only from labelled images; with the teachers' answers it learns from all.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Batches:
 
 
 class Trained(NamedTuple):
-    """A student, how good it is and how fast it was trained."""
+    """A student, its accuracy and its training speed."""
 
     student: paddle.nn.Layer
     accuracy: float
@@ -114,7 +114,7 @@ def train_alone(digits: Digits, options: argparse.Namespace, seed: int, reporter
 
 
 def ask_teachers(digits: Digits, options: argparse.Namespace, reporter: JobReporter) -> tuple[float, Mapping[str, int]]:
-    """Return how many of the held-out digits the teachers name right, 0 to 1, and who answered."""
+    """Return the teachers' accuracy on the held-out digits, 0 to 1, and the requests by teacher."""
     with DistillReader(
         [(digits.test_images, digits.test_labels)],
         inputs=["image", None],
@@ -128,24 +128,24 @@ def ask_teachers(digits: Digits, options: argparse.Namespace, reporter: JobRepor
 
 
 def new_student(options: argparse.Namespace, seed: int) -> tuple[paddle.nn.Layer, paddle.optimizer.Optimizer]:
-    """Return an untrained student, the same for the same seed, and what trains it."""
+    """Return an untrained student, the same for the same seed, and its optimizer."""
     paddle.seed(seed)
     student = STUDENTS[options.model]()
     return student, paddle.optimizer.Adam(LEARNING_RATE, parameters=student.parameters())
 
 
 def fixed_teachers(options: argparse.Namespace) -> Fixed | None:
-    """Return the teachers of `--distill_teachers`; None leaves it to the environment."""
+    """Return the teachers of `--distill_teachers`; None for those of the environment."""
     return Fixed.parse(options.distill_teachers) if options.distill_teachers else None
 
 
 def accuracy_of(student: paddle.nn.Layer, digits: Digits) -> float:
-    """Return the share of the held-out digits that the student names right, 0 to 1."""
+    """Return the share of the held-out digits that the student classifies correctly, 0 to 1."""
     return accuracy(student, paddle.to_tensor(digits.test_images), paddle.to_tensor(digits.test_labels))
 
 
 def save(student: paddle.nn.Layer, checkpoint: Path) -> None:
-    """Keep the student's weights, in one step: there is an old checkpoint, or the whole new one."""
+    """Write the student's weights atomically."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     partial = checkpoint.with_name(f"partial-{checkpoint.name}")
     safetensors.numpy.save_file({name: weight.numpy() for name, weight in student.state_dict().items()}, partial)
@@ -164,7 +164,7 @@ def summary(trained: list[Trained]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train for all seeds, and leave the checkpoint of the last student and what came out."""
+    """Train for all seeds; write the checkpoint of the last student and the result."""
     options = _options()
     digits = load_digits(options.data_dir)
     seeds = range(options.seed, options.seed + options.seeds)

@@ -1,6 +1,6 @@
 """Trains the teacher on all labels and saves it as a Paddle inference model, for `edl teacher --model DIR`.
 
-Does nothing when the model that it would train is there already.
+Does nothing when the same model exists.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _save(teacher: nn.Layer, model_dir: Path, about: dict[str, Any]) -> None:
 
 
 def _recipe(options: argparse.Namespace) -> str:
-    """Return what names this model: the same code and the same flags make the same one."""
+    """Return a digest of code and flags: the same ones make the same model."""
     code = [(HERE / name).read_text() for name in ("digits.py", "networks.py", "train_teacher.py")]
     return hashlib.sha256("\n".join([*code, str(options.epochs), str(options.seed)]).encode()).hexdigest()
 

@@ -186,7 +186,12 @@ AWAY = "redis://:sesame@127.0.0.1:1/0"
         (manifest("digits"), [], "", (EX_CONFIG, "EDL_REDIS_URL: got '', allowed is the Redis")),
         (manifest("digits"), [], AWAY, (1, "Redis at 127.0.0.1:1")),
         (manifest("digits"), ["--start", "3"], AWAY, (EX_CONFIG, "instances: got 3, allowed is 1 to 2")),
-        (manifest("one", "two"), ["--name", "x"], AWAY, (EX_CONFIG, "name: got 'x', allowed is no name for several")),
+        (
+            manifest("one", "two"),
+            ["--name", "x"],
+            AWAY,
+            (EX_CONFIG, "name: got 'x', allowed is no name for 2 TrainingJobs"),
+        ),
         (manifest("digits", entrypoint="a && b"), [], AWAY, (EX_CONFIG, "spec.trainer.entrypoint: got '&&'")),
         ("", ["-f", "none.yaml"], AWAY, (EX_CONFIG, "manifest: got 'none.yaml', allowed is a file that can be read")),
     ],

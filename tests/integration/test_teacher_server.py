@@ -119,7 +119,7 @@ def test_an_answer_over_the_limit_is_one_that_no_teacher_can_give() -> None:
     """Other teachers need not be asked, and the next answer comes over the same connection."""
     x = np.zeros((1 << 16, 4), np.float32)  # as many bytes as fit into the request's area, its header included
     with serving(limit=x.nbytes + 4096) as served, TeacherConnection(served.address) as teacher:
-        with pytest.raises(InferenceError, match="ask for fewer rows or outputs") as refused:
+        with pytest.raises(InferenceError, match="request fewer rows or outputs") as refused:
             teacher.infer({"x": x}, [])
         assert (refused.value.status, refused.value.retryable) == (413, False)
         assert len(teacher.infer({"x": x}, ["double"])) == 1

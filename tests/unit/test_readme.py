@@ -49,8 +49,6 @@ def test_the_dag_to_copy_is_a_dag() -> None:
 
 def test_the_dag_that_rescales_is_a_dag() -> None:
     """Beside a file of windows, as the one of our own DAGs."""
-    from edl_airflow.operators.autoscale import EdlAutoscaleOperator
-
     made: dict[str, Any] = {"__file__": str(ROOT / "dags" / "rescale.py")}
     exec(compile(dags()[1].replace("1}):\n", "1}) as dag:\n"), "README.md", "exec"), made)
 
@@ -100,7 +98,6 @@ def test_every_file_it_links_to_is_there(page: str) -> None:
         ("rescaling", "makes up for its pause within fifteen", decide.PAYBACK_WINDOW_S, 900),
         ("rescaling", "has waited for four hours", decide.STARVATION_S, 4 * 3600),
         ("rescaling", "kept for a week", throughput.KEPT_S, 7 * 86_400),
-        ("rescaling", "holds for an hour", default(EdlAutoscaleOperator.__init__, "approval_timeout_s"), 3600),
         ("rescaling", "looks at the jobs every two seconds", jobs.POLL_INTERVAL_S, 2),
     ],
 )

@@ -12,6 +12,7 @@ import importlib
 import os
 import runpy
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,11 +24,15 @@ from edl_runtime.elastic.comm.agent_protocol import ScriptFailed, StandbyLoaded
 from edl_runtime.elastic.errors import InitNotCalledError
 from edl_runtime.errors import EX_CONFIG
 
+NICENESS = 10
+"""How much lower the priority of a standby is while it loads beside a worker that trains."""
+
 
 def main(arguments: Sequence[str]) -> None:
-    """Preload, wait and run: `--agent FD,PID [--elastic] [--load A,B] [--script] -- COMMAND…`."""
+    """Preload, wait and run: `--agent FD,PID [--nice] [--elastic] [--load A,B] [--script] -- COMMAND…`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--agent", required=True)
+    parser.add_argument("--nice", action="store_true")
     parser.add_argument("--elastic", action="store_true")
     parser.add_argument("--load", default="")
     parser.add_argument("--script", action="store_true")
@@ -35,6 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     flags = parser.parse_args(arguments)
     descriptor, agent = map(int, flags.agent.split(","))
     die_with_parent(agent)
+    lowered = _lower_priority() if flags.nice else 0
     client = SocketAgentClient.from_fd(descriptor)
     preload(name for name in flags.load.split(",") if name)
     if flags.elastic and "paddle" in sys.modules:
@@ -43,6 +49,8 @@ def main(arguments: Sequence[str]) -> None:
         before_each_step(lambda _: _require_init(client))
     client.send(StandbyLoaded())
     start = client.wait_for_start()
+    if lowered:
+        _restore_priority(lowered)
     os.environ.update(start.environ)
     if flags.script:
         run_script(client, flags.command)
@@ -99,6 +107,40 @@ def _below_runpy(error: BaseException) -> TracebackType | None:
     while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
     return trace
+
+
+def _lower_priority() -> int:
+    """Raise the niceness of this process, and return by how much: 0 where that could not be undone."""
+    if not _can_restore_priority():
+        return 0
+    before = os.nice(0)
+    return os.nice(NICENESS) - before
+
+
+def _can_restore_priority() -> bool:
+    """Whether this process may lower its niceness again. Tried in a thread, which on Linux has its own niceness."""
+    allowed: list[bool] = []
+
+    def try_it() -> None:
+        try:
+            before = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, 0, before + 1)
+            os.setpriority(os.PRIO_PROCESS, 0, before)
+        except OSError:
+            return
+        allowed.append(True)
+
+    if sys.platform == "linux":
+        trial = threading.Thread(target=try_it)
+        trial.start()
+        trial.join()
+    return bool(allowed)
+
+
+def _restore_priority(lowered: int) -> None:
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - names only
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
+            os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, int(thread)) - lowered)
 
 
 if __name__ == "__main__":

@@ -82,13 +82,13 @@ class WorkerProcess:
         self._writer = writer
 
     @classmethod
-    async def begin(cls, script: Entrypoint, environ: Mapping[str, str]) -> Self:
-        """Begin a process; `monitor` has to follow. Raises OSError."""
+    async def begin(cls, script: Entrypoint, environ: Mapping[str, str], *, nice: bool = False) -> Self:
+        """Begin a process; with `nice` it loads at a lower priority. `monitor` has to follow. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *_standby_command(script, theirs.fileno()),
+                    *_standby_command(script, theirs.fileno(), nice=nice),
                     stdin=asyncio.subprocess.DEVNULL,
                     env={**quiet_environment(environ, script), AGENT_FD: str(theirs.fileno())},
                     pass_fds=[theirs.fileno()],
@@ -179,10 +179,11 @@ def quiet_environment(environ: Mapping[str, str], script: Entrypoint) -> dict[st
     return {**environ, **quiet}
 
 
-def _standby_command(script: Entrypoint, descriptor: int) -> list[str]:
+def _standby_command(script: Entrypoint, descriptor: int, *, nice: bool) -> list[str]:
     interpreter = script.command[0] if script.file else sys.executable
     standby = [interpreter, *script.options, "-m", "edl_runtime.elastic.agent.standby"]
     flags = ["--agent", f"{descriptor},{os.getpid()}"]
+    flags += ["--nice"] if nice else []
     flags += ["--elastic"] if script.elastic else []
     if not script.file:
         return [*standby, *flags, "--", *script.command]
@@ -307,7 +308,7 @@ class WorkerSupervisor:
             case StartWorker():
                 await self._begin(fresh=action.fresh)
             case StartStandby():
-                self._standby = await self._new()
+                self._standby = await self._new(nice=True)
                 self._change(standby="loading")
             case RetireWorker():
                 self._retire()
@@ -330,7 +331,7 @@ class WorkerSupervisor:
         if fresh:
             self._end_standby()
         loaded = self.worker_state.standby == "loaded"
-        self._worker = self._standby or await self._new()
+        self._worker = self._standby or await self._new(nice=False)
         self._standby = None
         self.live, self.waits_for, self.moves, self._kill_action, self._failure_report = False, 0, 0, None, None
         self._stepped = self._writes = self.called = False
@@ -353,8 +354,8 @@ class WorkerSupervisor:
         self._worker = None
         self._phase("absent")
 
-    async def _new(self) -> WorkerProcess:
-        process = await WorkerProcess.begin(self._script, self._environ)
+    async def _new(self, *, nice: bool) -> WorkerProcess:
+        process = await WorkerProcess.begin(self._script, self._environ, nice=nice)
         self._tasks.create_task(process.monitor(self._on_update))
         return process
 

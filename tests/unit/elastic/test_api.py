@@ -420,7 +420,7 @@ def test_a_training_does_not_begin_anew_where_its_checkpoints_are_damaged(tmp_pa
     with pytest.raises(NoWholeCheckpointError) as refused:
         begin(tmp_path)[0].wrap(*model_and_optimizer())
     assert f"no checkpoint at {tmp_path} is intact, 1 damaged" in str(refused.value)
-    assert f"`edl checkpoints verify {tmp_path}`; to begin anew remove them" in str(refused.value)
+    assert f"`edl checkpoints verify {tmp_path}`; restore the missing files" in str(refused.value)
     assert sorted(tmp_path.rglob("*")) == kept
 
 
@@ -435,7 +435,9 @@ def test_a_training_that_goes_back_behind_a_damaged_checkpoint_says_so(tmp_path:
     model, _ = run.wrap(*model_and_optimizer())
     train(run, model, run.data(SAMPLES, **BATCHES))
     (note,) = [word.text for word in link.said if isinstance(word, Note)]
-    assert note.startswith(f"training goes back to step 4: checkpoint {newest} is damaged: {MANIFEST}: other content")
+    assert note.startswith(
+        f"training goes back to step 4: checkpoint {newest} is damaged: {MANIFEST}: check sum differs"
+    )
 
 
 def test_other_data_than_a_checkpoint_s_is_refused(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from support.elastic.generations import generation
 
-from edl_runtime.elastic.agent.failures import Watchdog
 from edl_runtime.elastic.agent.reporter import StepMeter
+from edl_runtime.elastic.agent.watchdog import Watchdog
 from edl_runtime.elastic.comm.agent_protocol import StepDone
 from edl_runtime.elastic.rendezvous.generation import GroupView, MemberLease, TrainerMember
 

@@ -50,9 +50,9 @@ class Words:
 
 
 @asynccontextmanager
-async def trainer(script: Entrypoint) -> AsyncIterator[tuple[WorkerProcess, Words]]:
+async def trainer(script: Entrypoint, *, nice: bool = False) -> AsyncIterator[tuple[WorkerProcess, Words]]:
     """Begin a trainer; it is ended with the block."""
-    begun, words = await WorkerProcess.begin(script, os.environ), Words()
+    begun, words = await WorkerProcess.begin(script, os.environ, nice=nice), Words()
     attending = asyncio.create_task(begun.monitor(words.hear))
     try:
         yield begun, words
@@ -74,16 +74,39 @@ async def test_a_loaded_trainer_becomes_its_script_when_told_to(
     (tmp_path / "beside.py").write_text("HERE = True")
     source = """
 import numpy, os, sys, beside
-print(__name__, sys.argv[1:], os.environ["COLOUR"], beside.HERE)
+print(__name__, sys.argv[1:], os.environ["COLOUR"], beside.HERE, os.getpriority(os.PRIO_PROCESS, 0))
 sys.exit(3)
 """
-    async with trainer(script_of(source, tmp_path, "--lr", "1")) as (begun, words):
+    async with trainer(script_of(source, tmp_path, "--lr", "1"), nice=True) as (begun, words):
         await words.wait_for(StandbyLoaded)
         assert words.said == [StandbyLoaded()]
         begun.send(StartScript(environ={"COLOUR": "blue"}))
         await words.wait_for(WorkerExited)
-    assert capfd.readouterr().out == "__main__ ['--lr', '1'] blue True\n"
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    assert capfd.readouterr().out == f"__main__ ['--lr', '1'] blue True {niceness}\n"
     assert words.said[1:] == [ScriptFailed(reason="exited: 3", final=False), WorkerExited(3)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread has a niceness of its own")
+async def test_a_loaded_worker_runs_at_the_niceness_of_its_agent(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also where that is so near to the most that the worker could not lower its priority by as much as it would."""
+    niceness = max(10, os.getpriority(os.PRIO_PROCESS, 0))
+
+    async def run_one() -> None:
+        source = "import numpy, os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+        async with trainer(script_of(source, tmp_path), nice=True) as (begun, words):
+            await words.wait_for(StandbyLoaded)
+            begun.send(StartScript(environ={}))
+            await words.wait_for(WorkerExited)
+
+    def be_its_agent() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # of this thread, which can't take it back
+        asyncio.run(run_one())
+
+    await asyncio.to_thread(be_its_agent)
+    assert capfd.readouterr().out == f"{niceness}\n"
 
 
 async def test_an_error_is_told_and_shown_from_the_scripts_first_line_on(
