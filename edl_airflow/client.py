@@ -34,11 +34,9 @@ if TYPE_CHECKING:
     from edl_runtime.autoscale.planner import RescalingPlan, RescalingRules
     from edl_runtime.autoscale.policy.wrappers import Policy
     from edl_runtime.autoscale.rescale import RescaleOutcome
-    from edl_runtime.backends.interface import Backend
     from edl_runtime.backends.kubernetes.backend import KubernetesBackend
     from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint
     from edl_runtime.pool_reports import PoolDemand
-    from edl_runtime.progress import Progress
     from edl_runtime.registry.members import Member
     from edl_runtime.store.keys import Role
 

@@ -20,7 +20,6 @@ from edl_runtime.store import redis_client
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from edl_runtime.backends.interface import Backend
     from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 
 

@@ -27,7 +27,6 @@ from edl_runtime.store.errors import RegistryUnavailableError
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from edl_runtime.autoscale.planner import RescalingPlan
     from edl_runtime.backends.interface import Backend
 
 HEADINGS = ("SUBMITTED-JOBS", "PENDING-JOBS", "RUNNING-TRAINERS", "CPU-UTILS", "GPU-UTILS")

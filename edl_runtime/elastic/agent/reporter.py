@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edl_runtime import progress
 from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.elastic.comm.agent_protocol import CheckpointDelayed, CheckpointSaved, Note, StepDone
 from edl_runtime.elastic.rendezvous.events import Event
 from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
 from edl_runtime.log import get_logger
-from edl_runtime.progress import Progress
+from edl_runtime.progress import Progress, publish_progress
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
 
@@ -42,7 +41,7 @@ class StatusReporter:
         self._store = store
         self._waiting: deque[Event | checkpoint_events.SavedCheckpoint | CheckpointDelayed] = deque(maxlen=MAX_QUEUED)
         self._failed = False  # whether the first of the queue may have been published without an answer
-        self._progress: progress.Progress | None = None
+        self._progress: Progress | None = None
         self._news = asyncio.Event()
         self._sending = asyncio.Lock()
 
@@ -51,7 +50,7 @@ class StatusReporter:
         self._waiting.extend(self._parts(update))
         self._news.set()
 
-    def set_progress(self, report: progress.Progress | None) -> None:
+    def set_progress(self, report: Progress | None) -> None:
         """Set the job's progress."""
         self._progress = report
         self._news.set()
@@ -153,7 +152,7 @@ class StatusReporter:
         report, self._progress = self._progress, None
         if report:
             report = msgspec.structs.replace(report, run=self._settings.run)
-            await progress.publish_progress(self._client, self._settings.namespace, self._settings.job, report)
+            await publish_progress(self._client, self._settings.namespace, self._settings.job, report)
 
 
 RATE_WINDOW_S = 10.0

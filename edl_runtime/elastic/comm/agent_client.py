@@ -261,11 +261,6 @@ def connect_to_agent(environ: MutableMapping[str, str]) -> AgentClient:
     return SocketAgentClient.from_fd(int(fd)) if fd else StandaloneClient()
 
 
-def current_client() -> SocketAgentClient | None:
-    """Return this process's client of its agent, None if there is none."""
-    return _current
-
-
 _current: SocketAgentClient | None = None
 
 
