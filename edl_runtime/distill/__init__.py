@@ -1,12 +1,13 @@
 """Service distillation from the student's side: batches of a source, with teachers' answers appended.
 
-What is named here is imported when it is used: a DAG file that only needs this package's errors loads no numpy.
+Imports are lazy: a DAG file that only needs this package's errors loads no numpy.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from edl_runtime.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from edl_runtime.distill.cache.answer_cache import AnswerCache
@@ -18,19 +19,16 @@ if TYPE_CHECKING:
 
 __all__ = ["AnswerCache", "Discovered", "DistillReader", "Fixed", "JobReporter", "Normalise", "ReaderStats", "TopK"]
 
-_MODULES = {
-    "AnswerCache": "edl_runtime.distill.cache.answer_cache",
-    "Discovered": "edl_runtime.distill.teachers",
-    "DistillReader": "edl_runtime.distill.reader",
-    "Fixed": "edl_runtime.distill.teachers",
-    "JobReporter": "edl_runtime.distill.reporter",
-    "Normalise": "edl_runtime.protocol.oip",
-    "ReaderStats": "edl_runtime.distill.stats",
-    "TopK": "edl_runtime.protocol.oip",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "AnswerCache": "edl_runtime.distill.cache.answer_cache",
+        "Discovered": "edl_runtime.distill.teachers",
+        "DistillReader": "edl_runtime.distill.reader",
+        "Fixed": "edl_runtime.distill.teachers",
+        "JobReporter": "edl_runtime.distill.reporter",
+        "Normalise": "edl_runtime.protocol.oip",
+        "ReaderStats": "edl_runtime.distill.stats",
+        "TopK": "edl_runtime.protocol.oip",
+    },
+)

@@ -5,7 +5,9 @@ Imports are lazy: the agent imports submodules and does not need Paddle.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from edl_runtime.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from edl_runtime.elastic.api import Run, init
@@ -13,10 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "Run", "init"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from edl_runtime.elastic import api
-
-    return getattr(api, name)
+__getattr__ = lazy_exports(
+    __name__,
+    {"Checkpoint": "edl_runtime.specs", "Run": "edl_runtime.elastic.api", "init": "edl_runtime.elastic.api"},
+)

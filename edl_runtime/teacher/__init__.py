@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from edl_runtime.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from edl_runtime.protocol.oip import TensorSpec
@@ -10,11 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorSpec", "served"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from edl_runtime.protocol.oip import TensorSpec
-    from edl_runtime.teacher.models.callable import served
-
-    return {"TensorSpec": TensorSpec, "served": served}[name]
+__getattr__ = lazy_exports(
+    __name__, {"TensorSpec": "edl_runtime.protocol.oip", "served": "edl_runtime.teacher.models.callable"}
+)
