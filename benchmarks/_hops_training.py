@@ -57,17 +57,21 @@ def script(measured: str) -> None:
 
 @contextlib.contextmanager
 def training(measured: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `edl run` of this script."""
+    """Start this script by `edl run`: detached for a resize, through which its terminal does not go."""
     flags = ["--instances", "1:2", "--name", "hops", "--checkpoint", str(FOLDER / "kept")]
     flags += ["--every-steps", str(EVERY if measured == "checkpoint" else STEPS)]
-    command = [sys.executable, "-m", "edl_runtime.cli", "run", *flags, "--"]
+    if measured == "resize":
+        flags.append("--detach")
+    edl = [sys.executable, __file__, "--edl"]
     environ = {**os.environ, "EDL_WORK_DIR": str(FOLDER / "work")}
-    job = subprocess.Popen([*command, "python", __file__, "--script", measured], env=environ)
+    job = subprocess.Popen([*edl, "run", *flags, "--", "python", __file__, "--script", measured], env=environ)
     try:
         yield job
     finally:
         job.terminate()
         job.wait(LIMIT_S)
+        if measured == "resize":
+            subprocess.run([*edl, "stop", "hops"], env=environ, check=True, timeout=LIMIT_S)
 
 
 def resize() -> None:
@@ -109,8 +113,19 @@ def main(measured: str) -> None:
         resize()
 
 
+def edl(arguments: list[str]) -> None:
+    """Run `edl`, whose supervisor inherits all variables, so that its calls are noted, too."""
+    from edl_runtime.backends.local import rpc
+    from edl_runtime.cli import edl as command
+
+    rpc.inherited_environment = dict
+    command(arguments)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--script":
         script(sys.argv[2])
+    elif sys.argv[1] == "--edl":
+        edl(sys.argv[2:])
     else:
         main(sys.argv[1])

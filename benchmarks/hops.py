@@ -7,7 +7,7 @@ Each is done for real, in processes whose calls are noted. Files count once, whi
 
 - A batch: five of them in the student's process, once it has warmed up: from the source to the sockets and back.
 - A checkpoint: what a trainer's process does in steps of which one writes a checkpoint, and does not in others.
-- A resize: from `EdlResizeOperator.execute` to the first step that two trainers take together.
+- A resize: from `EdlResizeOperator.execute` to the first step that two trainers take together, in all processes.
 - A pod: a training is submitted to a Kubernetes API (one of this script's own), looked at, its log read, and deleted.
 """
 

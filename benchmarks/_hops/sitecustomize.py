@@ -18,7 +18,6 @@ from typing import Any
 def note_calls(folder: Path) -> None:
     with (folder / "phase").open("rb") as opened:
         phase = mmap.mmap(opened.fileno(), 1, access=mmap.ACCESS_READ)
-    notes = os.open(folder / f"calls-{os.getpid()}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     seen: set[tuple[int, CodeType]] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -30,7 +29,10 @@ def note_calls(folder: Path) -> None:
         for package in ("edl_runtime", "edl_airflow"):
             _, found, inside = code.co_filename.rpartition(f"{os.sep}{package}{os.sep}")
             if found and not is_import:
+                # opened each time: a job's supervisor is forked and closes what it inherits
+                notes = os.open(folder / f"calls-{os.getpid()}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
                 os.write(notes, f"{now} {package}/{inside} {code.co_qualname}\n".encode())
+                os.close(notes)
 
     threading.setprofile(note)
     sys.setprofile(note)
