@@ -1,35 +1,171 @@
-"""Leases on checkpoint folders: one job at a time may use a folder.
+"""Who holds a checkpoint folder: one job at a time.
 
 Two jobs in one folder would prune each other's checkpoints and resume from each other's. So each process of a job
 leases the folder for the job in Redis: instances share it, a restarted one finds its own job there, and another job
-gets it when the last lease is released or has expired.
+gets it when the last lease is released or has expired. A file lock keeps out processes that don't use the job's Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 
+from edl_runtime import locks
 from edl_runtime.checkpoint.errors import CheckpointHeldError, CheckpointStoreError
-from edl_runtime.checkpoint.folder_lock import FolderHolder, FolderLock
-from edl_runtime.checkpoint.storage import ask_storage, storage_at
+from edl_runtime.checkpoint.storage import LocalStorage, ask_storage, storage_at
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
 from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
-from edl_runtime.store.redis_client import connect, decode_record, run_script, unavailable_if_lost
+from edl_runtime.store.redis_client import address_of, connect, decode_record, run_script, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+
+log = get_logger(__name__)
+
+
+class FolderHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The job that uses a folder since this Unix time; the fields are those of CheckpointHeldError.
+
+    `group`: the same for all processes that may share the folder's lock.
+    """
+
+    namespace: str
+    job: str
+    since: float
+    task: str = ""
+    process: str = ""
+    group: str = ""
+
+    def error(self, url: str) -> CheckpointHeldError:
+        """Return the error for another job that uses the same folder as `url`."""
+        since = datetime.fromtimestamp(self.since).astimezone()
+        return CheckpointHeldError(
+            url, job=self.job, namespace=self.namespace, task=self.task, since=since, process=self.process
+        )
+
+
+def _holder_of(settings: RuntimeSettings) -> FolderHolder:
+    """Return the job of this process, or this process where it belongs to none, as a holder from now on."""
+    now = time.time()
+    if not settings.redis_url or not settings.job:
+        process = f"process {os.getpid()} on {socket.gethostname()}"
+        by_hand = f"a script that was started by hand ({process})"
+        return FolderHolder(namespace=settings.namespace, job="", since=now, process=by_hand, group=process)
+    # The job's machines may use different host names for one Redis, but the same port and database.
+    port, database = address_of(settings.redis_url).rpartition(":")[2], urlsplit(settings.redis_url).path.strip("/")
+    return FolderHolder(
+        namespace=settings.namespace,
+        job=settings.job,
+        task=settings.checkpoint_stream,
+        since=now,
+        group=f"Redis {port} {database or '0'}",
+    )
+
+
+# The lock, against processes that don't use the job's Redis.
+
+FILE = ".edl-run"
+"""The lock's file, which is in the folder while it is held."""
+SETTLES_IN_S = 2.0
+"""How long to wait for a process that has the lock exclusively; it needs that only to write or remove the file."""
+TRY_EVERY_S = 0.02
+
+
+class FolderLock:
+    """This process's lock on the checkpoint folder at `url`; nothing in an object store.
+
+    Jobs on one Redis share the lock, because `FolderLease` decides between them. A script that is started by hand holds
+    it alone. May be used from any thread.
+    """
+
+    def __init__(self, settings: RuntimeSettings, url: str) -> None:
+        place = storage_at(url)
+        self._url = url
+        self._file = Path(place.url) / FILE if isinstance(place, LocalStorage) else None
+        self._mine = _holder_of(settings)
+        self._descriptor: int | None = None
+        self._mutex = threading.Lock()
+        self._closed = self._has_warned = False
+
+    def take(self) -> None:
+        """Lock the folder that is at the path now, unless it is locked. Raises CheckpointHeldError.
+
+        If the file system has no locks, it only logs a warning, once.
+        """
+        with self._mutex:
+            if self._file is None or self._closed:
+                return
+            if self._descriptor is not None and locks.is_still_at(self._file, self._descriptor):
+                return
+            self._release(self._file)
+            try:
+                self._descriptor = self._take(self._file)
+            except OSError as error:
+                if not self._has_warned:
+                    log.warning("checkpoint.folder_not_locked", url=self._url, cause=str(error))
+                self._has_warned = True
+
+    def release(self) -> None:
+        """Unlock the folder; `take` may lock it again."""
+        with self._mutex:
+            if self._file is not None:
+                self._release(self._file)
+
+    def close(self) -> None:
+        """Unlock the folder for good."""
+        self._closed = True
+        self.release()
+
+    def _take(self, file: Path) -> int:
+        until, found = time.monotonic() + SETTLES_IN_S, None
+        while True:
+            descriptor = locks.take(file)
+            if descriptor is not None:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, msgspec.json.encode(self._mine), 0)
+            else:
+                descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if locks.share(descriptor) and locks.is_still_at(file, descriptor):  # while shared, nobody writes to it
+                found = decode_record(os.pread(descriptor, 1 << 16, 0), FolderHolder)
+                if found and found.group == self._mine.group:
+                    return descriptor
+                until = 0.0
+            os.close(descriptor)
+            if time.monotonic() > until:
+                unknown = FolderHolder(namespace="", job="", since=time.time(), process="another process")
+                raise (found or unknown).error(self._url)
+            time.sleep(TRY_EVERY_S)
+
+    def _release(self, file: Path) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        try:
+            if locks.hold_alone(descriptor) and locks.is_still_at(file, descriptor):  # it is still this folder's file
+                file.unlink()
+        except OSError as error:
+            log.warning("checkpoint.lock_not_removed", url=self._url, cause=str(error))
+        finally:
+            os.close(descriptor)
+
+
+# The lease in Redis.
 
 RENEW_EVERY_S = 1.0
 """At most: a job is back so soon after Redis was emptied."""
@@ -41,8 +177,6 @@ FIND_EVERY_S = 3.0
 """How often to check whether the folder at the path is still the same."""
 RELEASE_LIMIT_S = 5.0
 """How long the exit of a process waits for Redis."""
-
-log = get_logger(__name__)
 
 Lost = Callable[[CheckpointHeldError | MalformedRecordError], None]
 
@@ -56,6 +190,7 @@ class FolderLease:
         self._url = url
         self._member = f"{settings.instance}-{secrets.token_hex(4)}"
         self._folder = FolderLock(settings, url)
+        self._mine = _holder_of(settings)
         self._keys: list[str] = []
         self._is_others = False
 
@@ -139,16 +274,17 @@ class FolderLease:
 
         The deadline is only comparable with later ones.
         """
-        settings = self._settings
-        mine = FolderHolder(
-            namespace=settings.namespace, job=settings.job, task=settings.checkpoint_stream, since=time.time()
-        )
-        job, lease_ms = f"{settings.namespace}/{settings.job}", max(1, round(settings.lease_ttl_s * 1000))
-        arguments: list[str | int] = [self._member, lease_ms, job, msgspec.json.encode(mine).decode()]
+        mine, lease_ms = self._mine, max(1, round(self._settings.lease_ttl_s * 1000))
+        arguments: list[str | int] = [
+            self._member,
+            lease_ms,
+            f"{mine.namespace}/{mine.job}",
+            msgspec.json.encode(mine).decode(),
+        ]
         answer = await run_script(self._client, "checkpoint_lease", self._keys, arguments)
         if not answer:
             return None
-        unknown = FolderHolder(namespace="unknown", job="one of another version", since=mine.since)
+        unknown = FolderHolder(namespace="unknown", job="one of another version", since=time.time())
         about, deadline, left_ms = answer
         return decode_record(about, FolderHolder) or unknown, float(deadline), left_ms / 1000
 

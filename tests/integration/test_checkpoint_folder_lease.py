@@ -17,8 +17,7 @@ from structlog.testing import capture_logs
 
 from edl_runtime.checkpoint import folder_lease
 from edl_runtime.checkpoint.errors import CheckpointHeldError, CheckpointStoreError
-from edl_runtime.checkpoint.folder_lease import FolderLease, Lost, hold_until_exit
-from edl_runtime.checkpoint.folder_lock import FILE, FolderHolder
+from edl_runtime.checkpoint.folder_lease import FILE, FolderHolder, FolderLease, Lost, hold_until_exit
 from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.errors import EdlError
 from edl_runtime.settings import RuntimeSettings
@@ -42,7 +41,8 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def job(name: str, namespace: str, **given: object) -> RuntimeSettings:
-    return msgspec.structs.replace(RuntimeSettings(namespace=namespace, job=name, lease_ttl_s=LIMIT_S), **given)
+    settings = RuntimeSettings(namespace=namespace, job=name, redis_url="redis://127.0.0.1:1/0", lease_ttl_s=LIMIT_S)
+    return msgspec.structs.replace(settings, **given)
 
 
 def nobody(error: EdlError) -> None:

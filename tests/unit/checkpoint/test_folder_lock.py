@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from edl_runtime.checkpoint.errors import CheckpointHeldError
-from edl_runtime.checkpoint.folder_lock import FILE, FolderLock
+from edl_runtime.checkpoint.folder_lease import FILE, FolderLock
 from edl_runtime.settings import RuntimeSettings
 
 
@@ -71,7 +71,7 @@ def test_all_of_one_redis_hold_a_folder_together(tmp_path: Path) -> None:
 
 KILLED = """
 import os, sys
-from edl_runtime.checkpoint.folder_lock import FolderLock
+from edl_runtime.checkpoint.folder_lease import FolderLock
 from edl_runtime.settings import RuntimeSettings
 
 FolderLock(RuntimeSettings(), sys.argv[1]).take()
