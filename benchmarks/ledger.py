@@ -22,8 +22,7 @@ import msgspec
 from _flags import at_least_1
 from redis.asyncio import Redis
 
-from edl_runtime.shards.ledger import Ledger
-from edl_runtime.shards.ledger_state import ShardPlan
+from edl_runtime.shards.ledger import Ledger, ShardPlan
 from edl_runtime.store.redis_client import connect
 from edl_runtime.store.redis_server import RedisServer
 

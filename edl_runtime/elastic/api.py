@@ -13,7 +13,7 @@ from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.elastic.comm.agent_client import AgentClient, connect_to_agent
 from edl_runtime.elastic.comm.agent_protocol import InitCalled
 from edl_runtime.elastic.comm.process_group import MAX_LIVE_GROUPS, GroupSession
-from edl_runtime.elastic.data.indexed import BatchOptions, Collate, IndexedData, default_collate
+from edl_runtime.elastic.data.indexed import BatchOptions, Collate, DatasetCursor, IndexedData, default_collate
 from edl_runtime.elastic.data.sharded import ReadShard, ShardedData
 from edl_runtime.elastic.training.checkpointing import CheckpointManager
 from edl_runtime.elastic.training.learning_rate import Scaling
@@ -21,9 +21,7 @@ from edl_runtime.elastic.training.loop import LrSchedule, TrainingLoop, Training
 from edl_runtime.elastic.training.state_parts import RegisteredState, check_registered_name
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.shards.cursor import DatasetCursor
-from edl_runtime.shards.ledger import BlockingLedger
-from edl_runtime.shards.ledger_state import ShardPlan
+from edl_runtime.shards.ledger import BlockingLedger, ShardPlan
 from edl_runtime.specs import Checkpoint
 
 Model = TypeVar("Model")

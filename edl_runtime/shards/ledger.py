@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import os
 import secrets
 import threading
@@ -25,7 +26,6 @@ import msgspec
 from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
-from edl_runtime.shards.cursor import order
 from edl_runtime.shards.errors import (
     ForkedLedgerError,
     LeaseLostError,
@@ -34,25 +34,104 @@ from edl_runtime.shards.errors import (
     StaleGenerationError,
     StreamError,
 )
-from edl_runtime.shards.ledger_state import (
-    LedgerReport,
-    LedgerState,
-    SetAside,
-    Shard,
-    ShardFailure,
-    ShardPlan,
-    digest_of,
-)
 from edl_runtime.store import keys
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_client import connect, malformed_if_unreadable, run_script, unavailable_if_lost
 
 if TYPE_CHECKING:
+    import numpy as np
     from redis.asyncio import Redis
 
 MAX_SHARDS_PER_CALL = 1000
 """Shards in one call to Redis, so that it does not block other clients."""
 MAX_REASON_LENGTH = 500
+
+
+class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How a ledger goes through its shards.
+
+    - `epochs`: how many; each starts when all shards of the one before are finished.
+    - `shuffle`: whether each epoch has its own order, by `seed`. A stream can't be shuffled.
+    - `failure_limit`: after so many failures in an epoch a shard is set aside for the rest of it.
+    """
+
+    epochs: int = 1
+    seed: int = 0
+    shuffle: bool = False
+    failure_limit: int = 3
+
+    def __post_init__(self) -> None:
+        for field, least in (("epochs", 1), ("seed", 0), ("failure_limit", 1)):
+            if getattr(self, field) < least:
+                raise SpecError(field, getattr(self, field), f"{least} or more")
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """A leased piece of the data: `name` in `epoch`, from record number `start` on.
+
+    `ticket` identifies the shard and epoch; it stays the same when the shard is leased again.
+    """
+
+    ticket: int
+    name: str
+    epoch: int
+    start: int = 0
+
+
+class ShardFailure(msgspec.Struct, frozen=True):
+    """The reason of each failure of a shard, and how many of its records are in the model."""
+
+    reasons: tuple[str, ...]
+    offset: int = 0
+
+
+class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a ledger in a checkpoint.
+
+    Tickets below `next` are done unless they are `pending` (ticket, next record) or `dropped`. `names` are the numbers
+    and names of a stream's unfinished shards, `failures` the tickets and failures. `digest` identifies the list and its
+    shuffling, "" for a stream. `step` is the checkpoint's.
+    """
+
+    step: int = 0
+    digest: str = ""
+    added: int = 0
+    closed: bool = False
+    epoch: int = 0
+    next: int = 0
+    dropped: int = 0
+    pending: tuple[tuple[int, int], ...] = ()
+    failures: tuple[tuple[int, ShardFailure], ...] = ()
+    names: tuple[tuple[int, str], ...] = ()
+
+
+class SetAside(msgspec.Struct, frozen=True):
+    """A shard that failed too often: only its first `offset` records count in this epoch."""
+
+    shard: str
+    epoch: int
+    offset: int
+    reasons: tuple[str, ...]
+
+
+class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of shards of all epochs by state; future ones of an open stream are not counted.
+
+    `acked` are in the model, `done` are in a checkpoint too; `committed` is the step of the last one.
+    """
+
+    generation: int
+    epoch: int
+    epochs: int
+    added: int
+    closed: bool
+    committed: int
+    todo: int
+    doing: int
+    acked: int
+    done: int
+    set_aside: tuple[SetAside, ...]
+
 
 ONE_EPOCH = ShardPlan()
 
@@ -159,16 +238,12 @@ class Ledger:
         )
         return bool(count >= self._plan.failure_limit)
 
-    async def release(
-        self, step: int, positions: Mapping[int, int], alive: Collection[str], *, failed: str = ""
-    ) -> int:
+    async def release(self, step: int, positions: Mapping[int, int], alive: Collection[str]) -> int:
         """Take back the shards of workers that are not `alive`, and those finished after `step`; return how many.
 
-        `step` is the last one of the surviving model, and `positions` how many records of each ticket it has. With a
-        reason in `failed` this counts as a failure of each shard that a dead worker held.
+        `step` is the last one of the surviving model, and `positions` how many records of each ticket it has.
         """
-        arguments: list[str | int] = [step, failed[:MAX_REASON_LENGTH], len(alive), *alive, *_flat(positions)]
-        (count,) = await self._run("ledger_release", self.generation, *arguments)
+        (count,) = await self._run("ledger_release", self.generation, step, len(alive), *alive, *_flat(positions))
         return int(count)
 
     async def commit(self, step: int, positions: Mapping[int, int]) -> LedgerState:
@@ -282,6 +357,31 @@ class Ledger:
             case "closed":
                 raise StreamError(self._job, f"it was closed with {answer[0]}")
         return answer
+
+
+@functools.lru_cache(maxsize=2)  # for the current epoch and the next
+def order(seed: int, epoch: int, length: int, *, shuffle: bool = True) -> np.ndarray:
+    """Return the order of an epoch's `length` samples; read-only.
+
+    Must be the same on every machine and with every numpy, for the sake of checkpoints. numpy guarantees that for its
+    bit generators, but not for `permutation`.
+    """
+    import numpy as np
+
+    indices = np.arange(length, dtype=np.int64)
+    if shuffle:
+        draws = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(length)
+        indices = np.argsort(draws, kind="stable").astype(np.int64, copy=False)
+    indices.flags.writeable = False
+    return indices
+
+
+def digest_of(shards: Sequence[str] | None, plan: ShardPlan) -> str:
+    """Return the same digest for workers whose tickets mean the same shards; "" for a stream."""
+    if shards is None:
+        return ""
+    content = msgspec.json.encode([list(shards), plan.seed if plan.shuffle else None])
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _slices(items: list[Any]) -> list[list[Any]]:

@@ -1,8 +1,8 @@
 -- End the leases of dead workers, and take back what was finished by steps that are not in the surviving model.
 --
 --   KEYS: as listed in _ledger.lua
---   ARGV[1] generation, ARGV[2] last step of the surviving model, ARGV[3] reason if this counts as a failure of their
---   shards, else '', ARGV[4] how many workers are alive, then their names, then ticket, offset, ticket, offset, ...
+--   ARGV[1] generation, ARGV[2] last step of the surviving model, ARGV[3] how many workers are alive, then their
+--   names, then ticket, offset, ticket, offset, ...
 --
 -- Answers {'ok', how many came back}; {'missing'}; {'stale', generation}.
 
@@ -13,10 +13,10 @@ if refused then
 end
 
 local alive = {}
-for place = 5, 4 + ARGV[4] do
+for place = 4, 3 + ARGV[3] do
   alive[ARGV[place]] = true
 end
-local positions = positions_from(5 + ARGV[4])
+local positions = positions_from(4 + ARGV[3])
 
 local count = 0
 local doing = redis.call('HGETALL', KEYS[2])
@@ -24,13 +24,8 @@ for place = 1, #doing, 2 do
   local ticket = doing[place]
   local start, worker = parse(doing[place + 1])
   if not alive[worker] then
-    local offset = math.max(positions[ticket] or 0, start)
-    if ARGV[3] == '' then
-      redis.call('HDEL', KEYS[2], ticket)
-      redis.call('ZADD', KEYS[3], offset, ticket)
-    else
-      fail(state, ticket, offset, ARGV[3])
-    end
+    redis.call('HDEL', KEYS[2], ticket)
+    redis.call('ZADD', KEYS[3], math.max(positions[ticket] or 0, start), ticket)
     count = count + 1
   end
 end

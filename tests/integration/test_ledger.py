@@ -27,8 +27,7 @@ from edl_runtime.shards.errors import (
     StaleGenerationError,
     StreamError,
 )
-from edl_runtime.shards.ledger import BlockingLedger, Ledger
-from edl_runtime.shards.ledger_state import LedgerState, SetAside, Shard, ShardPlan
+from edl_runtime.shards.ledger import BlockingLedger, Ledger, LedgerState, SetAside, Shard, ShardPlan
 from edl_runtime.store import keys
 from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
@@ -223,20 +222,6 @@ async def test_a_new_start_forgives_what_failed_before(ledger_of: Make) -> None:
     await ledger.restore(None, 3)
     assert (await ledger.report()).set_aside == ()
     assert [(shard.name, shard.start) for shard in await leased(ledger, 4)] == [("a", 0), ("b", 0), ("c", 0)]
-
-
-async def test_a_death_counts_against_what_the_worker_held_if_that_is_said(ledger_of: Make) -> None:
-    """A shard that kills its reader is set aside; one whose reader was told to go is not."""
-    survivor = ledger_of("w0", shards=["a"])
-    await survivor.restore(None, 1)
-    for generation in range(2, 8):
-        dying = ledger_of(f"w{generation}", shards=["a"])
-        await dying.begin(generation - 1)
-        await leased(dying)
-        await survivor.begin(generation)
-        await survivor.release(0, {}, ["w0"], failed="killed by signal 11" if generation % 2 else "")
-    assert [aside.reasons for aside in (await survivor.report()).set_aside] == [("killed by signal 11",) * 3]
-    assert await survivor.lease() is None
 
 
 async def test_other_shards_or_another_order_are_refused(ledger_of: Make) -> None:

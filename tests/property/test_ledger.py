@@ -24,8 +24,7 @@ from hypothesis.stateful import (
 from support.depth import examples
 
 from edl_runtime.shards.errors import LedgerMissingError, StaleGenerationError
-from edl_runtime.shards.ledger import Ledger
-from edl_runtime.shards.ledger_state import LedgerState, Shard, ShardPlan
+from edl_runtime.shards.ledger import Ledger, LedgerState, Shard, ShardPlan
 from edl_runtime.store import keys
 from edl_runtime.store.redis_client import connect
 
@@ -88,16 +87,12 @@ class LedgerModel:
         self.dropped.add(ticket)
         return True
 
-    def release(self, step: int, positions: Mapping[int, int], alive: Collection[str], *, failed: bool) -> int:
+    def release(self, step: int, positions: Mapping[int, int], alive: Collection[str]) -> int:
         held = {ticket: start for ticket, (worker, start) in self.doing.items() if worker not in alive}
         later = {ticket: start for ticket, (start, acked_at) in self.acked.items() if acked_at > step}
         for ticket, start in held.items():
-            offset = max(start, positions.get(ticket, 0))
-            if failed:
-                self.fail(ticket, offset)
-            else:
-                del self.doing[ticket]
-                self.back[ticket] = offset
+            del self.doing[ticket]
+            self.back[ticket] = max(start, positions.get(ticket, 0))
         for ticket, start in later.items():
             del self.acked[ticket]
             self.back[ticket] = max(start, positions.get(ticket, 0))
@@ -108,7 +103,7 @@ class LedgerModel:
         self.done |= {ticket for ticket, (_, acked_at) in self.acked.items() if acked_at <= step}
         self.acked = {ticket: acked for ticket, acked in self.acked.items() if acked[1] > step}
         saved = copy.deepcopy(self)
-        saved.release(step, positions, (), failed=False)
+        saved.release(step, positions, ())
         return saved
 
     def restored(self, now: LedgerModel, *, failures: bool, stream: bool) -> LedgerModel:
@@ -251,10 +246,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         moment=st.sampled_from(["between", "before its acknowledgement", "a step ahead"]),
-        failed=st.booleans(),
     )
     @precondition(lambda self: len(self.workers) > 1)
-    def die(self, data: st.DataObject, *, moment: str, failed: bool) -> None:
+    def die(self, data: st.DataObject, *, moment: str) -> None:
         """A worker is lost; the others go on with their model, and what of its shards is not in that comes back."""
         dead = self.any_worker(data)
         if moment == "before its acknowledgement":
@@ -271,9 +265,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for worker in self.workers:
             self.run(worker.ledger.begin(self.generation))
         alive = [worker.name for worker in self.workers]
-        expected = self.model.release(self.step, positions, alive, failed=failed)
-        reason = "its worker died" if failed else ""
-        assert self.run(self.workers[0].ledger.release(self.step, positions, alive, failed=reason)) == expected
+        expected = self.model.release(self.step, positions, alive)
+        assert self.run(self.workers[0].ledger.release(self.step, positions, alive)) == expected
 
     @rule(data=st.data())
     @precondition(lambda self: self.gone)

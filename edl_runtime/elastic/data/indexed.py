@@ -14,13 +14,85 @@ from edl_runtime.elastic.comm.agent_protocol import Note
 from edl_runtime.elastic.errors import StepError
 from edl_runtime.elastic.training.loop import MicroBatch, TrainingLoop
 from edl_runtime.errors import SpecError
-from edl_runtime.shards import cursor as cursors
-from edl_runtime.shards.cursor import DatasetCursor
+from edl_runtime.shards.errors import DatasetChangedError
+from edl_runtime.shards.ledger import order
 
 SAME_ON_ALL_RANKS = ("epochs", "global_batch", "instance_batch", "seed", "shuffle")
 """Arguments of `run.data` that have to be the same on all ranks, besides the dataset's length."""
 
 MAX_SEEDS = 1 << 62
+
+
+class DatasetCursor(msgspec.Struct, frozen=True, kw_only=True):
+    """A position in the data, kept in checkpoints as JSON: a pure function of it says which samples come next.
+
+    Each epoch has its own order of the samples. A step takes one global batch; the last of an epoch may be smaller. The
+    ranks share the batch, however many they are. So every sample counts exactly once an epoch, in the same step, while
+    instances join and leave.
+
+    - `length`: samples of the dataset. `global_batch`: samples of a step, of all ranks together.
+    - `epochs`: how many to train; `epoch`: how many are finished. `position`: applied samples of the current one.
+    """
+
+    length: int
+    global_batch: int
+    epochs: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    epoch: int = 0
+    position: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all epochs are finished."""
+        return self.epoch >= self.epochs
+
+    @property
+    def total_steps(self) -> int:
+        """The number of steps of all epochs together."""
+        return self.epochs * -(-self.length // self.global_batch)
+
+    def batch(self) -> np.ndarray:
+        """Return the samples of the next global batch, in order; none when all epochs are finished."""
+        if self.done:
+            return np.empty(0, np.int64)
+        epoch = order(self.seed, self.epoch, self.length, shuffle=self.shuffle)
+        return epoch[self.position : self.position + self.global_batch]
+
+    def advance(self, taken: int) -> DatasetCursor:
+        """Return the position after `taken` more samples; at the end of the epoch, the start of the next.
+
+        Raises ValueError for more samples than the epoch has left.
+        """
+        position = self.position + taken
+        if self.done or not self.position < position <= self.length:
+            raise ValueError(f"{taken} samples can't be taken at {self}")
+        if position == self.length:
+            return msgspec.structs.replace(self, epoch=self.epoch + 1, position=0)
+        return msgspec.structs.replace(self, position=position)
+
+
+def part(indices: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """Return one rank's part of a global batch.
+
+    Parts are consecutive and differ by one sample at most, the first ones having more. With more ranks than samples the
+    last parts are empty.
+    """
+    share, more = divmod(len(indices), world_size)
+    start = rank * share + min(rank, more)
+    return indices[start : start + share + (rank < more)]
+
+
+def micro_batches(indices: np.ndarray, size: int | None = None) -> list[np.ndarray]:
+    """Split a part into pieces of `size` samples, the last one may be smaller; None does not split. [] if empty."""
+    size = size or max(1, len(indices))
+    return [indices[start : start + size] for start in range(0, len(indices), size)]
+
+
+def check_length(before: int, now: int) -> None:
+    """Raise DatasetChangedError unless the dataset has as many samples as before."""
+    if now != before:
+        raise DatasetChangedError(before, now)
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +162,7 @@ class IndexedData:
 
     @property
     def total_steps(self) -> int | None:
-        return cursors.total_steps(self._cursor) if self._batching.instance_batch is None else None
+        return self._cursor.total_steps if self._batching.instance_batch is None else None
 
     def position(self, *, durable: bool) -> dict[str, Any]:
         del durable  # it is the same in both cases
@@ -101,7 +173,7 @@ class IndexedData:
         """Raise DatasetChangedError for another dataset, SpecError for another order of it."""
         there = msgspec.convert(position, DatasetCursor)
         mine = self._cursor
-        cursors.check_length(there, mine.length)
+        check_length(there.length, mine.length)
         for field in ("seed", "shuffle"):
             before, now = getattr(there, field), getattr(mine, field)
             if before != now:
@@ -121,14 +193,14 @@ class IndexedData:
         if [*counts] == self._numbers:
             return
         length, *others = counts
-        cursors.check_length(msgspec.structs.replace(self._cursor, length=length), self._cursor.length)
+        check_length(length, self._cursor.length)
         for field, there, mine in zip(SAME_ON_ALL_RANKS, others, self._numbers[1:], strict=True):
             if there != mine:
                 raise SpecError(f"run.data({field}=…)", mine, f"{there}, as rank 0 has it")
 
     def advance(self, samples: int, counts: Sequence[int]) -> None:
         del counts
-        self._cursor = cursors.advance(self._cursor, samples)
+        self._cursor = self._cursor.advance(samples)
 
     def _loaded(self) -> Iterator[Any]:
         return self._load(self._indices(self._cursor))
@@ -196,15 +268,15 @@ class IndexedData:
     def _pieces(self, cursor: DatasetCursor) -> list[np.ndarray]:
         """Return the indices of this rank's micro batches of the next step."""
         group = self._training.session.group
-        own = cursors.part(cursors.batch(cursor), group.rank, group.world_size)
-        return cursors.micro_batches(own, self._batching.micro_batch) if len(own) else []
+        own = part(cursor.batch(), group.rank, group.world_size)
+        return micro_batches(own, self._batching.micro_batch) if len(own) else []
 
     def _indices(self, cursor: DatasetCursor) -> Iterator[np.ndarray]:
         """Yield the indices of the epoch's remaining steps."""
         epoch = cursor.epoch
         while not cursor.done and cursor.epoch == epoch:
             yield from self._pieces(cursor)
-            cursor = cursors.advance(cursor, len(cursors.batch(cursor)))
+            cursor = cursor.advance(len(cursor.batch()))
 
     def _load(self, batches: Iterator[np.ndarray]) -> Iterator[Any]:
         from paddle.io import DataLoader

@@ -16,8 +16,7 @@ from edl_runtime.elastic.training.checkpointing import LINGER_S
 from edl_runtime.elastic.training.loop import MicroBatch, TrainingLoop
 from edl_runtime.log import get_logger
 from edl_runtime.shards.errors import LeaseLostError, LedgerMissingError
-from edl_runtime.shards.ledger import BlockingLedger
-from edl_runtime.shards.ledger_state import LedgerState, ReadPosition, Shard, from_vector, has_conflict, to_vector
+from edl_runtime.shards.ledger import BlockingLedger, LedgerState, Shard
 
 ReadShard = Callable[[str], Iterable[Any]]
 
@@ -38,6 +37,27 @@ log = get_logger(__name__)
 def hold_s(failed_in_a_row: int) -> float:
     """Return for how many seconds to keep an unreadable shard, after so many others in a row."""
     return min(RETRY_HOLD_S * 2.0**failed_in_a_row, MAX_RETRY_HOLD_S)
+
+
+def encode_position(position: tuple[int, int] | None, rank: int, world_size: int) -> list[int]:
+    """Return what a rank adds to a sum over all ranks, so that each learns how far all are.
+
+    `position`: its shard's ticket, and how many of its records are applied after the step; None before its first shard.
+    """
+    vector = [0] * (2 * world_size)
+    if position is not None:
+        ticket, offset = position
+        vector[2 * rank : 2 * rank + 2] = [ticket + 1, offset]
+    return vector
+
+
+def decode_positions(vector: Sequence[int]) -> dict[int, int]:
+    """Return from the sum how many records of each ticket are applied, for `commit` and `release`."""
+    applied: dict[int, int] = {}
+    for marked, offset in zip(vector[::2], vector[1::2], strict=True):
+        if marked:
+            applied[marked - 1] = max(offset, applied.get(marked - 1, 0))
+    return applied
 
 
 class _LedgerPosition(msgspec.Struct, kw_only=True):
@@ -143,13 +163,14 @@ class ShardedData:
         position = None
         if self._open is not None:
             more = 0 if self._pending is None else len(self._pending.records)
-            position = ReadPosition(self._open.shard.ticket, self._open.offset + more)
+            position = self._open.shard.ticket, self._open.offset + more
         flags = [self._drained, self._missing, self._position.live]
-        return [*map(int, flags), *to_vector(position, rank, world_size)]
+        return [*map(int, flags), *encode_position(position, rank, world_size)]
 
     def check(self, samples: int, counts: Sequence[int]) -> None:
         _, missing, _, *positions = counts
-        if missing or (samples and has_conflict(positions)):
+        marks = [mark for mark in positions[::2] if mark]
+        if missing or (samples and len(set(marks)) < len(marks)):  # two ranks read one shard: one of them has no lease
             time.sleep(LINGER_S)  # slower ranks still have to read the sum that reports it
             raise LedgerMissingError(self._ledger.job)
 
@@ -160,7 +181,7 @@ class ShardedData:
             self._all_drained = drained == self._training.session.group.world_size
             return
         self._position = msgspec.structs.replace(
-            self._position, step=self._training.train_state.steps + 1, positions=from_vector(positions)
+            self._position, step=self._training.train_state.steps + 1, positions=decode_positions(positions)
         )
         if self._pending is not None:
             self._apply_pending()

@@ -28,7 +28,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
     WorkerMessage,
     WorkerReady,
 )
-from edl_runtime.shards.cursor import DatasetCursor, advance, batch
+from edl_runtime.elastic.data.indexed import DatasetCursor
 
 SCRIPT = TRAINING_SCRIPTS / "elastic_script.py"
 
@@ -174,9 +174,9 @@ def batches_of(samples: int, global_batch: int, epochs: int, seed: int = 3) -> d
     place = DatasetCursor(length=samples, global_batch=global_batch, epochs=epochs, seed=seed)
     steps: dict[int, list[int]] = {}
     while not place.done:
-        indices = batch(place)
+        indices = place.batch()
         steps[len(steps) + 1] = sorted(indices.tolist())
-        place = advance(place, len(indices))
+        place = place.advance(len(indices))
     return steps
 
 

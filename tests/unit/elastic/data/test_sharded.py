@@ -1,8 +1,24 @@
-"""Records of shards that a ledger hands out."""
+"""How ranks exchange how far each is in its shard, and how long one keeps a shard that it can't read."""
 
 from __future__ import annotations
 
-from edl_runtime.elastic.data.sharded import hold_s
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl_runtime.elastic.data.sharded import decode_positions, encode_position, hold_s
+
+POSITIONS = st.none() | st.tuples(st.integers(0, 9), st.integers(0, 10**12))
+
+
+@given(ranks=st.lists(POSITIONS, min_size=1, max_size=6))
+def test_the_sum_of_all_ranks_says_how_far_each_shard_is(ranks: list[tuple[int, int] | None]) -> None:
+    """A ticket that two ranks had, one after the other, is as far as the later of them."""
+    vectors = [encode_position(position, rank, len(ranks)) for rank, position in enumerate(ranks)]
+    found = decode_positions([sum(places) for places in zip(*vectors, strict=True)])
+    there = [position for position in ranks if position]
+    assert found.keys() == {ticket for ticket, _ in there}
+    assert all(found[ticket] >= offset for ticket, offset in there)
+    assert set(found.items()) <= set(there)
 
 
 def test_what_can_not_be_read_is_held_twice_as_long_each_time() -> None:
