@@ -56,13 +56,11 @@ class CheckpointHeldError(CheckpointError, ValueError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class MissingExtraError(CheckpointStoreError):
     """Raised when a checkpoint folder needs an optional package."""
 
-    def __init__(self, url: str, extra: str, cause: str) -> None:
-        super().__init__(url, cause)
-        self.args = (url, extra, cause)
-        self.extra = extra
+    extra: str
 
     def __str__(self) -> str:
         return f"checkpoint folder {self.url} needs {self.extra}: {self.cause}"

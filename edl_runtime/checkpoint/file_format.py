@@ -96,15 +96,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
         Raises UnknownFormatError, and ValueError if the file is damaged.
         """
-        outer = msgspec.json.decode(content, type=_Outer).format
-        if outer != FORMAT:
-            raise UnknownFormatError(url, outer, FORMAT)
+        _check_format(content, url)
         sealed = msgspec.json.decode(content, type=_SealedManifest)
         if zlib.crc32(sealed.manifest) != sealed.crc32:
             raise ValueError("check sum differs")
-        version = msgspec.json.decode(sealed.manifest, type=_Version).format
-        if version != FORMAT:
-            raise UnknownFormatError(url, version, FORMAT)
+        _check_format(sealed.manifest, url)
         return msgspec.json.decode(sealed.manifest, type=cls)
 
     def encode(self) -> bytes:
@@ -118,12 +114,14 @@ class _SealedManifest(msgspec.Struct):
     crc32: int
 
 
-class _Outer(msgspec.Struct):
+class _Format(msgspec.Struct):
     format: int = FORMAT  # other formats may have it at the top level, without a check sum
 
 
-class _Version(msgspec.Struct):
-    format: int
+def _check_format(content: bytes | msgspec.Raw, url: str) -> None:
+    found = msgspec.json.decode(content, type=_Format).format
+    if found != FORMAT:
+        raise UnknownFormatError(url, found, FORMAT)
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):

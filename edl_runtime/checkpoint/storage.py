@@ -9,9 +9,9 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, BinaryIO, ParamSpec, TypeAlias, TypeVar, cast
 
 import stamina
 
@@ -45,50 +45,8 @@ CreateFile: TypeAlias = Callable[[str], contextlib.AbstractContextManager[Binary
 """Opens a new file of a draft for writing; after the context it is stored durably."""
 
 
-class Storage(Protocol):
-    """A folder of folders of files. Raises OSError, or the errors of the store's library."""
-
-    @property
-    def url(self) -> str:
-        """An absolute path, or a URL without a slash at its end."""
-
-    def identity(self) -> str:
-        """Return a unique id of this folder, the same for all paths that lead to it.
-
-        Creates the folder if it is missing, and a small file in it.
-        """
-
-    def url_of(self, folder: str) -> str:
-        """Return the path or URL of a folder."""
-
-    def check(self) -> None:
-        """Write a small file and remove it."""
-
-    def exists(self) -> bool:
-        """Whether the folder exists, even if empty; in an object store, whether it has any object."""
-
-    def folders(self) -> list[str]:
-        """Return the names of all folders here, including drafts."""
-
-    def open(self, folder: str, file: str) -> BinaryIO:
-        """Open a file for reading. Raises FileNotFoundError."""
-
-    def draft(self, folder: str) -> contextlib.AbstractContextManager[CreateFile]:
-        """Create a folder that becomes complete at the end of the context; an error removes it.
-
-        A process that is killed meanwhile leaves a draft: a folder of another name, or one with the file DRAFT. So does
-        an error if the folder can't be removed; an error after the last file may leave a complete folder.
-        """
-
-    def changed_at(self, folder: str) -> float:
-        """Return the Unix time of the last change in a folder; now, if it is gone."""
-
-    def remove(self, folder: str) -> None:
-        """Remove a folder if it exists, its manifest first: if interrupted, nothing is left that looks complete."""
-
-
 def storage_at(url: str) -> Storage:
-    """Return the storage at a path or URL. Raises nothing; `Storage.check` reports whether it can be used."""
+    """Return the storage at a path or URL. Raises nothing; its `check` reports whether it can be used."""
     protocol, separator, path = url.partition("://")
     if separator and protocol not in ("file", "local"):
         return ObjectStorage(f"{protocol}://{path.rstrip('/')}")
@@ -96,16 +54,20 @@ def storage_at(url: str) -> Storage:
 
 
 class LocalStorage:
-    """Folders on a file system. A draft has another name, and is renamed once all its files are on disk."""
+    """Folders of files on a file system. A draft has another name, and is renamed once all its files are on disk.
+
+    `url`: an absolute path. Methods raise OSError.
+    """
 
     def __init__(self, root: Path) -> None:
+        self.url = str(root)
         self._root = root
 
-    @property
-    def url(self) -> str:
-        return str(self._root)
-
     def identity(self) -> str:
+        """Return a unique id of this folder, the same for all paths that lead to it.
+
+        Creates the folder if it is missing, and a small file in it.
+        """
         mark = self._root / IDENTITY_FILE
         while True:
             with contextlib.suppress(FileNotFoundError), mark.open("rb") as file:
@@ -117,28 +79,38 @@ class LocalStorage:
                 file.write(f"{secrets.token_hex(16)}\n".encode())
 
     def url_of(self, folder: str) -> str:
-        return str(self._root / folder)
+        """Return the path or URL of a folder in this one."""
+        return f"{self.url}/{folder}"
 
     def check(self) -> None:
+        """Write a small file and remove it."""
         _make_folder(self._root)
         probe = self._root / _probe_name()
         probe.write_bytes(b"probe")
         probe.unlink()
 
     def exists(self) -> bool:
+        """Whether the folder exists, even if empty; in an object store, whether it has any object."""
         return self._root.is_dir()
 
     def folders(self) -> list[str]:
+        """Return the names of all folders here, including drafts."""
         try:
             return [entry.name for entry in os.scandir(self._root) if entry.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             return []
 
     def open(self, folder: str, file: str) -> BinaryIO:
+        """Open a file for reading. Raises FileNotFoundError."""
         return (self._root / folder / file).open("rb", buffering=0)
 
     @contextlib.contextmanager
     def draft(self, folder: str) -> Iterator[CreateFile]:
+        """Create a folder that becomes complete at the end of the context; an error removes it.
+
+        A process that is killed meanwhile leaves a draft: a folder of another name, or one with the file DRAFT. So does
+        an error if the folder can't be removed; an error after the last file may leave a complete folder.
+        """
         path = self._root / draft_name(folder)
         _make_folder(self._root)
         path.mkdir()
@@ -152,6 +124,7 @@ class LocalStorage:
         _sync(self._root)
 
     def changed_at(self, folder: str) -> float:
+        """Return the Unix time of the last change in a folder; now, if it is gone."""
         path = self._root / folder
         try:
             return max(each.stat().st_mtime for each in (path, *path.iterdir()))
@@ -159,6 +132,7 @@ class LocalStorage:
             return time.time()
 
     def remove(self, folder: str) -> None:
+        """Remove a folder if it exists, its manifest first: if interrupted, nothing is left that looks complete."""
         path = self._root / folder
         (path / MANIFEST).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -174,37 +148,34 @@ def _create_synced(path: Path) -> Iterator[BinaryIO]:
 
 
 class ObjectStorage:
-    """Folders in a store that fsspec supports. A folder is complete once it has its manifest, the last file.
+    """Has the methods of `LocalStorage`, in a store that fsspec supports; they raise errors of the store's library.
 
-    A draft has a marker file until then; beside a manifest it means nothing. Endpoint and credentials are configured as
-    for the store's library, as in AWS_ENDPOINT_URL_S3.
+    A folder is complete once it has its manifest, the last file. A draft has a marker file until then; beside a
+    manifest it means nothing. Endpoint and credentials are configured as for the store's library, as in
+    AWS_ENDPOINT_URL_S3. `url` has no slash at its end.
     """
 
     def __init__(self, url: str) -> None:
-        self._url = url
-
-    @property
-    def url(self) -> str:
-        return self._url
+        self.url = url
 
     def identity(self) -> str:
-        return self._url
+        return self.url
 
     @cached_property
     def _fs(self) -> Any:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
-        protocol = self._url.partition("://")[0]
+        protocol = self.url.partition("://")[0]
         try:
-            return url_to_fs(self._url, use_listings_cache=False, skip_instance_cache=True)[0]
+            return url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True)[0]
         except ImportError as error:
-            raise MissingExtraError(self._url, EXTRAS.get(protocol, "a package"), str(error)) from error
+            raise MissingExtraError(self.url, str(error), EXTRAS.get(protocol, "a package")) from error
         except ValueError as error:
             allowed = "a path, or a URL of a protocol that fsspec supports, as s3://bucket/job"
-            raise SpecError("checkpoint.url", self._url, allowed) from error
+            raise SpecError("checkpoint.url", self.url, allowed) from error
 
     def url_of(self, folder: str) -> str:
-        return f"{self._url}/{folder}"
+        return f"{self.url}/{folder}"
 
     def check(self) -> None:
         probe = self.url_of(_probe_name())
@@ -212,11 +183,11 @@ class ObjectStorage:
         self._fs.rm_file(probe)
 
     def exists(self) -> bool:
-        return bool(self._fs.exists(self._url))
+        return bool(self._fs.exists(self.url))
 
     def folders(self) -> list[str]:
         try:
-            entries = self._fs.ls(self._url, detail=True)
+            entries = self._fs.ls(self.url, detail=True)
         except FileNotFoundError:
             return []
         return [_last_name(entry["name"]) for entry in entries if entry["type"] == "directory"]
@@ -230,16 +201,13 @@ class ObjectStorage:
         mark = f"{self.url_of(folder)}/{DRAFT}"
         try:
             self._fs.pipe_file(mark, b"")
-            yield partial(self._create, folder)
+            yield lambda file: self._fs.open(f"{self.url_of(folder)}/{file}", "wb")
         except Exception:
             with contextlib.suppress(Exception):  # raise the first error; what is left is a draft or complete
                 self.remove(folder)
             raise
         with contextlib.suppress(Exception):  # it is complete with or without the marker
             self._fs.rm_file(mark)
-
-    def _create(self, folder: str, file: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        return cast(BinaryIO, self._fs.open(f"{self.url_of(folder)}/{file}", "wb"))
 
     def changed_at(self, folder: str) -> float:
         files = self._fs.find(self.url_of(folder))
@@ -253,6 +221,9 @@ class ObjectStorage:
             self._fs.rm([file for file in self._fs.find(url) if _last_name(file) != DRAFT])
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm(url, recursive=True)
+
+
+Storage: TypeAlias = LocalStorage | ObjectStorage
 
 
 def draft_name(folder: str) -> str:

@@ -34,7 +34,7 @@ from edl_runtime.log import get_logger
 from edl_runtime.specs import Checkpoint
 
 ABANDONED_AFTER_S = 3600.0
-"""An unfinished checkpoint in which nothing has changed for so long is nobody's any more."""
+"""An unfinished checkpoint in which nothing has changed for so long has no writer any more, and is removed."""
 
 log = get_logger(__name__)
 
@@ -43,9 +43,10 @@ T = TypeVar("T")
 
 
 class RestoredCheckpoint(NamedTuple):
-    """The newest checkpoint that is whole, what it holds, and what is wrong with newer ones, of the newest first.
+    """The newest checkpoint that is not damaged, and its content.
 
-    `further`: one of an earlier generation in which training had come further, if any.
+    - `skipped`: the errors of newer ones, newest first.
+    - `further`: a checkpoint of an earlier generation but a later step, if any.
     """
 
     info: CheckpointInfo
@@ -57,54 +58,51 @@ class RestoredCheckpoint(NamedTuple):
 class CheckpointStore:
     """The checkpoints at `spec.url`, newest first: by generation, then by step.
 
-    Several processes may use a place at once, also to write the same step: each writes a folder of its own. Trouble
-    that may pass is tried again for a few seconds. Every method raises CheckpointStoreError when the place can't be
-    used, and may be called from any thread.
+    Several processes may use one folder at a time, and even write the same step: each write creates a folder of its
+    own. Temporary errors of the storage are retried for a few seconds. Every method raises CheckpointStoreError if the
+    storage can't be used. `answered` is called after each answer of the storage.
     """
 
     def __init__(self, spec: Checkpoint, *, answered: Callable[[], None] = lambda: None) -> None:
-        """Have the checkpoints of this place. `answered` is called whenever it has answered, with data or without."""
         self.spec = spec
         self._answered = answered
         self._storage = storage_at(spec.url)
-        self._finished: set[str] = set()
-        self._whole: dict[str, bool] = {}
-        self._in_use: set[str] = set()
+        self._finished: set[str] = set()  # that are known to have a manifest
+        self._whole: dict[str, bool] = {}  # of those that were read or written
         self._written = ""
 
     def check(self) -> None:
-        """Raise CheckpointStoreError unless this process can write here: better at the start than hours later."""
+        """Raise CheckpointStoreError unless this process can write here."""
         self._ask(self._storage.check)
 
     def exists(self) -> bool:
-        """Whether there is such a place, though no checkpoint may be there."""
-        return ask_storage(self.spec.url, self._storage.exists)
+        """Whether the folder exists, even without checkpoints."""
+        return self._ask(self._storage.exists)
 
     def write(self, snapshot: Snapshot) -> CheckpointInfo:
-        """Store a snapshot and return once it is there for good.
+        """Store a snapshot; return when it is stored durably.
 
-        After an error nothing of it can be loaded; but all of it can, where a place that did get the last file said
-        that it failed, and then could not remove it. Raises SpecError for arrays that can't be stored.
+        After an error nothing can be loaded, except if the storage reported an error for the last file although it had
+        stored it, and then could not remove it. Raises SpecError for arrays that can't be stored.
         """
-        info = self._ask(self._write, snapshot)
+        name = new_name(CheckpointPosition(snapshot.generation, snapshot.step))
+        info = self._ask(write_checkpoint, self._storage, name, snapshot, self._answered)
         self._whole[info.name] = True
         self._written = info.name
         return info
 
     def load_newest(self, known: RestoredCheckpoint | None = None) -> RestoredCheckpoint | None:
-        """Return the newest that is whole, None where none has ever been finished.
+        """Return the newest checkpoint that is not damaged; None if none was ever finished. `known` is not read again.
 
-        One that is `known` from before is not read again. Damaged ones, those that have lost their manifest among them,
-        are passed by with a warning. One of an earlier generation that
-        is further on is warned of, too. Raises NoWholeCheckpointError when all are, and UnknownFormatError for one of
-        another version that is newer than the newest whole one.
+        Logs a warning for each damaged one that it skips, including those without their manifest, and for one of an
+        earlier generation but a later step. Raises NoWholeCheckpointError if all are damaged, and UnknownFormatError if
+        another version wrote a newer one.
         """
-        passed: dict[str, UnreadableCheckpointError] = {}
+        errors: dict[str, UnreadableCheckpointError] = {}
         while True:
-            # listed anew each time: what goes missing while it is read may have been removed in favour of a newer one
-            names = self.names()
-            newer = list(takewhile(passed.__contains__, names))
-            damaged = tuple(passed[name] for name in newer if not passed[name].is_draft)
+            names = self.names()  # listed each time: one that is gone may have been pruned in favour of a newer one
+            newer = list(takewhile(errors.__contains__, names))
+            damaged = tuple(errors[name] for name in newer if not errors[name].is_draft)
             if len(newer) == len(names):
                 break
             name = names[len(newer)]
@@ -118,50 +116,54 @@ class CheckpointStore:
                 return RestoredCheckpoint(info, snapshot, damaged, further)
             except (DamagedCheckpointError, UnfinishedCheckpointError) as error:
                 _log_unreadable(error)
-                passed[name] = error
+                errors[name] = error
         if damaged:
             raise NoWholeCheckpointError(self.spec.url, len(damaged), damaged[0])
         return None
 
     def load(self, info: CheckpointInfo) -> Snapshot:
-        """Return what a checkpoint holds; the arrays are the caller's own. Raises DamagedCheckpointError."""
+        """Return a checkpoint's content; the arrays are the caller's own. Raises DamagedCheckpointError."""
         return parse_snapshot(info, self._read(info, keep=True))
 
     def verify(self, name: str) -> CheckpointInfo:
-        """Return a checkpoint of which every byte is as it was written. Raises UnreadableCheckpointError."""
+        """Read a whole checkpoint, and return what describes it. Raises UnreadableCheckpointError."""
         info = self.info(name)
         self._read(info, keep=False)
         return info
 
     def info(self, name: str) -> CheckpointInfo:
-        """Return what a checkpoint's manifest says. Raises UnreadableCheckpointError."""
+        """Read a checkpoint's manifest. Raises UnreadableCheckpointError."""
         return self._ask(read_info, self._storage, name)
 
     def list(self) -> Sequence[CheckpointInfo]:
-        """Return all that have a manifest that can be read. Their files are not read: `verify` does."""
+        """Return all checkpoints with a readable manifest. Their other files are not read: `verify` does."""
         found = []
         for name in self.names():
-            with _skip_unreadable():
+            try:
                 found.append(self.info(name))
+            except UnreadableCheckpointError as error:
+                _log_unreadable(error)
         return found
 
     def names(self) -> Sequence[str]:
-        """Return the names of all, unfinished, damaged and unknown ones too."""
-        return _newest_first(self._folders())
+        """Return the names of all checkpoints, including unfinished, damaged and unknown ones."""
+        return _newest_first(self._ask(self._storage.folders))
 
     def prune(self, *, now: float | None = None, dry_run: bool = False) -> Sequence[str]:
-        """Remove what `spec` does not keep, and what was abandoned before it was finished; return the names.
+        """Remove what `spec` does not keep, and abandoned drafts; return the names. `now` is a Unix time.
 
-        The newest whole one stays with those before it, `keep_last` in all, and with newer ones that have a manifest;
-        so does what this store reads or writes at this moment, and what it has written last, though a later generation
-        writes here; and the one of an earlier generation that is further on than all, until training has come as far.
-        As long as none is whole, all stay. Whether older ones are whole is not looked at. One with a manifest that
-        can't be read is not abandoned, and stays for good: its arrays may be all there, and another version may know
-        its format. Each loses its manifest first: an interruption leaves nothing that looks whole. `now` is a Unix
-        time.
+        It keeps
+
+        - the newest one that verifies and those before it, `keep_last` in all, and all newer ones with a manifest;
+        - the last one that this store has written, even if another process writes a later generation here;
+        - the one of an earlier generation with the latest step, until training has reached that step;
+        - those with an unreadable manifest: their arrays may be complete, and another version may know the format;
+        - all, if none verifies. Older ones than the newest are not verified.
+
+        The manifest is removed first, so that an interrupted removal leaves nothing that looks complete.
         """
-        folders = self._folders()  # once: what another process adds from here on is not judged
-        finished, unfinished = self._judged(folders)
+        folders = self._ask(self._storage.folders)  # once: what another process adds from here on is not considered
+        finished, unfinished = self._sorted_out(folders)
         newest = self._newest_kept(finished)
         if not newest:
             return []
@@ -171,19 +173,13 @@ class CheckpointStore:
             log.info("checkpoint.removed", url=self._storage.url_of(name))
         return doomed
 
-    def _write(self, snapshot: Snapshot) -> CheckpointInfo:
-        name = new_name(CheckpointPosition(snapshot.generation, snapshot.step))
-        with self._using(name):
-            return write_checkpoint(self._storage, name, snapshot, self._answered)
-
     def _read(self, info: CheckpointInfo, *, keep: bool) -> dict[str, np.ndarray]:
-        with self._using(info.name):
-            try:
-                with storage_errors(self.spec.url):
-                    contents = read_files(self._storage, info, keep=keep, answered=self._answered)
-            except DamagedCheckpointError:
-                self._whole[info.name] = False
-                raise
+        try:
+            with storage_errors(self.spec.url):
+                contents = read_files(self._storage, info, keep=keep, answered=self._answered)
+        except DamagedCheckpointError:
+            self._whole[info.name] = False
+            raise
         self._whole[info.name] = True
         return contents
 
@@ -196,34 +192,29 @@ class CheckpointStore:
     def _newest_kept(self, finished: Sequence[str]) -> Sequence[str]:
         sound = [name for name in finished if self._whole.get(name, True)]
         for place, name in enumerate(sound):
-            with _skip_unreadable():
+            try:
                 if name not in self._whole:
                     self.verify(name)
-                return sound[place : place + self.spec.keep_last]
+            except UnreadableCheckpointError as error:
+                _log_unreadable(error)
+                continue
+            return sound[place : place + self.spec.keep_last]
         return []
 
     def _old(self, finished: Sequence[str], newest: Sequence[str]) -> Sequence[str]:
-        """Return what is older than the first of the newest and not to be kept, the oldest first."""
+        """Return those to remove that are older than the newest, oldest first."""
         good = kept_forever(map(position_of, finished), self.spec.keep_every)
         sound = [name for name in finished if self._whole.get(name, True)]
-        kept = {*newest, *self._in_use, self._written, *_further_on(sound, newest[0])[:1]}
-        candidates = [name for name in reversed(finished) if name not in kept]
-        return [
-            name for name in candidates if position_of(name) < position_of(newest[0]) and position_of(name) not in good
-        ]
+        kept = {*newest, self._written, *_further_on(sound, newest[0])[:1]}
+        older = [name for name in reversed(finished) if position_of(name) < position_of(newest[0])]
+        return [name for name in older if name not in kept and position_of(name) not in good]
 
     def _abandoned(self, unfinished: Iterable[str], now: float) -> Sequence[str]:
-        found = []
-        for folder in sorted(unfinished):
-            name = finished_name(folder)
-            if not is_checkpoint_name(name) or name in self._in_use:
-                continue
-            if now - self._ask(self._storage.changed_at, folder) > ABANDONED_AFTER_S:
-                found.append(folder)
-        return found
+        ours = [folder for folder in sorted(unfinished) if is_checkpoint_name(finished_name(folder))]
+        return [each for each in ours if now - self._ask(self._storage.changed_at, each) > ABANDONED_AFTER_S]
 
-    def _judged(self, folders: Iterable[str]) -> tuple[Sequence[str], Sequence[str]]:
-        """Return those that have a manifest, newest first, and the unfinished ones, drafts among them."""
+    def _sorted_out(self, folders: Iterable[str]) -> tuple[Sequence[str], Sequence[str]]:
+        """Return those with a manifest, newest first, and the unfinished ones, including drafts."""
         finished, unfinished = [], [folder for folder in folders if finished_name(folder) != folder]
         for name in _newest_first(folders):
             try:
@@ -234,45 +225,26 @@ class CheckpointStore:
             except UnfinishedCheckpointError:
                 unfinished.append(name)
             except UnreadableCheckpointError:
-                pass  # neither: somebody finished it
+                pass  # neither: it was finished, and is damaged or unknown
         return finished, unfinished
-
-    def _folders(self) -> Sequence[str]:
-        return self._ask(self._storage.folders)
 
     def _ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         answer = ask_storage(self.spec.url, work, *args, **kwargs)
         self._answered()
         return answer
 
-    @contextlib.contextmanager
-    def _using(self, name: str) -> Iterator[None]:
-        self._in_use.add(name)
-        try:
-            yield
-        finally:
-            self._in_use.discard(name)
-
 
 def _further_on(names: Iterable[str], newest: str) -> Sequence[str]:
-    """Return those of earlier generations in which training had come further than in the newest, the furthest first."""
+    """Return those of earlier generations but later steps than the newest, the latest step first."""
     at = position_of(newest)
-    found = [
-        name for name in names if position_of(name).generation < at.generation and position_of(name).step > at.step
+    by_step = sorted(names, key=lambda name: (position_of(name).step, position_of(name), name), reverse=True)
+    return [
+        name for name in by_step if position_of(name).generation < at.generation and position_of(name).step > at.step
     ]
-    return sorted(found, key=lambda name: (position_of(name).step, position_of(name), name), reverse=True)
 
 
 def _newest_first(folders: Iterable[str]) -> Sequence[str]:
     return sorted(filter(is_checkpoint_name, folders), key=lambda name: (position_of(name), name), reverse=True)
-
-
-@contextlib.contextmanager
-def _skip_unreadable() -> Iterator[None]:
-    try:
-        yield
-    except UnreadableCheckpointError as error:
-        _log_unreadable(error)
 
 
 def _log_unreadable(error: UnreadableCheckpointError) -> None:
@@ -286,19 +258,20 @@ def _log_unreadable(error: UnreadableCheckpointError) -> None:
 
 
 def kept_forever(positions: Iterable[CheckpointPosition], every_steps: int | None) -> set[CheckpointPosition]:
-    """Return the first at or after each multiple of `every_steps`, of those that training has not gone back behind.
+    """Return the first at or after each multiple of `every_steps`.
 
-    It has where a later generation has a checkpoint of the same step or an earlier one.
+    Without those of steps that training has repeated: a later generation has a checkpoint of the same step or an
+    earlier one.
     """
     first: dict[int, CheckpointPosition] = {}
     if every_steps is not None:
-        for position in sorted(_not_rewound(positions)):
+        for position in sorted(_not_repeated(positions)):
             if position.step >= every_steps:
                 first.setdefault(position.step // every_steps, position)
     return set(first.values())
 
 
-def _not_rewound(positions: Iterable[CheckpointPosition]) -> Iterator[CheckpointPosition]:
+def _not_repeated(positions: Iterable[CheckpointPosition]) -> Iterator[CheckpointPosition]:
     later = math.inf  # the earliest step of all later generations
     for _, generation in groupby(sorted(positions, reverse=True), key=lambda each: each.generation):
         steps = list(generation)

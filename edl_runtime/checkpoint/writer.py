@@ -19,7 +19,7 @@ from edl_runtime.errors import EdlError
 from edl_runtime.log import get_logger
 
 NICENESS = 10
-"""How far a thread of the writer's stands back for those that compute."""
+"""By how much the writer's threads lower their priority."""
 
 log = get_logger(__name__)
 
@@ -27,25 +27,23 @@ Capture = Callable[[], Snapshot]
 
 
 class CheckpointWriter:
-    """Writes checkpoints to a store and prunes it, one at a time, in a thread of its own.
+    """Writes checkpoints to a store in a thread, one at a time, and prunes the store.
 
-    `saved` is told each finished checkpoint and the seconds that it took, `failed` each error of one that it writes in
-    the background, and `overtaken` once the name of one that is there of a later generation than its own; all in the
-    thread that writes. Use it from one thread, and `close` it.
+    `saved` is called with each stored checkpoint and how many seconds it took; `notify` with a text for the job's owner
+    when one that is written in the background fails, and once when there is one of a later generation. Both are called
+    in the thread that writes. Use it from one thread, and `close` it.
     """
 
     def __init__(
         self,
         store: CheckpointStore,
         *,
-        saved: Callable[[CheckpointInfo, float], None] | None = None,
-        failed: Callable[[EdlError], None] | None = None,
-        overtaken: Callable[[str], None] | None = None,
+        saved: Callable[[CheckpointInfo, float], object] = lambda _info, _took_s: None,
+        notify: Callable[[str], object] = lambda _text: None,
     ) -> None:
         self._store = store
         self._saved = saved
-        self._failed = failed
-        self._overtaken = overtaken
+        self._notify = notify
         self._is_overtaken = False
         self._buffers = HostBuffers()
         self._preparing: threading.Thread | None = None
@@ -53,21 +51,21 @@ class CheckpointWriter:
         self._last: CheckpointInfo | None = None
 
     def prepare(self, arrays: Arrays) -> None:
-        """Get the memory that `save` copies such arrays to, so that the first one is as quick as the others.
+        """Allocate the memory to which `save` copies such arrays, so that the first one is as fast as the others.
 
-        In the background, once: for 200 MB it takes a fifth of a second, and several where much else is computed.
+        In the background, once: for 200 MB it takes 0.2 s, and several seconds on a busy machine.
         """
         self._preparing = threading.Thread(target=self._reserve, args=(arrays,), name="edl-checkpoint", daemon=True)
         self._preparing.start()
 
     def save(self, capture: Capture) -> bool:
-        """Copy what `capture` returns, which may be views of live memory, and write it in the background.
+        """Copy what `capture` returns, which may be views of memory that changes, and write it in the background.
 
-        Returns False, and calls nothing, while the one before is still being written: the training is not held up, and
-        this checkpoint is left out. What fails later is logged and told, never raised here.
+        While the last one is still being written, it skips this one: it returns False without calling `capture`, so
+        that training does not wait. Later errors are logged and notified, and not raised.
         """
         if not self.wait(0):
-            log.warning("checkpoint.skipped", url=self._store.spec.url, reason="the one before is still being written")
+            log.warning("checkpoint.skipped", url=self._store.spec.url, reason="the last one is still being written")
             return False
         if self._preparing is not None:
             self._preparing.join()
@@ -80,7 +78,7 @@ class CheckpointWriter:
     def save_now(self, capture: Capture) -> CheckpointInfo:
         """Write what `capture` returns, after the one that is being written, and return once it is stored.
 
-        If that was of the same step, and no metrics were noted since, it is returned. Raises CheckpointError.
+        If that one has the same step and metrics, return it instead. Raises CheckpointError.
         """
         self.wait()
         snapshot, last = capture(), self._last
@@ -90,7 +88,7 @@ class CheckpointWriter:
         return self._write(snapshot)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Return once nothing is being written any more; False if something still is after `timeout_s`."""
+        """Wait until nothing is being written; return False if that takes more than `timeout_s`."""
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
@@ -99,7 +97,7 @@ class CheckpointWriter:
         return True
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Wait as `wait`, and free the memory. What is still being written then is lost if the process ends."""
+        """Wait as `wait`, and free the memory. An unfinished checkpoint is lost when the process ends."""
         self._buffers = HostBuffers()
         return self.wait(timeout_s)
 
@@ -112,8 +110,7 @@ class CheckpointWriter:
         try:
             self._write(snapshot)
         except EdlError as error:
-            if self._failed is not None:
-                self._failed(error)
+            self._notify(f"a checkpoint could not be written: {error}")
 
     def _write(self, snapshot: Snapshot) -> CheckpointInfo:
         began = time.monotonic()
@@ -125,23 +122,26 @@ class CheckpointWriter:
         took_s = time.monotonic() - began
         self._last = info
         log.info("checkpoint.saved", url=info.url, size_mb=info.size_bytes / 1e6, took_s=took_s)
-        if self._saved is not None:
-            self._saved(info, took_s)
+        self._saved(info, took_s)
         try:
-            self._look_for_later(info)
+            self._check_overtaken(info)
             self._store.prune()
         except CheckpointError as error:
             log.warning("checkpoint.not_pruned", cause=str(error))
         return info
 
-    def _look_for_later(self, info: CheckpointInfo) -> None:
+    def _check_overtaken(self, info: CheckpointInfo) -> None:
+        """Notify once if there is a checkpoint of a later generation."""
         newest = next(iter(self._store.names()), info.name)
         if self._is_overtaken or position_of(newest).generation <= info.position.generation:
             return
         self._is_overtaken = True
         log.warning("checkpoint.overtaken", url=info.url, newest=newest)
-        if self._overtaken is not None:
-            self._overtaken(newest)
+        self._notify(
+            f"{newest} is of a later generation than the checkpoint that was just written beside it: another training "
+            "writes there, or this one continues without this instance. Later generations count as newer, whatever "
+            "their step, and the next run starts from them; give each training its own location (EDL_CHECKPOINT)"
+        )
 
 
 def _lower_priority() -> None:
@@ -149,23 +149,23 @@ def _lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)  # of this thread alone
 
 
-# Host memory that snapshots are copied to, used again and again.
+# Memory that snapshots are copied to, and that is reused.
 
 COPIERS = 2
-"""Threads that copy: two take little more than half the time of one, from where on memory is the limit."""
+"""Threads that copy: two take little more than half the time of one; with more, memory is the limit."""
 
 
 class HostBuffers:
-    """Memory for one snapshot. The first copy asks the system for it; later ones of the same arrays find it there."""
+    """Memory for one snapshot. The first copy allocates it; later ones of the same arrays reuse it."""
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, np.ndarray]] = {}
 
     def reserve(self, arrays: Arrays) -> None:
-        """Have room for arrays like these; they are not read."""
+        """Allocate memory for arrays like these, which are not read."""
         for rooms in self._rooms_for(arrays).values():
             for room in rooms.values():
-                np.copyto(room, np.zeros((), room.dtype))  # the system gives memory when it is written to
+                np.copyto(room, np.zeros((), room.dtype))  # a page is allocated when it is first written to
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with arrays of its own, valid until the next copy."""

@@ -92,7 +92,7 @@ def test_a_full_disk_stops_no_training_and_loses_nothing(tmp_path: Path) -> None
     """The error is told at each try, what was stored before can be loaded, and half a checkpoint takes no room."""
     stored(tmp_path, 3)
     told = Writer(tmp_path, range(4, 6), limit=300_000).end()
-    assert len([word for word in told if word.startswith("failed") and "File too large" in word]) == 2
+    assert len([text for text in told if "could not be written" in text and "File too large" in text]) == 2
     store = stored(tmp_path)
     assert steps_of(store) == [3]
     assert len(list(tmp_path.iterdir())) == 1

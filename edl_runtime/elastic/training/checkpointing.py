@@ -12,9 +12,9 @@ from functools import partial
 from typing import Literal
 
 from edl_runtime.checkpoint.errors import CheckpointStoreError
-from edl_runtime.checkpoint.file_format import Arrays, CheckpointInfo, Snapshot, check_types, position_of
+from edl_runtime.checkpoint.file_format import Arrays, CheckpointInfo, check_types, position_of
 from edl_runtime.checkpoint.store import CheckpointStore, RestoredCheckpoint
-from edl_runtime.checkpoint.writer import CheckpointWriter
+from edl_runtime.checkpoint.writer import Capture, CheckpointWriter
 from edl_runtime.elastic.comm.agent_client import AgentClient
 from edl_runtime.elastic.comm.agent_protocol import (
     CheckpointDelayed,
@@ -25,7 +25,6 @@ from edl_runtime.elastic.comm.agent_protocol import (
 )
 from edl_runtime.elastic.comm.process_group import GroupSession
 from edl_runtime.elastic.training.train_state import TrainState
-from edl_runtime.errors import EdlError
 from edl_runtime.log import get_logger
 from edl_runtime.result import write_result
 from edl_runtime.settings import RuntimeSettings
@@ -43,8 +42,6 @@ MAX_NAMED = 3
 
 log = get_logger(__name__)
 
-Capture = Callable[[], Snapshot]
-
 
 class CheckpointManager:
     """Writes and loads the checkpoints of a training; does nothing without a `spec`.
@@ -55,12 +52,15 @@ class CheckpointManager:
     def __init__(self, spec: Checkpoint | None, agent: AgentClient) -> None:
         self._spec = spec
         self._agent = agent
-        self._store = None if spec is None else CheckpointStore(spec, answered=agent.note_progress)
+        self._store: CheckpointStore | None = None
         self._writer: CheckpointWriter | None = None
         self._schedule: CheckpointSchedule | None = None
         self._found: RestoredCheckpoint | None = None
-        if self._store is not None:
+        self._is_prepared = False
+        if spec is not None:
+            self._store = CheckpointStore(spec, answered=agent.note_progress)
             self._store.check()
+            self._writer = CheckpointWriter(self._store, saved=self._report_saved, notify=self._notify)
 
     @property
     def enabled(self) -> bool:
@@ -82,22 +82,20 @@ class CheckpointManager:
         Newer ones are damaged, or one of an earlier generation is of a later step: then another training has most
         likely written to the same location.
         """
+        step = found.info.manifest.step
         if found.further:
-            step, at = found.info.manifest.step, found.further.manifest.step
-            text = (
+            at = found.further.manifest.step
+            self._notify(
                 f"training continues from step {step} though {found.further.url} is of step {at}: it is of an earlier "
                 "generation, so another training has probably written here at the same time. It is kept until this one "
                 f"reaches step {at}; to continue from it, stop this training and remove those of later generations"
             )
-            self._agent.send(Note(text=text))
         if found.skipped:
             what = "; ".join(map(str, found.skipped[:MAX_NAMED]))
             more = len(found.skipped) - MAX_NAMED
             rest = f"; and {more} more" if more > 0 else ""
             folder = found.info.url.rpartition("/")[0]
-            step = found.info.manifest.step
-            text = f"training goes back to step {step}: {what}{rest}. See `edl checkpoints ls {folder}`"
-            self._agent.send(Note(text=text))
+            self._notify(f"training goes back to step {step}: {what}{rest}. See `edl checkpoints ls {folder}`")
 
     def begin(self, step: int, unsaved_s: float) -> None:
         """Start the schedule at this step, `unsaved_s` after the last checkpoint, unless it runs already.
@@ -118,34 +116,37 @@ class CheckpointManager:
 
     def prepare(self, arrays: Callable[[], Arrays]) -> None:
         """Allocate what `save` needs for such arrays. Raises SpecError for a type that checkpoints can't hold."""
-        if self._store is not None and self._writer is None:
+        if self._writer is not None and not self._is_prepared:
+            self._is_prepared = True
             held = arrays()
             for group in held.values():
                 check_types(group.items())
-            self._get_writer(self._store).prepare(held)
+            self._writer.prepare(held)
 
     def save(self, capture: Capture) -> None:
         """Start writing a checkpoint, unless the one before is still being written."""
-        if self._store is not None:
-            self._get_writer(self._store).save(capture)
+        if self._writer is not None:
+            self._writer.save(capture)
 
     def save_now(self, capture: Capture, patience_s: float = 0.0) -> str:
         """Write a checkpoint and return its URL, "" without checkpoints.
 
         Retries for `patience_s` while the store is unavailable, and reports that once. Raises CheckpointError.
         """
-        if self._store is None:
+        if self._writer is None:
             return ""
         until, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
         while True:
             try:
-                return self._get_writer(self._store).save_now(capture).url
+                return self._writer.save_now(capture).url
             except CheckpointStoreError as error:
                 left_s = until - time.monotonic()
                 if left_s <= 0:
                     raise
                 if pause_s == FIRST_PAUSE_S:
-                    self._report_delayed(capture().step, error, patience_s)
+                    step = capture().step
+                    log.warning("checkpoint.delayed", url=error.url, step=step, cause=error.cause, for_s=patience_s)
+                    self._agent.send(CheckpointDelayed(step=step, reason=str(error), for_s=patience_s))
             self._agent.note_progress()  # so that it is not killed as hung: it has the weights
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
@@ -155,12 +156,8 @@ class CheckpointManager:
         if self._writer is not None:
             self._writer.close(CLOSE_LIMIT_S)
 
-    def _get_writer(self, store: CheckpointStore) -> CheckpointWriter:
-        if self._writer is None:
-            self._writer = CheckpointWriter(
-                store, saved=self._report_saved, failed=self._report_failed, overtaken=self._report_overtaken
-            )
-        return self._writer
+    def _notify(self, text: str) -> None:
+        self._agent.send(Note(text=text))
 
     def _report_saved(self, info: CheckpointInfo, took_s: float) -> None:
         manifest = info.manifest
@@ -175,21 +172,6 @@ class CheckpointManager:
                 metrics=manifest.metrics,
             )
         )
-
-    def _report_failed(self, error: EdlError) -> None:
-        self._agent.send(Note(text=f"a checkpoint could not be written: {error}"))
-
-    def _report_delayed(self, step: int, error: CheckpointStoreError, for_s: float) -> None:
-        log.warning("checkpoint.delayed", url=error.url, step=step, cause=error.cause, for_s=for_s)
-        self._agent.send(CheckpointDelayed(step=step, reason=str(error), for_s=for_s))
-
-    def _report_overtaken(self, newest: str) -> None:
-        text = (
-            f"{newest} is of a later generation than the checkpoint that was just written beside it: another training "
-            "writes there, or this one continues without this instance. Later generations count as newer, whatever "
-            "their step, and the next run starts from them; give each training its own location (EDL_CHECKPOINT)"
-        )
-        self._agent.send(Note(text=text))
 
 
 class CheckpointSchedule:

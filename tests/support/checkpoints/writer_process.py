@@ -26,7 +26,7 @@ def write(told: Connection, place: Path, steps: range, *, generation: int = 1, k
     writer = CheckpointWriter(
         CheckpointStore(Checkpoint(url=str(place), keep_last=keep)),
         saved=lambda info, _: told.send(f"saved {info.manifest.step}"),
-        failed=lambda error: told.send(f"failed {error}"),
+        notify=lambda text: told.send(text) if "could not be written" in text else None,
     )
     told.send("writing")
     for step in steps:

@@ -474,22 +474,6 @@ def test_one_that_is_removed_while_it_is_loaded_is_loaded(tmp_path: Path, monkey
     assert not Path(info.url).exists()
 
 
-def test_a_store_removes_none_that_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when a training restores while its writer prunes."""
-    stored(tmp_path, 1, 2)
-    store = stored(tmp_path, keep_last=1)
-
-    def slow(*args: object, **kwargs: object) -> np.ndarray:
-        store.prune()
-        return read_checked(*args, **kwargs)  # type: ignore[arg-type]
-
-    info = store.list()[1]
-    store.load_newest()
-    monkeypatch.setattr(file_format, "read_checked", slow)
-    assert is_whole(store.load(info))
-    assert Path(info.url).exists()
-
-
 def test_a_path_that_can_not_be_written_to_is_told_at_the_start(tmp_path: Path) -> None:
     """The error names the path and says what to do; a check leaves nothing behind but the folder."""
     stored(tmp_path / "place").check()
@@ -536,19 +520,24 @@ def test_arrays_that_can_not_be_stored_are_refused(tmp_path: Path) -> None:
 
 def test_a_place_that_fails_at_the_very_end_may_have_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an object store that answers neither to the last file nor to its removal: then it is as good as any."""
-    create = storage.ObjectStorage._create
+    draft = storage.ObjectStorage.draft
 
     @contextlib.contextmanager
-    def without_an_answer(objects: storage.ObjectStorage, folder: str, file: str) -> Iterator[BinaryIO]:
-        with create(objects, folder, file) as out:
-            yield out
-        if file in (MANIFEST, *lost):
-            raise PermissionError("no answer")
+    def without_an_answer(objects: storage.ObjectStorage, folder: str) -> Iterator[storage.CreateFile]:
+        @contextlib.contextmanager
+        def create(file: str) -> Iterator[BinaryIO]:
+            with create_there(file) as out:
+                yield out
+            if file in (MANIFEST, *lost):
+                raise PermissionError("no answer")
+
+        with draft(objects, folder) as create_there:
+            yield create
 
     def refuse(*_: object) -> None:
         raise PermissionError("no answer")
 
-    monkeypatch.setattr(storage.ObjectStorage, "_create", without_an_answer)
+    monkeypatch.setattr(storage.ObjectStorage, "draft", without_an_answer)
     monkeypatch.setattr(storage.ObjectStorage, "remove", refuse)
     for lost, whole in ((["extra.json"], []), ([], [1])):
         store = stored(f"memory://at-the-end-{len(lost)}")

@@ -18,7 +18,6 @@ from edl_runtime.checkpoint import file_format
 from edl_runtime.checkpoint.errors import CheckpointStoreError
 from edl_runtime.checkpoint.file_format import CheckpointInfo, Snapshot, write_checked
 from edl_runtime.checkpoint.writer import CheckpointWriter
-from edl_runtime.errors import EdlError
 
 
 @pytest.fixture
@@ -87,15 +86,16 @@ def test_a_slow_store_does_not_hold_up_the_training(tmp_path: Path, held: thread
 
 def test_a_failure_is_told_and_the_next_is_tried(tmp_path: Path) -> None:
     """It never reaches the training."""
-    failures: list[EdlError] = []
+    notes: list[str] = []
     place = tmp_path / "place"
     place.write_text("in the way")
     store = stored(place)
-    writer = CheckpointWriter(store, failed=failures.append)
+    writer = CheckpointWriter(store, notify=notes.append)
     with capture_logs() as logs:
         assert writer.save(lambda: snapshot_at(1))
         assert writer.wait(30)
-    assert [type(each) for each in failures] == [CheckpointStoreError]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"a checkpoint could not be written: checkpoint folder {place} can't be used")
     assert [(each["event"], each["step"]) for each in logs] == [("checkpoint.failed", 1)]
     place.unlink()
     assert writer.save(lambda: snapshot_at(2))
@@ -145,14 +145,15 @@ def test_each_is_told_and_old_ones_are_removed_as_new_ones_come(tmp_path: Path) 
 
 def test_a_writer_that_others_have_overtaken_says_so(tmp_path: Path) -> None:
     """Once, with the name of a later one; as long as all are of its own generation or before, it says nothing."""
-    told: list[str] = []
-    writer = CheckpointWriter(stored(tmp_path, 9, keep_last=1), overtaken=told.append)
+    notes: list[str] = []
+    writer = CheckpointWriter(stored(tmp_path, 9, keep_last=1), notify=notes.append)
     writer.save_now(lambda: snapshot_at(10, generation=2))
-    assert told == []
+    assert notes == []
     other = stored(tmp_path, 3, generation=3)
     with capture_logs() as logs:
         kept = [writer.save_now(partial(snapshot_at, step, 2)) for step in (11, 12)]
-    assert told == [other.list()[0].name]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"{other.list()[0].name} is of a later generation")
     assert [each["event"] for each in logs].count("checkpoint.overtaken") == 1
     assert is_whole(other.load(kept[-1]))
 
