@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 
 from edl_runtime.errors import SpecError
-
-
-class RateState(NamedTuple):
-    """A rate at one moment, as JSON: the number, or the scheduler's state; the other is None."""
-
-    number: float | None
-    scheduler: dict[str, Any] | None
 
 
 class LearningRate:
@@ -31,22 +24,24 @@ class LearningRate:
         rate = optimizer._learning_rate  # noqa: SLF001 -- there is no other way to the scheduler
         self.scheduler: Any = None if isinstance(rate, float) else rate
         self._optimizer = optimizer
-        self._at_batch: RateState | None = None  # when the current batch came
-        self._at_repeat: RateState | None = None  # to restore when the batch of a lost step comes again
+        self._at_batch: dict[str, Any] | None = None  # when the current batch came
+        self._at_repeat: dict[str, Any] | None = None  # to restore when the batch of a lost step comes again
 
     @property
     def value(self) -> float:
         return float(self._optimizer.get_lr())
 
-    def state(self) -> RateState:
-        return RateState(self.value, None) if self.scheduler is None else RateState(None, self.scheduler.state_dict())
+    def state(self) -> dict[str, Any]:
+        """Return the number, or the scheduler's state, as JSON."""
+        return {"rate": self.value} if self.scheduler is None else {"scheduler": self.scheduler.state_dict()}
 
-    def load(self, state: RateState) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """Restore a state, if it is of this kind: a number, or a scheduler's."""
-        if self.scheduler is None and state.number is not None:
-            self._set(state.number)
-        elif self.scheduler is not None and state.scheduler is not None:
-            self.scheduler.set_state_dict(state.scheduler)
+        number, scheduler = state.get("rate"), state.get("scheduler")
+        if self.scheduler is None and number is not None:
+            self._set(number)
+        elif self.scheduler is not None and scheduler is not None:
+            self.scheduler.set_state_dict(scheduler)
 
     def note_batch(self) -> None:
         """Note that the script gets the first batch of a step."""
@@ -54,16 +49,17 @@ class LearningRate:
             self.load(self._at_repeat)
         self._at_batch, self._at_repeat = self.state(), None
 
-    @contextlib.contextmanager
-    def before_step(self) -> Iterator[None]:
-        """Restore the rate from before a lost step, and once more when its batch comes again.
-
-        What the script changes in between belongs to the lost step.
-        """
+    def undo_step(self) -> None:
+        """Restore the rate from before a lost step."""
         before = self._at_batch if self._at_repeat is None else self._at_repeat  # a step may be lost twice
         if before is not None:
             self.load(before)
-        yield
+
+    def await_repeat(self) -> None:
+        """Restore the present rate when the batch of a lost step comes again.
+
+        What the script changes until then belongs to the lost step.
+        """
         self._at_repeat = self.state()
 
     @contextlib.contextmanager
@@ -92,15 +88,13 @@ def encode_slots(number: float | None, rank: int, world_size: int) -> list[int]:
     """Return what a rank adds to a sum over all ranks, so that each learns the numbers of those that have one."""
     slots = [0] * world_size
     if number is not None:
-        (bits,) = struct.unpack("<q", struct.pack("<d", number))
-        slots[rank] = ~bits  # which is 0 for no number
+        slots[rank] = ~int(np.float64(number).view(np.int64))  # which is 0 for no number
     return slots
 
 
 def decode_slots(slots: Sequence[int]) -> list[float]:
     """Return the numbers of the ranks that have one, by rank, bit for bit."""
-    packed = [struct.pack("<q", ~slot) for slot in slots if slot]
-    return [float(struct.unpack("<d", each)[0]) for each in packed]
+    return [float(np.int64(~slot).view(np.float64)) for slot in slots if slot]
 
 
 Scaling: TypeAlias = Literal["fixed", "linear", "sqrt"] | Callable[[int], float]

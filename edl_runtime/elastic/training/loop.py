@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from edl_runtime.elastic.training.optimizer_step import (
     OptimizerGuard,
     any_sparse,
 )
-from edl_runtime.elastic.training.state_parts import PartState, RegisteredState, StateParts, copy_state
+from edl_runtime.elastic.training.state_parts import PartState, RegisteredState, StateParts
 from edl_runtime.elastic.training.train_state import (
     Origin,
     TrainState,
@@ -162,7 +163,8 @@ class TrainingLoop:
     def note_batch(self, micro: MicroBatch) -> None:
         """Note that the script gets this batch."""
         if micro.first:
-            self.train_state.state.note_batch()
+            for rate in self.train_state.state.rates:
+                rate.note_batch()
         self._batch, self._batch_generation = micro, self.session.generation
 
     def between_steps(self) -> None:
@@ -242,7 +244,10 @@ class TrainingLoop:
                 agreed = self._agree(self._turn(own), own)
                 if agreed.samples and not self.train_state.ended:
                     self._align(agreed.turns)
-                    self._reduce_gradients(agreed.samples)
+                    loss, self._unpacked_loss = self._unpacked_loss, None
+                    if loss is None:
+                        loss = self._gradients.reduce(self.session.group, agreed.samples)
+                    self.train_state.mean_loss = loss
         except GroupLostError as error:
             self._recover(error, step=True)
             return False
@@ -388,19 +393,21 @@ class TrainingLoop:
         self._gradients.discard()
         self._own_samples = 0
         self._had_no_batch = True  # others may have applied it, and ended after it
-        with self.train_state.state.rates_before_step():
-            self._enter_next_generation()
-        self._before_lost_step = {name: copy_state(state) for name, state in self._registered_states().items()}
-
-    def _reduce_gradients(self, total: int) -> None:
-        loss, self._unpacked_loss = self._unpacked_loss, None
-        self.train_state.mean_loss = self._gradients.reduce(self.session.group, total) if loss is None else loss
+        for rate in self.train_state.state.rates:
+            rate.undo_step()
+        self._enter_next_generation()
+        for rate in self.train_state.state.rates:
+            rate.await_repeat()
+        self._before_lost_step = copy.deepcopy(self._registered_states())  # the script changes its arrays
 
     def _apply(self, agreed: StepConsensus) -> None:
         train_state = self.train_state
         data_source = train_state.data_source
         assert data_source is not None  # noqa: S101 -- the batch is from it
-        with train_state.state.rates_of_step(agreed.rates, train_state.scale.at(train_state.steps)):
+        factor = train_state.scale.at(train_state.steps)
+        with contextlib.ExitStack() as stack:
+            for rate, number in zip(train_state.state.rates, agreed.rates, strict=True):
+                stack.enter_context(rate.of_step(number, factor))
             self._optimizer_guard.step()
         epoch = data_source.epoch
         data_source.advance(agreed.samples, agreed.counts)

@@ -10,7 +10,7 @@ import ctypes
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -89,13 +89,10 @@ class OptimizerGuard:
         ]
         trained = {parameter.name for optimizer in self._optimizers for parameter in parameters_of(optimizer)}
         fixed = [(name, each) for name, each in named if each.stop_gradient or each.name in trained]
-        self._fixed_names = [name for name, _ in fixed]
-        self._fixed = [each for _, each in fixed]
-        self._frozen = [each.stop_gradient for each in self._fixed]
+        self._fixed = [(name, each, each.stop_gradient) for name, each in fixed]
         own = [(name, each) for name, each in named if not each.stop_gradient and each.place.is_cpu_place()]
-        self._own_names = [name for name, _ in own]
-        self._samples = [_sample(each) for _, each in own]
-        self._noted = b""  # the samples' values
+        self._samples = {name: _sample(each) for name, each in own}
+        self._noted = self._values()
 
     def begin(self) -> None:
         """Refuse and watch from now on."""
@@ -141,36 +138,27 @@ class OptimizerGuard:
 
         Values are compared on the CPU only, and not all of them.
         """
-        frozen = [each.stop_gradient for each in self._fixed]
-        if frozen != self._frozen:
-            self._raise_frozen(frozen)
+        changed = [name for name, each, frozen in self._fixed if each.stop_gradient != frozen]
+        if changed:
+            raise StepError(
+                f"stop_gradient of {_name_parameters(changed)} has changed since run.wrap",
+                "make everything that is ever trained trainable before run.wrap; to freeze a parameter for a while, "
+                "drop its gradient on all ranks, by parameter.clear_gradient(False) before run.step",
+            )
         values = self._values()
-        if values != self._noted:
-            self._raise_changed(values)
-
-    def _values(self) -> bytes:
-        return np.concatenate(self._samples).tobytes() if self._samples else b""
-
-    def _raise_frozen(self, frozen: Sequence[bool]) -> None:
-        changed = [
-            name for name, now, before in zip(self._fixed_names, frozen, self._frozen, strict=True) if now != before
-        ]
-        raise StepError(
-            f"stop_gradient of {_name_parameters(changed)} has changed since run.wrap",
-            "make everything that is ever trained trainable before run.wrap; to freeze a parameter for a while, drop "
-            "its gradient on all ranks, by parameter.clear_gradient(False) before run.step",
-        )
-
-    def _raise_changed(self, values: bytes) -> None:
-        ends = np.cumsum([len(each) for each in self._samples])
-        kind = np.result_type(*self._samples)
-        differs = np.split(np.frombuffer(values, kind) != np.frombuffer(self._noted, kind), ends[:-1])
-        changed = [name for name, where in zip(self._own_names, differs, strict=True) if where.any()]
+        if np.array_equal(values, self._noted):
+            return
+        ends = np.cumsum([len(each) for each in self._samples.values()])
+        differs = np.split(values != self._noted, ends[:-1])
+        changed = [name for name, where in zip(self._samples, differs, strict=True) if where.any()]
         raise StepError(
             f"{_name_parameters(changed)} changed outside of run.step",
             "give run.wrap the optimizers of everything that is trained, and load weights before it; for parameters "
             "that the script changes itself on each rank, such as a momentum encoder, set stop_gradient = True first",
         )
+
+    def _values(self) -> np.ndarray:
+        return np.concatenate(list(self._samples.values())) if self._samples else np.empty(0)
 
     @contextlib.contextmanager
     def _stepping(self) -> Iterator[None]:
@@ -262,30 +250,12 @@ _MOST_ON_HEAP = 1 << 25  # glibc's maximum
 _MOST_KEPT = 1 << 30
 
 
-class Gradients(Protocol):
-    """The weighted sum of a step's gradients and losses.
-
-    A parameter without a gradient counts as zero on this rank; without one on any rank it has none in the end.
-    """
-
-    def add(self, weight: float, loss: float) -> None:
-        """Add the parameters' gradients times `weight`, and clear them."""
-        ...
-
-    def discard(self) -> None:
-        """Drop what was added."""
-        ...
-
-    def reduce(self, group: ProcessGroup, total: float) -> float:
-        """Sum over all ranks, divide by `total`, set the parameters' gradients; return the mean loss."""
-        ...
-
-
 class HostGradients:
-    """Gradients on the CPU, in one array that is kept from step to step.
+    """The weighted sum of a step's gradients and losses on the CPU, in one array that is kept from step to step.
 
-    Sums are in float32, or float64 if any gradient is. Where a parameter has the array's type its gradient is a view of
-    it: nothing is copied.
+    A parameter without a gradient counts as zero on this rank; without one on any rank it has none in the end. Sums are
+    in float32, or float64 if any gradient is. Where a parameter has the array's type its gradient is a view of it:
+    nothing is copied.
     """
 
     def __init__(self, parameters: Sequence[Any]) -> None:
@@ -308,6 +278,7 @@ class HostGradients:
         _keep_what_is_freed(2 * self._flat.nbytes)
 
     def add(self, weight: float, loss: float) -> None:
+        """Add the parameters' gradients times `weight`, and clear them."""
         if not self._begun:
             self._has[:] = 0
             self._flat[-1] = 0
@@ -326,9 +297,11 @@ class HostGradients:
         self._begun = True
 
     def discard(self) -> None:
+        """Drop what was added."""
         self._begun = False
 
     def reduce(self, group: ProcessGroup, total: float) -> float:
+        """Sum over all ranks, divide by `total`, set the parameters' gradients; return the mean loss."""
         import paddle
         from paddle.utils import dlpack
 
@@ -348,7 +321,7 @@ class HostGradients:
 
 
 class DeviceGradients:
-    """Gradients on a GPU, packed at each step."""
+    """Has the methods of `HostGradients`, on a GPU; gradients are packed at each step."""
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._parameters = list(parameters)
@@ -385,6 +358,9 @@ class DeviceGradients:
             if there:
                 parameter.grad_ = (piece / total).reshape(parameter.shape).astype(parameter.dtype)
         return loss / total
+
+
+Gradients: TypeAlias = HostGradients | DeviceGradients
 
 
 def any_sparse(parameters: Sequence[Any]) -> bool:

@@ -5,20 +5,18 @@ Checkpoints hold them and joining ranks receive them.
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import inspect
 import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from edl_runtime.checkpoint.file_format import Arrays, check_types
 from edl_runtime.elastic.errors import OtherModelError
-from edl_runtime.elastic.training.learning_rate import LearningRate, RateState
+from edl_runtime.elastic.training.learning_rate import LearningRate
 from edl_runtime.errors import SpecError
 
 
@@ -27,22 +25,6 @@ class PartState(NamedTuple):
 
     arrays: Mapping[str, np.ndarray]
     values: Any = None
-
-
-class StatePart(Protocol):
-    """Something that checkpoints hold and joining ranks receive."""
-
-    def state(self) -> PartState:
-        """Return its state; on the CPU the next step changes the arrays."""
-        ...
-
-    def differences(self, there: PartState) -> Iterator[str]:
-        """Yield, for people, why a state does not fit this part; nothing if it does."""
-        ...
-
-    def load(self, there: PartState) -> None:
-        """Load a state without differences."""
-        ...
 
 
 class StateParts:
@@ -54,8 +36,8 @@ class StateParts:
     Raises SpecError for a model or an optimizer that can't be trained elastically.
     """
 
-    def __init__(self, pairs: Sequence[tuple[Any, Any]], others: Mapping[str, StatePart] | None = None) -> None:
-        self.parts: dict[str, StatePart] = {}
+    def __init__(self, pairs: Sequence[tuple[Any, Any]], others: Mapping[str, RegisteredState] | None = None) -> None:
+        self.parts: dict[str, ModelPart | RegisteredState] = {}
         self.parameters: list[Any] = []
         self.rates: list[LearningRate] = []
         models: set[int] = set()
@@ -93,27 +75,6 @@ class StateParts:
         for name, part in self.parts.items():
             part.load(states.get(name, PartState({})))
 
-    def note_batch(self) -> None:
-        """Note that the script gets the first batch of a step."""
-        for rate in self.rates:
-            rate.note_batch()
-
-    @contextlib.contextmanager
-    def rates_before_step(self) -> Iterator[None]:
-        """See `LearningRate.before_step`."""
-        with contextlib.ExitStack() as stack:
-            for rate in self.rates:
-                stack.enter_context(rate.before_step())
-            yield
-
-    @contextlib.contextmanager
-    def rates_of_step(self, rates: Sequence[float], factor: float) -> Iterator[None]:
-        """See `LearningRate.of_step`."""
-        with contextlib.ExitStack() as stack:
-            for rate, number in zip(self.rates, rates, strict=True):
-                stack.enter_context(rate.of_step(number, factor))
-            yield
-
 
 class ModelPart:
     """A Paddle model, with the names of its structure: the order in which layers are built does not matter."""
@@ -122,25 +83,41 @@ class ModelPart:
         self._model = model
 
     def state(self) -> PartState:
-        return _arrays_of(self._tensors())
+        """Return its state; on the CPU the next step changes the arrays."""
+        return PartState({name: host_view(tensor) for name, tensor in self._tensors().items()})
 
     def differences(self, there: PartState) -> Iterator[str]:
-        return _differences(self._tensors(), there.arrays)
+        """Yield, for people, what this part or a state lacks, or has in another shape or type."""
+        tensors, given = self._tensors(), there.arrays
+        for name in sorted(tensors.keys() - given.keys()):
+            yield f"{name!r}: {tuple(tensors[name].shape)} here, not there"
+        for name in sorted(given.keys() - tensors.keys()):
+            yield f"{name!r}: {given[name].shape} there, not here"
+        for name in sorted(given.keys() & tensors.keys()):
+            mine, other = host_view(tensors[name]), given[name]
+            if (mine.shape, mine.dtype) != (other.shape, other.dtype):
+                yield f"{name!r}: {mine.dtype} {mine.shape} here, {other.dtype} {other.shape} there"
 
     def load(self, there: PartState) -> None:
-        _copy(there.arrays, self._tensors())
+        """Load a state without differences."""
+        for name, tensor in self._tensors().items():
+            if tensor.place.is_cpu_place():
+                np.copyto(host_view(tensor), there.arrays[name])
+            else:
+                tensor.set_value(there.arrays[name])
 
     def _tensors(self) -> dict[str, Any]:
         return dict(self._model.state_dict())
 
 
-class OptimizerPart:
+class OptimizerPart(ModelPart):
     """A Paddle optimizer's accumulators, by the names of its model's parameters, and its learning rate.
 
     The accumulators are made here, not at the first step, so that all ranks have them.
     """
 
     def __init__(self, model: Any, optimizer: Any) -> None:
+        super().__init__(model)
         self.rate = LearningRate(optimizer)
         self._optimizer = optimizer
         names = {parameter.name: name for name, parameter in model.named_parameters()}
@@ -150,31 +127,24 @@ class OptimizerPart:
         _make_accumulators(optimizer)
 
     def state(self) -> PartState:
-        rate = self.rate.state()
-        return PartState(_arrays_of(self._tensors()).arrays, {"rate": rate.number, "scheduler": rate.scheduler})
-
-    def differences(self, there: PartState) -> Iterator[str]:
-        return _differences(self._tensors(), there.arrays)
+        return super().state()._replace(values=self.rate.state())
 
     def load(self, there: PartState) -> None:
-        _copy(there.arrays, self._tensors())
+        super().load(there)
         if there.values is not None:
-            self.rate.load(RateState(there.values["rate"], there.values["scheduler"]))
+            self.rate.load(there.values)
 
     def _tensors(self) -> dict[str, Any]:
-        optimizer = self._optimizer
-        held: dict[str, Any] = {}
-        for kind, tensors in optimizer._accumulators.items():  # noqa: SLF001
-            held |= {f"{self._names[name]}/{kind}": tensor for name, tensor in tensors.items() if name in self._names}
-            # with master weights, Paddle keeps the moments by their names
-            masters = {master.name: self._names[name] for name, master in self._masters().items()}
-            held |= {f"{masters[name]}/{kind}": tensor for name, tensor in tensors.items() if name in masters}
-        held |= {f"{self._names[name]}/master": master for name, master in self._masters().items()}
-        return held
-
-    def _masters(self) -> Mapping[str, Any]:
         masters: Mapping[str, Any] = self._optimizer._master_weights  # noqa: SLF001
-        return masters
+        # with master weights, Paddle keeps the moments by their names
+        names = self._names | {master.name: self._names[name] for name, master in masters.items()}
+        held = {
+            f"{names[name]}/{kind}": tensor
+            for kind, tensors in self._optimizer._accumulators.items()  # noqa: SLF001
+            for name, tensor in tensors.items()
+            if name in names
+        }
+        return held | {f"{names[name]}/master": master for name, master in masters.items()}
 
 
 def load_model(model: Any, arrays: Arrays, origin: str, part: str = "model") -> None:
@@ -244,30 +214,6 @@ def _make_accumulators(optimizer: Any) -> None:
     else:
         trained = [each for each in parameters_of(optimizer) if not each.stop_gradient]
         optimizer._create_accumulators(block, trained)  # noqa: SLF001
-
-
-def _arrays_of(tensors: Mapping[str, Any]) -> PartState:
-    return PartState({name: host_view(tensor) for name, tensor in tensors.items()})
-
-
-def _copy(arrays: Mapping[str, np.ndarray], tensors: Mapping[str, Any]) -> None:
-    for name, tensor in tensors.items():
-        if tensor.place.is_cpu_place():
-            np.copyto(host_view(tensor), arrays[name])
-        else:
-            tensor.set_value(arrays[name])
-
-
-def _differences(tensors: Mapping[str, Any], given: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield what is missing on one side, or of another shape or type."""
-    for name in sorted(tensors.keys() - given.keys()):
-        yield f"{name!r}: {tuple(tensors[name].shape)} here, not there"
-    for name in sorted(given.keys() - tensors.keys()):
-        yield f"{name!r}: {given[name].shape} there, not here"
-    for name in sorted(given.keys() & tensors.keys()):
-        here, there = host_view(tensors[name]), given[name]
-        if (here.shape, here.dtype) != (there.shape, there.dtype):
-            yield f"{name!r}: {here.dtype} {here.shape} here, {there.dtype} {there.shape} there"
 
 
 # Registered state: what a script keeps beside its model, such as counters or averaged weights
@@ -367,7 +313,9 @@ class RegisteredState:
         return text
 
     def _array(self, value: Any, path: str, arrays: dict[str, np.ndarray]) -> dict[str, str | bool]:
-        is_parameter = _is_parameter(value)
+        from paddle.base.framework import EagerParamBase
+
+        is_parameter = isinstance(value, EagerParamBase)
         if is_parameter and self._is_own_dict:  # an object's own method puts values into its parameters
             allowed = (
                 "a model that is given to run.wrap, or is registered itself: a parameter would come back as a tensor"
@@ -391,12 +339,6 @@ class RegisteredState:
         arrays[name] = array
         is_trained = not (is_parameter or getattr(value, "stop_gradient", True))
         return {"$array": name, "as": as_what, **({"trained": True} if is_trained else {})}
-
-
-def _is_parameter(value: Any) -> bool:
-    from paddle.base.framework import EagerParamBase
-
-    return isinstance(value, EagerParamBase)
 
 
 def _array_of(value: Any) -> tuple[str, np.ndarray | None]:
@@ -440,8 +382,3 @@ def _restore_array(array: np.ndarray, kind: str, *, is_trained: bool) -> Any:
         tensor = tensor.view(paddle.bfloat16)
     tensor.stop_gradient = not is_trained
     return tensor
-
-
-def copy_state(state: PartState) -> PartState:
-    """Return a state that later changes don't affect."""
-    return PartState({name: np.array(array) for name, array in state.arrays.items()}, copy.deepcopy(state.values))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
 
-from edl_runtime.checkpoint.file_format import Arrays, Snapshot
+from edl_runtime.checkpoint.file_format import Arrays, Snapshot, parse_safetensors, safetensors_chunks
 from edl_runtime.elastic.comm.process_group import GroupSession, ProcessGroup
 from edl_runtime.elastic.training.learning_rate import RateScale
 from edl_runtime.elastic.training.state_parts import PartState, StateParts
@@ -200,20 +201,11 @@ SMALL_BYTES = 1 << 20
 """Arrays below are sent together: each message costs a round trip."""
 
 
-class _Array(msgspec.Struct, frozen=True):
-    group: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
-
-
 class _Head(msgspec.Struct, frozen=True):
-    snapshot: Snapshot  # without its arrays
-    arrays: list[_Array]
+    """The first message: the snapshot without its arrays, and the bytes of each further message by group of arrays."""
+
+    snapshot: Snapshot
+    messages: dict[str, list[int]]
 
 
 def state_source(steps: Sequence[int | None]) -> int | None:
@@ -243,18 +235,13 @@ def broadcast_state(group: ProcessGroup, source: int, receivers: Sequence[int], 
 
 
 def _send_state(group: ProcessGroup, source: int, receivers: Sequence[int], snapshot: Snapshot) -> None:
-    arrays = [
-        _Array(kind, name, array.dtype.str, array.shape)
-        for kind, held in snapshot.arrays.items()
-        for name, array in held.items()
-    ]
-    content = msgspec.json.encode(_Head(msgspec.structs.replace(snapshot, arrays={}), arrays))
-    head = np.frombuffer(content, np.uint8)
+    messages = {name: list(_messages(safetensors_chunks(arrays))) for name, arrays in snapshot.arrays.items()}
+    sizes = {name: [sum(map(len, message)) for message in each] for name, each in messages.items()}
+    head = np.frombuffer(msgspec.json.encode(_Head(msgspec.structs.replace(snapshot, arrays={}), sizes)), np.uint8)
     group.broadcast(np.array([len(head)], np.int64).view(np.uint8), source, receivers)
     group.broadcast(head, source, receivers)
-    for batch in _batches(arrays):
-        parts = [_as_bytes(snapshot.arrays[each.group][each.name]) for each in batch]
-        group.broadcast(parts[0] if len(parts) == 1 else np.concatenate(parts), source, receivers)
+    for message in chain.from_iterable(messages.values()):
+        group.broadcast(message[0] if len(message) == 1 else np.concatenate(message), source, receivers)
 
 
 def _receive_state(group: ProcessGroup, source: int, receivers: Sequence[int]) -> Snapshot:
@@ -263,39 +250,29 @@ def _receive_state(group: ProcessGroup, source: int, receivers: Sequence[int]) -
     content = np.empty(int(size[0]), np.uint8)
     group.broadcast(content, source, receivers)
     head = msgspec.json.decode(content.tobytes(), type=_Head)
-    found: dict[str, dict[str, np.ndarray]] = {each.group: {} for each in head.arrays}
-    for empty in (each for each in head.arrays if not each.nbytes):
-        found[empty.group][empty.name] = np.empty(empty.shape, empty.dtype)
-    for batch in _batches(head.arrays):
-        room = np.empty(sum(each.nbytes for each in batch), np.uint8)
-        group.broadcast(room, source, receivers)
-        start = 0
-        for each in batch:
-            part = room[start : start + each.nbytes]
-            found[each.group][each.name] = part.view(each.dtype).reshape(each.shape)
-            start += each.nbytes
-    return msgspec.structs.replace(head.snapshot, arrays=found)
+    arrays = {}
+    for name, sizes in head.messages.items():
+        room = np.empty(sum(sizes), np.uint8)
+        for part in np.split(room, np.cumsum(sizes)[:-1]):
+            group.broadcast(part, source, receivers)
+        arrays[name] = parse_safetensors(room)
+    return msgspec.structs.replace(head.snapshot, arrays=arrays)
 
 
-def _batches(arrays: Sequence[_Array]) -> Iterator[list[_Array]]:
-    """Yield what is sent in one message: a large array, or small ones together."""
-    small: list[_Array] = []
-    for each in arrays:
-        if not each.nbytes:
-            continue
-        if each.nbytes >= SMALL_BYTES:
-            yield [each]
-            continue
-        small.append(each)
-        if sum(one.nbytes for one in small) >= SMALL_BYTES:
+def _messages(chunks: Iterable[memoryview]) -> Iterator[list[np.ndarray]]:
+    """Yield what is sent in one message: a large chunk, or small ones together."""
+    small: list[np.ndarray] = []
+    for each in chunks:
+        chunk = np.asarray(each)
+        if len(chunk) >= SMALL_BYTES and small:
+            yield small
+            small = []
+        small.append(chunk)
+        if sum(map(len, small)) >= SMALL_BYTES:
             yield small
             small = []
     if small:
         yield small
-
-
-def _as_bytes(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 # Random numbers

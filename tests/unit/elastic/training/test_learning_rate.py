@@ -13,7 +13,6 @@ from edl_runtime.elastic.api import Run
 from edl_runtime.elastic.training.learning_rate import (
     LearningRate,
     RateScale,
-    RateState,
     decode_slots,
     encode_slots,
     scaling_factor,
@@ -48,14 +47,16 @@ def test_a_lost_step_counts_from_the_rate_at_which_its_batch_was_drawn(kind: Any
     lower()  # which belongs to that step
     rate.note_batch()
     lower()
-    with rate.before_step():
-        assert rate.value == 0.25
+    rate.undo_step()
+    assert rate.value == 0.25
+    rate.await_repeat()
     lower()
     rate.note_batch()
     assert rate.value == 0.25
     lower()
-    with rate.before_step():  # and once more
-        assert rate.value == 0.25
+    rate.undo_step()  # and once more
+    assert rate.value == 0.25
+    rate.await_repeat()
     rate.note_batch()
     lower()
     assert rate.value == 0.125
@@ -70,8 +71,9 @@ def test_a_lost_step_without_a_batch_takes_nothing_back(kind: Any) -> None:
     with rate.of_step(1.0, 1.0):
         pass
     lower()
-    with rate.before_step():
-        assert rate.value == 0.5
+    rate.undo_step()
+    assert rate.value == 0.5
+    rate.await_repeat()
     lower()
     with rate.of_step(rate.value, 1.0):
         pass
@@ -131,10 +133,10 @@ def test_two_losses_in_a_row_take_nothing_back_that_others_have_applied() -> Non
     """What a rank was given after the first is what it goes back to in the second."""
     rate = LearningRate(model_and_optimizer(rate=1.0)[1])
     rate.note_batch()
-    with rate.before_step():
-        rate.load(RateState(0.5, None))  # of a rank that has applied the step
-    with rate.before_step():
-        assert rate.value == 0.5
+    rate.undo_step()
+    rate.load({"rate": 0.5})  # of a rank that has applied the step
+    rate.await_repeat()
+    rate.undo_step()
     assert rate.value == 0.5
 
 
