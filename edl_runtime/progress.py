@@ -1,4 +1,4 @@
-"""How far a job is: written by the student, read by Airflow and the `edl` command."""
+"""The progress report of a job: written by its student or agents, read by Airflow and the `edl` command."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 KEPT_S = 3600
-"""How long a report outlives its writer."""
+"""How long a report is kept after its last update."""
 
 READER_ALIVE_S = 5.0
-"""A reader whose report is so much older than the job's is no more."""
+"""A reader whose report is this much older than the job's has ended."""
 
 LOGGED_AS = "job.progress"
 LIMIT_LOGGED_AS = "job.limit"
-"""The events by which a student's own log has its progress, and who limits it."""
+"""The log events by which a student reports its progress, and what limits it."""
 
-MOST_SHARES = 4
-"""So many teachers' shares stand in a line."""
+MAX_SHARES = 4
+"""Teachers' shares in a line."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's last report. Rates and shares are those of the last ten seconds; shares go from 0 to 1.
+    """A job's last report. Rates and shares are those of the last ten seconds; shares are from 0 to 1.
 
-    - `step`: batches trained; `total_steps`: of how many, None while unknown.
-    - `samples_per_s`, `time_left_s`, `loss`: a second; seconds or None; what the script says or None.
+    - `step`: trained batches; `total_steps`: all batches, None if unknown.
+    - `loss`: as reported by the script, or None.
     - `teachers`: teachers in use, without those in quarantine.
-    - `answered`: requests answered by each teacher so far, address → count; `shares`: each one's part of them lately.
-    - `cached`: samples so far that no teacher was asked about, for the cache had the answers.
-    - `waiting`: share of its time that the student waited for its next batch.
-    - `busy`: share of their time that the student asked its teachers something.
+    - `answered`: requests that each teacher has answered, by address; `shares`: each one's share of the last ones.
+    - `cached`: samples whose answers came from the cache.
+    - `waiting`: share of the student's time in which it waited for a batch.
+    - `busy`: share of the teachers' time in which this student's requests were running.
     - `queued`: requests that wait for a teacher now.
-    - `retries`, `hedges`: requests that another teacher was asked, too, so far; see `ReaderStats`.
-    - `quarantined`: teachers that are asked nothing for a while, address → why.
-    - `limit`: who could change the speed: "teachers", "answers", "source", "student" or "balanced", "no_answer"
-      when no teacher answers, and "" while that is not known; see `verdict`.
-    - `instances`, `generation`: how many trainers train together, and in which generation; 0 where they don't.
-    - `run`: which run of the job this is, of several instances that train together; see `publish_reader_progress`.
-    - `note`: what is being done, in the script's own words ("seed 2 of 3, distilled").
+    - `retries`, `hedges`: requests that were sent to a second teacher; see `ReaderStats`.
+    - `quarantined`: teachers that get no requests for a while, address → reason.
+    - `limit`: what limits the speed: "teachers", "answers", "source", "student" or "balanced", "no_answer" if no
+      teacher answers, and "" if unknown; see `verdict`.
+    - `instances`, `generation`: how many trainers train together, and their generation; 0 for other jobs.
+    - `run`: the id of this run of a job with several instances; see `publish_reader_progress`.
+    - `note`: a text from the script, such as "seed 2 of 3, distilled".
     - `updated_at`: Unix seconds of the student's clock.
 
-    Reports of other versions can be read: what they don't have is at its default here.
+    Fields that a report of another version lacks have their defaults.
     """
 
     step: int
@@ -75,8 +75,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
     def line(self) -> str:
-        """Return this report as one line for a log, without what is zero."""
-        words = [
+        """Return this report as one line for a log, without fields that are zero."""
+        parts = [
             f"step {self.step}/{self.total_steps}" if self.total_steps else f"step {self.step}",
             "" if self.loss is None else f"loss {self.loss:.4f}",
             f"{self.samples_per_s:,.0f} samples/s",
@@ -91,15 +91,15 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
             "" if self.time_left_s is None else f"{_clock(self.time_left_s)} left",
             self.note,
         ]
-        return " · ".join(word for word in words if word)
+        return " · ".join(filter(None, parts))
 
     def verdict(self) -> str:
-        """Say in a sentence who is the limit, and what that means; empty while it is not known."""
+        """Return a sentence about what limits the speed; "" if that is unknown."""
         waits = f"the student waits {_percent(self.waiting)} of the time"
         idle = _percent(1 - self.busy)
         connected = _count(self.teachers, "is", "are") or "none is"
-        resting = _count(len(self.quarantined), "is", "are")
-        too = f", and {resting} in quarantine" if resting else ""
+        quarantined = _count(len(self.quarantined), "is", "are")
+        too = f", and {quarantined} in quarantine" if quarantined else ""
         return {
             "teachers": f"the teachers are the limit: {waits}; more teachers would help{too}",
             "answers": f"{waits} for answers, but teachers are idle {idle} of it; more teachers would not help{too}",
@@ -111,14 +111,14 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
     def _teachers(self) -> str:
         count = _count(self.teachers, "teacher", "teachers")
-        if not count and (self.waiting or self.queued):  # else they are not missed
+        if not count and (self.waiting or self.queued):  # else it needs none at the moment
             return "no teacher"
         shares = sorted(self.shares.values(), reverse=True)
-        if self.teachers < 2 or not 0 < len(shares) <= self.teachers:  # some of those are no more
+        if self.teachers < 2 or not 0 < len(shares) <= self.teachers:  # some of those have left
             return count
         shares += [0.0] * (self.teachers - len(shares))
-        shown = "/".join(f"{100 * share:.0f}" for share in shares[:MOST_SHARES])
-        return f"{count} ({shown}{'/…' if len(shares) > MOST_SHARES else ''} %)"
+        shown = "/".join(f"{100 * share:.0f}" for share in shares[:MAX_SHARES])
+        return f"{count} ({shown}{'/…' if len(shares) > MAX_SHARES else ''} %)"
 
 
 def _count(count: int, one: str, many: str) -> str:
@@ -144,9 +144,9 @@ async def publish_progress(client: Redis, namespace: str, job: str, progress: Pr
 async def publish_reader_progress(
     client: Redis, namespace: str, job: str, progress: Progress, *, run: str, instance: int
 ) -> None:
-    """Replace the last report of an instance's reader, where the job's own comes from the agents: `read` adds it.
+    """Replace the report of one instance's reader, for a job whose own report comes from its agents.
 
-    Raises RegistryUnavailableError.
+    `read_progress` merges the two. Raises RegistryUnavailableError.
     """
     key = keys.readers_progress(namespace, job, run)
     with unavailable_if_lost(client):
@@ -157,7 +157,7 @@ async def publish_reader_progress(
 
 
 async def read_progress(client: Redis, namespace: str, job: str) -> Progress | None:
-    """Return the job's last report, None when there is none within the hour; with what its instances' readers say.
+    """Return the job's last report, merged with those of its instances' readers; None if there is none.
 
     Raises RegistryUnavailableError.
     """
@@ -168,27 +168,28 @@ async def read_progress(client: Redis, namespace: str, job: str) -> Progress | N
             return None
         found: Any = client.hvals(keys.readers_progress(namespace, job, progress.run)) if progress.run else None
         readers = await found if found else []
-    return with_reader_progress(progress, [said for reader in readers if (said := decode_record(reader, Progress))])
+    decoded = [decode_record(reader, Progress) for reader in readers]
+    return with_reader_progress(progress, [reader for reader in decoded if reader])
 
 
 def progress_of_run(progress: Progress | None, began_at: float) -> Progress | None:
-    """Return a job's last report, None where an earlier run of the job has left it.
+    """Return a job's last report, None if an earlier run of the job wrote it.
 
-    `began_at`: when this run was created, in Unix seconds. A job of the same name is another run after each clear and
-    retry, and the report of the one before stays in Redis until the new one has made a step.
+    `began_at`: when this run was created, in Unix seconds. After a clear or a retry the earlier run's report stays in
+    Redis until the new run has made a step.
     """
     return progress if progress and progress.updated_at >= began_at else None
 
 
 def is_progress_line(line: str, job: str) -> bool:
-    """Whether a line of the job's log is its student's own report of progress, however structlog is configured."""
+    """Whether a line of the job's log is a progress report of its student, in any format of structlog."""
     return job in line and (LOGGED_AS in line or LIMIT_LOGGED_AS in line)
 
 
 def with_reader_progress(progress: Progress, readers: Sequence[Progress]) -> Progress:
-    """Return a job's report with what the readers of its instances say: counts of all, the rest of those alive now.
+    """Return a job's report with those of its instances' readers: counts of all readers, the rest of running ones.
 
-    Who limits the speed is what the reader that waits longest says, since the others wait for its instance.
+    The limit is that of the reader that waits longest, because the other instances wait for its instance.
     """
     if not readers:
         return progress
@@ -205,7 +206,7 @@ def with_reader_progress(progress: Progress, readers: Sequence[Progress]) -> Pro
         hedges=sum(reader.hedges for reader in readers),
         queued=sum(reader.queued for reader in alive),
         teachers=max((reader.teachers for reader in alive), default=0),
-        quarantined={who: why for reader in alive for who, why in reader.quarantined.items()},
+        quarantined={address: reason for reader in alive for address, reason in reader.quarantined.items()},
         waiting=slowest.waiting if slowest else 0.0,
         busy=slowest.busy if slowest else 0.0,
         limit=slowest.limit if slowest else "",

@@ -34,11 +34,6 @@ SET_ASIDE = "shards_set_aside"
 log = get_logger(__name__)
 
 
-def hold_s(failed_in_a_row: int) -> float:
-    """Return for how many seconds to keep an unreadable shard, after so many others in a row."""
-    return min(RETRY_HOLD_S * 2.0**failed_in_a_row, MAX_RETRY_HOLD_S)
-
-
 def encode_position(position: tuple[int, int] | None, rank: int, world_size: int) -> list[int]:
     """Return what a rank adds to a sum over all ranks, so that each learns how far all are.
 
@@ -101,7 +96,7 @@ class ShardedData:
         self._open: OpenShard | None = None
         self._pending: _PendingBatch | None = None
         self._finished: list[tuple[Shard, int]] = []  # to be acknowledged, with their steps
-        self._failed_in_a_row = 0
+        self._hold_s = RETRY_HOLD_S  # of the next shard that can't be read
         self._drained = False
         self._all_drained = False
         self._missing = False  # Redis has lost the ledger, or a lease
@@ -271,12 +266,11 @@ class ShardedData:
             records = opened.take(self._batch_size)
         except Exception as error:  # noqa: BLE001 -- whatever is wrong with a shard, others can be read
             opened.error = f"{type(error).__name__}: {error}"
-            held_s = hold_s(self._failed_in_a_row)
-            opened.held_until = time.monotonic() + held_s
-            self._failed_in_a_row = min(self._failed_in_a_row + 1, 16)
-            log.warning("shard.failed", shard=opened.shard.name, reason=opened.error, held_s=held_s)
+            opened.held_until = time.monotonic() + self._hold_s
+            log.warning("shard.failed", shard=opened.shard.name, reason=opened.error, held_s=self._hold_s)
+            self._hold_s = min(2 * self._hold_s, MAX_RETRY_HOLD_S)
             return False
-        self._failed_in_a_row = 0
+        self._hold_s = RETRY_HOLD_S
         step = self._training.train_state.steps
         if records:
             self._pending = _PendingBatch(step + 1, records, opened.at_end)

@@ -1,11 +1,11 @@
-"""How ranks exchange how far each is in its shard, and how long one keeps a shard that it can't read."""
+"""How ranks exchange how far each is in its shard."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_runtime.elastic.data.sharded import decode_positions, encode_position, hold_s
+from edl_runtime.elastic.data.sharded import decode_positions, encode_position
 
 POSITIONS = st.none() | st.tuples(st.integers(0, 9), st.integers(0, 10**12))
 
@@ -19,8 +19,3 @@ def test_the_sum_of_all_ranks_says_how_far_each_shard_is(ranks: list[tuple[int, 
     assert found.keys() == {ticket for ticket, _ in there}
     assert all(found[ticket] >= offset for ticket, offset in there)
     assert set(found.items()) <= set(there)
-
-
-def test_what_can_not_be_read_is_held_twice_as_long_each_time() -> None:
-    """A storage that is away for long is not asked all the time, and one that is back is not missed for long."""
-    assert [hold_s(count) for count in (0, 1, 2, 3, 4, 5, 16)] == [1, 2, 4, 8, 16, 30, 30]
