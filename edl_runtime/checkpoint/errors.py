@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
 
+import msgspec
+
 from edl_runtime.errors import EdlError
 
 
@@ -27,30 +29,39 @@ class CheckpointStoreError(CheckpointError):
         )
 
 
-@dataclass(eq=False, repr=False)
-class CheckpointHeldError(CheckpointError, ValueError):
-    """Raised when a checkpoint folder is in use by another running job.
+class FolderHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who uses a checkpoint folder, since this Unix time: the job in `namespace`.
 
-    - `url`: the folder. `job`: the other job, in `namespace`; `since`: when it took the folder.
     - `task`: "DAG/TASK" of Airflow that started it; empty without a task.
     - `process`: the process that holds the folder, as text, if it belongs to no job; `job` is empty then.
+    - `group`: the same for all processes that may share the folder's lock.
     """
 
-    url: str
-    job: str
     namespace: str
-    task: str
-    since: datetime
+    job: str
+    since: float
+    task: str = ""
     process: str = ""
+    group: str = ""
+
+
+@dataclass(eq=False, repr=False)
+class CheckpointHeldError(CheckpointError, ValueError):
+    """Raised when another running job, or a process without a job, uses the checkpoint folder `url`."""
+
+    url: str
+    holder: FolderHolder
 
     def __str__(self) -> str:
-        task = f"of the Airflow task {self.task!r}, " if self.task else ""
-        holder = f"job {self.job!r} ({task}in namespace {self.namespace!r})"
-        stop = f"that job with `edl stop {self.job}`"
-        if not self.job:
-            holder, stop = self.process, "that process"
+        by = self.holder
+        task = f"of the Airflow task {by.task!r}, " if by.task else ""
+        holder, stop = by.process, "that process"
+        if by.job:
+            holder = f"job {by.job!r} ({task}in namespace {by.namespace!r})"
+            stop = f"that job with `edl stop {by.job}`"
+        since = datetime.fromtimestamp(by.since).astimezone()
         return (
-            f"{holder} has used the checkpoint folder {self.url} since {self.since:%Y-%m-%d %H:%M:%S}, and two jobs "
+            f"{holder} has used the checkpoint folder {self.url} since {since:%Y-%m-%d %H:%M:%S}, and two jobs "
             f"would overwrite each other's checkpoints: use another folder (EDL_CHECKPOINT), stop {stop}, or start "
             "this job when it has ended"
         )

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -25,7 +24,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from edl_runtime import locks
-from edl_runtime.checkpoint.errors import CheckpointHeldError, CheckpointStoreError
+from edl_runtime.checkpoint.errors import CheckpointHeldError, CheckpointStoreError, FolderHolder
 from edl_runtime.checkpoint.storage import LocalStorage, ask_storage, storage_at
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
@@ -37,27 +36,6 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 log = get_logger(__name__)
-
-
-class FolderHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that uses a folder since this Unix time; the fields are those of CheckpointHeldError.
-
-    `group`: the same for all processes that may share the folder's lock.
-    """
-
-    namespace: str
-    job: str
-    since: float
-    task: str = ""
-    process: str = ""
-    group: str = ""
-
-    def error(self, url: str) -> CheckpointHeldError:
-        """Return the error for another job that uses the same folder as `url`."""
-        since = datetime.fromtimestamp(self.since).astimezone()
-        return CheckpointHeldError(
-            url, job=self.job, namespace=self.namespace, task=self.task, since=since, process=self.process
-        )
 
 
 def _holder_of(settings: RuntimeSettings) -> FolderHolder:
@@ -149,7 +127,7 @@ class FolderLock:
             os.close(descriptor)
             if time.monotonic() > until:
                 unknown = FolderHolder(namespace="", job="", since=time.time(), process="another process")
-                raise (found or unknown).error(self._url)
+                raise CheckpointHeldError(self._url, found or unknown)
             time.sleep(TRY_EVERY_S)
 
     def _release(self, file: Path) -> None:
@@ -210,7 +188,7 @@ class FolderLease:
             elif deadline > first:
                 self._is_others = True
                 self._folder.release()
-                raise holder.error(self._url)
+                raise CheckpointHeldError(self._url, holder)
             first = deadline
             await asyncio.sleep(POLL_EVERY_S)
 
@@ -239,7 +217,7 @@ class FolderLease:
                     damaged = True
                     continue
                 if found and not self._is_others:
-                    lost(found[0].error(self._url))
+                    lost(CheckpointHeldError(self._url, found[0]))
                 self._is_others, away, damaged = found is not None, False, False
         finally:
             finding.cancel()

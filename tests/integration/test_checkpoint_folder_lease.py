@@ -16,8 +16,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from edl_runtime.checkpoint import folder_lease
-from edl_runtime.checkpoint.errors import CheckpointHeldError, CheckpointStoreError
-from edl_runtime.checkpoint.folder_lease import FILE, FolderHolder, FolderLease, Lost, hold_until_exit
+from edl_runtime.checkpoint.errors import CheckpointHeldError, CheckpointStoreError, FolderHolder
+from edl_runtime.checkpoint.folder_lease import FILE, FolderLease, Lost, hold_until_exit
 from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.errors import EdlError
 from edl_runtime.settings import RuntimeSettings
@@ -136,7 +136,7 @@ async def test_a_place_that_redis_has_lost_is_held_again(client: Redis, namespac
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # several more looks
         await comes_back()
-    assert [error.job for error in stolen if isinstance(error, CheckpointHeldError)] == ["thief"]
+    assert [error.holder.job for error in stolen if isinstance(error, CheckpointHeldError)] == ["thief"]
     assert len(stolen) == 1
 
 
@@ -230,7 +230,7 @@ async def test_a_folder_that_takes_the_place_of_a_held_one_is_held(
             while not await client.exists(leases):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert identity != before
-            assert (await refusal(client, job("other", namespace, redis_url=redis_url), kept)).job == "nightly"
+            assert (await refusal(client, job("other", namespace, redis_url=redis_url), kept)).holder.job == "nightly"
             with pytest.raises(CheckpointHeldError, match="'nightly'"):
                 hold_until_exit(RuntimeSettings(), str(kept))
         assert [log["event"] for log in logs] == ["checkpoint.folder_changed", "checkpoint.folder_awaited"]

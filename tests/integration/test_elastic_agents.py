@@ -16,7 +16,8 @@ from support.elastic.agent_group import Group, running_group
 from support.elastic.fake_agent import batches_of, stepped
 from support.paths import TRAINING_SCRIPTS
 
-from edl_runtime.checkpoint.folder_lease import FolderHolder, FolderLease
+from edl_runtime.checkpoint.errors import FolderHolder
+from edl_runtime.checkpoint.folder_lease import FolderLease
 from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.errors import EX_DATAERR
 from edl_runtime.progress import Progress, read_progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +30,7 @@ from edl_airflow.retry_policy import EdlRetryPolicy
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.sensors.job import EdlJobSensor
 from edl_runtime.backends.errors import ClusterUnavailableError, JobFailedError, OwnedElsewhereError, SubmitError
-from edl_runtime.checkpoint.errors import CheckpointHeldError
+from edl_runtime.checkpoint.errors import CheckpointHeldError, FolderHolder
 from edl_runtime.discovery.errors import DiscoveryUnavailableError
 from edl_runtime.distill.errors import NoTeacherError, SampleError
 from edl_runtime.errors import SpecError
@@ -55,7 +55,7 @@ def decided(error: BaseException, policy: EdlRetryPolicy = POLICY, **given: Any)
         ModelError("m", "is no folder"),
         SampleError("x", 3, "a tuple", "arrays"),
         DatasetChangedError(5, 6),
-        CheckpointHeldError("/kept", job="nightly", namespace="default", task="", since=datetime.now(UTC)),
+        CheckpointHeldError("/kept", FolderHolder(job="nightly", namespace="default", since=0.0)),
         AirflowNotFoundException("no such connection"),
         UserError("exit 78"),
     ],
