@@ -302,7 +302,9 @@ async def _hold_in_thread(settings: RuntimeSettings, url: str, started: Future[C
                 await lease.take()
             except RegistryUnavailableError as error:
                 log.warning("checkpoint.folder_not_held", url=url, cause=str(error))
-            keeping = asyncio.create_task(lease.keep(_log_stolen))
+            keeping = asyncio.create_task(
+                lease.keep(lambda error: log.warning("checkpoint.folder_lost", cause=str(error)))
+            )
             loop = asyncio.get_running_loop()
             started.set_result(lambda: loop.call_soon_threadsafe(keeping.cancel))
             with suppress(asyncio.CancelledError):
@@ -311,10 +313,6 @@ async def _hold_in_thread(settings: RuntimeSettings, url: str, started: Future[C
         if started.done():
             raise
         started.set_exception(error)
-
-
-def _log_stolen(error: CheckpointHeldError | MalformedRecordError) -> None:
-    log.warning("checkpoint.folder_lost", cause=str(error))
 
 
 # The leases of a job's agent.

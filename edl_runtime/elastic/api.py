@@ -262,7 +262,7 @@ class Run:
             shuffle=shuffle,
         )
         data = IndexedData(training, dataset, batching, start)
-        training.train_state.data_source = data
+        training.train_state.begin_data(data)
         return data
 
     def shards(
@@ -309,7 +309,7 @@ class Run:
             plan=ShardPlan(epochs=epochs, seed=seed, shuffle=shuffle, failure_limit=failure_limit),
         )
         data = ShardedData(training, ledger, read, batch_size=batch_size, collate_fn=collate_fn or default_collate)
-        training.train_state.data_source = data
+        training.train_state.begin_data(data)
         return data
 
     def step(self, loss: Any = None) -> bool:

@@ -251,20 +251,21 @@ def at_script_end(agent: AgentClient, end: Callable[[], None]) -> None:
     If `end` fails, this process reports it and exits with status 1. Not by `atexit`: object store clients can't start
     any work by then.
     """
-    threading._register_atexit(_end_in_process, os.getpid(), agent, end)  # type: ignore[attr-defined] # noqa: SLF001
+    process = os.getpid()
 
+    def end_in_process() -> None:
+        # not in the data loader's processes, which end in the same way
+        if os.getpid() != process or agent.failed or getattr(sys, "last_value", None) is not None:
+            return
+        try:
+            end()
+        except SystemExit:  # it was told to leave, and has
+            return
+        except BaseException as error:  # noqa: BLE001 -- nothing else reports it, and only os._exit changes the status
+            traceback.print_exception(error)
+            agent.send(ScriptFailed.of(error))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
 
-def _end_in_process(process: int, agent: AgentClient, end: Callable[[], None]) -> None:
-    """Call `end`, but not in the data loader's processes, which end in the same way."""
-    if os.getpid() != process or agent.failed or getattr(sys, "last_value", None) is not None:
-        return
-    try:
-        end()
-    except SystemExit:  # it was told to leave, and has
-        return
-    except BaseException as error:  # noqa: BLE001 -- nothing else reports it, and only os._exit changes the status
-        traceback.print_exception(error)
-        agent.send(ScriptFailed.of(error))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+    threading._register_atexit(end_in_process)  # type: ignore[attr-defined] # noqa: SLF001

@@ -94,25 +94,20 @@ class TrainState:
         self.unsaved_s = 0.0  # as restored
         self.position: dict[str, Any] | None = None  # of the data, as restored
         self._session = session
-        self._data_source: DataSource | None = None
+        self.data_source: DataSource | None = None
 
-    @property
-    def data_source(self) -> DataSource | None:
-        return self._data_source
-
-    @data_source.setter
-    def data_source(self, data_source: DataSource) -> None:
+    def begin_data(self, data_source: DataSource) -> None:
         """Continue in this data from where the training is. Raises as `DataSource.seek`."""
         position = data_source.position(durable=False) if self.position is None else self.position
         data_source.seek(position, self._session.group.world_size)
-        self._data_source = data_source
+        self.data_source = data_source
 
     def snapshot(self, origin: Origin = "peer", *, durable: bool = False, unsaved_s: float = 0.0) -> Snapshot:
         """Return the whole state, for a checkpoint if `durable`; the next step changes its arrays.
 
         `unsaved_s`: how long ago the last checkpoint was due.
         """
-        position = self.position if self._data_source is None else self._data_source.position(durable=durable)
+        position = self.position if self.data_source is None else self.data_source.position(durable=durable)
         states = self.state.states()
         extra = _Extra(
             origin=origin,
@@ -131,7 +126,7 @@ class TrainState:
             arrays=arrays_of(states),
             extra=msgspec.to_builtins(extra),
             world_size=self._session.group.world_size,
-            epoch=0 if self._data_source is None else self._data_source.epoch,
+            epoch=0 if self.data_source is None else self.data_source.epoch,
             metrics=self.reported_metrics(),
         )
 
@@ -176,8 +171,8 @@ class TrainState:
         self.unsaved_s, self.ended = extra.unsaved_s, extra.ended and is_of_this_run
         self.metrics = dict(snapshot.metrics)
         self.mean_loss = self.metrics.pop("loss", math.nan)
-        if self._data_source is not None and extra.position is not None:
-            self._data_source.seek(extra.position, self._session.group.world_size)
+        if self.data_source is not None and extra.position is not None:
+            self.data_source.seek(extra.position, self._session.group.world_size)
 
 
 def arrays_of(states: Mapping[str, PartState]) -> dict[str, Mapping[str, np.ndarray]]:
