@@ -1,4 +1,4 @@
-"""Writers of checkpoints that are killed, meet, or have no room: never a wrong load, never a good one lost."""
+"""Writers of checkpoints that are killed, collide, or find a full disk: none loads wrongly, and no good one is lost."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ PROCESSES.set_forkserver_preload(["edl_runtime.checkpoint.writer", "numpy", "pyt
 
 
 class Writer:
-    """A process that writes checkpoints, and what it tells."""
+    """A process that writes checkpoints, and its messages."""
 
     def __init__(self, place: Path, steps: range, **how: int) -> None:
-        self.told: list[str] = []
-        self._ear, mouth = PROCESSES.Pipe(duplex=False)
+        self.messages: list[str] = []
+        self._receiver, mouth = PROCESSES.Pipe(duplex=False)
         self.process = PROCESSES.Process(target=write, args=(mouth, place, steps), kwargs=how)
         self.process.start()
         mouth.close()
 
     def tells(self, word: str) -> None:
-        """Wait until it says this."""
-        while not (self.told and self.told[-1].startswith(word)):
-            self.told.append(self._ear.recv())
+        """Wait for a message that starts so."""
+        while not (self.messages and self.messages[-1].startswith(word)):
+            self.messages.append(self._receiver.recv())
 
     def end(self) -> list[str]:
-        """Wait until it ends; return all that it told."""
+        """Wait until it ends; return all its messages."""
         with contextlib.suppress(EOFError):
             self.tells("its end")
         self.process.join()
-        return self.told
+        return self.messages
 
 
 def test_a_writer_killed_at_any_moment_loses_nothing_that_was_stored(tmp_path: Path) -> None:
-    """At moments drawn by chance: what is newest is whole, and no older than the last that was told."""
+    """At random moments: the newest one is intact, and at least as new as the last one that was reported."""
     chance, kills = random.Random(5), examples(6, 40)
-    told, first = 0, 1
+    reported, first = 0, 1
     store = stored(tmp_path)
     for number in range(kills):
         writer = Writer(tmp_path, range(first, first + 1000))
         writer.tells("saved" if number % 2 else "writing")
         time.sleep(chance.uniform(0.0, 0.15))
         writer.process.kill()
-        told = max([told, *(int(word.split()[1]) for word in writer.end() if word.startswith("saved"))])
+        reported = max([reported, *(int(word.split()[1]) for word in writer.end() if word.startswith("saved"))])
         found = store.load_newest()
         if found is None:
-            assert told == 0
+            assert reported == 0
             continue
         assert is_whole(found[1])
-        assert found[1].step >= told
+        assert found[1].step >= reported
         first = found[1].step + 1
-    assert told > 0
+    assert reported > 0
     left = len(list(tmp_path.iterdir()))
     removed = store.prune(now=time.time() + 1e6)
     assert 0 < len(removed) <= 2 * kills  # a draft or a half removed one for each, or both
@@ -89,10 +89,10 @@ def test_two_writers_that_prune_lose_none_of_the_newest(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_stops_no_training_and_loses_nothing(tmp_path: Path) -> None:
-    """The error is told at each try, what was stored before can be loaded, and half a checkpoint takes no room."""
+    """Each try reports the error, older checkpoints can be loaded, and half a checkpoint takes no space."""
     stored(tmp_path, 3)
-    told = Writer(tmp_path, range(4, 6), limit=300_000).end()
-    assert len([text for text in told if "could not be written" in text and "File too large" in text]) == 2
+    reported = Writer(tmp_path, range(4, 6), limit=300_000).end()
+    assert len([text for text in reported if "could not be written" in text and "File too large" in text]) == 2
     store = stored(tmp_path)
     assert steps_of(store) == [3]
     assert len(list(tmp_path.iterdir())) == 1

@@ -1,4 +1,4 @@
-"""Whose a place of checkpoints is, against a real Redis: shared by a job's processes, refused to another job."""
+"""Leases of a checkpoint folder in a real Redis: shared by a job's processes, refused to another job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LIMIT_S = 60.0
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test waits for a renewal, and no lease runs out where nobody has CPU."""
+    """No test waits for a renewal, and no lease expires on a busy machine."""
     for name in ("RENEW_EVERY_S", "RETRY_EVERY_S", "POLL_EVERY_S", "FIND_EVERY_S"):
         monkeypatch.setattr(folder_lease, name, 0.02)
 
@@ -45,13 +45,15 @@ def job(name: str, namespace: str, **given: object) -> RuntimeSettings:
     return msgspec.structs.replace(settings, **given)
 
 
-def nobody(error: EdlError) -> None:
+def fail_if_lost(error: EdlError) -> None:
     raise AssertionError(error)
 
 
 @asynccontextmanager
-async def held(client: Redis, settings: RuntimeSettings, url: Path | str, lost: Lost = nobody) -> AsyncIterator[None]:
-    """Hold a place in a task, as an agent does."""
+async def held(
+    client: Redis, settings: RuntimeSettings, url: Path | str, lost: Lost = fail_if_lost
+) -> AsyncIterator[None]:
+    """Hold a folder in a task, as an agent does."""
     lease = FolderLease(client, settings, str(url))
     async with asyncio.timeout(LIMIT_S):
         await lease.take()
@@ -72,24 +74,24 @@ async def refusal(client: Redis, settings: RuntimeSettings, url: Path | str) -> 
     return refused.value
 
 
-async def test_another_job_is_refused_and_told_whose_the_place_is(
+async def test_another_job_is_refused_by_an_error_that_names_the_holder(
     client: Redis, namespace: str, tmp_path: Path
 ) -> None:
     """Also one of another namespace: the folder is the same. The error says what to do."""
     async with held(client, job("nightly", namespace, checkpoint_stream="dag/train"), tmp_path):
         error = await refusal(client, job("other", f"{namespace}-2"), tmp_path)
-    told = str(error)
-    assert told.startswith(
+    text = str(error)
+    assert text.startswith(
         f"job 'nightly' (of the Airflow task 'dag/train', in namespace '{namespace}') has used the checkpoint folder "
     )
-    assert str(tmp_path) in told
-    assert re.search(r"since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", told)
-    assert "EDL_CHECKPOINT" in told
-    assert "`edl stop nightly`" in told
+    assert str(tmp_path) in text
+    assert re.search(r"since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", text)
+    assert "EDL_CHECKPOINT" in text
+    assert "`edl stop nightly`" in text
 
 
-async def test_the_processes_of_a_job_hold_a_place_together(client: Redis, namespace: str, tmp_path: Path) -> None:
-    """It is free as soon as the last of them has let go, and not before."""
+async def test_the_processes_of_a_job_share_a_folder(client: Redis, namespace: str, tmp_path: Path) -> None:
+    """It is free when the last of them has released it, and not before."""
     mine = job("nightly", namespace)
     async with held(client, mine, tmp_path):
         async with held(client, msgspec.structs.replace(mine, instance=1), tmp_path):
@@ -99,10 +101,10 @@ async def test_the_processes_of_a_job_hold_a_place_together(client: Redis, names
         await refusal(client, mine, tmp_path)
 
 
-async def test_what_a_dead_job_has_held_is_free_when_its_lease_has_run_out(
+async def test_the_folder_of_a_dead_job_is_free_when_its_lease_has_expired(
     client: Redis, namespace: str, tmp_path: Path
 ) -> None:
-    """Who comes before that waits, says whom for, and is not refused. No key is left for ever."""
+    """Another job waits for that, logs for whom, and is not refused. All keys expire."""
     dead = job("dead", namespace, lease_ttl_s=0.3, checkpoint_stream="dag/train")
     await FolderLease(client, dead, str(tmp_path)).take()
     with capture_logs() as logs:
@@ -110,38 +112,42 @@ async def test_what_a_dead_job_has_held_is_free_when_its_lease_has_run_out(
             pass
     for key in keys.checkpoint_lease(storage_at(str(tmp_path)).identity()):
         assert await client.ttl(key) != -1
-    (said,) = logs
-    assert 0 < said.pop("at_most_s") <= 0.3
+    (entry,) = logs
+    assert 0 < entry.pop("at_most_s") <= 0.3
     whose = {"job": "dead", "namespace": namespace, "task": "dag/train"}
-    assert said == {"event": "checkpoint.folder_awaited", "log_level": "info", "url": str(tmp_path), **whose}
+    assert entry == {"event": "checkpoint.folder_awaited", "log_level": "info", "url": str(tmp_path), **whose}
 
 
-async def test_a_place_that_redis_has_lost_is_held_again(client: Redis, namespace: str, tmp_path: Path) -> None:
-    """A job whose place another one took meanwhile is told once, goes on, and has it again when that has ended."""
-    stolen: list[EdlError] = []
+async def test_a_folder_whose_lease_redis_has_lost_is_leased_again(
+    client: Redis, namespace: str, tmp_path: Path
+) -> None:
+    """If another job took it meanwhile, the first reports that once, continues, and gets it back at the other's end."""
+    lost: list[EdlError] = []
     leases, holder = both = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
 
     async def comes_back() -> None:
         await client.delete(*both)
-        while not await client.exists(leases):  # noqa: ASYNC110 - a lease tells nobody
+        while not await client.exists(leases):  # noqa: ASYNC110 - there is nothing to await
             await asyncio.sleep(0.01)
         assert await client.hget(holder, "job") == f"{namespace}/nightly"
 
-    async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace), tmp_path, stolen.append):
+    async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace), tmp_path, lost.append):
         await comes_back()
-        assert not stolen
+        assert not lost
         thief = FolderHolder(namespace=namespace, job="thief", since=0.0)
         await client.hset(holder, mapping={"job": f"{namespace}/thief", "about": msgspec.json.encode(thief)})
-        while not stolen:  # noqa: ASYNC110
+        while not lost:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # several more looks
         await comes_back()
-    assert [error.holder.job for error in stolen if isinstance(error, CheckpointHeldError)] == ["thief"]
-    assert len(stolen) == 1
+    assert [error.holder.job for error in lost if isinstance(error, CheckpointHeldError)] == ["thief"]
+    assert len(lost) == 1
 
 
-async def test_a_place_is_held_while_redis_is_away(own_redis: RedisServer, namespace: str, tmp_path: Path) -> None:
-    """Nothing ends by it; when Redis is back, empty, the place is the job's."""
+async def test_a_folder_stays_leased_while_redis_is_down(
+    own_redis: RedisServer, namespace: str, tmp_path: Path
+) -> None:
+    """The job continues; when Redis is back, empty, the job leases the folder again."""
     mine = job("nightly", namespace)
     async with connect(own_redis.url) as client, asyncio.timeout(LIMIT_S), held(client, mine, tmp_path):
         await asyncio.to_thread(own_redis.stop)
@@ -161,7 +167,7 @@ async def _exists(client: Redis, key: str) -> bool:
 
 @pytest.fixture
 def at_exit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]]]:
-    """What this process is to do at its end, done at the test's."""
+    """The exit handlers of this process, which run at the test's end."""
     handlers: list[Callable[[], None]] = []
     monkeypatch.setattr("edl_runtime.checkpoint.folder_lease.atexit.register", handlers.append)
     yield handlers
@@ -173,7 +179,7 @@ def at_exit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], None]
 async def test_a_script_without_an_agent_holds_its_place_until_it_exits(
     client: Redis, namespace: str, tmp_path: Path, redis_url: str, at_exit: list[Callable[[], None]]
 ) -> None:
-    """As a plain student that calls `elastic.init`: the second is refused, and the place is free at the end."""
+    """As a plain student that calls `elastic.init`: the second is refused, and the folder is free at the end."""
     mine = job("student", namespace, redis_url=redis_url)
     await asyncio.to_thread(hold_until_exit, mine, str(tmp_path))
     with pytest.raises(CheckpointHeldError, match="'student'"):
@@ -187,7 +193,7 @@ async def test_a_script_without_an_agent_holds_its_place_until_it_exits(
 async def test_a_script_that_a_person_has_started_holds_a_folder_until_it_exits(
     client: Redis, namespace: str, tmp_path: Path, redis_url: str, at_exit: list[Callable[[], None]]
 ) -> None:
-    """Without Redis, or without a job's name: against all others, and all others against it."""
+    """Without Redis or a job's name, it refuses all others, and all others refuse it."""
     mine = job("student", namespace, redis_url=redis_url)
     for by_hand in (RuntimeSettings(job="by-hand"), RuntimeSettings(redis_url="redis://127.0.0.1:1/0")):
         hold_until_exit(by_hand, str(tmp_path))
@@ -199,8 +205,8 @@ async def test_a_script_that_a_person_has_started_holds_a_folder_until_it_exits(
     assert not at_exit
 
 
-def test_a_script_that_does_not_reach_its_redis_goes_on(tmp_path: Path, at_exit: list[Callable[[], None]]) -> None:
-    """And says so."""
+def test_a_script_that_can_not_reach_its_redis_continues(tmp_path: Path, at_exit: list[Callable[[], None]]) -> None:
+    """With a warning."""
     with capture_logs() as logs:
         hold_until_exit(RuntimeSettings(job="student", redis_url="redis://127.0.0.1:1/0"), str(tmp_path))
     assert [(log["event"], log["log_level"]) for log in logs] == [("checkpoint.folder_not_held", "warning")]
@@ -208,10 +214,10 @@ def test_a_script_that_does_not_reach_its_redis_goes_on(tmp_path: Path, at_exit:
 
 
 @pytest.mark.parametrize("swap", ["moved", "removed", "replaced by a copy"])
-async def test_a_folder_that_takes_the_place_of_a_held_one_is_held(
+async def test_a_folder_that_replaces_a_leased_one_is_leased(
     client: Redis, namespace: str, tmp_path: Path, redis_url: str, swap: str
 ) -> None:
-    """Whoever names the place is refused again, of this Redis or of none; the log says that the folder is another."""
+    """Other jobs and processes are refused there, too; the log says that the folder has changed."""
     kept = tmp_path / "kept"
     with capture_logs() as logs:
         async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace, redis_url=redis_url), kept):
@@ -224,7 +230,7 @@ async def test_a_folder_that_takes_the_place_of_a_held_one_is_held(
                 kept.rename(tmp_path / "moved")
             if swap == "replaced by a copy":
                 (tmp_path / "copy").rename(kept)
-            while not kept.exists() or not (kept / FILE).exists():  # noqa: ASYNC110 - a folder tells nobody
+            while not kept.exists() or not (kept / FILE).exists():  # noqa: ASYNC110 - there is nothing to await
                 await asyncio.sleep(0.01)
             leases, _ = keys.checkpoint_lease(identity := storage_at(str(kept)).identity())
             while not await client.exists(leases):  # noqa: ASYNC110
@@ -236,16 +242,16 @@ async def test_a_folder_that_takes_the_place_of_a_held_one_is_held(
         assert [log["event"] for log in logs] == ["checkpoint.folder_changed", "checkpoint.folder_awaited"]
 
 
-async def test_keys_of_another_type_are_told_of_and_nothing_ends_by_them(
+async def test_keys_of_another_type_are_reported_and_the_job_continues(
     client: Redis, namespace: str, tmp_path: Path
 ) -> None:
-    """Once, until they are gone and the place is held again; who comes meanwhile is told, too."""
+    """Once, until they are gone and the folder is leased again; another process gets the same error."""
     lost: list[EdlError] = []
     leases, holder = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
     async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace), tmp_path, lost.append):
         for key in (leases, holder):
             await client.set(key, "what is this?")
-            while not lost:  # noqa: ASYNC110 - a lease tells nobody
+            while not lost:  # noqa: ASYNC110 - there is nothing to await
                 await asyncio.sleep(0.01)
             with pytest.raises(MalformedRecordError, match="checkpoint-folder/"):
                 await FolderLease(client, job("nightly", namespace), str(tmp_path)).take()
@@ -259,15 +265,17 @@ async def test_keys_of_another_type_are_told_of_and_nothing_ends_by_them(
         await client.set(leases, "what is this?")  # the end meets this, too
 
 
-async def test_a_place_that_can_not_be_used_is_said_to_be(client: Redis, namespace: str, tmp_path: Path) -> None:
-    """A file is no folder."""
+async def test_a_folder_that_can_not_be_used_is_an_error(client: Redis, namespace: str, tmp_path: Path) -> None:
+    """Such as a file."""
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointStoreError, match="file"):
         await FolderLease(client, job("nightly", namespace), str(tmp_path / "file")).take()
 
 
-async def test_a_holder_of_another_version_is_a_holder(client: Redis, namespace: str, tmp_path: Path) -> None:
-    """Who it is nobody knows, but its place is not taken from it."""
+async def test_a_holder_of_another_version_still_holds_the_folder(
+    client: Redis, namespace: str, tmp_path: Path
+) -> None:
+    """Its name is unknown, but its folder is not taken."""
     async with held(client, job("first", namespace), tmp_path):
         lease_keys = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
         await client.hset(lease_keys[1], "about", '{"owner": "first"}')

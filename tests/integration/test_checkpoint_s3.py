@@ -45,7 +45,7 @@ def test_what_was_written_is_loaded_and_old_ones_are_removed(bucket: str) -> Non
 
 
 def test_a_half_uploaded_or_damaged_one_is_passed_by(bucket: str) -> None:
-    """The manifest comes last; what was left behind is removed when nobody can be writing it any more."""
+    """The manifest comes last; unfinished ones are removed when they can't have a writer any more."""
     store = stored(bucket, 1, 2, 3)
     half, flipped, _ = store.list()
     model = f"{flipped.url}/model.safetensors"
@@ -66,7 +66,7 @@ def test_a_half_uploaded_or_damaged_one_is_passed_by(bucket: str) -> None:
 
 
 def test_an_upload_that_breaks_off_leaves_nothing(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a checkpoint nor objects that are paid for."""
+    """Neither a checkpoint nor objects that cost money."""
     room = [True]
 
     def fail(file: BinaryIO, pieces: Iterable[memoryview], _: Callable[[], None] | None = None) -> FileRecord:
@@ -95,13 +95,15 @@ def test_where_all_manifests_are_gone_no_training_begins(bucket: str) -> None:
         store.load_newest()
 
 
-def test_a_bucket_that_is_not_there_is_told_at_the_start(bucket: str) -> None:
+def test_a_missing_bucket_is_refused_at_the_start(bucket: str) -> None:
     """With the URL and what to do."""
     with pytest.raises(CheckpointStoreError, match=r"checkpoint folder s3://elsewhere/job can't be used .*bucket"):
         stored(bucket.replace("bucket/nightly", "elsewhere/job")).check()
 
 
-def test_a_store_that_does_not_answer_is_told(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_answer_is_an_error_with_its_address(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With its address."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")

@@ -76,7 +76,7 @@ def test_one_of_an_unknown_format_is_not_verified(tmp_path: Path, edl: Edl) -> N
 
 
 @pytest.mark.parametrize(("verb", "status"), [("ls", 0), ("verify", 1)])
-def test_where_none_are_that_is_said(tmp_path: Path, edl: Edl, verb: str, status: int) -> None:
+def test_a_folder_without_checkpoints_is_reported(tmp_path: Path, edl: Edl, verb: str, status: int) -> None:
     """With the place; there is nothing that a training could go on from."""
     assert edl(verb, tmp_path)[:2] == (status, f"no checkpoints at {tmp_path}\n")
 
@@ -104,22 +104,24 @@ def test_damage_is_found_and_named(tmp_path: Path, edl: Edl, file: str) -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["for people", "as JSON"])
-def test_old_ones_are_removed_as_told(tmp_path: Path, edl: Edl, *, as_json: bool) -> None:
-    """Only said in a dry run; and it is said where there was nothing to remove."""
+def test_old_checkpoints_are_removed(tmp_path: Path, edl: Edl, *, as_json: bool) -> None:
+    """A dry run only lists them; the command also reports that there was nothing to remove."""
     store = stored(tmp_path, 5, 10, 15, 20, 25)
     doomed = [info.name for info in store.list() if info.manifest.step in {5, 15}]
-    wished = ["prune", tmp_path, "--keep-last", "1", "--keep-every", "10", *["--json"] * as_json]
-    _, said, _ = edl(*wished, "--dry-run")
+    arguments = ["prune", tmp_path, "--keep-last", "1", "--keep-every", "10", *["--json"] * as_json]
+    _, planned, _ = edl(*arguments, "--dry-run")
     assert len(store.list()) == 5
-    _, done, _ = edl(*wished)
+    _, done, _ = edl(*arguments)
     assert steps_of(store) == [25, 20, 10]
-    code, again, _ = edl(*wished)
+    code, again, _ = edl(*arguments)
     assert code == 0
     if as_json:
-        told = [sorted((each["name"], each["removed"]) for each in json.loads(text)) for text in (said, done, again)]
-        assert told == [sorted((name, gone) for name in doomed) for gone in (False, True)] + [[]]
+        listed = [
+            sorted((each["name"], each["removed"]) for each in json.loads(text)) for text in (planned, done, again)
+        ]
+        assert listed == [sorted((name, gone) for name in doomed) for gone in (False, True)] + [[]]
     else:
-        assert sorted(said.splitlines()) == sorted(f"would remove {name}" for name in doomed)
+        assert sorted(planned.splitlines()) == sorted(f"would remove {name}" for name in doomed)
         assert sorted(done.splitlines()) == sorted(f"removed {name}" for name in doomed)
         assert again == f"nothing to remove at {tmp_path}\n"
 

@@ -51,7 +51,7 @@ def steps_of(out: Path, trainer: Trainer) -> set[int]:
     return {line["step"] for line in said_in([file])} if file.exists() else set()
 
 
-def test_records_count_once_an_epoch_whoever_dies_and_joins(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_records_count_once_an_epoch_whichever_rank_dies_or_joins(tmp_path: Path, environ: dict[str, str]) -> None:
     """The shard of a killed trainer is finished by others, from where the model has it."""
     options: dict[str, Any] = {"shards": 12, "epochs": 2, "gates": [4, 9], "environ": environ}
     with trainers(tmp_path, 3, **options) as [first, second, third]:
@@ -148,7 +148,7 @@ class Storage:
 
 
 def trained(storage: Storage, settings: RuntimeSettings) -> tuple[list[int], list[str]]:
-    """Train on five shards in this process; return the samples in order, and what was told to people."""
+    """Train on five shards in this process; return the samples in order, and the notes for the job's owner."""
     link = QuietLink()
     run = Run(link, CheckpointManager(None, link), settings)
     model, _ = run.wrap(*model_and_optimizer())
@@ -163,7 +163,7 @@ def test_a_storage_that_is_away_for_a_moment_costs_no_shard(redis_url: str, name
     assert trained(Storage(away_s=0.5), settings) == (list(range(10)), [])
 
 
-def test_a_shard_that_is_set_aside_is_told_of(
+def test_a_shard_that_is_set_aside_is_reported(
     redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An event says which one and why, and the result how many; all others count."""

@@ -21,7 +21,7 @@ Told = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
 def ended(out: Path) -> list[Told]:
-    """Return what each that has come to the end has told, and its arrays."""
+    """Return the report and the arrays of each worker that has finished."""
     found = []
     for file in sorted(out.glob("ended-*.npz")):
         with np.load(file) as kept:
@@ -39,15 +39,15 @@ def trained_alone(script: Path, out: Path) -> Told:
     with trainers(out, 1, script=script) as (only,):
         join([only], 1)
         assert only.wait() == 0
-    (told,) = ended(out)
-    return told
+    (report,) = ended(out)
+    return report
 
 
 def assert_same(found: Told, wanted: Told) -> None:
-    told, arrays = found
-    assert told.keys() == wanted[0].keys()
+    report, arrays = found
+    assert report.keys() == wanted[0].keys()
     for name, value in wanted[0].items():
-        assert told[name] == pytest.approx(value, rel=1e-4), name
+        assert report[name] == pytest.approx(value, rel=1e-4), name
     assert arrays.keys() == wanted[1].keys()
     for name, value in wanted[1].items():
         np.testing.assert_allclose(arrays[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
@@ -57,9 +57,9 @@ def test_what_a_script_registers_is_that_of_an_undisturbed_run(tmp_path: Path) -
     """Averaged weights and a counter that ends the training: with joins, a leave, a lost step and a restart."""
     script = TRAINING_SCRIPTS / "state_script.py"
     undisturbed = trained_alone(script, tmp_path / "alone")
-    told = undisturbed[0]
-    assert told["epoch"] < 40
-    assert told["updates"] == told["steps"] == told["step"] == 4 * told["epoch"]
+    report = undisturbed[0]
+    assert report["epoch"] < 40
+    assert report["updates"] == report["steps"] == report["step"] == 4 * report["epoch"]
 
     out = tmp_path / "out"
     gates = [3, 6, 11, 14, 20]

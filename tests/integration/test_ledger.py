@@ -78,7 +78,7 @@ async def test_each_epoch_has_each_shard_once_in_an_order_of_its_own(ledger_of: 
     assert len({tuple(order) for order in [*orders, names]}) == 3
 
 
-async def test_a_checkpoint_says_what_is_not_done(ledger_of: Make) -> None:
+async def test_a_checkpoint_has_what_is_not_done(ledger_of: Make) -> None:
     """Finished shards are not in it, begun ones are with what of them is applied, in whatever worker's hands."""
     one, other = ledger_of("w1"), ledger_of("w2")
     await one.restore(None, 1)
@@ -154,8 +154,8 @@ async def test_an_answer_that_was_lost_before_the_job_went_back_is_void(ledger_o
     await one.ack(mine, step=1)
 
 
-async def test_a_dead_worker_s_shard_goes_on_where_the_survivors_know_it_was(ledger_of: Make) -> None:
-    """What it had finished in a step that nobody else has comes back as well; other workers keep theirs."""
+async def test_a_dead_worker_s_shard_continues_where_the_survivors_have_applied_it(ledger_of: Make) -> None:
+    """Shards that it had finished in a step that no other worker has come back, too; other workers keep theirs."""
     dead, survivor = ledger_of("w1"), ledger_of("w2")
     await dead.restore(None, 1)
     await survivor.begin(1)
@@ -188,7 +188,7 @@ async def test_an_acknowledgement_counts_once_and_is_refused_for_the_shard_of_an
 
 
 async def test_a_poisoned_shard_is_set_aside_and_reported(ledger_of: Make, client: Redis, namespace: str) -> None:
-    """After three failures nobody gets it any more in this epoch, which ends without it; also after going back."""
+    """After three failures it is not leased again in this epoch, which ends without it; also after a restore."""
     ledger = ledger_of(epochs=2)
     await ledger.restore(None, 1)
     begin = await ledger.commit(0, {})
@@ -212,7 +212,7 @@ async def test_a_poisoned_shard_is_set_aside_and_reported(ledger_of: Make, clien
 
 
 async def test_a_new_start_forgives_what_failed_before(ledger_of: Make) -> None:
-    """Whoever trains anew has mended the shard, or wants to see it fail again; going back to a checkpoint keeps it."""
+    """Before a new start the shard may have been repaired; a restore of a checkpoint keeps the failures."""
     ledger = ledger_of(failure_limit=1)
     await ledger.restore(None, 1)
     first, _, third = await leased(ledger, 3)
@@ -481,7 +481,7 @@ async def test_a_long_list_costs_a_checkpoint_nothing(ledger_of: Make, client: R
     assert sum(used) < 50_000
 
 
-async def test_redis_forgets_a_ledger_that_nobody_uses(ledger_of: Make, client: Redis, namespace: str) -> None:
+async def test_an_unused_ledger_expires(ledger_of: Make, client: Redis, namespace: str) -> None:
     """Every key of it has an end, a week from the last use."""
     ledger = ledger_of(shards=None)
     await ledger.add(ABC, first=0)
@@ -493,7 +493,7 @@ async def test_redis_forgets_a_ledger_that_nobody_uses(ledger_of: Make, client: 
     assert all(600_000 < lifetime <= 604_800 for lifetime in lifetimes)
 
 
-def test_a_script_waits_for_redis_and_says_what_for(own_redis: RedisServer) -> None:
+def test_a_script_waits_for_redis_and_logs_the_reason(own_redis: RedisServer) -> None:
     """The call that found Redis away is answered when it is back."""
     with BlockingLedger(own_redis.url, "n", "job", worker="w", shards=None) as ledger, capture_logs() as logs:
         ledger.add(["a"], first=0)
@@ -531,7 +531,7 @@ def test_an_unanswered_call_is_not_answered_by_an_older_ledger(own_redis: RedisS
                 call.result(100)
 
 
-def test_a_script_waits_for_redis_no_longer_than_it_was_told(own_redis: RedisServer) -> None:
+def test_a_script_waits_for_redis_for_wait_s_at_most(own_redis: RedisServer) -> None:
     """Then the error says where Redis was to be."""
     with BlockingLedger(own_redis.url, "n", "job", worker="w", shards=ABC, wait_s=0.6) as ledger:
         ledger.restore(None, 1)
@@ -541,8 +541,8 @@ def test_a_script_waits_for_redis_no_longer_than_it_was_told(own_redis: RedisSer
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_is_told_that_the_ledger_is_its_parent_s(redis_url: str, namespace: str) -> None:
-    """The thread that talks to Redis is not in it: it would wait for ever. Its parent's ledger works on."""
+def test_a_forked_child_can_not_use_its_parent_s_ledger(redis_url: str, namespace: str) -> None:
+    """The thread that talks to Redis is not in it: a call would never return. The parent's ledger still works."""
     with BlockingLedger(redis_url, namespace, "job", worker="w", shards=ABC) as ledger:
         ledger.restore(None, 1)
         child = os.fork()
@@ -558,8 +558,8 @@ def test_a_forked_child_is_told_that_the_ledger_is_its_parent_s(redis_url: str, 
         assert ledger.report().todo == 3
 
 
-async def test_a_failure_that_can_not_be_read_is_said_to_be(client: Redis, namespace: str, ledger_of: Make) -> None:
-    """A checkpoint without it would forget what was set aside."""
+async def test_an_unreadable_failure_is_an_error(client: Redis, namespace: str, ledger_of: Make) -> None:
+    """A checkpoint without it would lose what was set aside."""
     ledger = ledger_of()
     await ledger.restore(None, 1)
     [first] = await leased(ledger)
@@ -589,7 +589,7 @@ async def test_a_ledger_that_lacks_a_number_is_none(
     assert len(await leased(ledger, 3)) == 3
 
 
-async def test_a_lease_that_can_not_be_read_is_said_to_be(client: Redis, namespace: str, ledger_of: Make) -> None:
+async def test_an_unreadable_lease_is_an_error(client: Redis, namespace: str, ledger_of: Make) -> None:
     """Whether the script meets it or the worker."""
     ledger = ledger_of()
     await ledger.restore(None, 1)

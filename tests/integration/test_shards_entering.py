@@ -205,7 +205,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("what", "following", "moment"), PAIRS)
-def test_whoever_is_lost_on_the_way_in_each_record_counts_once(
+def test_each_record_counts_once_whichever_rank_is_lost_while_entering(
     redis_url: str, namespace: str, what: str, following: str, moment: str
 ) -> None:
     """Ranks at one step may differ in whether they have used the ledger; the next first rank may be any of them."""

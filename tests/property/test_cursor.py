@@ -26,7 +26,7 @@ SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
 @given(start=CURSORS, sizes=SIZES, micro=st.none() | st.integers(1, 7))
 def test_every_sample_counts_once_an_epoch(start: DatasetCursor, sizes: list[int], micro: int | None) -> None:
-    """However many ranks each step has, all of them together take each sample once, and all steps were foretold."""
+    """However many ranks each step has, together they take each sample once, in `total_steps` steps."""
     cursor, steps = start, 0
     applied: list[list[int]] = [[] for _ in range(start.epochs)]
     for world_size in itertools.cycle(sizes):
@@ -45,7 +45,7 @@ def test_every_sample_counts_once_an_epoch(start: DatasetCursor, sizes: list[int
 
 @given(start=CURSORS, sizes=SIZES)
 def test_the_size_of_the_group_changes_nothing_in_a_batch(start: DatasetCursor, sizes: list[int]) -> None:
-    """The parts in the order of their ranks are the batch, and they differ by one sample at most."""
+    """The parts in the order of ranks are the batch; their sizes differ by one sample at most."""
     indices = start.batch()
     for world_size in sizes:
         parts = [part(indices, rank, world_size) for rank in range(world_size)]
@@ -55,7 +55,7 @@ def test_the_size_of_the_group_changes_nothing_in_a_batch(start: DatasetCursor, 
 
 @given(start=CURSORS, wrong=st.integers(-3, 100))
 def test_only_what_an_epoch_has_left_can_be_taken(start: DatasetCursor, wrong: int) -> None:
-    """A cursor never leaves its epoch but by its end."""
+    """A cursor leaves its epoch only at its end."""
     if 0 < wrong <= start.length:
         assert start.advance(wrong).position == wrong % start.length
     else:
@@ -63,22 +63,22 @@ def test_only_what_an_epoch_has_left_can_be_taken(start: DatasetCursor, wrong: i
             start.advance(wrong)
 
 
-def test_the_order_is_written_in_stone() -> None:
-    """A checkpoint of another machine, numpy or year goes on in the same order."""
+def test_the_order_never_changes() -> None:
+    """A checkpoint continues in the same order on any machine, with any numpy."""
     assert order(7, 0, 10).tolist() == [6, 3, 4, 9, 0, 2, 8, 7, 5, 1]
     assert order(7, 1, 10).tolist() == [1, 3, 2, 7, 8, 4, 5, 9, 0, 6]
     assert order(8, 0, 10).tolist() == [8, 2, 0, 7, 5, 6, 9, 3, 4, 1]
     assert order(8, 0, 10, shuffle=False).tolist() == list(range(10))
 
 
-def test_nobody_can_change_the_order_by_its_result() -> None:
-    """It is shared by all who ask."""
+def test_the_order_is_read_only() -> None:
+    """All callers share it."""
     with pytest.raises(ValueError, match="read-only"):
         order(0, 0, 10)[0] = 1
 
 
 def test_a_dataset_of_another_length_is_refused() -> None:
-    """Both lengths and the way out are said."""
+    """The error has both lengths and says what to do."""
     check_length(10, 10)
     with pytest.raises(DatasetChangedError, match=r"has 9 samples, and had 10 .* to start from scratch") as caught:
         check_length(10, 9)

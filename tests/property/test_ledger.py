@@ -272,7 +272,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.gone)
     def come_from_the_past(self, data: st.DataObject) -> None:
         """Whoever was left behind changes nothing, whatever it tries."""
-        ghost = data.draw(st.sampled_from(self.gone))
+        stale = data.draw(st.sampled_from(self.gone))
         shard = Shard(0, "s0", 0)
         asked = data.draw(st.sampled_from(["lease", "ack", "fail", "release", "commit", "begin", "restore"]))
         arguments: dict[str, tuple[Any, ...]] = {
@@ -280,11 +280,11 @@ class LedgerMachine(RuleBasedStateMachine):
             "fail": (shard, "no"),
             "release": (0, {}, []),
             "commit": (99, {}),
-            "begin": (ghost.ledger.generation,),
-            "restore": (None, ghost.ledger.generation),
+            "begin": (stale.ledger.generation,),
+            "restore": (None, stale.ledger.generation),
         }
         with pytest.raises(StaleGenerationError):
-            self.runner.run(getattr(ghost.ledger, asked)(*arguments.get(asked, ())))
+            self.runner.run(getattr(stale.ledger, asked)(*arguments.get(asked, ())))
 
     @rule()
     def save(self) -> None:

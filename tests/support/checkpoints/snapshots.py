@@ -1,4 +1,4 @@
-"""Snapshots to keep and to compare, and how checkpoints come to harm."""
+"""Snapshots to store and compare, and damage to checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edl_runtime.specs import Checkpoint
 
 
 def snapshot_at(step: int, generation: int = 1, size: int = 1000) -> Snapshot:
-    """Return a snapshot that tells from each of its numbers which step it is of."""
+    """Return a snapshot in which each number identifies its step."""
     number = float(generation * 1000 + step)
     return Snapshot(
         generation=generation,
@@ -57,7 +57,7 @@ def flip(path: Path, at: int = -1) -> None:
 
 
 def reformat(folder: Path, number: int) -> None:
-    """Have a checkpoint's manifest say that it is of this format, as a later version writes it."""
+    """Change the format in a checkpoint's manifest, as a later version would write it."""
     manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())["manifest"] | {"format": number}
     encoded = msgspec.json.encode(manifest)
     sealed = {"manifest": msgspec.Raw(encoded), "crc32": zlib.crc32(encoded)}

@@ -1,4 +1,4 @@
-"""What a process does that writes checkpoints, one after the other, and tells of each."""
+"""A process that writes checkpoints one after the other, and reports each."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ SIZE = 200_000
 """Elements of the large arrays, 800 KB each: a checkpoint takes several writes."""
 
 
-def write(told: Connection, place: Path, steps: range, *, generation: int = 1, keep: int = 2, limit: int = 0) -> None:
+def write(
+    reports: Connection, place: Path, steps: range, *, generation: int = 1, keep: int = 2, limit: int = 0
+) -> None:
     """Write checkpoints of these steps. No file may have more bytes than a limit above 0: the disk is full there."""
     if limit:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     writer = CheckpointWriter(
         CheckpointStore(Checkpoint(url=str(place), keep_last=keep)),
-        saved=lambda info, _: told.send(f"saved {info.manifest.step}"),
-        notify=lambda text: told.send(text) if "could not be written" in text else None,
+        saved=lambda info, _: reports.send(f"saved {info.manifest.step}"),
+        notify=lambda text: reports.send(text) if "could not be written" in text else None,
     )
-    told.send("writing")
+    reports.send("writing")
     for step in steps:
         writer.save(partial(snapshot_at, step, generation, SIZE))
         writer.wait()

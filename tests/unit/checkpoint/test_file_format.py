@@ -1,4 +1,4 @@
-"""What lies in a checkpoint's folder: arrays as safetensors, the manifest, and the folder's name."""
+"""The files of a checkpoint: arrays as safetensors, the manifest, and the folder's name."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_any_arrays_come_back_as_they_were(some: dict[str, np.ndarray]) -> None:
 @settings(deadline=None)
 @given(SOME.map(lambda some: {name: each for name, each in some.items() if each.dtype != "c8"}))
 def test_the_library_and_we_read_each_other(some: dict[str, np.ndarray]) -> None:
-    """The files are safetensors: whoever knows these needs nothing of ours."""
+    """The files are safetensors: other programs can read them."""
     assert_same(load(encoded(some)), some)
     assert_same(parse_safetensors(np.frombuffer(save(some), np.uint8)), some)
 
@@ -106,7 +106,7 @@ def test_the_name_that_the_format_keeps_for_itself_is_refused() -> None:
     ],
 )
 def test_what_is_no_safetensors_file_is_refused(content: bytes) -> None:
-    """By an error that says so, whatever is wrong with it."""
+    """By a ValueError, whatever is wrong with it."""
     with pytest.raises(ValueError, match=r"."):
         parse_safetensors(np.frombuffer(content, np.uint8))
 
@@ -141,8 +141,8 @@ def test_no_byte_of_it_can_be_another() -> None:
         assert found == MANIFEST
 
 
-def test_another_format_is_known_whatever_it_is_sealed_in() -> None:
-    """It is a newer one, and not a damaged one of ours, which a prune may take."""
+def test_another_format_is_recognized_without_its_check_sum() -> None:
+    """It counts as a newer format, and not as damaged, which `prune` may remove."""
     with pytest.raises(UnknownFormatError):
         Manifest.decode(b'{"format": 2, "body": {}}', "there")
 
@@ -180,12 +180,12 @@ def test_names_tell_the_position_and_no_two_are_alike() -> None:
 
 @pytest.mark.parametrize("folder", ["", "logs", "step-5", ".step-000000123-gen-000007-0a1b2c3d.partial"])
 def test_other_folders_are_no_checkpoints(folder: str) -> None:
-    """They are somebody else's, or drafts."""
+    """They belong to another program, or are drafts."""
     assert not is_checkpoint_name(folder)
     with pytest.raises(ValueError, match="not the name of a checkpoint"):
         position_of(folder)
 
 
 def test_a_later_generation_is_newer_whatever_its_step() -> None:
-    """It went on from an earlier step after a loss."""
+    """It continued from an earlier step after an instance was lost."""
     assert CheckpointPosition(2, 10) > CheckpointPosition(1, 90)

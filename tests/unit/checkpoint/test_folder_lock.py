@@ -1,4 +1,4 @@
-"""Who holds a folder of checkpoints, among those that share no Redis."""
+"""The lock on a checkpoint folder, among processes that don't share a Redis."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def refusal(settings: RuntimeSettings, folder: Path | str) -> str:
     return str(refused.value)
 
 
-def test_a_job_of_another_redis_is_refused_and_told_whose_the_folder_is(tmp_path: Path) -> None:
-    """So is a script that is started by hand. Once the last one has let go, the folder is free and as it was."""
+def test_a_job_of_another_redis_is_refused_by_an_error_that_names_the_holder(tmp_path: Path) -> None:
+    """So is a script that is started by hand. When the last one has released it, the folder is free."""
     with held(job("first"), tmp_path):
         for other in (job("first", "127.0.0.1:6380"), BY_HAND):
             assert refusal(other, f"{tmp_path}/").startswith("job 'first' (in namespace 'default') has used the check")
@@ -51,15 +51,15 @@ def test_a_job_of_another_redis_is_refused_and_told_whose_the_folder_is(tmp_path
             pass
     assert list(tmp_path.iterdir()) == []
     with held(BY_HAND, tmp_path):
-        told = refusal(job("first"), tmp_path)
-        assert told.startswith(f"a script that was started by hand (process {os.getpid()} on ")
-        assert "stop that process" in told
+        error = refusal(job("first"), tmp_path)
+        assert error.startswith(f"a script that was started by hand (process {os.getpid()} on ")
+        assert "stop that process" in error
     with held(job("second", "127.0.0.1:6380"), tmp_path):
         pass
 
 
 def test_all_of_one_redis_hold_a_folder_together(tmp_path: Path) -> None:
-    """Whose of theirs it is that Redis says. Its host may have several names; a process is in nobody's way itself."""
+    """Redis decides between them. Its host may have several names, and a process may lock a folder twice."""
     with held(job("first"), tmp_path) as first:
         with held(job("second", "user:secret@redis.example:6379"), tmp_path):
             first.close()
@@ -79,16 +79,16 @@ os._exit(1)
 """
 
 
-def test_what_a_killed_process_has_held_is_free(tmp_path: Path) -> None:
-    """Though what it has written is there still."""
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    """The file that it has written stays."""
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     assert (tmp_path / FILE).exists()
     with held(job("next"), tmp_path):
         assert "'next'" in refusal(BY_HAND, tmp_path)
 
 
-def test_a_folder_in_the_place_of_another_is_held_by_whoever_has_taken_it(tmp_path: Path) -> None:
-    """Who let go of the one that was moved away leaves the other's lock alone, and has that folder by the next look."""
+def test_a_folder_that_replaces_a_locked_one_has_its_own_lock(tmp_path: Path) -> None:
+    """Releasing the folder that was moved away leaves the new lock alone; the next `take` locks the new one."""
     folder = tmp_path / "kept"
     folder.mkdir()
     with held(job("first"), folder) as first:
@@ -105,10 +105,8 @@ def test_a_folder_in_the_place_of_another_is_held_by_whoever_has_taken_it(tmp_pa
         assert "'first'" in refusal(BY_HAND, folder)
 
 
-def test_where_the_file_system_knows_no_locks_it_goes_on_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And says so once."""
+def test_a_file_system_without_locks_is_used_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one warning."""
 
     def none(_: Path) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -1,4 +1,4 @@
-"""Which checkpoints stay for good, and when the next is due."""
+"""Which checkpoints are kept for good, and when the next is due."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_the_first_at_or_after_each_multiple_stays() -> None:
 
 
 def test_of_one_step_that_of_the_latest_generation_stays() -> None:
-    """What went before it was rolled back."""
+    """The steps before it were repeated."""
     assert kept_forever([CheckpointPosition(1, 100), CheckpointPosition(2, 100)], 100) == {CheckpointPosition(2, 100)}
 
 
 def test_what_training_went_back_behind_is_not_kept_for_good() -> None:
-    """A later generation's checkpoint of an earlier step tells; one of a later step is how training goes on."""
+    """A later generation's checkpoint of an earlier step shows that; one of a later step is normal progress."""
     before, after = (
         steps(150, 200, 300),
         [CheckpointPosition(2, 195), CheckpointPosition(2, 205), CheckpointPosition(3, 290)],
@@ -56,7 +56,7 @@ def test_one_is_due_at_each_multiple_of_the_steps() -> None:
 
 
 def test_one_is_due_when_the_time_has_passed() -> None:
-    """Counted from the one before."""
+    """Counted from the last one."""
     schedule = CheckpointSchedule(Checkpoint(url="x", every_s=5), step=0, now=100.0)
     assert [now for now in (101.0, 105.0, 106.0, 110.0) if schedule.due(1, now)] == [105.0, 110.0]
     assert schedule.age_s(112.0) == 2.0

@@ -1,4 +1,4 @@
-"""What tells a place of checkpoints from all others."""
+"""The identity of a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_other_names_of_a_folder_are_that_folder(tmp_path: Path, monkeypatch: py
 
 
 def test_a_folder_stays_the_same_when_it_is_used_and_moved(tmp_path: Path) -> None:
-    """What is written there changes nothing, nor does another look, nor a `touch`."""
+    """Writing there does not change it, nor does reading it again, nor a `touch`."""
     before = storage_at(str(tmp_path / "place")).identity()
     storage_at(str(tmp_path / "place")).check()
     os.utime(tmp_path / "place" / IDENTITY_FILE, (0, 0))
@@ -29,8 +29,8 @@ def test_a_folder_stays_the_same_when_it_is_used_and_moved(tmp_path: Path) -> No
     assert storage_at(str(tmp_path / "moved")).identity() == before
 
 
-def test_a_folder_that_is_made_anew_is_another(tmp_path: Path) -> None:
-    """Even where its mark has the inode and the time of the one before; one with an empty mark gets a line in it."""
+def test_a_folder_that_is_created_again_is_another(tmp_path: Path) -> None:
+    """Even if its file has the inode and the time of the earlier one; an empty file gets a line."""
     mark = tmp_path / IDENTITY_FILE
     mark.touch()
     before = storage_at(str(tmp_path)).identity()
@@ -45,7 +45,7 @@ def test_a_folder_that_is_made_anew_is_another(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_a_folder_is_another(tmp_path: Path) -> None:
-    """With the times of its files, too; so is a folder that takes the path of one that was moved away."""
+    """Even with the times of its files; so is a folder at the path of one that was moved away."""
     places = [tmp_path / name for name in ("place", "copy", "place")]
     found = [storage_at(str(places[0])).identity()]
     shutil.copytree(places[0], places[1])
@@ -56,7 +56,7 @@ def test_a_copy_of_a_folder_is_another(tmp_path: Path) -> None:
 
 
 def test_a_place_in_an_object_store_goes_by_its_url() -> None:
-    """Nothing is asked of the store, and a slash at the end means nothing."""
+    """Without a request to the store; a slash at its end does not matter."""
     names = ["s3://bucket/nightly", "s3://bucket/nightly/", "s3://bucket/nightly-2"]
     one, again, other = (storage_at(name).identity() for name in names)
     assert one == again != other

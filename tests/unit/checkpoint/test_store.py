@@ -45,7 +45,7 @@ def folder_of(place: Path, step: int) -> Path:
 
 
 def test_what_was_written_is_loaded(tmp_path: Path) -> None:
-    """Arrays, what else there is, and what the manifest tells of it."""
+    """Arrays, other values, and what the manifest contains."""
     store = stored(tmp_path / "new" / "place")
     before = time.time()
     written = store.write(snapshot_at(step=25, generation=3))
@@ -63,7 +63,7 @@ def test_what_was_written_is_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", ["a check", "a write"])
 def test_a_new_place_is_there_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
-    """Each folder made on the way has its entry synced, else a power cut takes the first checkpoint with its place."""
+    """Each new parent folder is synced, else a power cut could lose it with the first checkpoint."""
     synced: list[str] = []
     fsync = os.fsync
 
@@ -115,7 +115,7 @@ def test_where_the_first_was_never_finished_nothing_is_found(
 
 @pytest.mark.parametrize("place", ["{}", "memory://lost"])
 def test_where_all_manifests_are_gone_no_training_begins(tmp_path: Path, place: str) -> None:
-    """There were checkpoints, as their folders say, and the error says what to do; nothing of them is removed."""
+    """Their folders show that there were checkpoints. The error says what to do; nothing is removed."""
     store = stored(place.format(tmp_path), 1, 2)
     fs, root = fsspec.core.url_to_fs(store.spec.url)
     fs.rm([path for path in fs.find(root) if path.endswith(MANIFEST)])
@@ -133,7 +133,7 @@ def test_where_all_manifests_are_gone_no_training_begins(tmp_path: Path, place: 
 
 
 def test_one_that_is_finished_while_it_is_looked_at_is_none_without_a_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its manifest was not there yet, and its draft is no more."""
+    """Its manifest did not exist yet, and its draft does not any more."""
     store = stored("memory://meanwhile")
     real_open, looked = store._storage.open, list[str]()
 
@@ -150,7 +150,7 @@ def test_one_that_is_finished_while_it_is_looked_at_is_none_without_a_manifest(m
 
 
 def test_of_a_draft_that_is_removed_the_mark_goes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interruption leaves a draft, and not what looks as if it had lost its manifest."""
+    """An interruption leaves a draft, and not a folder that seems to have lost its manifest."""
     store = stored("memory://unmade")
     fs = fsspec.filesystem("memory")
     removed: list[str] = []
@@ -220,7 +220,7 @@ def test_json_without_end_is_damage(tmp_path: Path) -> None:
 
 
 def test_what_was_passed_by_is_known(tmp_path: Path) -> None:
-    """Whoever goes back to an older one can say how far, and why."""
+    """So that a training that goes back to an older one can report how far, and why."""
     store = stored(tmp_path, 1, 2, 3)
     newest, middle = folder_of(tmp_path, 3), folder_of(tmp_path, 2)
     flip(newest / MANIFEST, at=40)
@@ -236,7 +236,7 @@ def test_what_was_passed_by_is_known(tmp_path: Path) -> None:
     assert fresh.skipped == ()
 
 
-def test_one_of_an_unknown_format_is_not_passed_by(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_unknown_format_is_not_skipped(tmp_path: Path) -> None:
     """A later version wrote it, and training would go back behind it: the error says which version, and what to do."""
     store = stored(tmp_path, 1, 2)
     reformat(folder_of(tmp_path, 2), 7)
@@ -252,7 +252,7 @@ def test_one_of_an_unknown_format_is_not_passed_by(tmp_path: Path) -> None:
     assert found[1].step == 3
 
 
-def test_damage_is_said(tmp_path: Path) -> None:
+def test_the_error_says_what_is_damaged(tmp_path: Path) -> None:
     """Which file, and how much of it is there."""
     store = stored(tmp_path, 1)
     folder = folder_of(tmp_path, 1)
@@ -268,7 +268,7 @@ def test_damage_is_said(tmp_path: Path) -> None:
 
 
 def test_a_manifest_of_another_checkpoint_is_not_believed(tmp_path: Path) -> None:
-    """A folder that somebody renamed would be taken for a later one."""
+    """A renamed folder would count as a later one."""
     stored(tmp_path, 1)
     folder = folder_of(tmp_path, 1)
     folder.rename(tmp_path / folder.name.replace("step-000000001", "step-000000099"))
@@ -306,7 +306,7 @@ def test_the_newest_stay_and_some_for_good(tmp_path: Path) -> None:
 
 
 def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
-    """If the newest are damaged, older ones are all there is: as many whole ones as wished for stay."""
+    """If the newest are damaged, older ones are all there is: `keep_last` intact ones stay."""
     store = stored(tmp_path, 1, 2, 3, 4, 5)
     for step in (4, 5):
         flip(folder_of(tmp_path, step) / "model.safetensors")
@@ -319,7 +319,7 @@ def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
 
 
 def test_where_none_is_whole_all_stays(tmp_path: Path) -> None:
-    """A person may yet save something from them."""
+    """A person may be able to recover something from them."""
     store = stored(tmp_path, 1, 2)
     for step in (1, 2):
         flip(folder_of(tmp_path, step) / "model.safetensors")
@@ -339,8 +339,8 @@ def test_an_earlier_generation_removes_none_of_a_later(tmp_path: Path) -> None:
     assert is_whole(store.load(written))
 
 
-def test_what_has_come_further_in_an_earlier_generation_is_told_of_and_stays(tmp_path: Path) -> None:
-    """Whoever loads is warned of it, and it is removed as any other once training has come as far."""
+def test_a_later_step_of_an_earlier_generation_is_kept_with_a_warning(tmp_path: Path) -> None:
+    """`load_newest` warns of it, and it is pruned like any other when training has reached its step."""
     store = stored(tmp_path, 900, 901, generation=1)
     stored(tmp_path, 30, generation=2)
     fresh = CheckpointStore(Checkpoint(url=str(tmp_path), keep_last=2))
@@ -361,7 +361,7 @@ def test_what_has_come_further_in_an_earlier_generation_is_told_of_and_stays(tmp
     assert again.further is None
 
 
-def test_what_was_left_unfinished_is_removed_once_nobody_writes_to_it(tmp_path: Path) -> None:
+def test_an_abandoned_draft_is_removed(tmp_path: Path) -> None:
     """A draft, and a removal that was interrupted; neither is before an hour has passed without a change."""
     store = stored(tmp_path, 1, 2)
     half_removed = folder_of(tmp_path, 1)
@@ -376,7 +376,7 @@ def test_what_was_left_unfinished_is_removed_once_nobody_writes_to_it(tmp_path: 
 
 @pytest.mark.parametrize("harm", ["of a later version", "flipped", "torn", "renamed"])
 def test_one_whose_manifest_can_not_be_read_is_never_removed(tmp_path: Path, harm: str) -> None:
-    """It is not abandoned: whoever wrote it has finished it, and its arrays may be all there."""
+    """It is not abandoned: its writer finished it, and its arrays may be complete."""
     stored(tmp_path, 1, 2)
     folder = folder_of(tmp_path, 1)
     if harm == "of a later version":
@@ -408,8 +408,10 @@ def test_one_that_comes_while_others_are_judged_stays(tmp_path: Path, monkeypatc
     assert 5 in steps_of(store)
 
 
-def test_whoever_is_overtaken_while_loading_takes_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that it saw have been removed in favour of those that came since."""
+def test_a_checkpoint_that_is_pruned_while_it_is_loaded_is_replaced_by_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that were listed have been removed in favour of newer ones."""
     store = stored(tmp_path, 1, 2)
     info = store.info
 
@@ -424,8 +426,10 @@ def test_whoever_is_overtaken_while_loading_takes_a_newer_one(tmp_path: Path, mo
     assert found[1].step == 3
 
 
-def test_one_that_can_not_be_read_now_is_not_taken_for_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither passed by, which would lose steps, nor removed."""
+def test_a_checkpoint_that_can_not_be_read_now_does_not_count_as_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is neither skipped, which would lose steps, nor removed."""
     stored(tmp_path, 1, 2)
     store = stored(tmp_path, keep_last=1)
 
@@ -474,7 +478,7 @@ def test_one_that_is_removed_while_it_is_loaded_is_loaded(tmp_path: Path, monkey
     assert not Path(info.url).exists()
 
 
-def test_a_path_that_can_not_be_written_to_is_told_at_the_start(tmp_path: Path) -> None:
+def test_a_path_that_can_not_be_written_to_is_refused_at_the_start(tmp_path: Path) -> None:
     """The error names the path and says what to do; a check leaves nothing behind but the folder."""
     stored(tmp_path / "place").check()
     assert list((tmp_path / "place").iterdir()) == []
@@ -518,8 +522,8 @@ def test_arrays_that_can_not_be_stored_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_fails_at_the_very_end_may_have_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an object store that answers neither to the last file nor to its removal: then it is as good as any."""
+def test_a_store_that_fails_at_the_last_file_may_have_stored_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as an object store that answers neither the last write nor the removal: the checkpoint can be loaded."""
     draft = storage.ObjectStorage.draft
 
     @contextlib.contextmanager
@@ -549,8 +553,8 @@ def test_a_place_that_fails_at_the_very_end_may_have_the_whole(monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_trouble_that_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few times; a full disk is no such trouble."""
+def test_temporary_errors_are_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few times; a full disk is not temporary."""
     tries: list[int] = []
 
     def fail(*_: object) -> None:
@@ -569,7 +573,7 @@ def test_trouble_that_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_piece_that_can_not_be_had_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And none of those before it: a large checkpoint takes long to read, and any of it may fail once."""
+    """Only that read: a large checkpoint takes long, and each read may fail once."""
     answers: list[None] = []
     stored(tmp_path, 1)
     store = CheckpointStore(Checkpoint(url=str(tmp_path)), answered=lambda: answers.append(None))
@@ -619,7 +623,7 @@ class Flaky:
 def test_what_is_known_is_not_read_again_while_it_is_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever else comes and goes: older ones that are removed, one that is unfinished."""
+    """Even if older ones are removed meanwhile, or one is unfinished."""
     store = stored(tmp_path, 1, 2, 3)
     known = store.load_newest()
     unfinished = Path(store.list()[-1].url).rename(tmp_path / "step-000000004-gen-000001-0a1b2c3d")

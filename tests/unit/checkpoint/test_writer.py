@@ -1,4 +1,4 @@
-"""Checkpoints written beside a training."""
+"""Checkpoints that are written while training continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edl_runtime.checkpoint.writer import CheckpointWriter
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Stores write nothing until this is set."""
+    """Stores write nothing until this event is set."""
     free = threading.Event()
 
     def held_up(*args: Any) -> Any:
@@ -35,7 +35,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def test_the_arrays_are_those_of_the_moment(tmp_path: Path, held: threading.Event) -> None:
-    """A training goes on in the same memory while they are written, and at its end waits no longer than it may."""
+    """Training changes the same memory while they are written, and its end waits only for the given time."""
     store = stored(tmp_path)
     writer = CheckpointWriter(store)
     snapshot = snapshot_at(5)
@@ -51,7 +51,7 @@ def test_the_arrays_are_those_of_the_moment(tmp_path: Path, held: threading.Even
     assert is_whole(found[1])
 
 
-def test_memory_is_used_again(tmp_path: Path) -> None:
+def test_memory_is_reused(tmp_path: Path) -> None:
     """Fresh memory costs more than the copy; another shape gets memory of its own."""
     writer = CheckpointWriter(stored(tmp_path))
     writer.save(lambda: snapshot_at(1))
@@ -61,8 +61,8 @@ def test_memory_is_used_again(tmp_path: Path) -> None:
     assert writer._buffers.copy(snapshot_at(3, size=7)).arrays["model"]["weight"].shape == (7,)
 
 
-def test_a_slow_store_does_not_hold_up_the_training(tmp_path: Path, held: threading.Event) -> None:
-    """One that is due while another is being written is left out, with a word, and the next one is written."""
+def test_a_slow_store_does_not_stop_training(tmp_path: Path, held: threading.Event) -> None:
+    """A checkpoint that is due while another is being written is skipped with a warning; the next one is written."""
     store = stored(tmp_path)
     writer = CheckpointWriter(store)
     taken: list[int] = []
@@ -83,8 +83,8 @@ def test_a_slow_store_does_not_hold_up_the_training(tmp_path: Path, held: thread
     assert steps_of(store) == [4, 1]
 
 
-def test_a_failure_is_told_and_the_next_is_tried(tmp_path: Path) -> None:
-    """It never reaches the training."""
+def test_a_failure_is_notified_and_the_next_checkpoint_is_tried(tmp_path: Path) -> None:
+    """It is not raised in the training."""
     notes: list[str] = []
     place = tmp_path / "place"
     place.write_text("in the way")
@@ -102,8 +102,8 @@ def test_a_failure_is_told_and_the_next_is_tried(tmp_path: Path) -> None:
     assert steps_of(store) == [2]
 
 
-def test_the_last_one_is_written_at_once_or_fails_loudly(tmp_path: Path) -> None:
-    """It is the one that the next run goes on from."""
+def test_save_now_returns_a_stored_checkpoint_or_raises(tmp_path: Path) -> None:
+    """The next run continues from it."""
     store = stored(tmp_path / "place")
     writer = CheckpointWriter(store)
     writer.save(lambda: snapshot_at(1))
@@ -115,8 +115,8 @@ def test_the_last_one_is_written_at_once_or_fails_loudly(tmp_path: Path) -> None
     writer.close()
 
 
-def test_the_last_one_is_not_written_twice_unless_metrics_were_noted_since(tmp_path: Path) -> None:
-    """If the one of that step was being written, that is it; a script that evaluates at last waits for its metrics."""
+def test_save_now_writes_a_step_again_only_with_other_metrics(tmp_path: Path) -> None:
+    """A checkpoint of that step that is being written counts, unless the script has set metrics since."""
     store = stored(tmp_path)
     writer = CheckpointWriter(store)
     writer.save(lambda: snapshot_at(7))
@@ -127,23 +127,23 @@ def test_the_last_one_is_not_written_twice_unless_metrics_were_noted_since(tmp_p
     writer.close()
 
 
-def test_each_is_told_and_old_ones_are_removed_as_new_ones_come(tmp_path: Path) -> None:
-    """As many stay as the spec says; whoever wants to know is told of each, with what it took."""
-    told: list[tuple[CheckpointInfo, float]] = []
+def test_each_checkpoint_is_reported_and_old_ones_are_pruned(tmp_path: Path) -> None:
+    """`keep_last` of them stay; `saved` gets each with its duration."""
+    reported: list[tuple[CheckpointInfo, float]] = []
     store = stored(tmp_path, keep_last=2)
-    writer = CheckpointWriter(store, saved=lambda info, took_s: told.append((info, took_s)))
+    writer = CheckpointWriter(store, saved=lambda info, took_s: reported.append((info, took_s)))
     for step in range(5):
         assert writer.save(partial(snapshot_at, step))
         assert writer.wait(30)
     assert writer.close()
     assert steps_of(store) == [4, 3]
-    assert [info.manifest.step for info, _ in told] == list(range(5))
-    assert all(took_s > 0 for _, took_s in told)
-    assert is_whole(store.load(told[-1][0]))
+    assert [info.manifest.step for info, _ in reported] == list(range(5))
+    assert all(took_s > 0 for _, took_s in reported)
+    assert is_whole(store.load(reported[-1][0]))
 
 
-def test_a_writer_that_others_have_overtaken_says_so(tmp_path: Path) -> None:
-    """Once, with the name of a later one; as long as all are of its own generation or before, it says nothing."""
+def test_a_checkpoint_of_a_later_generation_is_notified_once(tmp_path: Path) -> None:
+    """With its name; checkpoints of the same or earlier generations are not."""
     notes: list[str] = []
     writer = CheckpointWriter(stored(tmp_path, 9, keep_last=1), notify=notes.append)
     writer.save_now(lambda: snapshot_at(10, generation=2))
@@ -157,8 +157,8 @@ def test_a_writer_that_others_have_overtaken_says_so(tmp_path: Path) -> None:
     assert is_whole(other.load(kept[-1]))
 
 
-def test_what_capture_raises_is_the_trainings_own(tmp_path: Path) -> None:
-    """A mistake in it is no trouble with a store, and the writer goes on."""
+def test_an_error_of_capture_is_raised_in_the_training(tmp_path: Path) -> None:
+    """It is not an error of the store, and the writer still works."""
     writer = CheckpointWriter(stored(tmp_path))
     with pytest.raises(ZeroDivisionError):
         writer.save(lambda: snapshot_at(1 // 0))

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("nothing_at_exit")
 BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
 
 
-def test_two_trainings_at_one_place_are_told_of(tmp_path: Path) -> None:
+def test_two_trainings_in_one_folder_are_reported(tmp_path: Path) -> None:
     """The one of the earlier generation says that there is another, and ends with a checkpoint that is there."""
     (first, link), (second, others) = begin(tmp_path, every_steps=1), begin(tmp_path, every_steps=1)
     model, _ = first.wrap(*model_and_optimizer())
@@ -55,7 +55,7 @@ def test_two_trainings_at_one_place_are_told_of(tmp_path: Path) -> None:
     assert (last.step, Path(last.url).is_dir()) == (6, True)
 
 
-def test_a_training_that_leaves_out_what_had_come_further_says_so(tmp_path: Path) -> None:
+def test_a_training_reports_a_later_step_of_an_earlier_generation(tmp_path: Path) -> None:
     """As after two at one place: the later generation counts, and its steps are fewer."""
     (first, _), (second, _) = begin(tmp_path, every_steps=1), begin(tmp_path, every_steps=1)
     model, _ = first.wrap(*model_and_optimizer())
@@ -109,7 +109,7 @@ def test_micro_batches_train_as_the_whole_batch_does() -> None:
             np.testing.assert_allclose(weights[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_a_later_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_later_run_continues_with_the_same_result(tmp_path: Path) -> None:
     """Model, optimizer, schedule, data and random numbers come from the checkpoint, also into layers made otherwise."""
 
     def schedule() -> Any:
@@ -160,7 +160,7 @@ def test_a_later_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     assert Path(result["checkpoint"]).is_dir()
 
 
-def test_a_later_run_of_what_is_trained_already_says_so(tmp_path: Path) -> None:
+def test_a_later_run_reports_that_all_epochs_are_trained(tmp_path: Path) -> None:
     """Once, also by epochs; it trains nothing. The run before says nothing at its end."""
     for number, by_epochs in enumerate((False, False, True)):
         run, link = begin(tmp_path)
@@ -168,11 +168,11 @@ def test_a_later_run_of_what_is_trained_already_says_so(tmp_path: Path) -> None:
         data = run.data(SAMPLES, **BATCHES)
         seen = [batch for _, batches in data.epochs() for batch in batches] if by_epochs else train(run, model, data)
         assert bool(seen) is (number == 0)
-        told = [word.text.partition(";")[0] for word in link.said if isinstance(word, Note)]
-        assert told == ["all 2 epochs are trained already"][:number]
+        notes = [word.text.partition(";")[0] for word in link.said if isinstance(word, Note)]
+        assert notes == ["all 2 epochs are trained already"][:number]
 
 
-def test_a_training_that_was_stopped_early_goes_on_for_an_epoch_and_stops_again(tmp_path: Path) -> None:
+def test_a_training_that_was_stopped_early_continues_for_an_epoch_and_stops_again(tmp_path: Path) -> None:
     """As docs/elastic-training.md says of its example: the counter is in the last checkpoint."""
     for epochs in ([0, 1, 2], [3], [4]):
         run, _ = begin(tmp_path)
@@ -189,7 +189,7 @@ def test_a_training_that_was_stopped_early_goes_on_for_an_epoch_and_stops_again(
 
 
 def test_checkpoints_are_written_when_they_are_due(tmp_path: Path) -> None:
-    """Each is told with its step; the last is the end's."""
+    """Each is reported with its step; the last is the end's."""
     run, link = begin(tmp_path, every_steps=2)
     model, _ = run.wrap(*model_and_optimizer())
     train(run, model, run.data(SAMPLES, **BATCHES), after=run._checkpoints._writer.wait)
@@ -211,7 +211,7 @@ def back(place: Path) -> None:
 def test_the_last_weights_wait_for_a_store_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    """All is trained, or this instance was told to leave: it says so once, and writes them when the store is back."""
+    """All is trained, or this instance was notes to leave: it says so once, and writes them when the store is back."""
     monkeypatch.setattr("edl_runtime.elastic.training.checkpointing.FIRST_PAUSE_S", 0.001)
     place = tmp_path / "place"
     run, link = begin(place)
@@ -257,7 +257,7 @@ def test_a_store_that_stays_away_is_given_up(tmp_path: Path, monkeypatch: pytest
 
 
 def test_who_takes_over_counts_on_from_the_last_checkpoint(tmp_path: Path) -> None:
-    """It is told with the state how long ago that was; what was begun is not begun again."""
+    """It is notes with the state how long ago that was; what was begun is not begun again."""
     saver = CheckpointManager(Checkpoint(url=str(tmp_path), every_s=3600), QuietLink())
     saver.begin(5, unsaved_s=1800)
     assert not saver.due(6)
@@ -305,8 +305,8 @@ def test_an_early_end_is_one_for_the_whole_run_of_the_job(tmp_path: Path) -> Non
     again.finish()
 
 
-def test_who_waits_for_the_end_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that one that hangs there is found, as at the end of a step; who writes the checkpoint waits for nobody."""
+def test_a_rank_reports_that_it_waits_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that one that hangs there is found, as in a step; the rank that writes the checkpoint waits for none."""
     run, link = begin()
     run.wrap(*model_and_optimizer())
     next(iter(run.data(SAMPLES, **BATCHES)))
@@ -375,7 +375,7 @@ def test_a_reader_that_reads_into_the_next_epoch_is_refused() -> None:
         data.through(reader)
 
 
-def test_who_forgets_to_step_is_told_at_the_second_batch() -> None:
+def test_a_missing_step_is_an_error_at_the_second_batch() -> None:
     """Else the model would be trained on nothing for hours."""
     run, _ = begin()
     model, _ = run.wrap(*model_and_optimizer())
@@ -409,7 +409,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     assert "optimizer 'second.weight/moment1': float32 (5, 1) here, float32 (3, 1) there" in refused.value.differences
 
 
-def test_a_training_does_not_begin_anew_where_its_checkpoints_are_damaged(tmp_path: Path) -> None:
+def test_a_training_does_not_start_over_if_its_checkpoints_are_damaged(tmp_path: Path) -> None:
     """The error says so, and leaves them as they are."""
     run, _ = begin(tmp_path)
     model, _ = run.wrap(*model_and_optimizer())
@@ -424,7 +424,7 @@ def test_a_training_does_not_begin_anew_where_its_checkpoints_are_damaged(tmp_pa
     assert sorted(tmp_path.rglob("*")) == kept
 
 
-def test_a_training_that_goes_back_behind_a_damaged_checkpoint_says_so(tmp_path: Path) -> None:
+def test_a_training_reports_that_it_skips_a_damaged_checkpoint(tmp_path: Path) -> None:
     """Among its events: how far, and what is wrong with which."""
     run, _ = begin(tmp_path, every_steps=2)
     model, _ = run.wrap(*model_and_optimizer())
@@ -487,7 +487,7 @@ def test_numbers_of_numpy_s_are_taken_for_python_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_type_that_checkpoints_can_not_hold_is_told_at_the_start(tmp_path: Path, *, kept: bool) -> None:
+def test_a_type_that_checkpoints_can_not_hold_is_refused_at_the_start(tmp_path: Path, *, kept: bool) -> None:
     """With the parameter's name, and not at the end of a training of hours; where none are kept any will do."""
     run, _ = begin(tmp_path if kept else None)
     model, optimizer = model_and_optimizer()
@@ -499,8 +499,8 @@ def test_a_type_that_checkpoints_can_not_hold_is_told_at_the_start(tmp_path: Pat
         run.wrap(model, optimizer)
 
 
-def test_the_loss_that_is_told_is_the_step_s_own(tmp_path: Path) -> None:
-    """Whatever a script has noted under that name some steps before; noted, it is told by those that give none."""
+def test_the_reported_loss_is_that_of_the_step(tmp_path: Path) -> None:
+    """Whatever a script has noted under that name some steps before; noted, it is notes by those that give none."""
     for gives in (True, False):
         run, link = begin(tmp_path / str(gives), every_steps=1)
         model, _ = run.wrap(*model_and_optimizer())

@@ -36,8 +36,8 @@ def scheduled() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", [number, scheduled])
-def test_a_lost_step_counts_from_the_rate_at_which_its_batch_was_drawn(kind: Any) -> None:
-    """What the script has done since, and does before it draws that batch again, is for a step that has not been."""
+def test_a_lost_step_restores_the_rate_of_its_batch(kind: Any) -> None:
+    """The script's changes since then, and until that batch comes again, belong to the lost step."""
     optimizer, lower = kind()
     rate = LearningRate(optimizer)
     rate.note_batch()
@@ -63,8 +63,8 @@ def test_a_lost_step_counts_from_the_rate_at_which_its_batch_was_drawn(kind: Any
 
 
 @pytest.mark.parametrize("kind", [number, scheduled])
-def test_a_lost_step_without_a_batch_takes_nothing_back(kind: Any) -> None:
-    """A rank that had none has set its rate for the step before; nor is what others do without it forgotten later."""
+def test_a_lost_step_without_a_batch_undoes_no_change(kind: Any) -> None:
+    """A rank without a batch has set its rate for the step before; later changes stay, too."""
     optimizer, lower = kind()
     rate = LearningRate(optimizer)
     rate.note_batch()
@@ -82,7 +82,7 @@ def test_a_lost_step_without_a_batch_takes_nothing_back(kind: Any) -> None:
 
 
 def test_a_step_takes_the_agreed_rate_times_the_factor() -> None:
-    """A number is the agreed one from then on; a scheduler goes on from its own."""
+    """A number stays the agreed one; a scheduler continues from its own."""
     for kind, after in ((number, 3.0), (scheduled, 1.0)):
         optimizer, lower = kind()
         rate = LearningRate(optimizer)
@@ -93,8 +93,8 @@ def test_a_step_takes_the_agreed_rate_times_the_factor() -> None:
         assert optimizer.get_lr() == after / 2
 
 
-def test_ranks_know_the_numbers_of_those_that_have_one() -> None:
-    """To the bit, be it 0 or no number."""
+def test_ranks_learn_the_numbers_of_those_that_have_one() -> None:
+    """Bit for bit, also 0 and NaN."""
     for rates in ([0.1, 0.2, None], [None, 1 / 3, 0.1], [None, 0.0, 1.0], [-0.5, None, None], [math.inf, 1.0, None]):
         slots = [encode_slots(rate, rank, 3) for rank, rate in enumerate(rates)]
         found = decode_slots([sum(each) for each in zip(*slots, strict=True)])
@@ -104,8 +104,8 @@ def test_ranks_know_the_numbers_of_those_that_have_one() -> None:
     assert decode_slots(encode_slots(None, 1, 2)) == []
 
 
-def test_the_rate_that_a_script_has_set_goes_on_in_a_later_run(tmp_path: Path) -> None:
-    """As the checkpoint has it, and not as the optimizer was made; what is set after `wrap` counts again."""
+def test_a_later_run_continues_with_the_rate_that_the_script_has_set(tmp_path: Path) -> None:
+    """The checkpoint's rate, not the optimizer's initial one; a rate that is set after `wrap` counts."""
     run, link = begin(tmp_path)
     model, optimizer = run.wrap(*model_and_optimizer(rate=0.1))
     batches = iter(run.data(SAMPLES, **BATCHES))
@@ -129,8 +129,8 @@ def training_of(run: Run) -> Any:
     return run._wrapped
 
 
-def test_two_losses_in_a_row_take_nothing_back_that_others_have_applied() -> None:
-    """What a rank was given after the first is what it goes back to in the second."""
+def test_two_lost_steps_in_a_row_keep_what_other_ranks_have_applied() -> None:
+    """The second restores what the rank received after the first."""
     rate = LearningRate(model_and_optimizer(rate=1.0)[1])
     rate.note_batch()
     rate.undo_step()
@@ -148,8 +148,8 @@ def test_factors_of_the_known_scalings() -> None:
     assert scaling_factor(lambda size: 1 + size, 4) == 5
 
 
-def test_a_rate_grows_by_and_by_and_falls_at_once() -> None:
-    """Warm-up is for what could diverge."""
+def test_a_rate_grows_gradually_and_falls_at_once() -> None:
+    """Only a growing rate could make training diverge."""
     grown = RateScale().towards(4.0, 10, 3)
     assert [grown.at(step) for step in (10, 11, 12, 13, 99)] == [1.75, 2.5, 3.25, 4.0, 4.0]
     assert grown.towards(4.0, 11, 3) is grown
@@ -157,8 +157,8 @@ def test_a_rate_grows_by_and_by_and_falls_at_once() -> None:
     assert [shrunk.at(step) for step in (20, 21)] == [2.0, 2.0]
 
 
-def test_a_change_in_the_middle_of_a_warm_up_goes_on_from_there() -> None:
-    """No step of the way is jumped over."""
+def test_a_change_during_a_warm_up_continues_from_there() -> None:
+    """The rate does not jump."""
     again = RateScale().towards(4.0, 0, 3).towards(5.0, 2, 1)
     assert again.begin == 3.25
     assert again.at(2) == pytest.approx((3.25 + 5) / 2)

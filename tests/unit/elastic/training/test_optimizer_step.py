@@ -332,7 +332,7 @@ def looking_up(*, sparse: bool = True, lazy: bool = False) -> tuple[Any, Any]:
     return model, paddle.optimizer.Adam(0.1, parameters=model.parameters(), lazy_mode=lazy)
 
 
-anew = paddle.utils.unique_name.guard
+fresh_names = paddle.utils.unique_name.guard
 """As in a new process: it is by names that an optimizer finds its own in what it loads."""
 
 
@@ -361,7 +361,7 @@ def move_scheduler(_model: Any, optimizer: Any, step: int) -> None:
 @cache
 def trained_before() -> tuple[Any, Any]:
     """Return what another training has come to: weights and moments."""
-    with anew():
+    with fresh_names():
         model, optimizer = plain()
         stepped_by_hand(model, optimizer)
     return model.state_dict(), optimizer.state_dict()
@@ -432,7 +432,7 @@ ADVICE = {
 @pytest.mark.parametrize("advice", ADVICE.values(), ids=ADVICE)
 def test_a_script_that_does_as_it_is_told_trains_as_before(advice: Advice) -> None:
     """What its error says comes to the same weights as what it did where Paddle alone trained."""
-    with anew():
+    with fresh_names():
         before, own = (advice.alone or advice.make)()
         advice.first(before, own)
         untrained = arrays_of(before)
@@ -440,13 +440,13 @@ def test_a_script_that_does_as_it_is_told_trains_as_before(advice: Advice) -> No
     assert all(not np.array_equal(value, untrained[name]) for name, value in arrays_of(before).items())
 
     run, _ = begin()
-    with anew(), pytest.raises((StepError, SpecError), match=advice.message):  # noqa: PT012 -- at wrap, or later
+    with fresh_names(), pytest.raises((StepError, SpecError), match=advice.message):  # noqa: PT012 -- at wrap, or later
         model, optimizer = (advice.mistake or advice.make)()
         run.wrap(model, optimizer)
         loop(run, model, between=lambda: advice.wrong(model, optimizer, run.step_number))
 
     run, _ = begin()
-    with anew():
+    with fresh_names():
         model, optimizer = advice.make()
         advice.first(model, optimizer)
         run.wrap(model, optimizer)

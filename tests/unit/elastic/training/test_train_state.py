@@ -1,4 +1,4 @@
-"""What models and optimizers hold, out and in again; and their gradients, added up."""
+"""The state of models and optimizers, saved and loaded; and the sum of their gradients."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def step(model: Any, optimizer: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Momentum", "Adam", "AdamW", "Adagrad", "RMSProp", "Lamb", "SGD"])
-def test_a_state_trains_on_in_another_process_s_model(kind: str) -> None:
-    """Whatever order the layers were made in, and before the optimizer has made a step there."""
+def test_a_state_continues_in_another_process_s_model(kind: str) -> None:
+    """Whatever the order of its layers, and before its optimizer has made a step."""
     models = [model_and_optimizer(order=order)[0] for order in (1, -1)]
     optimizers = [getattr(paddle.optimizer, kind)(0.05, parameters=model.parameters()) for model in models]
     first, second = (StateParts([pair]) for pair in zip(models, optimizers, strict=True))
@@ -38,7 +38,7 @@ def test_a_state_trains_on_in_another_process_s_model(kind: str) -> None:
 
 
 def test_groups_of_parameters_and_half_precision_are_kept() -> None:
-    """bfloat16 weights travel as their bits, the masters that are trained as float32."""
+    """bfloat16 weights are sent as their bits, their float32 master weights as float32."""
     model, _ = model_and_optimizer()
     model.to(dtype="bfloat16")
     groups = [{"params": [each], "weight_decay": 0.1} for each in model.parameters()]
@@ -62,7 +62,7 @@ def test_what_is_frozen_is_in_the_model_and_not_in_the_gradients() -> None:
 
 @pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
 def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
-    """What no rank has a gradient of is not trained, as if there were one rank."""
+    """A parameter without a gradient on any rank is not trained."""
     first, second, third = (paddle.create_parameter([2], "float32") for _ in range(3))
     gradients = kind([first, second, third])
     for _ in range(2):  # buffers are used again
@@ -87,7 +87,7 @@ def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
 def test_sparse_gradients_are_added_up(kind: Any) -> None:
-    """Of rows that differ from rank to rank, and that come several times."""
+    """Rows may differ between ranks, and may repeat."""
     sparse, dense = (paddle.nn.Embedding(5, 2, sparse=each) for each in (True, False))
     found = []
     for layer in (sparse, dense):
@@ -123,8 +123,8 @@ class Failing(ProcessGroup):
         raise GroupLostError(1, "the test")
 
 
-def test_what_a_failed_sum_leaves_is_not_trained_on() -> None:
-    """Also where a rank had no sample; and each step's gradients are in the same memory."""
+def test_the_result_of_a_failed_sum_is_not_used() -> None:
+    """Also on a rank without a sample; and each step's gradients use the same memory."""
     parameter = paddle.create_parameter([2], "float32")
     gradients = HostGradients([parameter])
     parameter.sum().backward()
@@ -142,8 +142,8 @@ def test_what_a_failed_sum_leaves_is_not_trained_on() -> None:
     assert parameter.grad.data_ptr() == place
 
 
-def test_who_is_ahead_gives_its_state() -> None:
-    """Nobody needs to when all are at the same step; rank 0 begins when nobody has any."""
+def test_the_rank_that_is_ahead_sends_its_state() -> None:
+    """None does if all are at the same step; rank 0 does if none has any."""
     assert state_source([None, None]) == 0
     assert state_source([4, 5, None]) == 1
     assert state_source([5, 5, None]) == 0

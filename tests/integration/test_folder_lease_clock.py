@@ -1,4 +1,4 @@
-"""Leases of a place of checkpoints while Redis's clock is set back and on."""
+"""Leases of a checkpoint folder while Redis's clock is set back and forward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TTL_S = 3.0
 
 @pytest.fixture
 async def client(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Redis]:
-    """No time passes but where a test lets it."""
+    """Time passes only where a test says so."""
     take_time_from_a_key(monkeypatch)
     async with connect(own_redis.url) as client:
         await set_clock(client, START_S)
@@ -31,7 +31,7 @@ async def client(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Asy
 
 
 async def hold(client: Redis, job: str) -> list[Any]:
-    """Take or renew a lease for a process of the job; return what stands against it."""
+    """Take or renew a lease for a process of the job; return the answer."""
     words = [f"{job}-0", round(TTL_S * 1000), job, job]
     answer: list[Any] = await run_script(client, "checkpoint_lease", keys.checkpoint_lease("/kept"), words)
     return answer
@@ -41,7 +41,7 @@ async def hold(client: Redis, job: str) -> list[Any]:
 async def test_a_dead_job_s_place_is_free_when_its_lease_has_run_out_though_the_clock_is_set_back(
     client: Redis, jump_s: float
 ) -> None:
-    """Whoever asks is told how long that is at most."""
+    """Another job gets the longest time to wait."""
     await hold(client, "dead")
     await set_clock(client, START_S + jump_s)
     assert await hold(client, "next") == ["dead", (START_S + TTL_S) * 1000, TTL_S * 1000]
@@ -52,7 +52,7 @@ async def test_a_dead_job_s_place_is_free_when_its_lease_has_run_out_though_the_
 
 
 async def test_a_clock_that_was_ahead_and_is_set_right_gives_no_job_a_longer_lease(client: Redis) -> None:
-    """What ran out while it was ahead is another job's, for as long as any."""
+    """A lease that expired while the clock was ahead goes to another job, for the usual time."""
     await hold(client, "dead")
     await set_clock(client, START_S + HOUR_S)
     assert await hold(client, "next") == []
@@ -62,8 +62,8 @@ async def test_a_clock_that_was_ahead_and_is_set_right_gives_no_job_a_longer_lea
     assert await hold(client, "third") == []
 
 
-async def test_a_job_that_lives_is_told_from_a_dead_one_though_the_clock_is_set_back(client: Redis) -> None:
-    """By the deadlines of its leases, which go on."""
+async def test_a_running_job_differs_from_a_dead_one_after_the_clock_is_set_back(client: Redis) -> None:
+    """By the deadlines of its leases, which keep changing."""
     await hold(client, "lives")
     await set_clock(client, START_S - HOUR_S)
     _, before, _ = await hold(client, "next")

@@ -1,4 +1,4 @@
-"""The places that an agent's job holds, against a real Redis: what its owner is told of them."""
+"""The folders that an agent's job leases in a real Redis, and the notes for its owner."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LIMIT_S = 60.0
 
 @asynccontextmanager
 async def holding(
-    client: Redis, url: Path, told: Callable[[str], None]
+    client: Redis, url: Path, notify: Callable[[str], None]
 ) -> AsyncIterator[tuple[JobFolderLeases, asyncio.Event]]:
-    """Have a job's agent hold a place. The event says that something has changed."""
+    """Lease a folder as a job's agent does. The event is set at each change."""
     changed = asyncio.Event()
     mine = JobFolderLeases(
-        client, RuntimeSettings(job="nightly", lease_ttl_s=LIMIT_S), notify=told, changed=changed.set
+        client, RuntimeSettings(job="nightly", lease_ttl_s=LIMIT_S), notify=notify, changed=changed.set
     )
     mine.add(str(url))
     async with asyncio.timeout(LIMIT_S):
@@ -45,10 +45,10 @@ async def holding(
             await asyncio.wait([running])
 
 
-async def test_a_place_whose_keys_a_user_of_redis_may_not_use_is_waited_for_and_told_of(
+async def test_a_job_whose_redis_user_may_not_use_the_keys_waits_and_notifies(
     own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, with the keys and what Redis says: nothing else of the job needs them."""
+    """Once, with the keys and Redis's answer: nothing else of the job needs them."""
     for name in ("REPORT_WAIT_AFTER_S", "REDIS_RETRY_S"):
         monkeypatch.setattr(folder_lease, name, 0.02)
     notes: asyncio.Queue[str] = asyncio.Queue()
@@ -69,7 +69,7 @@ async def test_a_place_whose_keys_a_user_of_redis_may_not_use_is_waited_for_and_
 
 
 async def test_a_place_of_which_redis_has_something_else_is_refused(client: Redis, tmp_path: Path) -> None:
-    """The job is to fail with where that is."""
+    """The job fails with the key."""
     leases, holder = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
     await client.set(holder, "what is this?")
     async with holding(client, tmp_path, lambda _: None) as (mine, changed):
