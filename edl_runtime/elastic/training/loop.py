@@ -113,7 +113,7 @@ class TrainingLoop:
         scaling_factor(options.scaling, 1)
         self.agent = session.agent
         self.session = session
-        self._registered = registered
+        self._registered = StateParts([], registered)
         others = {**registered, **({} if scaler is None else {"scaler": RegisteredState("scaler", scaler)})}
         self.train_state = TrainState(session, StateParts(pairs, others), run=settings.run)
         parameters = self.train_state.state.parameters
@@ -180,7 +180,7 @@ class TrainingLoop:
             self._begun = True
             at_script_end(self.agent, self.finish)
         if self._before_lost_step is not None:
-            self._load_registered(self._before_lost_step)
+            self._registered.load(self._before_lost_step, "the state before the lost step")
             self._before_lost_step = None
         if self._checkpoint_due:
             self._checkpoint_due = False
@@ -362,14 +362,14 @@ class TrainingLoop:
         """Copy registered state to ranks whose scripts had no batch in the step before."""
         followers = {rank for rank, turn in enumerate(turns) if turn == "follows"}
         others = [turns.index(turn) for turn in ("steps", "idles") if turn in turns]
-        if not self._registered or not followers or not others:
+        if not self._registered.parts or not followers or not others:
             return
         group, (source, *_) = self.session.group, others
         receivers = sorted(followers | {0} - {source})  # rank 0 forwards it
         if group.rank not in (source, *receivers):
             return
         train_state = self.train_state
-        states = self._registered_states() if group.rank == source else {}
+        states = self._registered.states() if group.rank == source else {}
         own = Snapshot(
             generation=self.session.generation,
             step=train_state.steps,
@@ -378,14 +378,7 @@ class TrainingLoop:
         )
         found = broadcast_state(group, source, receivers, own if group.rank == source else None)
         if group.rank != source:
-            self._load_registered(states_of(found.arrays, found.extra))
-
-    def _registered_states(self) -> dict[str, PartState]:
-        return {name: part.state() for name, part in self._registered.items()}
-
-    def _load_registered(self, states: Mapping[str, PartState]) -> None:
-        for name, part in self._registered.items():
-            part.load(states[name])
+            self._registered.load(states_of(found.arrays, found.extra), f"the state of rank {source}")
 
     def _recover(self, error: GroupLostError, *, step: bool) -> None:
         """Enter the next generation. `step`: a step is lost, so its batch comes again."""
@@ -401,7 +394,7 @@ class TrainingLoop:
         self._enter_next_generation()
         for rate in self.train_state.state.rates:
             rate.await_repeat()
-        self._before_lost_step = copy.deepcopy(self._registered_states())  # the script changes its arrays
+        self._before_lost_step = copy.deepcopy(self._registered.states())  # the script changes its arrays
 
     def _apply(self, agreed: StepConsensus) -> None:
         train_state = self.train_state

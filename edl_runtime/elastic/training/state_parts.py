@@ -207,13 +207,10 @@ def _make_accumulators(optimizer: Any) -> None:
 
     block = default_main_program().global_block()  # type: ignore[no-untyped-call]
     groups = optimizer._param_groups  # noqa: SLF001
-    if groups and isinstance(groups[0], dict):
-        for group in groups:
-            trained = [each for each in group["params"] if not each.stop_gradient]
-            optimizer._create_accumulators(block, {**group, "params": trained})  # noqa: SLF001
-    else:
-        trained = [each for each in parameters_of(optimizer) if not each.stop_gradient]
-        optimizer._create_accumulators(block, trained)  # noqa: SLF001
+    has_groups = bool(groups) and isinstance(groups[0], dict)
+    for group in groups if has_groups else [{"params": parameters_of(optimizer)}]:
+        trained = [each for each in group["params"] if not each.stop_gradient]
+        optimizer._create_accumulators(block, {**group, "params": trained} if has_groups else trained)  # noqa: SLF001
 
 
 # Registered state: what a script keeps beside its model, such as counters or averaged weights
