@@ -455,10 +455,6 @@ class BlockingLedger:
     close_stream = _blocking(Ledger.close_stream)
     report = _blocking(Ledger.report)
 
-    @property
-    def generation(self) -> int:
-        return self._ledger.generation
-
     def __enter__(self) -> Self:
         return self
 

@@ -247,7 +247,7 @@ def _receive_state(group: ProcessGroup, source: int, receivers: Sequence[int]) -
     head = msgspec.json.decode(content.tobytes(), type=_Head)
     arrays = {}
     for name, sizes in head.messages.items():
-        room = np.empty(sum(sizes), np.uint8)
+        room = np.empty(sum(sizes), np.uint8)  # one for each group, so that its arrays are aligned
         for part in np.split(room, np.cumsum(sizes)[:-1]):
             group.broadcast(part, source, receivers)
         arrays[name] = parse_safetensors(room)
