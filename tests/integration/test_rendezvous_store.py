@@ -19,7 +19,7 @@ from edl_runtime.elastic.errors import InstanceSupersededError, JobTakenError
 from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.elastic.rendezvous.events import Event, follow, group_status, has_live_agents, read
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
-from edl_runtime.elastic.rendezvous.planner import plan_generation
+from edl_runtime.elastic.rendezvous.planner import WaitReason, plan_generation
 from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore, request_stop
 from edl_runtime.specs import Bounds
 from edl_runtime.store import keys
@@ -53,7 +53,8 @@ class Agent:
     async def draft(self) -> Generation:
         """Beat until there is something to propose."""
         for _ in range(1000):
-            if draft := plan_generation(await self.heartbeat(), BOUNDS, self.record.id):
+            draft = plan_generation(await self.heartbeat(), BOUNDS, self.record.id)
+            if isinstance(draft, Generation):
                 return draft
             await later(self.client, 0.03)
         raise AssertionError(self.view)
@@ -445,7 +446,7 @@ async def test_an_emptied_redis_gets_its_generation_back(own_redis: RedisServer)
         await later(client, 0.0)
         view = await second.heartbeat()
         assert (view.generation, ids(view), set(view.granted)) == (before, ["1-a"], {"0-a", "2-a"})
-        assert plan_generation(msgspec.structs.replace(view, quiet_until=0.0), BOUNDS, "1-a") is None
+        assert isinstance(plan_generation(msgspec.structs.replace(view, quiet_until=0.0), BOUNDS, "1-a"), WaitReason)
         for agent in (first, third):
             view = await agent.heartbeat()
         assert (view.generation, view.state, view.granted) == (before, "active", {})
@@ -479,7 +480,8 @@ async def test_an_older_redis_gets_back_what_was_seen_since_in_its_generation(ow
         assert (view.generation, view.number, view.stop) == (before.generation, 1, "deadline")
         assert (view.finished, view.left) == (frozenset({"1-a"}), frozenset({"2-a"}))
         assert (ids(view), set(view.granted)) == (["0-a"], {"1-a", "3-a"})
-        assert plan_generation(msgspec.structs.replace(view, quiet_until=0.0, stop=None), BOUNDS, "0-a") is None
+        plan = plan_generation(msgspec.structs.replace(view, quiet_until=0.0, stop=None), BOUNDS, "0-a")
+        assert isinstance(plan, WaitReason)
         await second.heartbeat()
         view = await fourth.heartbeat()
         assert (sorted(ids(view)), view.granted, view.state) == (["0-a", "1-a", "3-a"], {}, "active")
@@ -540,10 +542,10 @@ async def test_a_newcomer_does_not_begin_anew_in_an_emptied_redis(client: Redis,
     newcomer = Agent(client, namespace, 1, quiet_s=1.0)
     await newcomer.heartbeat()
     while (view := await newcomer.heartbeat()).now < view.members[0].since + 0.5:
-        assert plan_generation(view, BOUNDS, "1-a") is None
+        assert isinstance(plan_generation(view, BOUNDS, "1-a"), WaitReason)
         await later(client, 0.05)
     draft = plan_generation(msgspec.structs.replace(view, quiet_until=0.0), BOUNDS, "1-a")
-    assert draft
+    assert isinstance(draft, Generation)
     assert await newcomer.membership.propose(draft) is None
     assert (await old.heartbeat()).number == 1
     assert (await newcomer.publish()).members == ("0-a", "1-a")
@@ -700,7 +702,7 @@ async def test_who_can_not_be_read_is_waited_for_and_comes_back(client: Redis, n
             await later(client, 0.2)
             view = await one.heartbeat()
             assert (ids(view), [*view.granted], view.state) == ([one.record.id], [damaged], "active")
-            assert plan_generation(view, BOUNDS, one.record.id) is None
+            assert isinstance(plan_generation(view, BOUNDS, one.record.id), WaitReason)
     assert [(each["event"], each["key"], each["member"]) for each in said] == [("member.unreadable", key, damaged)]
     assert len(ids(await other.heartbeat())) == len(ids(await one.heartbeat())) == 2
     assert one.view.generation == other.view.generation
@@ -709,5 +711,5 @@ async def test_who_can_not_be_read_is_waited_for_and_comes_back(client: Redis, n
         await later(client, 0.5)
         await one.heartbeat()
     assert not one.view.granted
-    assert plan_generation(one.view, BOUNDS, one.record.id)
+    assert isinstance(plan_generation(one.view, BOUNDS, one.record.id), Generation)
     assert (await kinds(client, namespace))[-1] == "gone"

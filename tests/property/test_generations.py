@@ -16,7 +16,7 @@ from support.elastic.group_simulation import LEASE_S, Agent, World, starving
 from support.redis_clock import take_time_from_a_key
 
 from edl_runtime.elastic.rendezvous.generation import Generation
-from edl_runtime.elastic.rendezvous.planner import plan_generation
+from edl_runtime.elastic.rendezvous.planner import WaitReason, plan_generation
 from edl_runtime.specs import Bounds
 from edl_runtime.store.redis_client import connect
 from edl_runtime.store.redis_server import RedisServer
@@ -96,7 +96,8 @@ class Groups(RuleBasedStateMachine):
     def decide_now(self) -> None:
         """Each agent makes up its mind, or would have the same members once more, and is then slow to propose it."""
         for agent in self.world.alive:
-            agent.late = plan_generation(agent.view, self.world.bounds, agent.id) or again(agent)
+            plan = plan_generation(agent.view, self.world.bounds, agent.id)
+            agent.late = again(agent) if isinstance(plan, WaitReason) else plan
 
     @rule(index=INSTANCES)
     def propose_late(self, index: int) -> None:

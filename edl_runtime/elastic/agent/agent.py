@@ -34,8 +34,8 @@ from edl_runtime.elastic.comm.agent_protocol import (
 )
 from edl_runtime.elastic.errors import InitNotCalledError
 from edl_runtime.elastic.rendezvous.events import Event
-from edl_runtime.elastic.rendezvous.generation import GroupView, JobOutcome, TrainerMember
-from edl_runtime.elastic.rendezvous.planner import job_outcome, plan_generation, wait_reason
+from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
+from edl_runtime.elastic.rendezvous.planner import job_outcome, plan_generation
 from edl_runtime.elastic.rendezvous.redis_store import HEARTBEAT_EVERY_S, RETRY_EVERY_S, RendezvousStore
 from edl_runtime.errors import EX_DATAERR, EdlError
 from edl_runtime.log import get_logger
@@ -405,12 +405,12 @@ async def advance_rendezvous(
     if outcome := failed or job_outcome(view):
         await store.end(outcome)
         return 0.0
-    if draft := plan_generation(view, bounds, me):
-        await store.propose(msgspec.structs.replace(draft, token=secrets.token_hex(16)))
+    plan = plan_generation(view, bounds, me)
+    if isinstance(plan, Generation):
+        await store.propose(msgspec.structs.replace(plan, token=secrets.token_hex(16)))
         return 0.0
-    wait = wait_reason(view, bounds)
-    if wait.why and (wait.announced or wait.for_s == math.inf):
-        is_news = await store.announce(Event(kind="waiting", reason=wait.why))
-        if is_news and wait.warns:
-            log.warning("job.blocked", reason=wait.why)
-    return wait.for_s
+    if plan.why and (plan.announced or plan.for_s == math.inf):
+        is_news = await store.announce(Event(kind="waiting", reason=plan.why))
+        if is_news and plan.warns:
+            log.warning("job.blocked", reason=plan.why)
+    return plan.for_s

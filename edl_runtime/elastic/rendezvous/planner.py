@@ -1,7 +1,7 @@
 """The next generation as a pure function of the group's view: every agent runs it, and the first to publish wins.
 
 A forming generation ends only by a loss, by suspicion, or when it makes no progress for too long; instances that join
-or leave meanwhile wait. On the view that follows from its own proposal `plan_generation` returns None.
+or leave meanwhile wait. On the view that follows from its own proposal `plan_generation` waits.
 """
 
 from __future__ import annotations
@@ -44,20 +44,6 @@ class WaitReason(msgspec.Struct, frozen=True):
     warns: bool = False
 
 
-def plan_generation(
-    view: GroupView, bounds: Bounds, me: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
-) -> Generation | None:
-    """Return the next generation, as a draft that member `me` may propose; None for no change."""
-    plan = _plan(view, bounds, timeouts)
-    return None if isinstance(plan, WaitReason) else _draft(view, plan, me)
-
-
-def wait_reason(view: GroupView, bounds: Bounds, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> WaitReason:
-    """Return what a new generation waits for where `plan_generation` returns None."""
-    plan = _plan(view, bounds, timeouts)
-    return plan if isinstance(plan, WaitReason) else WaitReason(for_s=0.0)
-
-
 def job_outcome(view: GroupView) -> JobOutcome | None:
     """Return how the job ends now, None while it continues or when it has ended already.
 
@@ -76,18 +62,10 @@ def job_outcome(view: GroupView) -> JobOutcome | None:
     return None if view.stop is None or goes_on else JobOutcome("stopped", view.stop)
 
 
-class _Plan(msgspec.Struct, frozen=True):
-    """Who is in the next generation, and how and why."""
-
-    members: Sequence[TrainerMember]
-    gear: Gear
-    writer: str
-    reason: str
-    excluded: tuple[str, ...]
-    setbacks: int
-
-
-def _plan(view: GroupView, bounds: Bounds, timeouts: Timeouts) -> _Plan | WaitReason:
+def plan_generation(
+    view: GroupView, bounds: Bounds, me: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
+) -> Generation | WaitReason:
+    """Return the next generation, as a draft that member `me` may propose, or what it waits for."""
     timeouts = timeouts.stretched(view.stretch)
     participants = assess_participants(view, timeouts)
     hold = _uncertain(view, participants, timeouts) or (
@@ -125,11 +103,18 @@ def _plan(view: GroupView, bounds: Bounds, timeouts: Timeouts) -> _Plan | WaitRe
     )
     if hold := _handover_wait(view, participants, chosen, gear, timeouts):
         return hold
-    return _Plan(
-        members=chosen,
+    return Generation(
+        number=1 + max(view.number, *(each.member.seen for each in view.members)),
+        members=tuple(each.id for each in chosen),
+        store=f"{chosen[0].host}:{chosen[0].store_port}",
+        endpoints=tuple(f"{each.host}:{each.trainer_port}" for each in chosen),
         gear=gear,
         writer=checkpoint_writer(participants, chosen, gear),
         reason=_reason(view, participants, chosen, timeouts),
+        proposed_by=me,
+        proposed_at=view.now,
+        after=current.number if current else 0,
+        attempt=current.attempt + 1 if current and participants.forming else 0,
         excluded=(*participants.excluded, *(each.member.id for each in stay if each not in in_time)),
         setbacks=_setbacks(view, participants, timeouts),
     )
@@ -262,27 +247,6 @@ def _made_no_progress(view: GroupView, participants: Participants) -> bool:
         participants.broken
         and not participants.lost
         and not any(each.member.stepped >= number for each in view.members)
-    )
-
-
-def _draft(view: GroupView, plan: _Plan, me: str) -> Generation:
-    current = view.generation
-    forming = current is not None and view.state == "forming"
-    first = plan.members[0]
-    return Generation(
-        number=1 + max(view.number, *(each.member.seen for each in view.members)),
-        members=tuple(each.id for each in plan.members),
-        store=f"{first.host}:{first.store_port}",
-        endpoints=tuple(f"{each.host}:{each.trainer_port}" for each in plan.members),
-        gear=plan.gear,
-        writer=plan.writer,
-        reason=plan.reason,
-        proposed_by=me,
-        proposed_at=view.now,
-        after=current.number if current else 0,
-        attempt=current.attempt + 1 if current and forming else 0,
-        excluded=plan.excluded,
-        setbacks=plan.setbacks,
     )
 
 

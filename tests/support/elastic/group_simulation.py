@@ -11,7 +11,7 @@ from support.redis_clock import START_S, set_clock
 
 from edl_runtime.elastic.errors import InstanceSupersededError
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, Timeouts, TrainerMember
-from edl_runtime.elastic.rendezvous.planner import job_outcome, plan_generation
+from edl_runtime.elastic.rendezvous.planner import WaitReason, job_outcome, plan_generation
 from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
 from edl_runtime.specs import Bounds
 
@@ -120,9 +120,9 @@ class Agent:
         assert job_outcome(view) is None
         await self.propose(plan_generation(view, self._world.bounds, self.id, self._world.times))
 
-    async def propose(self, draft: Generation | None) -> bool:
+    async def propose(self, draft: Generation | WaitReason | None) -> bool:
         """Publish a draft, if there is one, and check what was published."""
-        published = await self.membership.propose(draft) if draft else None
+        published = await self.membership.propose(draft) if isinstance(draft, Generation) else None
         if published:
             await self._world.check(published)
         return published is not None

@@ -7,12 +7,10 @@ from functools import partial
 from edl_runtime.cli import main
 from edl_runtime.elastic.agent import agent
 from edl_runtime.elastic.rendezvous.generation import Timeouts
-from edl_runtime.elastic.rendezvous.planner import plan_generation, wait_reason
+from edl_runtime.elastic.rendezvous.planner import plan_generation
 
 LIMIT_S = 4.0
 
 if __name__ == "__main__":
-    timeouts = Timeouts(join_limit_s=LIMIT_S)
-    agent.plan_generation = partial(plan_generation, timeouts=timeouts)
-    agent.wait_reason = partial(wait_reason, timeouts=timeouts)
+    agent.plan_generation = partial(plan_generation, timeouts=Timeouts(join_limit_s=LIMIT_S))
     main()

@@ -22,7 +22,7 @@ from edl_runtime.elastic.rendezvous.generation import (
     Suspicion,
     TrainerMember,
 )
-from edl_runtime.elastic.rendezvous.planner import WaitReason, job_outcome, plan_generation, wait_reason
+from edl_runtime.elastic.rendezvous.planner import WaitReason, job_outcome, plan_generation
 from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
 from edl_runtime.specs import Bounds
 
@@ -56,24 +56,29 @@ def suspected(ago_s: float, by: int = 0) -> Suspicion:
     return Suspicion(generation=4, by=f"{by}-a", reason="connection reset", since=NOW - ago_s)
 
 
+def planned(seen: GroupView, bounds: Bounds = BOUNDS, me: str = "0-a") -> Generation:
+    draft = plan_generation(seen, bounds, me)
+    assert isinstance(draft, Generation), draft
+    return draft
+
+
 def following(seen: GroupView, bounds: Bounds = BOUNDS) -> tuple[str, str]:
     """Return who is to be in the next generation, by instance, and why."""
-    draft = plan_generation(seen, bounds, "0-a")
-    assert draft, wait_reason(seen, bounds)
+    draft = planned(seen, bounds)
     assert draft.after == (seen.generation.number if seen.generation else 0)
     return " ".join(member.partition("-")[0] for member in draft.members), draft.reason
 
 
 def held(seen: GroupView, bounds: Bounds = BOUNDS) -> WaitReason:
     """Return why there is no next generation, and for how long to the millisecond."""
-    assert plan_generation(seen, bounds, "0-a") is None
-    wait = wait_reason(seen, bounds)
+    wait = plan_generation(seen, bounds, "0-a")
+    assert isinstance(wait, WaitReason), wait
     return msgspec.structs.replace(wait, for_s=round(wait.for_s, 3) if wait.for_s < math.inf else math.inf)
 
 
 def test_the_first_generation_has_all_who_are_ready() -> None:
     """In the order in which they registered; where rank 0 and all others listen goes with it."""
-    draft = plan_generation(view(there(1), there(0), there(2, ready=False), of=None), BOUNDS, "1-a")
+    draft = planned(view(there(1), there(0), there(2, ready=False), of=None), me="1-a")
     assert draft == Generation(
         number=1,
         members=("1-a", "0-a"),
@@ -88,8 +93,7 @@ def test_the_first_generation_has_all_who_are_ready() -> None:
 
 def test_numbers_go_on_above_all_that_anybody_has_seen() -> None:
     """Also those of earlier runs and of checkpoints."""
-    draft = plan_generation(view(there(0, seen=17), there(1, seen=3), of=None, number=12), BOUNDS, "0-a")
-    assert draft
+    draft = planned(view(there(0, seen=17), there(1, seen=3), of=None, number=12))
     assert draft.number == 18
 
 
@@ -195,8 +199,7 @@ def test_an_instance_started_anew_is_a_newcomer() -> None:
     """Its agent of before is gone with all that it had."""
     anew = msgspec.structs.replace(there(0), member=msgspec.structs.replace(there(0).member, id="0-b", fence=9))
     seen = view(*up(1), anew, of=generation(0, 1))
-    draft = plan_generation(seen, BOUNDS, "1-a")
-    assert draft
+    draft = planned(seen, me="1-a")
     assert draft.members == ("1-a", "0-b")
     assert draft.reason == "instance 0 was restarted; instance 0 has joined"
 
@@ -224,8 +227,7 @@ def test_a_generation_that_does_not_form_is_followed_without_those_who_are_not_u
     """In the next slower gear, and they come back with another trainer only."""
     late = {"state": "forming", "since": NOW - 20}
     seen = view(*up(0, 1), there(2), of=generation(0, 1, 2), **late)
-    draft = plan_generation(seen, BOUNDS, "0-a")
-    assert draft
+    draft = planned(seen)
     assert draft.members == ("0-a", "1-a")
     assert draft.reason == "generation 4 did not form: instance 2 was not up, without progress for 20 s"
     assert (draft.gear, draft.attempt, draft.excluded) == ("warm", 1, ("2-a",))
@@ -259,8 +261,7 @@ def test_none_is_left_out_when_none_or_too_few_came_up() -> None:
 )
 def test_the_fastest_gear_is_taken_that_all_are_capable_of(fields: dict[str, Any], gear: str) -> None:
     """And that each may be in."""
-    draft = plan_generation(view(there(0), there(1, **fields), of=None), BOUNDS, "0-a")
-    assert draft
+    draft = planned(view(there(0), there(1, **fields), of=None))
     assert draft.gear == gear
 
 
@@ -268,11 +269,9 @@ def test_the_fastest_gear_is_taken_that_all_are_capable_of(fields: dict[str, Any
 def test_a_gear_that_failed_is_followed_by_a_slower_one(failed: str, gear: str) -> None:
     """Until a generation got somewhere."""
     late = {"state": "forming", "since": NOW - 20}
-    draft = plan_generation(view(there(0), there(1), of=generation(0, 1, gear=failed), **late), BOUNDS, "0-a")
-    assert draft
+    draft = planned(view(there(0), there(1), of=generation(0, 1, gear=failed), **late))
     assert draft.gear == gear
-    draft = plan_generation(view(*up(0, 1), there(2), of=generation(0, 1, gear=failed)), BOUNDS, "0-a")
-    assert draft
+    draft = planned(view(*up(0, 1), there(2), of=generation(0, 1, gear=failed)))
     assert draft.gear == "live"
 
 
@@ -280,18 +279,17 @@ def test_a_gear_is_at_fault_when_all_are_alive_and_no_step_came_of_it() -> None:
     """A loss is nobody's fault but that of who is lost."""
     fresh = (there(0, up=4), there(1, up=4))
     drafts = [
-        plan_generation(view(*fresh, of=generation(0, 1), suspicion=suspected(1.0)), BOUNDS, "0-a"),
-        plan_generation(view(*up(0, 1), of=generation(0, 1), suspicion=suspected(1.0)), BOUNDS, "0-a"),
-        plan_generation(view(*fresh, of=generation(0, 1, 2), suspicion=suspected(1.0)), BOUNDS, "0-a"),
+        planned(view(*fresh, of=generation(0, 1), suspicion=suspected(1.0))),
+        planned(view(*up(0, 1), of=generation(0, 1), suspicion=suspected(1.0))),
+        planned(view(*fresh, of=generation(0, 1, 2), suspicion=suspected(1.0))),
     ]
-    assert [draft and draft.gear for draft in drafts] == ["warm", "live", "live"]
+    assert [draft.gear for draft in drafts] == ["warm", "live", "live"]
 
 
 def test_no_gear_is_slower_where_the_state_is_kept_nowhere_else() -> None:
     """Without checkpoints it would be gone with the trainers that have it."""
     members = there(0, up=4, keeps=False), there(1, up=4, keeps=False)
-    draft = plan_generation(view(*members, of=generation(0, 1), suspicion=suspected(1.0)), BOUNDS, "0-a")
-    assert draft
+    draft = planned(view(*members, of=generation(0, 1), suspicion=suspected(1.0)))
     assert draft.gear == "live"
 
 
@@ -339,14 +337,13 @@ def test_generations_that_get_nowhere_are_followed_ever_later(members: tuple[Mem
         seen = view(*members, of=of, since=NOW - 1.0, suspicion=suspicion)
         if apart_s:
             assert held(seen).for_s == apart_s - 1.0
-            assert wait_reason(seen, BOUNDS).announced
+            assert held(seen).announced
         else:
-            assert plan_generation(seen, BOUNDS, "0-a")
-        later = plan_generation(msgspec.structs.replace(seen, now=NOW + apart_s), BOUNDS, "0-a")
-        assert later
+            assert planned(seen)
+        later = planned(msgspec.structs.replace(seen, now=NOW + apart_s))
         assert later.setbacks == setbacks + 1
     of = generations.generation(4, ["0-a", "1-a"], proposed_at=NOW - 1.0, setbacks=2)
-    assert wait_reason(view(*members, of=of, suspicion=suspicion), BOUNDS).why.startswith(SETBACKS)
+    assert held(view(*members, of=of, suspicion=suspicion)).why.startswith(SETBACKS)
 
 
 def test_who_comes_back_in_time_ends_a_setback() -> None:
@@ -361,8 +358,7 @@ def test_who_joins_after_setbacks_waits_until_training_goes_on() -> None:
     of = generations.generation(4, ["0-a"], proposed_at=NOW - 1.0, setbacks=3)
     joins = view(*up(0, elastic=True), there(1, elastic=True), of=of)
     assert held(joins).for_s == 5.0
-    draft = plan_generation(msgspec.structs.replace(joins, resumed=True), BOUNDS, "0-a")
-    assert draft
+    draft = planned(msgspec.structs.replace(joins, resumed=True))
     assert draft.setbacks == 0
     plain = view(there(0, up=4), there(1), of=of, since=NOW - 60)
     assert following(plain)[0] == "0 1"
@@ -374,8 +370,7 @@ def test_setbacks_keep_neither_who_leaves_nor_a_job_that_ends() -> None:
     of = generations.generation(4, ["0-a", "1-a", "2-a"], proposed_at=NOW - 1.0, setbacks=3)
     leaves = view(*up(0, 2), *up(1, leaving=True), of=of)
     assert following(leaves)[0] == "0 2"
-    draft = plan_generation(leaves, BOUNDS, "0-a")
-    assert draft
+    draft = planned(leaves)
     assert draft.setbacks == 3
     assert following(view(*up(0, 2), of=of, left=frozenset({"1-a"})))[0] == "0 2"
     assert following(view(*up(0, 2), of=of, stop="deadline"))[0] == "0 2"
@@ -548,8 +543,7 @@ def test_nothing_follows_from_ones_own_proposal() -> None:
         view(*up(0), of=generation(0, 1), suspicion=suspected(1.5)),
         view(*up(0), there(1), of=generation(0, 1), state="forming", since=NOW - 20),
     ):
-        draft = plan_generation(seen, BOUNDS, "0-a")
-        assert draft
+        draft = planned(seen)
         then = msgspec.structs.replace(
             seen, generation=draft, number=draft.number, state="forming", since=NOW, suspicion=None
         )
@@ -558,8 +552,7 @@ def test_nothing_follows_from_ones_own_proposal() -> None:
 
 def drafted(*members: MemberLease, **fields: Any) -> tuple[str, str]:
     """Return the gear of what follows generation 4 of instances 0, 1 and 2, and by number who writes a checkpoint."""
-    draft = plan_generation(view(*members, of=generation(0, 1, 2), **fields), BOUNDS, "0-a")
-    assert draft
+    draft = planned(view(*members, of=generation(0, 1, 2), **fields))
     return draft.gear, draft.writer.partition("-")[0]
 
 
@@ -620,8 +613,7 @@ def test_newcomers_wait_until_others_have_their_standbys() -> None:
 
 
 def drafted_join(*members: MemberLease, **fields: Any) -> str:
-    draft = plan_generation(view(*members, of=generation(0), **fields), BOUNDS, "0-a")
-    assert draft
+    draft = planned(view(*members, of=generation(0), **fields))
     return draft.gear
 
 
