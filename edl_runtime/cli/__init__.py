@@ -13,7 +13,6 @@ import click
 
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.checkpoint.errors import CheckpointHeldError
-from edl_runtime.elastic.errors import InitNotCalledError
 from edl_runtime.errors import EX_CONFIG, EdlError, SpecError
 from edl_runtime.registry.errors import PoolMismatchError
 from edl_runtime.teacher.errors import ModelError
@@ -38,7 +37,7 @@ SUMMARIES = {
 }
 """Every subcommand, with its line in `edl --help`."""
 
-_PERMANENT_ERRORS = (SpecError, ModelError, PoolMismatchError, CheckpointHeldError, InitNotCalledError)
+_PERMANENT_ERRORS = (SpecError, ModelError, PoolMismatchError, CheckpointHeldError)
 
 
 class _LazyGroup(click.Group):

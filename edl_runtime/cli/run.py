@@ -26,7 +26,6 @@ from edl_runtime.cli.backends import remove_ended_job, warn_of_eviction
 from edl_runtime.cli.options import priority_option, require_redis, weight_option
 from edl_runtime.elastic.agent.launch import elastic_job, parse_entrypoint
 from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
-from edl_runtime.elastic.errors import InitNotCalledError
 from edl_runtime.elastic.rendezvous import events
 from edl_runtime.elastic.rendezvous.redis_store import request_stop
 from edl_runtime.errors import EX_CONFIG, SpecError
@@ -118,8 +117,7 @@ def run(
         weight=weight,
     )
     spec = elastic_job(script, bounds, gear=gear, start=start, grace_s=grace_s)
-    if parse_entrypoint(command).never_calls_init and bounds.max > 1:
-        raise InitNotCalledError
+    parse_entrypoint(command)  # raises SpecError for what each agent would refuse
     if keeping:
         _check_folder(keeping)
     sys.exit(asyncio.run(_run(spec, settings, detach=detach, as_json=as_json)))

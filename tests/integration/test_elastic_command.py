@@ -20,7 +20,6 @@ from support.elastic.agent_group import SCRIPT
 
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.cli.run import _JobView, _name_of, _run, _shell, run
-from edl_runtime.elastic.errors import InitNotCalledError
 from edl_runtime.elastic.rendezvous.events import Event
 from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
 from edl_runtime.errors import SpecError
@@ -422,15 +421,4 @@ def test_what_can_not_be_run_is_refused_at_once(
     ran = CliRunner().invoke(run, ["--instances", "1:2", *arguments], env=environ)
     assert isinstance(ran.exception, SpecError) or ran.exit_code == 2
     assert said in f"{ran.stderr} {ran.exception}"
-    assert not work_dir.exists()
-
-
-def test_a_script_that_can_not_call_init_is_refused_at_once(
-    tmp_path: Path, work_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of several instances would train everything alone, and the job fail at its end."""
-    (tmp_path / "train.py").write_text("from edl_runtime import elastic")
-    monkeypatch.chdir(tmp_path)
-    ran = CliRunner().invoke(run, ["--instances", "2:2", "train.py"], env={"EDL_WORK_DIR": str(work_dir)})
-    assert isinstance(ran.exception, InitNotCalledError)
     assert not work_dir.exists()

@@ -32,7 +32,6 @@ from edl_runtime.elastic.comm.agent_protocol import (
     Note,
     StepDone,
 )
-from edl_runtime.elastic.errors import InitNotCalledError
 from edl_runtime.elastic.rendezvous.events import Event
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
 from edl_runtime.elastic.rendezvous.planner import job_outcome, plan_generation
@@ -48,9 +47,6 @@ if TYPE_CHECKING:
 
 FINISHED_WAIT_S = 60.0
 """How long an agent whose worker has finished waits for an unavailable Redis."""
-
-REDIS_AWAY_LOG_EVERY_S = 30.0
-"""How often an agent logs that Redis is still unavailable."""
 
 AFTER_OTHERS_S = 1.0
 """How long an agent stays after another instance has failed the job, so that the exit of that one is seen first."""
@@ -99,7 +95,6 @@ class Agent:
         self._steps = StepMeter()
         self._view = GroupView(now=0.0)
         self._redis_away_since: float | None = None
-        self._redis_away_logged_at: float | None = None
         self._leaving_since: float | None = None
         self._signal = signal.SIGTERM
         self._failure_streak = FailureStreak()
@@ -127,8 +122,6 @@ class Agent:
                     self._script, self._me.id, environ, self._communication, tasks=tasks, on_update=self._on_update
                 )
                 self._folder_leases.add(self._settings.checkpoint)
-                if self._script.never_calls_init and self._bounds.max > 1:
-                    self._refuse(InitNotCalledError())
                 loops = (self._watch(), self._reporter.run(), self._folder_leases.run())
                 helpers = [tasks.create_task(loop) for loop in loops]
                 try:
@@ -184,10 +177,12 @@ class Agent:
             self._view = await self._store.heartbeat(self._me)
             if self._redis_away_since is not None:
                 log.info("redis.reconnected", generation=self._view.number)
-            self._redis_away_since = self._redis_away_logged_at = None
+            self._redis_away_since = None
             rest_s = min(HEARTBEAT_EVERY_S, await self._advance(supervisor))
         except RegistryUnavailableError as error:
-            self._note_redis_away(error)
+            if self._redis_away_since is None:
+                self._redis_away_since = time.monotonic()
+                log.warning("redis.disconnected", cause=str(error))
             rest_s = RETRY_EVERY_S
         if any(each.member.elastic for each in self._view.members):
             supervisor.mark_elastic()
@@ -196,14 +191,6 @@ class Agent:
         self._ports.renew(self._view.number)
         await self._reconcile(supervisor)
         return max(MIN_TURN_S, rest_s)
-
-    def _note_redis_away(self, error: RegistryUnavailableError) -> None:
-        """Note that Redis is unavailable, and log it from time to time."""
-        now = time.monotonic()
-        self._redis_away_since = self._redis_away_since or now
-        if self._redis_away_logged_at is None or now >= self._redis_away_logged_at + REDIS_AWAY_LOG_EVERY_S:
-            self._redis_away_logged_at = now
-            log.warning("redis.disconnected", cause=str(error), for_s=round(now - self._redis_away_since))
 
     def _process_updates(self, supervisor: WorkerSupervisor) -> None:
         generation = self._view.generation

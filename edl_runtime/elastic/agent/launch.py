@@ -24,15 +24,6 @@ PRELOADABLE = ("numpy", "paddle", "torch")
 
 ELASTIC = "edl_runtime.elastic"
 
-_IMPORTERS = {"builtins", "code", "codeop", "imp", "importlib", "pickle", "pkgutil", "runpy", "unittest", "zipimport"}
-"""Modules by which a script can run others that it does not import."""
-
-_KNOWN_MODULES = (sys.stdlib_module_names - _IMPORTERS) | {*PRELOADABLE, "edl_runtime"}
-"""Modules known not to call `elastic.init` for a script."""
-
-_DYNAMIC_NAMES = {"exec", "eval", "compile", "globals", "locals", "vars", "__import__", "__builtins__"}
-"""By these a script can call what it does not name."""
-
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -45,7 +36,6 @@ class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
     - `imports`: modules to preload.
     - `elastic`: it joins generations by itself; others are restarted for each generation. A script that does so through
       another module is only recognized when it runs.
-    - `never_calls_init`: it imports edl_runtime.elastic and certainly never calls `init`; False where that is unknown.
     """
 
     command: tuple[str, ...]
@@ -54,7 +44,6 @@ class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     elastic: bool = False
-    never_calls_init: bool = False
 
     def as_elastic(self) -> Entrypoint:
         """Return this script as elastic."""
@@ -104,7 +93,6 @@ def parse_entrypoint(command: Sequence[str]) -> Entrypoint:
         options=tuple(words[1:first]),
         arguments=tuple(words[first + 1 :]),
         imports=tuple(worth),
-        never_calls_init=elastic and _never_calls_init(tree, modules, Path(file).parent),
     )
     return script.as_elastic() if elastic else script
 
@@ -137,29 +125,6 @@ def _imported_modules(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
             yield from (f"{node.module}.{name.name}" for name in node.names)
-
-
-def _never_calls_init(tree: ast.Module, modules: Sequence[str], folder: Path) -> bool:
-    """Whether a script in this folder uses nothing of the elastic that it imports, and no module that may do so."""
-    roots = {module.partition(".")[0] for module in modules}
-    if not roots <= _KNOWN_MODULES or any(
-        (folder / root).exists() or (folder / f"{root}.py").exists() for root in roots
-    ):
-        return False
-    bound = set(_DYNAMIC_NAMES)
-    used = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            ours = [name for name in node.names if name.name.partition(".")[0] == "edl_runtime"]
-            bound.update(name.asname or "edl_runtime" for name in ours)
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            return False
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "edl_runtime":
-            is_elastic = (node.module or "").startswith(ELASTIC)
-            bound.update(name.asname or name.name for name in node.names if is_elastic or name.name in ("elastic", "*"))
-        elif isinstance(node, ast.Name):
-            used.add(node.id)
-    return "*" not in bound and not bound & used
 
 
 def generation_environment(generation: Generation, member: str, communication: CommBackend) -> dict[str, str]:

@@ -64,33 +64,6 @@ def test_a_script_is_known_by_what_it_imports(
     assert (read.imports, read.elastic) == (imports, elastic)
 
 
-@pytest.mark.parametrize(
-    ("source", "forgets"),
-    [
-        ("from edl_runtime import elastic\nimport numpy, torch, time\ntime.sleep(1)", True),
-        ("import edl_runtime.elastic as e\nfrom edl_runtime import result\nresult.write_result()", True),
-        ("from edl_runtime.elastic.api import init as begin\nelastic = 1\nelastic", True),
-        ("import torch\ntorch.ones(2)", False),
-        ("from edl_runtime import elastic\nelastic.init()", False),
-        ("from edl_runtime import elastic as e\nprint(e)", False),
-        ("from edl_runtime.elastic import init\ndef main(begin=init):\n    begin()", False),
-        ("import edl_runtime.elastic\nedl_runtime.elastic.init()", False),
-        ("from edl_runtime.elastic import *\ninit()", False),
-        ("from edl_runtime import elastic\nimport helper\nhelper.train()", False),
-        ("from edl_runtime import elastic\nimport calendar\ncalendar.train()", False),
-        ("from edl_runtime import elastic\nfrom . import numpy", False),
-        ("from edl_runtime import elastic\nexec(open('more').read())", False),
-        ("from edl_runtime import elastic\nimport runpy\nrunpy.run_path('more.py')", False),
-    ],
-)
-def test_a_script_forgets_init_where_nothing_in_it_can_call_it(tmp_path: Path, source: str, *, forgets: bool) -> None:
-    """Whoever may call it in another way is not blamed: by another module, under another name, or by exec."""
-    (tmp_path / "calendar.py").touch()
-    script = tmp_path / "train.py"
-    script.write_text(source)
-    assert parse_entrypoint([str(script)]).never_calls_init is forgets
-
-
 @pytest.mark.parametrize("mode", [0o644, 0o755])
 def test_a_first_word_that_ends_as_a_script_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
     """This interpreter runs it, executable or not; from its own folder, too, where a shell would not find it."""
