@@ -10,8 +10,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from edl_runtime.checkpoint.folder_lease import hold_until_exit
 from edl_runtime.checkpoint.storage import storage_at
-from edl_runtime.elastic.comm.agent_client import AgentClient, connect_to_agent
-from edl_runtime.elastic.comm.agent_protocol import InitCalled
+from edl_runtime.elastic.comm.agent_protocol import AgentClient, InitCalled, connect_to_agent
 from edl_runtime.elastic.comm.process_group import MAX_LIVE_GROUPS, GroupSession
 from edl_runtime.elastic.data.indexed import BatchOptions, Collate, DatasetCursor, IndexedData, default_collate
 from edl_runtime.elastic.data.sharded import ReadShard, ShardedData

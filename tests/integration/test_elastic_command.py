@@ -222,8 +222,7 @@ def test_a_script_has_its_environment_its_modules_and_its_say(tmp_path: Path, wo
     """Options replace single settings of checkpoints, its own `redis` breaks no agent, and what it notes is shown."""
     (tmp_path / "redis.py").write_text("mine = 'its own redis'")
     (tmp_path / "beside.py").write_text(
-        "import os\nfrom edl_runtime.elastic.comm.agent_client import connect_to_agent\n"
-        "from edl_runtime.elastic.comm.agent_protocol import Note\n"
+        "import os\nfrom edl_runtime.elastic.comm.agent_protocol import Note, connect_to_agent\n"
         "connect_to_agent(os.environ).send(Note(text='shard 7 was set aside'))"
     )
     (tmp_path / "show.py").write_text(

@@ -19,8 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from edl_runtime.elastic.comm.agent_client import SocketAgentClient, die_with_parent
-from edl_runtime.elastic.comm.agent_protocol import ScriptFailed, StandbyLoaded
+from edl_runtime.elastic.comm.agent_protocol import ScriptFailed, SocketAgentClient, StandbyLoaded, die_with_parent
 from edl_runtime.elastic.errors import InitNotCalledError
 from edl_runtime.errors import EX_CONFIG
 

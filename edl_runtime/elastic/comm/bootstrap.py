@@ -17,14 +17,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl_runtime.elastic.comm.agent_protocol import MAX_MESSAGE_BYTES, MessageDecoder, encode_message
+from edl_runtime.elastic.comm.agent_protocol import MAX_MESSAGE_BYTES, JoinGeneration, MessageDecoder, encode_message
 from edl_runtime.elastic.errors import GroupLostError
 from edl_runtime.protocol.address import endpoint_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from edl_runtime.elastic.comm.agent_protocol import JoinGeneration
 
 RETRY_EVERY_S = 0.005
 """How often a rank tries to connect while rank 0 is not there yet."""

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edl_runtime.elastic.comm.agent_client import AgentClient
-from edl_runtime.elastic.comm.agent_protocol import CommBackend, GenerationLost, JoinGeneration, Leave
+from edl_runtime.elastic.comm.agent_protocol import AgentClient, CommBackend, GenerationLost, JoinGeneration, Leave
 from edl_runtime.elastic.comm.bootstrap import Bootstrap, ControlChannel, Welcome
 from edl_runtime.elastic.comm.paddle_sockets import (
     close_listener,

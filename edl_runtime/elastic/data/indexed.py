@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edl_runtime.elastic.comm.agent_client import die_with_parent
-from edl_runtime.elastic.comm.agent_protocol import Note
+from edl_runtime.elastic.comm.agent_protocol import Note, die_with_parent
 from edl_runtime.elastic.errors import StepError
 from edl_runtime.elastic.training.loop import MicroBatch, TrainingLoop
 from edl_runtime.errors import SpecError

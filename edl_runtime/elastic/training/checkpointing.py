@@ -15,8 +15,8 @@ from edl_runtime.checkpoint.errors import CheckpointStoreError
 from edl_runtime.checkpoint.file_format import CheckpointInfo, position_of
 from edl_runtime.checkpoint.store import CheckpointStore, RestoredCheckpoint
 from edl_runtime.checkpoint.writer import Capture, CheckpointWriter
-from edl_runtime.elastic.comm.agent_client import AgentClient
 from edl_runtime.elastic.comm.agent_protocol import (
+    AgentClient,
     CheckpointDelayed,
     CheckpointSaved,
     Note,

@@ -21,18 +21,35 @@ from support.elastic import warm_trainers
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.comm.agent_protocol import (
+    AgentMessage,
     Heartbeat,
     JoinGeneration,
     Leave,
-    MessageChannel,
+    MessageDecoder,
     WorkerMessage,
     WorkerReady,
+    encode_message,
 )
 from edl_runtime.elastic.data.indexed import DatasetCursor
 
 SCRIPT = TRAINING_SCRIPTS / "elastic_script.py"
 
 Message = TypeVar("Message")
+
+
+class AgentEnd:
+    """The agent's end of the socket."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def send(self, message: AgentMessage) -> None:
+        self._end.sendall(encode_message(message))
+
+    def receive(self) -> Iterator[WorkerMessage]:
+        decoder: MessageDecoder[WorkerMessage] = MessageDecoder(WorkerMessage)
+        while data := self._end.recv(1 << 16):
+            yield from decoder.feed(data)
 
 
 class Trainer:
@@ -68,7 +85,7 @@ class Trainer:
                 )
             )
         self._end = ours
-        self.line: MessageChannel[WorkerMessage] = MessageChannel(ours, WorkerMessage)
+        self.line = AgentEnd(ours)
         self.heard: list[tuple[float, WorkerMessage]] = []
         self._news: queue.Queue[WorkerMessage | None] = queue.Queue()
         self._listener = threading.Thread(target=self._listen, name="edl-test-listener", daemon=True)

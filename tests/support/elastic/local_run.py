@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from edl_runtime.elastic.api import Run
-from edl_runtime.elastic.comm.agent_client import StandaloneClient
-from edl_runtime.elastic.comm.agent_protocol import Leave, WorkerMessage
+from edl_runtime.elastic.comm.agent_protocol import Leave, StandaloneClient, WorkerMessage
 from edl_runtime.elastic.training.checkpointing import CheckpointManager
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint

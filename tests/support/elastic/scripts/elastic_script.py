@@ -143,7 +143,7 @@ def move_slowly() -> None:
     """Have the state in small pieces, and take a while for each."""
     from edl_runtime.checkpoint import file_format
     from edl_runtime.elastic.comm import process_group
-    from edl_runtime.elastic.comm.agent_client import SocketAgentClient
+    from edl_runtime.elastic.comm.agent_protocol import SocketAgentClient
 
     process_group.CHUNK_BYTES = 1 << 13
     file_format.CHUNK_BYTES = process_group.CHUNK_BYTES // 8

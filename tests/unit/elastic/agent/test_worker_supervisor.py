@@ -34,8 +34,7 @@ GENERATION = generation(4, [ME], store="127.0.0.1:7000", endpoints=("127.0.0.1:7
 
 BESIDE = """
 import os, pathlib, time
-from edl_runtime.elastic.comm.agent_client import connect_to_agent
-from edl_runtime.elastic.comm.agent_protocol import InitCalled, WorkerReady
+from edl_runtime.elastic.comm.agent_protocol import InitCalled, WorkerReady, connect_to_agent
 
 def await_file(name):
     while not pathlib.Path(name).exists():
@@ -199,8 +198,7 @@ async def test_a_script_is_elastic_when_that_of_another_instance_is(tmp_path: Pa
 
 WRITES = """
 import os, time
-from edl_runtime.elastic.comm.agent_client import connect_to_agent
-from edl_runtime.elastic.comm.agent_protocol import InitCalled, WorkerReady
+from edl_runtime.elastic.comm.agent_protocol import InitCalled, WorkerReady, connect_to_agent
 
 link = connect_to_agent(os.environ)
 link.send(InitCalled())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl_runtime.elastic.comm.agent_client import StandaloneClient
+from edl_runtime.elastic.comm.agent_protocol import StandaloneClient
 from edl_runtime.elastic.comm.process_group import MAX_LIVE_GROUPS, GroupSession
 
 
