@@ -16,8 +16,8 @@ import msgspec
 import psutil
 
 from edl_runtime.elastic.comm.agent_protocol import Gear
-from edl_runtime.elastic.rendezvous.events import Event
 from edl_runtime.elastic.rendezvous.generation import TrainerMember
+from edl_runtime.elastic.rendezvous.redis_store import Event
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
 from edl_runtime.store.redis_server import RedisServer

@@ -146,7 +146,7 @@ class EdlClient:
 
     def __init__(self, edl_connection: EdlConnection, backend: Backend) -> None:
         from edl_runtime.checkpoint import checkpoint_events
-        from edl_runtime.elastic.rendezvous import events, redis_store
+        from edl_runtime.elastic.rendezvous import redis_store
         from edl_runtime.registry.directory import Directory
         from edl_runtime.registry.pools import read_demands
 
@@ -156,7 +156,7 @@ class EdlClient:
         self._client = connect(edl_connection.redis_url)
         self._directory = Directory(self._client, edl_connection.namespace)
         self._demands = read_demands
-        self._landed, self._events, self._membership = checkpoint_events, events, redis_store
+        self._landed, self._membership = checkpoint_events, redis_store
 
     async def close(self) -> None:
         """Close the sockets."""
@@ -200,7 +200,7 @@ class EdlClient:
 
     async def training(self, job: str) -> TrainingStatus | None:
         """Return the state that the job's agents have agreed on, None if there are none."""
-        found = await self._events.group_status(self._client, self.namespace, job)
+        found = await self._membership.group_status(self._client, self.namespace, job)
         if not found:
             return None
         outcome = found.outcome
@@ -213,7 +213,7 @@ class EdlClient:
 
     async def generations(self, job: str) -> int:
         """Return how many generations of trainers the job has had."""
-        happened = await self._events.read(self._client, self.namespace, job)
+        happened = await self._membership.read_events(self._client, self.namespace, job)
         return len({event.generation for event in happened if event.kind == "active"})
 
     async def request_stop(self, job: str, reason: str) -> bool:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from edl_runtime.cli.options import require_redis
-from edl_runtime.elastic.rendezvous.events import Event, follow, read
+from edl_runtime.elastic.rendezvous.redis_store import Event, follow_events, read_events
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
 
@@ -37,13 +37,13 @@ def events(job: str, *, follows: bool, as_json: bool) -> None:
 
     async def show_all() -> None:
         async with connect(settings.redis_url) as client:
-            happened = await read(client, settings.namespace, job)
+            happened = await read_events(client, settings.namespace, job)
             if not happened:
                 waits = f"; waiting {DESERTED_S:g} s for a job of that name" if follows else ""
                 click.echo(f"edl: no events of {job!r} within the last day{waits}", err=True)
             if follows:
                 began_at = max((event.at for event in happened if event.kind == "registered"), default=0.0)
-                followed = follow(client, settings.namespace, job, deserted_s=DESERTED_S)
+                followed = follow_events(client, settings.namespace, job, deserted_s=DESERTED_S)
                 async with contextlib.aclosing(followed) as stream:
                     async for event in stream:
                         show(event)

@@ -26,7 +26,7 @@ from edl_runtime.cli.backends import remove_ended_job, warn_of_eviction
 from edl_runtime.cli.options import priority_option, require_redis, weight_option
 from edl_runtime.elastic.agent.launch import elastic_job, parse_entrypoint
 from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
-from edl_runtime.elastic.rendezvous import events
+from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.elastic.rendezvous.redis_store import request_stop
 from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.settings import RuntimeSettings
@@ -251,7 +251,7 @@ class _JobView:
         last = "0-0"
         while True:
             try:
-                async for event in events.follow(self._client, self._namespace, self._name, after=last):
+                async for event in redis_store.follow_events(self._client, self._namespace, self._name, after=last):
                     last = event.id
                     if event.kind == "forming":
                         self._ranks = {instance: rank for rank, instance in enumerate(event.members)}

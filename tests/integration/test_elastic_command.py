@@ -20,8 +20,7 @@ from support.elastic.agent_group import SCRIPT
 
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.cli.run import _JobView, _name_of, _run, _shell, run
-from edl_runtime.elastic.rendezvous.events import Event
-from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
+from edl_runtime.elastic.rendezvous.redis_store import Event, RendezvousStore
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec

@@ -14,9 +14,8 @@ from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.cli.events import events
 from edl_runtime.elastic.agent.reporter import StatusReporter
 from edl_runtime.elastic.comm.agent_protocol import CheckpointDelayed, CheckpointSaved
-from edl_runtime.elastic.rendezvous.events import Event, follow, read
 from edl_runtime.elastic.rendezvous.generation import TrainerMember
-from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
+from edl_runtime.elastic.rendezvous.redis_store import Event, RendezvousStore, follow_events, read_events
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -34,8 +33,8 @@ TOLD = [
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that nobody is in is given up soon, and looked at often."""
     monkeypatch.setattr("edl_runtime.cli.events.DESERTED_S", 0.1)
-    monkeypatch.setattr("edl_runtime.elastic.rendezvous.events.BLOCK_MS", 20)
-    monkeypatch.setattr("edl_runtime.elastic.rendezvous.events.SILENT_S", 0.1)
+    monkeypatch.setattr("edl_runtime.elastic.rendezvous.redis_store.BLOCK_S", 0.02)
+    monkeypatch.setattr("edl_runtime.elastic.rendezvous.redis_store.SILENT_S", 0.1)
 
 
 @pytest.fixture
@@ -107,11 +106,11 @@ async def test_following_goes_on_while_somebody_is_there(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long nothing happens: an agent that has beaten lately is enough."""
-    monkeypatch.setattr("edl_runtime.elastic.rendezvous.events.SILENT_S", 60.0)
+    monkeypatch.setattr("edl_runtime.elastic.rendezvous.redis_store.SILENT_S", 60.0)
     async with connect(redis_url) as client:
         membership = RendezvousStore(client, namespace, "digits")
         await membership.heartbeat(TrainerMember(id="0-a", index=0))
-        following = follow(client, namespace, "digits", deserted_s=0.05)
+        following = follow_events(client, namespace, "digits", deserted_s=0.05)
         assert (await anext(following)).kind == "registered"
         coming = asyncio.ensure_future(anext(following))
         assert await asyncio.wait([coming], timeout=0.5) == (set(), {coming})
@@ -176,7 +175,7 @@ async def test_the_last_words_are_told_once_though_others_are_being_told(redis_u
         for step in range(20):
             telling.report(saved(step))
         await asyncio.gather(*(telling.finish() for _ in range(3)))
-        assert [event.step for event in await read(client, namespace, "digits")] == list(range(20))
+        assert [event.step for event in await read_events(client, namespace, "digits")] == list(range(20))
         assert [
             one and one.step for _, one in await checkpoint_events.after(client, namespace, "digits", block_ms=0)
         ] == list(range(20))
@@ -191,7 +190,7 @@ async def test_who_holds_the_last_weights_says_which_landed_before(redis_url: st
         for word in (waits, saved(7), waits):
             telling.report(word)
         await telling.finish()
-        first, _, second = await read(client, namespace, "digits")
+        first, _, second = await read_events(client, namespace, "digits")
     keeps = "the last checkpoint can't be written: no answer; this instance keeps the weights of step 9 and tries again"
     assert (first.kind, first.instance) == ("note", 3)
     assert first.reason == f"{keeps} for 600 s; there is no checkpoint"
@@ -212,6 +211,6 @@ async def test_a_checkpoint_is_told_once_and_as_of_when_it_was_complete(
             telling.report(saved(step))
         for _ in range(10):
             await telling.finish()
-        assert [event.step for event in await read(client, namespace, "digits")] == [1, 2]
+        assert [event.step for event in await read_events(client, namespace, "digits")] == [1, 2]
         told = [one for _, one in await checkpoint_events.after(client, namespace, "digits", block_ms=0) if one]
         assert [(one.step, one.at) for one in told] == [(1, 101.0), (2, 102.0)]

@@ -13,7 +13,7 @@ from edl_runtime.autoscale.traffic.forecast import ForecastOptions
 from edl_runtime.autoscale.traffic.sources.learner import _cached_profile
 from edl_runtime.autoscale.traffic.sources.spec import CsvFile, Traffic
 from edl_runtime.checkpoint import checkpoint_events
-from edl_runtime.elastic.rendezvous import events
+from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.progress import Progress
 from edl_runtime.registry import quarantine
 from edl_runtime.registry.directory import Directory
@@ -71,7 +71,7 @@ async def checkpoint(client: Redis, namespace: str, nonsense: str) -> Any:
 async def event(client: Redis, namespace: str, nonsense: str) -> Any:
     await client.xadd(keys.group_events(namespace, "job"), {"event": nonsense})
     await client.xadd(keys.group_events(namespace, "job"), {"of another version": nonsense})
-    return await events.read(client, namespace, "job")
+    return await redis_store.read_events(client, namespace, "job")
 
 
 async def profile(client: Redis, namespace: str, nonsense: str) -> Any:

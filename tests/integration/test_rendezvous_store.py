@@ -17,10 +17,17 @@ from support.redis_clock import later, take_time_from_a_key
 from edl_runtime.elastic.agent.failures import MAX_FAILURES
 from edl_runtime.elastic.errors import InstanceSupersededError, JobTakenError
 from edl_runtime.elastic.rendezvous import redis_store
-from edl_runtime.elastic.rendezvous.events import Event, follow, group_status, has_live_agents, read
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
 from edl_runtime.elastic.rendezvous.planner import WaitReason, plan_generation
-from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore, request_stop
+from edl_runtime.elastic.rendezvous.redis_store import (
+    Event,
+    RendezvousStore,
+    follow_events,
+    group_status,
+    has_live_agents,
+    read_events,
+    request_stop,
+)
 from edl_runtime.specs import Bounds
 from edl_runtime.store import keys
 from edl_runtime.store import redis_client as store_client
@@ -89,7 +96,7 @@ async def group(client: Redis, namespace: str, count: int, **options: Any) -> li
 
 
 async def kinds(client: Redis, namespace: str) -> list[str]:
-    return [event.kind for event in await read(client, namespace, JOB)]
+    return [event.kind for event in await read_events(client, namespace, JOB)]
 
 
 @pytest.fixture(autouse=True)
@@ -260,7 +267,7 @@ async def test_the_pause_is_the_longest_of_those_who_trained_before(client: Redi
     """Told when all have finished a step; who has just joined has none, nor has a first generation."""
     for agent in await group(client, f"{namespace}-first", 2):
         await agent.heartbeat(stepped=1)
-    resumed = (await read(client, f"{namespace}-first", JOB))[-1]
+    resumed = (await read_events(client, f"{namespace}-first", JOB))[-1]
     assert (resumed.kind, resumed.pause_s) == ("resumed", None)
     first, second = await group(client, namespace, 2)
     await first.heartbeat(stepped=1, pause_s=0.4)
@@ -268,7 +275,7 @@ async def test_the_pause_is_the_longest_of_those_who_trained_before(client: Redi
     await later(client, 0.5)
     await second.heartbeat(stepped=1, pause_s=0.75)
     await second.heartbeat()
-    events = await read(client, namespace, JOB)
+    events = await read_events(client, namespace, JOB)
     (resumed,) = [event for event in events if event.kind == "resumed"]
     assert (resumed.generation, resumed.members, resumed.pause_s, resumed.total_s) == (1, (0, 1), 0.75, 0.5)
     assert "pause 0.75 s" in resumed.line()
@@ -288,7 +295,7 @@ async def test_the_absence_of_an_instance_that_returns_is_no_pause(client: Redis
         await agent.heartbeat(up=3)
     await second.heartbeat(stepped=3, pause_s=15.2, paused_in=1)
     await first.heartbeat(stepped=3, pause_s=0.25, paused_in=2)
-    resumed = [event for event in await read(client, namespace, JOB) if event.kind == "resumed"]
+    resumed = [event for event in await read_events(client, namespace, JOB) if event.kind == "resumed"]
     assert [(event.generation, event.pause_s) for event in resumed] == [(1, None), (2, 0.4), (3, 0.25)]
 
 
@@ -414,15 +421,15 @@ async def test_events_are_read_and_followed(client: Redis, namespace: str) -> No
     """From the first on, or from where one had been; what can't be read is left out."""
     (agent,) = await group(client, namespace, 1)
     await client.xadd(keys.group_events(namespace, JOB), {"event": '{"kind": "of another version"}'})
-    so_far = await read(client, namespace, JOB)
+    so_far = await read_events(client, namespace, JOB)
     assert [event.kind for event in so_far] == ["registered", "ready", "forming", "active"]
     assert abs(so_far[0].at - time.time()) < 60
-    following = follow(client, namespace, JOB)
+    following = follow_events(client, namespace, JOB)
     assert [await anext(following) for _ in so_far] == so_far
     await agent.heartbeat(leaving=True)
     assert (await asyncio.wait_for(anext(following), 60.0)).kind == "leaving"
     await following.aclose()
-    assert [event.kind for event in await read(client, namespace, JOB, after=so_far[-1].id)] == ["leaving"]
+    assert [event.kind for event in await read_events(client, namespace, JOB, after=so_far[-1].id)] == ["leaving"]
 
 
 async def test_a_job_is_forgotten_in_time(client: Redis, namespace: str) -> None:

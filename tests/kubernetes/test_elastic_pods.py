@@ -24,8 +24,8 @@ from edl_runtime.backends.interface import SUSPENDED
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.elastic.comm.agent_protocol import WorkerFinished
-from edl_runtime.elastic.rendezvous import events
-from edl_runtime.elastic.rendezvous.events import Event
+from edl_runtime.elastic.rendezvous import redis_store
+from edl_runtime.elastic.rendezvous.redis_store import Event
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec
 from edl_runtime.store.redis_client import connect
@@ -152,14 +152,14 @@ async def test_a_training_that_is_suspended_goes_on_where_it_was(
     async with connect(redis_service.url) as client:
 
         async def told(kind: str) -> set[int | None]:
-            found = await events.read(client, tmp_path.name, "elastic")
+            found = await redis_store.read_events(client, tmp_path.name, "elastic")
             return {each.instance for each in found if each.kind == kind}
 
         async def both_are(kind: str) -> bool:
             return await told(kind) == {0, 1}
 
         async def two_train() -> bool:
-            found = await events.read(client, tmp_path.name, "elastic")
+            found = await redis_store.read_events(client, tmp_path.name, "elastic")
             return any(each.kind == "resumed" and len(each.members) == 2 for each in found)
 
         spec = msgspec.structs.replace(training(tmp_path, claim, EPOCHS, EARLY, LATE), instances=2)
@@ -192,7 +192,7 @@ async def grow_and_shrink(
     async with connect(redis_service.url) as client:
 
         async def told() -> list[Event]:
-            return await events.read(client, tmp_path.name, "elastic")
+            return await redis_store.read_events(client, tmp_path.name, "elastic")
 
         async def happened(kind: str, instances: int) -> bool:
             """Whether this happened to so many instances, or to a generation of so many."""

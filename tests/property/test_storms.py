@@ -9,8 +9,8 @@ import pytest
 from support.elastic.group_simulation import LEASE_S, TICK_S, World, starving
 from support.redis_clock import take_time_from_a_key
 
-from edl_runtime.elastic.rendezvous.events import read
 from edl_runtime.elastic.rendezvous.generation import Timeouts
+from edl_runtime.elastic.rendezvous.redis_store import read_events
 from edl_runtime.specs import Bounds
 from edl_runtime.store.redis_client import connect
 from edl_runtime.store.redis_server import RedisServer
@@ -42,7 +42,7 @@ async def test_leases_stretch_where_all_are_late(world: World) -> None:
     await world.run(STORM_S / 2)
     assert len(world.published) <= 3
     assert len(world.published[world.highest].members) == 32
-    told = [event.reason for event in await read(world.client, "n", "job") if event.kind in ("late", "gone")]
+    told = [event.reason for event in await read_events(world.client, "n", "job") if event.kind in ("late", "gone")]
     assert [reason.partition(",")[0] for reason in told] == ["most instances renew their leases late"]
 
 

@@ -32,10 +32,9 @@ from edl_runtime.elastic.comm.agent_protocol import (
     Note,
     StepDone,
 )
-from edl_runtime.elastic.rendezvous.events import Event
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
 from edl_runtime.elastic.rendezvous.planner import job_outcome, plan_generation
-from edl_runtime.elastic.rendezvous.redis_store import HEARTBEAT_EVERY_S, RETRY_EVERY_S, RendezvousStore
+from edl_runtime.elastic.rendezvous.redis_store import HEARTBEAT_EVERY_S, RETRY_EVERY_S, Event, RendezvousStore
 from edl_runtime.errors import EX_DATAERR, EdlError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings

@@ -12,8 +12,7 @@ import msgspec
 
 from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.elastic.comm.agent_protocol import CheckpointDelayed, CheckpointSaved, Note, StepDone
-from edl_runtime.elastic.rendezvous.events import Event
-from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
+from edl_runtime.elastic.rendezvous.redis_store import Event, RendezvousStore
 from edl_runtime.log import get_logger
 from edl_runtime.progress import Progress, publish_progress
 from edl_runtime.settings import RuntimeSettings

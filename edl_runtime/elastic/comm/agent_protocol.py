@@ -61,6 +61,12 @@ class JoinGeneration(_Message, frozen=True, kw_only=True):
     instances: int
     token: str = ""
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of `store`, an IPv6 address without its brackets."""
+        host, _, port = self.store.rpartition(":")
+        return host.strip("[]"), int(port)
+
 
 class AbortGeneration(_Message, frozen=True, kw_only=True):
     """To a worker: this generation has lost a member; stop whatever waits for it."""

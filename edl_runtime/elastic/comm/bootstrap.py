@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from edl_runtime.elastic.comm.agent_protocol import MAX_MESSAGE_BYTES, JoinGeneration, MessageDecoder, encode_message
 from edl_runtime.elastic.errors import GroupLostError
-from edl_runtime.protocol.address import endpoint_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,7 +102,7 @@ class Bootstrap:
         return welcome, ControlChannel(ends)
 
     def _run_root(self, own: Hello, open_store: Callable[[], int]) -> tuple[Welcome, dict[int, socket.socket]]:
-        host, port = endpoint_of(self._join.store, "store")
+        host, port = self._join.address
         there = {0: own}
         peers: dict[int, socket.socket] = {}
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -132,11 +131,10 @@ class Bootstrap:
 
     def _join_root(self, own: Hello) -> tuple[Welcome, dict[int, socket.socket]]:
         """Retry until rank 0 answers: the listener there may belong to an older generation."""
-        address = endpoint_of(self._join.store, "store")
         while True:
             self.close()
             try:
-                end = self._register(socket.create_connection(address, CONNECT_LIMIT_S))
+                end = self._register(socket.create_connection(self._join.address, CONNECT_LIMIT_S))
                 end.sendall(encode_message(own))
                 welcome = _receive_message(end, Welcome)
                 if welcome.generation == own.generation:

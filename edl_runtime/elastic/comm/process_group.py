@@ -32,7 +32,6 @@ from edl_runtime.elastic.comm.paddle_sockets import (
 )
 from edl_runtime.elastic.errors import GroupLostError
 from edl_runtime.log import get_logger
-from edl_runtime.protocol.address import endpoint_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -168,7 +167,7 @@ class PaddleProcessGroup(ProcessGroup):
         from paddle.base import core
 
         self._older = open_epolls()
-        host, _ = endpoint_of(self._join.store, "store")
+        host, _ = self._join.address
         for attempt in range(PORT_TRIES):
             port = free_port(host)
             try:
@@ -185,7 +184,7 @@ class PaddleProcessGroup(ProcessGroup):
     def _open_group(self, welcome: Welcome) -> None:
         from paddle.base import core
 
-        host, _ = endpoint_of(self._join.store, "store")
+        host, _ = self._join.address
         if self._store is None:
             self._older = open_epolls()
             self._store_port = welcome.store_port

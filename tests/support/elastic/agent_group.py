@@ -21,7 +21,7 @@ import redis
 from support.elastic.fake_agent import said_in
 from support.paths import TRAINING_SCRIPTS
 
-from edl_runtime.elastic.rendezvous.events import Event, EventKind, read
+from edl_runtime.elastic.rendezvous.redis_store import Event, EventKind, read_events
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
 from edl_runtime.store.errors import RegistryTimeoutError
@@ -100,7 +100,7 @@ class Group:
     def events(self) -> list[Event]:
         async def look() -> list[Event]:
             async with connect(self.settings.redis_url) as client:
-                return await read(client, self.settings.namespace, self.settings.job)
+                return await read_events(client, self.settings.namespace, self.settings.job)
 
         while True:
             with contextlib.suppress(RegistryTimeoutError):  # a busy machine keeps even Redis waiting

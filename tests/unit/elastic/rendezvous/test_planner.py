@@ -13,7 +13,6 @@ from support.elastic import generations
 
 from edl_runtime.elastic.agent.agent import advance_rendezvous
 from edl_runtime.elastic.errors import InitNotCalledError
-from edl_runtime.elastic.rendezvous.events import Event
 from edl_runtime.elastic.rendezvous.generation import (
     Generation,
     GroupView,
@@ -23,7 +22,7 @@ from edl_runtime.elastic.rendezvous.generation import (
     TrainerMember,
 )
 from edl_runtime.elastic.rendezvous.planner import WaitReason, job_outcome, plan_generation
-from edl_runtime.elastic.rendezvous.redis_store import RendezvousStore
+from edl_runtime.elastic.rendezvous.redis_store import Event, RendezvousStore
 from edl_runtime.specs import Bounds
 
 NOW = 1000.0
