@@ -19,7 +19,7 @@ import msgspec
 from edl_runtime.checkpoint.folder_lease import JobFolderLeases
 from edl_runtime.elastic.agent.failures import FailureStreak, FailureVerdict, PeerState, WorkerFailure, judge_failure
 from edl_runtime.elastic.agent.launch import Entrypoint, PortReservation, check_host
-from edl_runtime.elastic.agent.reconciler import DesiredState, KillWorker, is_ending, reconcile
+from edl_runtime.elastic.agent.reconciler import DesiredState, KillWorker, WorkerState, is_ending, reconcile
 from edl_runtime.elastic.agent.reporter import StatusReporter, StepMeter
 from edl_runtime.elastic.agent.watchdog import Watchdog
 from edl_runtime.elastic.agent.workers import WorkerSupervisor, WorkerUpdate
@@ -94,7 +94,13 @@ class Agent:
         self._steps = StepMeter()
         self._view = GroupView(now=0.0)
         self._redis_away_since: float | None = None
-        self._leaving_since: float | None = None
+        self._desired = DesiredState(
+            member=self._me.id,
+            gear=gear,
+            instances=bounds.max,
+            grace_s=settings.grace_s,
+            exclusive=communication == "nccl",
+        )
         self._signal = signal.SIGTERM
         self._failure_streak = FailureStreak()
         self._verdict: FailureVerdict | None = None
@@ -103,10 +109,15 @@ class Agent:
 
     def leave(self, number: signal.Signals) -> None:
         """Leave at the end of a step, as signal `number` asks; `run` then returns its negative."""
-        if self._leaving_since is None:
+        if self._desired.leaving_since is None:
             log.info("shutdown.requested", signal=number.name)
-            self._leaving_since, self._signal = time.monotonic(), number
+            self._signal = number
+            self._start_leaving()
             self._wake.set()
+
+    def _start_leaving(self) -> None:
+        if self._desired.leaving_since is None:
+            self._desired = msgspec.structs.replace(self._desired, leaving_since=time.monotonic())
 
     async def run(self, environ: Mapping[str, str]) -> AgentExit:
         """Train until the job has ended or this instance has left, with all its processes.
@@ -163,15 +174,17 @@ class Agent:
     async def _run_once(self, supervisor: WorkerSupervisor) -> float:
         """Read the group, decide and act; return after how many seconds to do it again without news."""
         self._process_updates(supervisor)
-        if supervisor.elastic and not self._me.elastic and self._communication == "gloo" and self._bounds.max > 1:
+        if supervisor.state.elastic and not self._me.elastic and self._communication == "gloo" and self._bounds.max > 1:
             check_host(self._settings.host)
         for failure in supervisor.take_failures():
             await self._judge(failure)
-        self._folder_leases.add(supervisor.checkpoint)
+        self._folder_leases.add(supervisor.state.checkpoint)
         for error in self._folder_leases.take_conflicts():
             self._refuse(error)
         try:
-            self._me = member_record(self._me, supervisor, self._desired_state(supervisor), self._view, self._ports)
+            self._me = member_record(
+                self._me, supervisor.state, self._desired, self._view, self._ports, failing=supervisor.failing
+            )
             self._change(ready=self._me.ready and self._folder_leases.are_held)
             self._view = await self._store.heartbeat(self._me)
             if self._redis_away_since is not None:
@@ -236,8 +249,8 @@ class Agent:
                 what = f"its checkpoint is not written: {failure.reason}" if failure.unwritten else failure.reason
                 reason = self._verdict.reason if self._verdict else what
                 await self._store.announce(Event(kind="failed", instance=me.index, reason=reason))
-        if self._verdict and self._leaving_since is None:
-            self._leaving_since = time.monotonic()
+        if self._verdict:
+            self._start_leaving()
 
     def _note(self, text: str) -> None:
         self._reporter.report(Note(text=text))
@@ -252,7 +265,7 @@ class Agent:
             self._note(f"{error}. This job continues, because it trains already")
             return
         self._verdict = FailureVerdict(str(error), EX_DATAERR)
-        self._leaving_since = self._leaving_since or time.monotonic()
+        self._start_leaving()
 
     @property
     def _failed(self) -> JobOutcome | None:
@@ -264,7 +277,7 @@ class Agent:
     async def _advance(self, supervisor: WorkerSupervisor) -> float:
         """Do what any agent may do for the group. Return after how many seconds there may be more to do."""
         current = self._view.generation
-        if current and supervisor.worker_state.comm_failed == current.number and self._view.suspicion is None:
+        if current and supervisor.state.comm_failed == current.number and self._view.suspicion is None:
             await self._store.suspect(current.number, self._loss_reason)
         return await advance_rendezvous(self._store, self._view, self._bounds, self._me.id, self._failed)
 
@@ -273,42 +286,29 @@ class Agent:
         now = time.monotonic()
         hung = self._watchdog.check(
             self._view,
+            supervisor.state,
             was_heard=supervisor.take_liveness(),
             stopped=supervisor.stopped,
             cpu_s=supervisor.cpu_s,
-            waits_for=supervisor.waits_for,
-            moves=supervisor.moves,
             median_s=self._steps.median_s,
             now=now,
         )
-        if hung and supervisor.worker_state.phase == "member":
+        if hung and supervisor.state.phase == "member":
             await supervisor.execute(KillWorker(hung, planned=False))
             self._wake.set()
         if supervisor.failing:  # it takes no more messages, and its exit status is not known yet
             return
         before = None
-        while supervisor.worker_state != before:  # an action may allow for the next
-            before = supervisor.worker_state
-            for action in reconcile(before, self._desired_state(supervisor), self._view, now):
+        while supervisor.state != before:  # an action may allow for the next
+            before = supervisor.state
+            for action in reconcile(before, self._desired, self._view, now):
                 await supervisor.execute(action)
-
-    def _desired_state(self, supervisor: WorkerSupervisor) -> DesiredState:
-        return DesiredState(
-            member=self._me.id,
-            elastic=supervisor.elastic,
-            gear=self._me.gear,
-            instances=self._bounds.max,
-            leaving_since=self._leaving_since,
-            grace_s=self._settings.grace_s,
-            exclusive=self._communication == "nccl",
-            finished=supervisor.finished,
-        )
 
     def _change(self, **changes: object) -> None:
         self._me = msgspec.structs.replace(self._me, **changes)
 
     def _exit(self, supervisor: WorkerSupervisor) -> AgentExit | None:
-        if supervisor.worker_state.phase != "absent":
+        if supervisor.state.phase != "absent":
             return None
         outcome = self._view.outcome
         if self._verdict:
@@ -316,7 +316,7 @@ class Agent:
         if outcome and outcome.kind != "failed":
             return AgentExit(0, outcome.reason)
         if (
-            supervisor.finished
+            supervisor.state.finished
             and self._redis_away_since is not None
             and time.monotonic() >= self._redis_away_since + FINISHED_WAIT_S
         ):
@@ -324,58 +324,61 @@ class Agent:
         if outcome:
             self._over_since = self._over_since or time.monotonic()
             return AgentExit(1, outcome.reason) if time.monotonic() >= self._over_since + AFTER_OTHERS_S else None
-        return AgentExit(-self._signal) if self._leaving_since is not None else None
+        return AgentExit(-self._signal) if self._desired.leaving_since is not None else None
 
 
 def member_record(
-    before: TrainerMember, supervisor: WorkerSupervisor, desired: DesiredState, view: GroupView, ports: PortReservation
+    before: TrainerMember,
+    worker: WorkerState,
+    desired: DesiredState,
+    view: GroupView,
+    ports: PortReservation,
+    *,
+    failing: bool,
 ) -> TrainerMember:
-    """Return `before` with the present state of supervisor, desired state and ports.
+    """Return `before` with the present state of worker and ports.
 
     An instance stays ready while one of its processes is replaced by the next on the way into a generation that it has
     not been told of: an instance that is not ready counts as lost. It is not ready while its worker fails, nor until
     the next can join. If its script fails after everything was trained, it stays `done` until the next worker joins.
     """
-    phase = supervisor.worker_state.phase
+    phase = worker.phase
     included = view.generation is not None and view.rank(desired.member) is not None
-    on_its_way = included and view.generation is not None and supervisor.worker_state.assigned < view.generation.number
-    can_join = phase in ("ready", "member", "leaving", "done") or (phase == "loaded" and not supervisor.elastic)
-    lost = max(before.lost, supervisor.worker_state.assigned) if supervisor.failing else before.lost
+    on_its_way = included and view.generation is not None and worker.assigned < view.generation.number
+    can_join = phase in ("ready", "member", "leaving", "done") or (phase == "loaded" and not worker.elastic)
+    lost = max(before.lost, worker.assigned) if failing else before.lost
     in_none_yet = phase in ("loaded", "ready")
-    is_to_call = supervisor.elastic and phase == "starting" and not supervisor.called
+    is_to_call = worker.elastic and phase == "starting" and not worker.called
     return msgspec.structs.replace(
         before,
         store_port=ports.store,
         trainer_port=ports.trainer,
-        ready=not supervisor.failing
-        and (can_join or supervisor.finished or (on_its_way and not is_ending(desired, view))),
+        ready=not failing and (can_join or worker.finished or (on_its_way and not is_ending(desired, view))),
         leaving=desired.leaving_since is not None,
-        elastic=supervisor.elastic,
-        called=supervisor.called,
+        elastic=worker.elastic,
+        called=worker.called,
         uncalled_since=(before.uncalled_since or view.now) if is_to_call else 0.0,
-        live=supervisor.live,
-        standby=supervisor.worker_state.standby == "loaded" or in_none_yet,
-        up=supervisor.worker_state.up,
+        live=worker.live,
+        standby=worker.standby == "loaded" or in_none_yet,
+        up=worker.up,
         lost=lost,
-        waits_for=supervisor.waits_for,
-        moves=supervisor.moves,
-        advanced=supervisor.moves > before.moves or _still_joining(supervisor, view),
-        done=phase == "done" or supervisor.finished or (before.done and phase != "member"),
-        keeps=supervisor.keeps,
-        finished=supervisor.finished,
-        seen=max(before.seen, supervisor.seen, view.number),
+        waits_for=worker.waits_for,
+        moves=worker.moves,
+        advanced=worker.moves > before.moves or _still_joining(worker, view),
+        done=phase == "done" or worker.finished or (before.done and phase != "member"),
+        keeps=worker.keeps,
+        finished=worker.finished,
+        seen=max(before.seen, worker.seen, view.number),
     )
 
 
-def _still_joining(supervisor: WorkerSupervisor, view: GroupView) -> bool:
+def _still_joining(worker: WorkerState, view: GroupView) -> bool:
     """Whether the worker is still busy before it comes to the current generation.
 
     Its own agent ends a step or a leave that takes too long.
     """
-    worker_state, number = supervisor.worker_state, view.generation.number if view.generation else 0
-    return worker_state.phase == "leaving" or (
-        worker_state.trains and worker_state.up < number and not supervisor.waits_for
-    )
+    number = view.generation.number if view.generation else 0
+    return worker.phase == "leaving" or (worker.trains and worker.up < number and not worker.waits_for)
 
 
 async def advance_rendezvous(

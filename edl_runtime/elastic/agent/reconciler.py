@@ -36,7 +36,7 @@ WorkerPhase = Literal["absent", "loading", "loaded", "starting", "ready", "membe
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent's knowledge of its worker.
+    """An agent's knowledge of its worker, most of it as last reported.
 
     - `phase`: importing what its script imports; loaded; starting, until an elastic script can join; ready to join; a
       member of a generation, or on its way; leaving; done with everything.
@@ -46,6 +46,10 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
       last that it was told to abort.
     - `left`: it has reported that it leaves; only its exit is still to come.
     - `standby`: a failed one is not replaced before it is needed.
+    - `elastic`: its script joins generations by itself, as far as is known. `called`: it has called `elastic.init`.
+    - `checkpoint`: where it keeps checkpoints, "" while unknown. `keeps`: it keeps some, as far as is known.
+    - `live`, `seen`, `waits_for`, `moves`: as in `TrainerMember`.
+    - `finished`: it has trained everything and has ended.
     """
 
     phase: WorkerPhase = "absent"
@@ -57,6 +61,15 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     aborted: int = 0
     left: bool = False
     standby: Literal["absent", "loading", "loaded", "failed"] = "absent"
+    elastic: bool = True
+    called: bool = False
+    checkpoint: str = ""
+    keeps: bool = True
+    live: bool = False
+    seen: int = 0
+    waits_for: int = 0
+    moves: int = 0
+    finished: bool = False
 
     @property
     def trains(self) -> bool:
@@ -67,21 +80,17 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
 class DesiredState(msgspec.Struct, frozen=True, kw_only=True):
     """Desired state of this instance.
 
-    - `elastic`: its script joins generations by itself. `gear`: the fastest that the job's owner allows.
-    - `instances`: most that the job may have.
+    - `gear`: the fastest that the job's owner allows. `instances`: most that the job may have.
     - `leaving_since`: when it was told to leave, None if it was not; it has `grace_s` from then on.
     - `exclusive`: a worker needs a device that the one before has to release first.
-    - `finished`: its worker has trained everything and has ended.
     """
 
     member: str
-    elastic: bool
     gear: Gear = "live"
     instances: int = 1
     leaving_since: float | None = None
     grace_s: float = 10.0
     exclusive: bool = False
-    finished: bool = False
 
 
 class StartWorker(msgspec.Struct, frozen=True):
@@ -164,7 +173,7 @@ def _stays(view: GroupView, peer: str, generation: int) -> bool:
 
 def _on_worker(worker: WorkerState, desired: DesiredState, view: GroupView, now: float) -> Iterator[Action]:
     match worker.phase:
-        case "absent" if not is_ending(desired, view) and not desired.finished:
+        case "absent" if not is_ending(desired, view) and not worker.finished:
             current = view.generation if view.rank(desired.member) is not None else None
             yield StartWorker(fresh=current is not None and current.gear == "cold" and current.attempt > 0)
         case "loading" | "loaded" | "starting" | "ready":
@@ -186,17 +195,17 @@ def _on_joining(worker: WorkerState, desired: DesiredState, view: GroupView) -> 
     following = _next_generation(worker, desired, view)
     if is_ending(desired, view):
         yield KillWorker("it is not needed any more")
-    elif desired.elastic and worker.phase == "loaded":
+    elif worker.elastic and worker.phase == "loaded":
         yield RunScript()
-    elif desired.elastic and worker.phase == "ready" and following is not None:
+    elif worker.elastic and worker.phase == "ready" and following is not None:
         yield SendMessage(_join_message(following, desired), following)
-    elif not desired.elastic and worker.phase == "loaded" and following is not None:
+    elif not worker.elastic and worker.phase == "loaded" and following is not None:
         yield RunScript(following)
 
 
 def _on_member(worker: WorkerState, desired: DesiredState, view: GroupView, now: float) -> Iterator[Action]:
     following = _next_generation(worker, desired, view)
-    if not desired.elastic:
+    if not worker.elastic:
         if is_ending(desired, view) or _is_superseded(worker, view):
             yield TerminateWorker()
     elif view.outcome is not None:
@@ -265,7 +274,7 @@ def _writes_checkpoint(worker: WorkerState, desired: DesiredState, view: GroupVi
 def _leave_deadline(worker: WorkerState, desired: DesiredState, view: GroupView) -> float:
     if desired.leaving_since is not None:
         return desired.leaving_since + GRACE_SHARE * desired.grace_s
-    if not desired.elastic:
+    if not worker.elastic:
         return worker.since + PLAIN_LEAVE_S
     included = view.rank(desired.member) is not None or view.stop is not None
     works = (

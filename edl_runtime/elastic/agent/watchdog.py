@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl_runtime.elastic.agent.reconciler import WorkerState
 from edl_runtime.elastic.rendezvous.generation import GroupView
 
 SILENT_S = 2.0
@@ -41,12 +42,11 @@ class Watchdog:
     def check(
         self,
         view: GroupView,
+        worker: WorkerState,
         *,
         was_heard: bool,
         stopped: bool,
         cpu_s: float,
-        waits_for: int,
-        moves: int,
         median_s: float,
         now: float,
     ) -> str:
@@ -54,9 +54,9 @@ class Watchdog:
 
         - `was_heard`: it has sent something since the last check. `stopped`: its process is stopped.
         - `cpu_s`: processor time used so far.
-        - `waits_for`: the step at which it waits itself, 0 for none.
-        - `moves`: how many pieces of state it has moved: one that moves more of them does not hang.
         - `median_s`: of a step.
+
+        One that moves more pieces of state than before does not hang.
         """
         tick_s = min(now - self._checked_at, MAX_TICK_S) if self._checked_at is not None else 0.0
         self._checked_at = now
@@ -64,9 +64,9 @@ class Watchdog:
         if was_heard or cpu_s < self._heard_at_cpu_s:  # less: another process
             self._heard_at_cpu_s = cpu_s
         computes = cpu_s - self._heard_at_cpu_s >= BUSY_CPU_SHARE * self._silent_s
-        if moves > self._moves:
+        if worker.moves > self._moves:
             self._waits = {}
-        self._moves = moves
+        self._moves = worker.moves
         waited_s = self._waited_s(view, tick_s)
         if not waited_s:
             return ""
@@ -75,7 +75,7 @@ class Watchdog:
             return f"its process is stopped, and others have waited {longest:.1f} s for it"
         if self._silent_s > SILENT_S and not computes and longest > max(MIN_WAIT_S, WAIT_STEPS * median_s):
             return f"it has sent no heartbeat for {self._silent_s:.1f} s, and others wait for it"
-        if not waits_for and shortest > self._step_limit_s:
+        if not worker.waits_for and shortest > self._step_limit_s:
             return f"all others have waited {shortest:.0f} s for it at the end of a step"
         return ""
 

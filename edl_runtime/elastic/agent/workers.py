@@ -100,7 +100,7 @@ class WorkerProcess:
         return cls(process, *await asyncio.open_unix_connection(sock=ours))
 
     @property
-    def state(self) -> str:
+    def status(self) -> str:
         """Status as psutil names it; "gone" without a process."""
         import psutil
 
@@ -199,12 +199,7 @@ GroupUpdate = GenerationEntered | StepDone | GenerationLost | CheckpointSaved | 
 
 
 class WorkerSupervisor:
-    """The worker and the standby of one instance. `on_update` is called after each message of any of its processes.
-
-    - `live`, `seen`, `waits_for`, `moves`: as last reported by the worker. `called`: it has called `elastic.init`.
-    - `keeps`: it keeps checkpoints, as far as is known; `checkpoint`: where, "" while unknown.
-    - `finished`: it has trained everything and has ended.
-    """
+    """The worker and the standby of one instance. `on_update` is called after each message of any of its processes."""
 
     def __init__(
         self,
@@ -216,12 +211,7 @@ class WorkerSupervisor:
         tasks: asyncio.TaskGroup,
         on_update: Callable[[WorkerUpdate], None],
     ) -> None:
-        self.worker_state = WorkerState()
-        self.live = False
-        self.seen = 0
-        self.waits_for = 0
-        self.moves = 0
-        self.finished = False
+        self.state = WorkerState(elastic=script.elastic)
         self._failures: list[WorkerFailure] = []
         self._updates: list[GroupUpdate] = []
         self._was_heard = False
@@ -237,14 +227,7 @@ class WorkerSupervisor:
         self._begun_at = 0.0
         self._kill_action: KillWorker | None = None
         self._failure_report: ScriptFailed | None = None
-        self._stepped = self._writes = self.called = False
-        self.keeps = True
-        self.checkpoint = ""
-
-    @property
-    def elastic(self) -> bool:
-        """Whether the script joins generations by itself, as far as is known."""
-        return self._script.elastic
+        self._stepped = self._writes = False
 
     def take_failures(self) -> list[WorkerFailure]:
         """Return the failures since the last call."""
@@ -264,16 +247,16 @@ class WorkerSupervisor:
     @property
     def stopped(self) -> bool:
         """Whether the worker's process is stopped, as by SIGSTOP."""
-        return self._worker is not None and self._worker.state == "stopped"
+        return self._worker is not None and self._worker.status == "stopped"
 
     @property
     def failing(self) -> bool:
         """Whether the worker has failed and its exit status is not known yet; other instances may notice it sooner."""
-        if self._worker is None or self.worker_state.phase != "member":
+        if self._worker is None or self.state.phase != "member":
             return False
         killed = self._kill_action is not None and not self._kill_action.planned
         failed = self._failure_report is not None  # sent before its connections to others end
-        return killed or (self.elastic and (failed or self._worker.state in ("zombie", "gone")))
+        return killed or (self.state.elastic and (failed or self._worker.status in ("zombie", "gone")))
 
     @property
     def cpu_s(self) -> float:
@@ -285,14 +268,14 @@ class WorkerSupervisor:
 
         A worker that was started for a generation as a plain script is not in it, and joins a later one.
         """
-        if self.elastic:
+        if self.state.elastic:
             return
         self._script = self._script.as_elastic()
         self._end_standby()  # it has not preloaded what an elastic script imports
-        self._change(up=0, peers=())
-        if self.worker_state.phase == "member":
+        self._change(elastic=True, up=0, peers=())
+        if self.state.phase == "member":
             self._phase("starting")
-        log.info("script.marked_elastic", generation=self.worker_state.assigned)
+        log.info("script.marked_elastic", generation=self.state.assigned)
 
     def dismiss(self) -> None:
         """Kill all processes, and ignore what they still send."""
@@ -303,7 +286,7 @@ class WorkerSupervisor:
         self._retired.clear()
 
     async def execute(self, action: Action) -> None:
-        """Do it, and update `worker_state`. Raises OSError when no process can be begun."""
+        """Do it, and update `state`. Raises OSError when no process can be begun."""
         match action:
             case StartWorker():
                 await self._begin(fresh=action.fresh)
@@ -330,16 +313,22 @@ class WorkerSupervisor:
     async def _begin(self, *, fresh: bool) -> None:
         if fresh:
             self._end_standby()
-        loaded = self.worker_state.standby == "loaded"
+        before = self.state
         self._worker = self._standby or await self._new(nice=False)
         self._standby = None
-        self.live, self.waits_for, self.moves, self._kill_action, self._failure_report = False, 0, 0, None, None
-        self._stepped = self._writes = self.called = False
-        self.keeps = True
+        self._kill_action = self._failure_report = None
+        self._stepped = self._writes = False
         self._begun_at = time.monotonic()
-        self._change(standby="absent", up=0, comm_failed=0, aborted=0, left=False, peers=())
-        self._phase("loaded" if loaded else "loading")
-        log.info("worker.started", pid=self._worker.pid, loaded=loaded)
+        self.state = WorkerState(
+            phase="loaded" if before.standby == "loaded" else "loading",
+            since=self._begun_at,
+            assigned=before.assigned,
+            elastic=before.elastic,
+            checkpoint=before.checkpoint,
+            seen=before.seen,
+            finished=before.finished,
+        )
+        log.info("worker.started", pid=self._worker.pid, loaded=before.standby == "loaded")
 
     def _end_standby(self) -> None:
         if self._standby:
@@ -408,11 +397,11 @@ class WorkerSupervisor:
             case StandbyLoaded():
                 self._phase("loaded")
             case InitCalled(checkpoint=checkpoint):
-                self.keeps, self.checkpoint, self.called = bool(checkpoint), checkpoint, True
+                self._change(keeps=bool(checkpoint), checkpoint=checkpoint, called=True)
                 self.mark_elastic()
             case WorkerReady():
-                self.live, self.seen = update.live, update.seen
-                if self.worker_state.phase == "starting":
+                self._change(live=update.live, seen=update.seen)
+                if self.state.phase == "starting":
                     self._phase("ready")
             case GenerationEntered() | GenerationLost() | StepDone() | CheckpointSaved() | CheckpointDelayed() | Note():
                 self._on_group_update(update)
@@ -433,39 +422,32 @@ class WorkerSupervisor:
             asyncio.get_running_loop().call_later(EXIT_WAIT_S, self._worker.kill)
 
     def _on_heartbeat(self, update: Heartbeat) -> None:
-        if self.worker_state.phase == "leaving" and update.moves > self.moves:
+        if self.state.phase == "leaving" and update.moves > self.state.moves:
             self._phase("leaving")  # its deadline starts again with each piece of the checkpoint
-        self.waits_for, self.moves = update.waits_for or 0, update.moves
+        self._change(waits_for=update.waits_for or 0, moves=update.moves)
 
     def _on_group_update(self, update: GroupUpdate) -> None:
         if isinstance(update, GenerationEntered):
-            self.live = update.live
-            self._change(up=update.generation, since=time.monotonic())
+            self._change(live=update.live, up=update.generation, since=time.monotonic())
         elif isinstance(update, GenerationLost):
-            self._change(comm_failed=max(self.worker_state.comm_failed, update.generation))
+            self._change(comm_failed=max(self.state.comm_failed, update.generation))
         elif isinstance(update, StepDone):
             self._stepped = True
         self._updates.append(update)
 
     def _end(self, exit_code: int) -> None:
-        worker_state, self._worker = self.worker_state, None
-        self.waits_for = 0
-        all_trained = worker_state.phase == "done" or (worker_state.phase == "member" and not self.elastic)
-        planned = worker_state.phase == "leaving" or (self._kill_action is not None and self._kill_action.planned)
-        unwritten = (
-            self._writes
-            and self.keeps
-            and worker_state.up > 0
-            and worker_state.phase == "leaving"
-            and not worker_state.left
-        )
-        if exit_code == 0 and all_trained:
-            self.finished = True
-        elif unwritten or not planned:
+        state, self._worker = self.state, None
+        all_trained = state.phase == "done" or (state.phase == "member" and not self.state.elastic)
+        planned = state.phase == "leaving" or (self._kill_action is not None and self._kill_action.planned)
+        unwritten = self._writes and state.keeps and state.up > 0 and state.phase == "leaving" and not state.left
+        ended_well = exit_code == 0 and all_trained
+        finished = state.finished or ended_well
+        if not ended_well and (unwritten or not planned):
             self._failures.append(self._failure(exit_code, unwritten=unwritten))  # the agent logs it
-        if planned or self.finished:
+        if planned or finished:
             killed = {"killed": self._kill_action.why} if self._kill_action else {}
-            log.info("worker.exited", exit_code=exit_code, generation=worker_state.assigned, **killed)
+            log.info("worker.exited", exit_code=exit_code, generation=state.assigned, **killed)
+        self._change(finished=finished, waits_for=0)
         self._phase("absent")
 
     def _failure(self, exit_code: int, *, unwritten: bool) -> WorkerFailure:
@@ -473,12 +455,12 @@ class WorkerSupervisor:
             exit_code=exit_code,
             report=self._failure_report,
             killed=self._kill_action.why if self._kill_action else "",
-            elastic=self.elastic,
-            generation=self.worker_state.assigned,
-            was_up=self.worker_state.up >= self.worker_state.assigned,
+            elastic=self.state.elastic,
+            generation=self.state.assigned,
+            was_up=self.state.up >= self.state.assigned,
             stepped=self._stepped,
             lived_s=time.monotonic() - self._begun_at,
-            called=self.called,
+            called=self.state.called,
             unwritten=unwritten,
         )
 
@@ -486,4 +468,4 @@ class WorkerSupervisor:
         self._change(phase=phase, since=time.monotonic())
 
     def _change(self, **changes: object) -> None:
-        self.worker_state = msgspec.structs.replace(self.worker_state, **changes)
+        self.state = msgspec.structs.replace(self.state, **changes)

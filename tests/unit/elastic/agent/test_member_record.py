@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,11 +11,10 @@ from support.elastic.generations import generation
 from edl_runtime.elastic.agent.agent import member_record
 from edl_runtime.elastic.agent.launch import PortReservation
 from edl_runtime.elastic.agent.reconciler import DesiredState, WorkerPhase, WorkerState
-from edl_runtime.elastic.agent.workers import WorkerSupervisor
 from edl_runtime.elastic.rendezvous.generation import GroupView, TrainerMember
 
 ME = TrainerMember(id="0-me", index=0, lost=3)
-POST = DesiredState(member=ME.id, elastic=True)
+DESIRED = DesiredState(member=ME.id)
 
 
 def group(number: int, *members: str, **changes: Any) -> GroupView:
@@ -25,24 +23,17 @@ def group(number: int, *members: str, **changes: Any) -> GroupView:
 
 
 def record(
-    phase: WorkerPhase, view: GroupView, *, desired: DesiredState = POST, before: TrainerMember = ME, **supervisor: Any
+    phase: WorkerPhase,
+    view: GroupView,
+    *,
+    desired: DesiredState = DESIRED,
+    before: TrainerMember = ME,
+    failing: bool = False,
+    **worker: Any,
 ) -> TrainerMember:
-    stands = {
-        "worker_state": WorkerState(phase=phase),
-        "elastic": True,
-        "called": True,
-        "live": True,
-        "seen": 0,
-        "waits_for": 0,
-        "moves": 0,
-        "keeps": True,
-        "finished": False,
-        "failing": False,
-    }
+    state = WorkerState(phase=phase, **{"called": True, "live": True, **worker})
     with PortReservation("127.0.0.1") as ports:
-        return member_record(
-            before, cast(WorkerSupervisor, SimpleNamespace(**{**stands, **supervisor})), desired, view, ports
-        )
+        return member_record(before, state, desired, view, ports, failing=failing)
 
 
 @pytest.mark.parametrize(
@@ -68,17 +59,16 @@ def test_on_the_way_into_a_generation_an_instance_stays_ready() -> None:
     included = group(7, "1-peer", ME.id)
     assert record("absent", included).ready
     assert record("loading", included).ready
-    assert not record("loading", included, worker_state=WorkerState(phase="loading", assigned=7)).ready
+    assert not record("loading", included, assigned=7).ready
     assert not record("absent", msgspec.structs.replace(included, stop="deadline")).ready
-    assert not record("absent", included, desired=msgspec.structs.replace(POST, leaving_since=1.0)).ready
+    assert not record("absent", included, desired=msgspec.structs.replace(DESIRED, leaving_since=1.0)).ready
 
 
 def test_a_trainer_that_falls_is_told_of_before_it_has_ended() -> None:
     """The others may notice it sooner, and must not go on with it, nor wait for the next one while that loads."""
-    worker_state = WorkerState(phase="member", assigned=7)
-    falling = record("member", group(7, ME.id), worker_state=worker_state, failing=True)
-    assert (falling.lost, falling.ready) == (7, False)
-    stays = record("member", group(7, ME.id), worker_state=worker_state)
+    fails = record("member", group(7, ME.id), assigned=7, failing=True)
+    assert (fails.lost, fails.ready) == (7, False)
+    stays = record("member", group(7, ME.id), assigned=7)
     assert (stays.lost, stays.ready) == (3, True)
 
 
@@ -86,9 +76,8 @@ def test_a_script_that_joins_by_itself_is_told_of() -> None:
     """Then those of all instances do; an instance whose own has yet to join anew is not ready before it can."""
     assert record("starting", group(7, ME.id)).elastic
     assert not record("loaded", group(7, ME.id), elastic=False).elastic
-    turned_out = WorkerState(phase="starting", assigned=7)
-    assert not record("starting", group(7, ME.id), worker_state=turned_out).ready
-    assert record("starting", group(8, ME.id), worker_state=turned_out).ready
+    assert not record("starting", group(7, ME.id), assigned=7).ready
+    assert record("starting", group(8, ME.id), assigned=7).ready
 
 
 def test_a_script_that_runs_and_has_not_called_init_is_told_of() -> None:
@@ -106,29 +95,27 @@ def test_a_process_that_is_in_no_generation_yet_counts_as_a_standby() -> None:
     """A newcomer enters a warm generation by itself."""
     assert record("ready", group(7)).standby
     assert not record("member", group(7, ME.id)).standby
-    assert record("member", group(7, ME.id), worker_state=WorkerState(phase="member", standby="loaded")).standby
+    assert record("member", group(7, ME.id), standby="loaded").standby
 
 
 def test_a_trainer_comes_on_that_moves_the_state() -> None:
     """More of it than before; another process begins to count anew."""
     included = group(7, "1-peer", ME.id)
-    met = WorkerState(phase="member", assigned=7)
-    assert not record("member", included, worker_state=met).advanced
-    moving = record("member", included, worker_state=met, moves=5)
+    assert not record("member", included, assigned=7).advanced
+    moving = record("member", included, assigned=7, moves=5)
     assert (moving.advanced, moving.moves) == (True, 5)
-    assert not record("member", included, worker_state=met, moves=5, before=moving).advanced
+    assert not record("member", included, assigned=7, moves=5, before=moving).advanced
     assert not record("starting", included, moves=0, before=moving).advanced
 
 
 def test_a_trainer_comes_on_that_ends_what_it_is_at() -> None:
     """A step, or a checkpoint; not once it waits for others there, was let down by them, or is where it is to be."""
     included = group(7, "1-peer", ME.id)
-    stepping = WorkerState(phase="member", assigned=7, up=6)
-    assert record("member", included, worker_state=stepping).advanced
-    assert record("leaving", included, worker_state=msgspec.structs.replace(stepping, phase="leaving")).advanced
-    assert not record("member", included, worker_state=stepping, waits_for=12).advanced
-    assert not record("member", included, worker_state=msgspec.structs.replace(stepping, comm_failed=6)).advanced
-    assert not record("member", included, worker_state=msgspec.structs.replace(stepping, up=7)).advanced
+    assert record("member", included, assigned=7, up=6).advanced
+    assert record("leaving", included, assigned=7, up=6).advanced
+    assert not record("member", included, assigned=7, up=6, waits_for=12).advanced
+    assert not record("member", included, assigned=7, up=6, comm_failed=6).advanced
+    assert not record("member", included, assigned=7, up=7).advanced
 
 
 def test_a_number_once_seen_is_never_forgotten() -> None:

@@ -25,8 +25,7 @@ from edl_runtime.elastic.rendezvous.generation import GroupView, JobOutcome, Mem
 ME, PEER, OTHER = "0-me", "1-peer", "2-other"
 NOW = 100.0
 
-ELASTIC = DesiredState(member=ME, elastic=True, instances=4)
-PLAIN = DesiredState(member=ME, elastic=False, instances=4)
+DESIRED = DesiredState(member=ME, instances=4)
 
 
 def view(
@@ -62,12 +61,12 @@ def said(found: list[Action]) -> list[object]:
 
 def test_an_elastic_script_is_begun_run_and_joined() -> None:
     """It runs to where it is ready before there is any generation for it, so that nobody waits for it."""
-    assert reconcile(WorkerState(), ELASTIC, view(), NOW) == [StartWorker()]
-    assert reconcile(WorkerState(phase="loading"), ELASTIC, view(), NOW) == []
-    assert reconcile(WorkerState(phase="loaded"), ELASTIC, view(1, PEER), NOW) == [RunScript()]
-    assert reconcile(WorkerState(phase="starting"), ELASTIC, view(1, ME, PEER), NOW) == []
-    assert reconcile(WorkerState(phase="ready"), ELASTIC, view(1, PEER), NOW) == []
-    assert said(reconcile(WorkerState(phase="ready"), ELASTIC, view(2, PEER, ME), NOW)) == [join(2, PEER, ME)]
+    assert reconcile(WorkerState(), DESIRED, view(), NOW) == [StartWorker()]
+    assert reconcile(WorkerState(phase="loading"), DESIRED, view(), NOW) == []
+    assert reconcile(WorkerState(phase="loaded"), DESIRED, view(1, PEER), NOW) == [RunScript()]
+    assert reconcile(WorkerState(phase="starting"), DESIRED, view(1, ME, PEER), NOW) == []
+    assert reconcile(WorkerState(phase="ready"), DESIRED, view(1, PEER), NOW) == []
+    assert said(reconcile(WorkerState(phase="ready"), DESIRED, view(2, PEER, ME), NOW)) == [join(2, PEER, ME)]
 
 
 def test_a_trainer_hears_the_word_of_its_generation() -> None:
@@ -76,56 +75,58 @@ def test_a_trainer_hears_the_word_of_its_generation() -> None:
     assert group.generation is not None
     secret = msgspec.structs.replace(group.generation, token="secret")
     (told,) = said(
-        reconcile(WorkerState(phase="ready"), ELASTIC, msgspec.structs.replace(group, generation=secret), NOW)
+        reconcile(WorkerState(phase="ready"), DESIRED, msgspec.structs.replace(group, generation=secret), NOW)
     )
     assert told == msgspec.structs.replace(join(2, PEER, ME), token="secret")
 
 
 def test_a_plain_script_is_run_for_its_generation_only() -> None:
     """Loaded it waits; it ends with its generation and is begun for the next."""
-    assert reconcile(WorkerState(phase="loaded"), PLAIN, view(1, PEER), NOW) == []
+    assert reconcile(WorkerState(phase="loaded", elastic=False), DESIRED, view(1, PEER), NOW) == []
     both = view(2, ME, PEER)
-    assert reconcile(WorkerState(phase="loaded", assigned=1), PLAIN, both, NOW) == [RunScript(both.generation)]
-    assert reconcile(member(), PLAIN, view(1, ME, PEER), NOW) == []
-    assert reconcile(member(), PLAIN, both, NOW) == [TerminateWorker()]
-    assert reconcile(member(phase="leaving", since=NOW - 6), PLAIN, both, NOW) == [
+    assert reconcile(WorkerState(phase="loaded", assigned=1, elastic=False), DESIRED, both, NOW) == [
+        RunScript(both.generation)
+    ]
+    assert reconcile(member(elastic=False), DESIRED, view(1, ME, PEER), NOW) == []
+    assert reconcile(member(elastic=False), DESIRED, both, NOW) == [TerminateWorker()]
+    assert reconcile(member(phase="leaving", since=NOW - 6, elastic=False), DESIRED, both, NOW) == [
         KillWorker("it did not leave in time")
     ]
 
 
 def test_a_generation_is_entered_in_its_gear() -> None:
     """Live by the trainer that is there; else it leaves, with a checkpoint if it is the writer, and another follows."""
-    assert said(reconcile(member(), ELASTIC, view(2, ME, PEER), NOW)) == [join(2, ME, PEER)]
+    assert said(reconcile(member(), DESIRED, view(2, ME, PEER), NOW)) == [join(2, ME, PEER)]
     for gear in ("warm", "cold"):
         for writer in (ME, PEER):
-            told = said(reconcile(member(), ELASTIC, view(2, ME, PEER, gear=gear, writer=writer), NOW))
+            told = said(reconcile(member(), DESIRED, view(2, ME, PEER, gear=gear, writer=writer), NOW))
             assert told == [Leave(reason="why", checkpoint=writer == ME)]
     gone = WorkerState(phase="absent", assigned=1, standby="loaded")
-    assert reconcile(gone, ELASTIC, view(2, ME, gear="warm"), NOW) == [StartWorker()]
+    assert reconcile(gone, DESIRED, view(2, ME, gear="warm"), NOW) == [StartWorker()]
     cold = view(2, ME, gear="cold")
-    assert reconcile(gone, ELASTIC, cold, NOW) == [StartWorker()]
+    assert reconcile(gone, DESIRED, cold, NOW) == [StartWorker()]
     assert cold.generation is not None
     tried = msgspec.structs.replace(cold.generation, attempt=1)
-    assert reconcile(gone, ELASTIC, msgspec.structs.replace(cold, generation=tried), NOW) == [StartWorker(fresh=True)]
+    assert reconcile(gone, DESIRED, msgspec.structs.replace(cold, generation=tried), NOW) == [StartWorker(fresh=True)]
 
 
 def test_who_has_left_makes_room_before_it_has_ended() -> None:
     """What the interpreter takes to end is no part of a pause, unless the next one needs the same device."""
     left = member(phase="leaving", left=True)
     warm = view(2, ME, PEER, gear="warm")
-    assert reconcile(left, ELASTIC, warm, NOW) == [RetireWorker()]
-    assert reconcile(left, msgspec.structs.replace(ELASTIC, exclusive=True), warm, NOW) != [RetireWorker()]
-    assert reconcile(left, msgspec.structs.replace(ELASTIC, leaving_since=NOW), warm, NOW) == []
+    assert reconcile(left, DESIRED, warm, NOW) == [RetireWorker()]
+    assert reconcile(left, msgspec.structs.replace(DESIRED, exclusive=True), warm, NOW) != [RetireWorker()]
+    assert reconcile(left, msgspec.structs.replace(DESIRED, leaving_since=NOW), warm, NOW) == []
 
 
 def test_a_trainer_outside_the_newer_generation_ends() -> None:
     """It leaves at the end of a step if it can, and is killed soon if not."""
     excluded = view(2, PEER, OTHER)
-    assert said(reconcile(member(), ELASTIC, excluded, NOW)) == [
+    assert said(reconcile(member(), DESIRED, excluded, NOW)) == [
         Leave(reason="the others continue without it", checkpoint=False)
     ]
     leaving = member(phase="leaving", since=NOW - 2)
-    assert reconcile(leaving, ELASTIC, excluded, NOW) == [KillWorker("it did not leave in time")]
+    assert reconcile(leaving, DESIRED, excluded, NOW) == [KillWorker("it did not leave in time")]
 
 
 @pytest.mark.parametrize(
@@ -141,10 +142,10 @@ def test_a_trainer_outside_the_newer_generation_ends() -> None:
 )
 def test_nobody_waits_for_a_member_that_is_gone(group: GroupView) -> None:
     """The trainer is told to let go, once, and before it is told to join another generation."""
-    assert said(reconcile(member(), ELASTIC, group, NOW))[0] == AbortGeneration(generation=1)
+    assert said(reconcile(member(), DESIRED, group, NOW))[0] == AbortGeneration(generation=1)
     for told in ({"aborted": 1}, {"comm_failed": 1}):
         assert not any(
-            isinstance(each, AbortGeneration) for each in said(reconcile(member(**told), ELASTIC, group, NOW))
+            isinstance(each, AbortGeneration) for each in said(reconcile(member(**told), DESIRED, group, NOW))
         )
 
 
@@ -152,12 +153,12 @@ def test_members_who_left_or_may_come_back_are_no_loss() -> None:
     """Neither who went as planned, nor who has not yet come back to a Redis that was empty, breaks a generation."""
     alone = view(1, ME, PEER, there=(ME,))
     for known in ({"left": frozenset({PEER})}, {"finished": frozenset({PEER})}, {"granted": {PEER: NOW + 1}}):
-        assert reconcile(member(), ELASTIC, msgspec.structs.replace(alone, **known), NOW) == []
+        assert reconcile(member(), DESIRED, msgspec.structs.replace(alone, **known), NOW) == []
 
 
 def test_an_instance_told_to_go_waits_for_the_others_to_go_on() -> None:
     """Then its trainer leaves at the step at which they regroup; it goes alone when nothing comes, or all go."""
-    desired = msgspec.structs.replace(ELASTIC, leaving_since=NOW)
+    desired = msgspec.structs.replace(DESIRED, leaving_since=NOW)
     assert reconcile(member(), desired, view(1, ME, PEER), NOW) == []
     gone = [Leave(reason="told to leave", checkpoint=False)]
     assert said(reconcile(member(), desired, view(2, PEER, gear="warm", writer=PEER), NOW + 0.2)) == gone
@@ -174,7 +175,7 @@ def test_an_instance_told_to_go_waits_for_the_others_to_go_on() -> None:
     assert reconcile(stuck, desired, view(2, PEER), NOW + 8) == [KillWorker("it did not leave in time")]
 
 
-LEAVING = msgspec.structs.replace(ELASTIC, leaving_since=NOW)
+LEAVING = msgspec.structs.replace(DESIRED, leaving_since=NOW)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ LEAVING = msgspec.structs.replace(ELASTIC, leaving_since=NOW)
 )
 def test_of_those_who_go_the_first_by_rank_writes_a_checkpoint(group: GroupView, *, writes: bool) -> None:
     """One of them, and one that has not been lost."""
-    desired = ELASTIC if group.stop else LEAVING
+    desired = DESIRED if group.stop else LEAVING
     found = said(reconcile(member(peers=(PEER, ME)), desired, group, NOW))
     assert [each.checkpoint for each in found if isinstance(each, Leave)] == [writes]
 
@@ -213,25 +214,25 @@ def test_an_instance_told_to_go_leaves_at_once_when_the_others_are_lost() -> Non
 def test_a_stop_ends_all_with_a_checkpoint() -> None:
     """Who trains leaves at the end of the step; who does not is not needed."""
     stopped = msgspec.structs.replace(view(1, ME, PEER), stop="deadline")
-    assert said(reconcile(member(), ELASTIC, stopped, NOW)) == [Leave(reason="deadline", checkpoint=True)]
+    assert said(reconcile(member(), DESIRED, stopped, NOW)) == [Leave(reason="deadline", checkpoint=True)]
     for phase in ("loading", "loaded", "starting", "ready"):
-        assert reconcile(WorkerState(phase=phase), ELASTIC, stopped, NOW) == [KillWorker("it is not needed any more")]
-    assert reconcile(WorkerState(), ELASTIC, stopped, NOW) == []
+        assert reconcile(WorkerState(phase=phase), DESIRED, stopped, NOW) == [KillWorker("it is not needed any more")]
+    assert reconcile(WorkerState(), DESIRED, stopped, NOW) == []
 
 
 def test_a_job_that_has_ended_leaves_the_done_to_finish() -> None:
     """What a script does after its last step is its own; other trainers are killed."""
     done = msgspec.structs.replace(view(1, ME, PEER), outcome=JobOutcome("done"))
     failed = msgspec.structs.replace(view(1, ME, PEER), outcome=JobOutcome("failed"))
-    assert reconcile(member(phase="done"), ELASTIC, done, NOW) == []
-    assert reconcile(member(phase="done"), ELASTIC, failed, NOW) == [KillWorker("the job has failed")]
-    assert reconcile(member(), ELASTIC, failed, NOW) == [KillWorker("the job has ended")]
-    assert reconcile(WorkerState(), ELASTIC, done, NOW) == []
+    assert reconcile(member(phase="done"), DESIRED, done, NOW) == []
+    assert reconcile(member(phase="done"), DESIRED, failed, NOW) == [KillWorker("the job has failed")]
+    assert reconcile(member(), DESIRED, failed, NOW) == [KillWorker("the job has ended")]
+    assert reconcile(WorkerState(), DESIRED, done, NOW) == []
 
 
 def test_a_script_that_goes_on_after_the_end_is_ended_when_its_instance_has_to_go() -> None:
     """Within the grace, so that its agent can still say that it leaves: else the others would wait for it."""
-    told = msgspec.structs.replace(ELASTIC, leaving_since=NOW - 5, grace_s=10.0)
+    told = msgspec.structs.replace(DESIRED, leaving_since=NOW - 5, grace_s=10.0)
     assert reconcile(member(phase="done"), told, view(1, ME, PEER), NOW) == []
     assert reconcile(member(phase="done"), told, view(1, ME, PEER), NOW + 3) == [
         KillWorker("its script did not end in time")
@@ -242,13 +243,13 @@ def test_a_standby_is_begun_once_the_trainer_is_up() -> None:
     """Not while it joins, not where no generation is entered by one, and not again when it failed."""
     up = member(standby="absent")
     group = view(1, ME, PEER)
-    assert reconcile(up, ELASTIC, group, NOW) == [StartStandby()]
-    assert reconcile(msgspec.structs.replace(up, up=0), ELASTIC, group, NOW) == []
-    assert reconcile(msgspec.structs.replace(up, since=NOW), ELASTIC, group, NOW) == []
-    assert reconcile(msgspec.structs.replace(up, standby="failed"), ELASTIC, group, NOW) == []
-    assert reconcile(up, msgspec.structs.replace(ELASTIC, gear="cold"), group, NOW) == []
+    assert reconcile(up, DESIRED, group, NOW) == [StartStandby()]
+    assert reconcile(msgspec.structs.replace(up, up=0), DESIRED, group, NOW) == []
+    assert reconcile(msgspec.structs.replace(up, since=NOW), DESIRED, group, NOW) == []
+    assert reconcile(msgspec.structs.replace(up, standby="failed"), DESIRED, group, NOW) == []
+    assert reconcile(up, msgspec.structs.replace(DESIRED, gear="cold"), group, NOW) == []
 
 
 def test_a_finished_instance_begins_nothing() -> None:
     """It waits for the job's end."""
-    assert reconcile(WorkerState(), msgspec.structs.replace(ELASTIC, finished=True), view(2, ME, PEER), NOW) == []
+    assert reconcile(WorkerState(finished=True), DESIRED, view(2, ME, PEER), NOW) == []

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from support.elastic.generations import generation
 
+from edl_runtime.elastic.agent.reconciler import WorkerState
 from edl_runtime.elastic.agent.reporter import StepMeter
 from edl_runtime.elastic.agent.watchdog import Watchdog
 from edl_runtime.elastic.comm.agent_protocol import StepDone
@@ -60,12 +61,13 @@ def view(*waits_for: int, up: int = 1) -> GroupView:
     return GroupView(now=0.0, members=members, number=1, generation=generation(1, ids), state="active")
 
 
-SEEN: dict[str, Any] = {"was_heard": False, "stopped": False, "cpu_s": 0.0, "waits_for": 0, "moves": 0, "median_s": 0.1}
+SEEN: dict[str, Any] = {"was_heard": False, "stopped": False, "cpu_s": 0.0, "median_s": 0.1}
 
 
-def check(watchdog: Watchdog, group: GroupView, now: float, **seen: Any) -> str:
-    """Look at a moment, as which Redis has just told of the group."""
-    return watchdog.check(msgspec.structs.replace(group, now=now + 1.0), now=now, **{**SEEN, **seen})
+def check(watchdog: Watchdog, group: GroupView, now: float, *, waits_for: int = 0, moves: int = 0, **seen: Any) -> str:
+    """Check with a view that Redis has just returned."""
+    worker = WorkerState(waits_for=waits_for, moves=moves)
+    return watchdog.check(msgspec.structs.replace(group, now=now + 1.0), worker, now=now, **{**SEEN, **seen})
 
 
 def first_verdict(
@@ -135,7 +137,7 @@ def test_what_was_seen_before_redis_went_away_is_no_wait() -> None:
     watchdog = Watchdog("0-x", 5)
     away = view(7, 7)
     for tick in range(400):
-        assert not watchdog.check(away, now=tick * 0.25, **{**SEEN, "was_heard": True})
+        assert not watchdog.check(away, WorkerState(), now=tick * 0.25, **{**SEEN, "was_heard": True})
     assert not check(watchdog, away, 100.0, was_heard=True)
 
 

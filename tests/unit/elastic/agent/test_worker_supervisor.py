@@ -73,7 +73,7 @@ async def eventually(holds: Callable[[], object]) -> None:
 
 
 async def comes_to(supervisor: WorkerSupervisor, phase: WorkerPhase) -> None:
-    await eventually(lambda: supervisor.worker_state.phase == phase)
+    await eventually(lambda: supervisor.state.phase == phase)
 
 
 async def train(supervisor: WorkerSupervisor) -> None:
@@ -124,7 +124,7 @@ async def test_a_plain_script_may_save_before_its_generation_ends(
         await train(supervisor)
         await eventually((tmp_path / "begun").exists)
         await supervisor.execute(TerminateWorker())
-        assert supervisor.worker_state.phase == "leaving"
+        assert supervisor.state.phase == "leaving"
         await comes_to(supervisor, "absent")
         assert (tmp_path / "saved").exists()
 
@@ -138,10 +138,10 @@ async def test_a_script_may_turn_out_to_join_by_itself(
     async with crew_of(indirect(tmp_path)) as supervisor:
         await train(supervisor)
         assert (
-            supervisor.elastic,
-            supervisor.worker_state.phase,
-            supervisor.worker_state.assigned,
-            supervisor.worker_state.up,
+            supervisor.state.elastic,
+            supervisor.state.phase,
+            supervisor.state.assigned,
+            supervisor.state.up,
         ) == (
             False,
             "member",
@@ -151,15 +151,15 @@ async def test_a_script_may_turn_out_to_join_by_itself(
         await supervisor.execute(StartStandby())
         (tmp_path / "call-init").touch()
         await comes_to(supervisor, "starting")
-        assert supervisor.elastic
-        assert (supervisor.worker_state.assigned, supervisor.worker_state.up, supervisor.worker_state.standby) == (
+        assert supervisor.state.elastic
+        assert (supervisor.state.assigned, supervisor.state.up, supervisor.state.standby) == (
             4,
             0,
             "absent",
         )
         (tmp_path / "be-ready").touch()
         await comes_to(supervisor, "ready")
-        assert (supervisor.live, supervisor.seen) == (True, 3)
+        assert (supervisor.state.live, supervisor.state.seen) == (True, 3)
         assert "0 None\n" in capfd.readouterr().out
 
         await supervisor.execute(KillWorker("a test", planned=False))
@@ -190,10 +190,10 @@ async def test_a_script_is_elastic_when_that_of_another_instance_is(tmp_path: Pa
     async with crew_of(indirect(tmp_path)) as supervisor:
         supervisor.mark_elastic()
         supervisor.mark_elastic()
-        assert (supervisor.elastic, supervisor.worker_state.phase) == (True, "absent")
+        assert (supervisor.state.elastic, supervisor.state.phase) == (True, "absent")
         await supervisor.execute(StartWorker())
         await supervisor.execute(RunScript())
-        assert supervisor.worker_state.phase == "starting"
+        assert supervisor.state.phase == "starting"
 
 
 WRITES = """
@@ -218,6 +218,6 @@ async def test_a_trainer_that_writes_its_checkpoint_is_not_late(tmp_path: Path) 
         await supervisor.execute(RunScript())
         await comes_to(supervisor, "ready")
         await supervisor.execute(SendMessage(Leave(reason="a test", checkpoint=True)))
-        told_at = supervisor.worker_state.since
-        await eventually(lambda: supervisor.worker_state.since > told_at)
-        assert supervisor.worker_state.phase == "leaving"
+        told_at = supervisor.state.since
+        await eventually(lambda: supervisor.state.since > told_at)
+        assert supervisor.state.phase == "leaving"
