@@ -64,8 +64,12 @@ def init(
 class Run:
     """An elastic training. Made by `init`.
 
-    run = elastic.init() model, optimizer = run.wrap(model, optimizer) for batch in run.data(dataset, global_batch=256,
-    epochs=3): loss = model(batch).loss loss.backward() run.step(loss=loss)
+        run = elastic.init()
+        model, optimizer = run.wrap(model, optimizer)
+        for batch in run.data(dataset, global_batch=256, epochs=3):
+            loss = model(batch).loss
+            loss.backward()
+            run.step(loss=loss)
 
     When its instance has to leave, the script ends by SystemExit where it asks for its next batch. Under an agent
     SIGTERM and SIGINT are ignored; without one, SIGTERM means: finish the step, write a checkpoint, exit with 0.

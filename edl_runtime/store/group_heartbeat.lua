@@ -3,12 +3,10 @@
 --   KEYS: as listed in _group.lua
 --   ARGV[1] member id, ARGV[2] its fence (0 before it has one), ARGV[3] lease in ms, ARGV[4] a JSON object:
 --     quiet_ms     for how many ms no generation is proposed after Redis has lost data
---     member       JSON of the member, and of it: index, status, lost, up, stepped, seen, paused_in;
---     pause_ms     missing before any training
---     advanced     whether its trainer has made progress towards the forming generation
+--     member       JSON of the member, and its status
 --     run          the id of its run
---     known        the state it saw last: clock in ms, highest (number of any generation); generation (JSON), number and
---                  members of the generation, if there was one; stop and outcome, if any; finished and left, ids
+--     known        the state it saw last: clock in ms, highest (number of any generation); JSON of the generation, '' for
+--                  none; stop and outcome, if any; finished and left, ids
 --
 -- Answers {'beaten', fence, now in ms, id of the newest event, state, leases, records, beats}, the last four as flat
 -- lists; {'superseded'}: a later agent has the index; {'taken'}: another run has the job.
@@ -42,6 +40,8 @@ end
 
 local id, ttl, given = ARGV[1], tonumber(ARGV[3]), cjson.decode(ARGV[4])
 local quiet, status, known = given.quiet_ms, given.status, given.known
+local member = cjson.decode(given.member)
+local generation = known.generation ~= '' and cjson.decode(known.generation) or {number = 0}
 local is_behind = known.clock > number('clock')
 local now, wall = tick(ttl, known.clock)
 
@@ -78,10 +78,10 @@ end
 if known.highest > number('number') or not get('number') then
   set('number', known.highest)
 end
-local is_newer = known.number > number('current')
+local is_newer = generation.number > number('current')
 if is_newer then
-  set('generation', known.generation, 'current', known.number, 'members', known.members, 'formed', 'forming', 'since', now,
-    'proposed_at', now, 'resumed', 1, 'quiet_until', now + quiet)
+  set('generation', known.generation, 'current', generation.number, 'members', table.concat(generation.members, ' '),
+    'formed', 'forming', 'since', now, 'proposed_at', now, 'resumed', 1, 'quiet_until', now + quiet)
   unset('left', 'suspected_at', 'suspected_by', 'suspected_for')
 end
 if now < number('quiet_until') then
@@ -91,30 +91,30 @@ if now < number('quiet_until') then
   if known.outcome then
     redis.call('HSETNX', KEYS[4], 'outcome', known.outcome)
   end
-  for member in string.gmatch(known.finished, '%S+') do
-    add('finished', member)
+  for each in string.gmatch(known.finished, '%S+') do
+    add('finished', each)
   end
-  if known.number == number('current') then
-    for member in string.gmatch(known.left, '%S+') do
-      add('left', member)
+  if generation.number == number('current') then
+    for each in string.gmatch(known.left, '%S+') do
+      add('left', each)
     end
   end
 end
 if is_new or is_behind or is_newer then
-  for _, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
-    redis.call('ZADD', KEYS[1], now + ttl, member)
+  for _, each in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+    redis.call('ZADD', KEYS[1], now + ttl, each)
   end
-  for member in string.gmatch(get('members') or '', '%S+') do
-    if not has('left', member) then
-      redis.call('ZADD', KEYS[1], 'NX', now + ttl, member)
+  for each in string.gmatch(get('members') or '', '%S+') do
+    if not has('left', each) then
+      redis.call('ZADD', KEYS[1], 'NX', now + ttl, each)
     end
   end
 end
 if is_newer or (is_new and get('members')) then
   announce('restored', {generation = number('current'), members = indexes(get('members'))})
 end
-if given.seen > number('number') then
-  set('number', given.seen)
+if member.seen > number('number') then
+  set('number', member.seen)
 end
 
 -- Of two agents of one instance the later one counts. An agent keeps its fence for its lifetime.
@@ -124,7 +124,7 @@ if fence == 0 and before then
   fence = before.fence -- it had registered but did not get the answer
 end
 for _, other in ipairs(before and {} or redis.call('HKEYS', KEYS[3])) do
-  if other ~= id and index_of(other) == given.index then
+  if other ~= id and index_of(other) == member.index then
     local of = beat_of(other)
     if fence ~= 0 and of and of.fence >= fence then
       return {'superseded'}
@@ -143,7 +143,8 @@ if fence > number('fence') then
 end
 
 local beat = {fence = fence, beaten = now, since = before and before.since or now, status = status,
-  lost = given.lost, up = given.up, stepped = given.stepped, pause = given.pause_ms, paused_in = given.paused_in,
+  lost = member.lost, up = member.up, stepped = member.stepped, paused_in = member.paused_in,
+  pause = type(member.pause_s) == 'number' and math.floor(member.pause_s * 1000 + 0.5) or nil,
   late = before and lateness(before, now - before.beaten)}
 local has_failed = before and beat.lost > before.lost
 if has_failed or (before and before.status ~= status) then
@@ -178,17 +179,17 @@ end
 -- Whether all members that have not finished have reached that point of the generation.
 local function all(reached)
   local any = false
-  for member in string.gmatch(get('members') or '', '%S+') do
+  for each in string.gmatch(get('members') or '', '%S+') do
     any = true
-    local of = beat_of(member)
-    if not has('finished', member) and not (of and reached(of)) then
+    local of = beat_of(each)
+    if not has('finished', each) and not (of and reached(of)) then
       return false
     end
   end
   return any
 end
 
-if get('formed') == 'forming' and given.advanced and has('members', id) then
+if get('formed') == 'forming' and member.advanced and has('members', id) then
   set('since', now) -- it is not overdue while its members make progress
 end
 
@@ -203,8 +204,8 @@ end
 -- pauses only those in the latest generation count: members that were away did not pause with the others.
 if get('formed') == 'active' and not get('resumed') and all(function(of) return of.stepped >= current end) then
   local stepped, paused_in, pause = false, 0, nil
-  for member in string.gmatch(get('members'), '%S+') do
-    local of = beat_of(member)
+  for each in string.gmatch(get('members'), '%S+') do
+    local of = beat_of(each)
     if of and of.stepped >= current then
       stepped = true
       if of.pause and of.paused_in >= paused_in then

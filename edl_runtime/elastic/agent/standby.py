@@ -10,9 +10,9 @@ import argparse
 import contextlib
 import importlib
 import os
+import re
 import runpy
 import sys
-import threading
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,6 +25,8 @@ from edl_runtime.errors import EX_CONFIG
 
 NICENESS = 10
 """How much lower the priority of a standby is while it loads beside a worker that trains."""
+
+_CAP_SYS_NICE = 23  # of capabilities(7)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -109,31 +111,15 @@ def _below_runpy(error: BaseException) -> TracebackType | None:
 
 
 def _lower_priority() -> int:
-    """Raise the niceness of this process, and return by how much: 0 where that could not be undone."""
-    if not _can_restore_priority():
+    """Raise the niceness of this process, and return by how much: 0 without the capability to lower it again."""
+    try:
+        capabilities = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:  # not Linux
+        return 0
+    if capabilities is None or not int(capabilities[1], 16) >> _CAP_SYS_NICE & 1:
         return 0
     before = os.nice(0)
     return os.nice(NICENESS) - before
-
-
-def _can_restore_priority() -> bool:
-    """Whether this process may lower its niceness again. Tried in a thread, which on Linux has its own niceness."""
-    allowed: list[bool] = []
-
-    def try_it() -> None:
-        try:
-            before = os.getpriority(os.PRIO_PROCESS, 0)
-            os.setpriority(os.PRIO_PROCESS, 0, before + 1)
-            os.setpriority(os.PRIO_PROCESS, 0, before)
-        except OSError:
-            return
-        allowed.append(True)
-
-    if sys.platform == "linux":
-        trial = threading.Thread(target=try_it)
-        trial.start()
-        trial.join()
-    return bool(allowed)
 
 
 def _restore_priority(lowered: int) -> None:

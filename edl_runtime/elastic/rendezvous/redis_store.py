@@ -76,7 +76,7 @@ class RendezvousStore:
         self._job = job
         self._group = keys.group_keys(namespace, job)
         self._events = keys.group_events(namespace, job)
-        self._run_word = run
+        self._job_run = run
         self._ttl_ms = _ms(ttl_s)
         self._quiet_ms = _ms(quiet_s)
         self._id = ""
@@ -169,13 +169,11 @@ class RendezvousStore:
             return bool(await self._client.xread({self._events: self._newest_event}, count=1, block=block_ms))
 
     async def _heartbeat(self, member: TrainerMember) -> Any:
-        seen, generation = self._seen, self._seen.generation
+        seen = self._seen
         known = {
             "clock": round(seen.now * 1000),
             "highest": seen.number,
-            "number": generation.number if generation else 0,
-            "generation": msgspec.json.encode(generation).decode() if generation else "",
-            "members": " ".join(generation.members) if generation else "",
+            "generation": msgspec.json.encode(seen.generation).decode() if seen.generation else "",
             "finished": " ".join(sorted(seen.finished)),
             "left": " ".join(sorted(seen.left)),
             **({"stop": seen.stop} if seen.stop else {}),
@@ -184,17 +182,9 @@ class RendezvousStore:
         given = {
             "quiet_ms": self._quiet_ms,
             "member": msgspec.json.encode(member).decode(),
-            "index": member.index,
             "status": member.status,
-            "lost": member.lost,
-            "up": member.up,
-            "stepped": member.stepped,
-            "seen": member.seen,
-            "paused_in": member.paused_in,
-            "advanced": member.advanced,
-            "run": self._run_word,
+            "run": self._job_run,
             "known": known,
-            **({} if member.pause_s is None else {"pause_ms": _ms(member.pause_s)}),
         }
         return await self._run("heartbeat", msgspec.json.encode(given).decode())
 
@@ -219,6 +209,14 @@ def _view(
     present: Mapping[str, MemberLease],
 ) -> GroupView:
     generation = _generation_decoder.decode(state["generation"]) if "generation" in state else None
+    suspicion = None
+    if generation and "suspected_at" in state:
+        suspicion = Suspicion(
+            generation=generation.number,
+            by=state["suspected_by"],
+            reason=state["suspected_for"],
+            since=_s(state["suspected_at"]),
+        )
     return GroupView(
         now=_s(now_ms),
         members=tuple(sorted(present.values(), key=lambda each: each.member.fence)),
@@ -231,7 +229,7 @@ def _view(
         stretch=1 + int(state["overtime"]) / int(state["ttl"]),
         finished=frozenset(state.get("finished", "").split()),
         left=frozenset(state.get("left", "").split()),
-        suspicion=_suspicion(generation, state),
+        suspicion=suspicion,
         stop=state.get("stop"),
         outcome=_outcome_decoder.decode(state["outcome"]) if "outcome" in state else None,
         quiet_until=_s(state["quiet_until"]),
@@ -260,17 +258,6 @@ def _present(
     return present, unreadable
 
 
-def _suspicion(generation: Generation | None, state: Mapping[str, str]) -> Suspicion | None:
-    if generation is None or "suspected_at" not in state:
-        return None
-    return Suspicion(
-        generation=generation.number,
-        by=state["suspected_by"],
-        reason=state["suspected_for"],
-        since=_s(state["suspected_at"]),
-    )
-
-
 def _ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
@@ -282,28 +269,9 @@ def _s(ms: str | float) -> float:
 # Events and status, for observers: Airflow, `edl events`, the monitor. Kept for a day.
 
 EventKind = Literal[
-    "registered",
-    "loading",
-    "ready",
-    "leaving",
-    "left",
-    "lost",
-    "gone",
-    "superseded",
-    "finished",
-    "suspected",
-    "late",
-    "forming",
-    "active",
-    "resumed",
-    "restored",
-    "waiting",
-    "stop",
-    "ended",
-    "saved",
-    "failed",
-    "note",
-]
+    "registered", "loading", "ready", "leaving", "left", "lost", "gone", "superseded", "finished", "failed",
+    "suspected", "late", "forming", "active", "resumed", "restored", "waiting", "stop", "ended", "saved", "note",
+]  # fmt: skip
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -413,13 +381,11 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The present, or last, state of a job's group.
 
     - `members`: the instances of the active generation, by rank; empty without one.
-    - `stop`: why the job was asked to end, None if it was not.
     - `outcome`: how it has ended, None while it has not.
     - `heard_at`: time of the last heartbeat, in Unix seconds of Redis's clock.
     """
 
     members: tuple[int, ...] = ()
-    stop: str | None = None
     outcome: JobOutcome | None = None
     heard_at: float = 0.0
 
@@ -452,7 +418,7 @@ async def group_status(client: Redis, namespace: str, job: str) -> GroupStatus |
     Raises MalformedRecordError, RegistryUnavailableError.
     """
     with unavailable_if_lost(client):
-        key, fields = keys.group_state(namespace, job), ["run", "formed", "members", "stop", "outcome", "wall"]
+        key, fields = keys.group_state(namespace, job), ["run", "formed", "members", "outcome", "wall"]
         found: Any = client.hmget(key, fields)
         state = {field: value for field, value in zip(fields, await found, strict=True) if value is not None}
     if "run" not in state:
@@ -460,7 +426,6 @@ async def group_status(client: Redis, namespace: str, job: str) -> GroupStatus |
     with malformed_if_unreadable(key):
         return GroupStatus(
             members=tuple(map(instance_index, state["members"].split())) if state.get("formed") == "active" else (),
-            stop=state.get("stop") or None,
             outcome=_outcome_decoder.decode(state["outcome"]) if state.get("outcome") else None,
             heard_at=int(state["wall"]) / 1000,
         )
