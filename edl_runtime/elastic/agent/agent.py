@@ -22,7 +22,7 @@ from edl_runtime.elastic.agent.launch import Entrypoint, PortReservation, check_
 from edl_runtime.elastic.agent.reconciler import DesiredState, KillWorker, WorkerState, is_ending, reconcile
 from edl_runtime.elastic.agent.reporter import StatusReporter, StepMeter
 from edl_runtime.elastic.agent.watchdog import Watchdog
-from edl_runtime.elastic.agent.workers import WorkerSupervisor, WorkerUpdate
+from edl_runtime.elastic.agent.workers import GroupUpdate, WorkerSupervisor, WorkerUpdate
 from edl_runtime.elastic.comm.agent_protocol import (
     CommBackend,
     Gear,
@@ -173,11 +173,10 @@ class Agent:
 
     async def _run_once(self, supervisor: WorkerSupervisor) -> float:
         """Read the group, decide and act; return after how many seconds to do it again without news."""
-        self._process_updates(supervisor)
+        for update in supervisor.take_updates():
+            await self._process_update(update)
         if supervisor.state.elastic and not self._me.elastic and self._communication == "gloo" and self._bounds.max > 1:
             check_host(self._settings.host)
-        for failure in supervisor.take_failures():
-            await self._judge(failure)
         self._folder_leases.add(supervisor.state.checkpoint)
         for error in self._folder_leases.take_conflicts():
             self._refuse(error)
@@ -204,27 +203,27 @@ class Agent:
         await self._reconcile(supervisor)
         return max(MIN_TURN_S, rest_s)
 
-    def _process_updates(self, supervisor: WorkerSupervisor) -> None:
-        generation = self._view.generation
-        for update in supervisor.take_updates():
-            match update:
-                case GenerationEntered():
-                    self._change(failures=0, step=update.step)
-                case StepDone():
-                    self._steps.add(update)
-                    steps = self._steps
-                    self._change(
-                        step=steps.step, stepped=steps.generation, pause_s=steps.pause_s, paused_in=steps.paused_in
-                    )
-                    if generation and self._view.rank(self._me.id) == 0:
-                        instances = len(generation.members)
-                        self._reporter.set_progress(steps.progress(instances=instances, generation=generation.number))
-                case GenerationLost():
-                    self._loss_reason = update.reason
-                    step = self._me.step if update.step is None else update.step
-                    self._change(comm_failed=update.generation, step=step)
-                case _:
-                    self._reporter.report(update)
+    async def _process_update(self, update: GroupUpdate | WorkerFailure) -> None:
+        generation, steps = self._view.generation, self._steps
+        match update:
+            case WorkerFailure():
+                await self._judge(update)
+            case GenerationEntered():
+                self._change(failures=0, step=update.step)
+            case StepDone():
+                steps.add(update)
+                self._change(
+                    step=steps.step, stepped=steps.generation, pause_s=steps.pause_s, paused_in=steps.paused_in
+                )
+                if generation and self._view.rank(self._me.id) == 0:
+                    instances = len(generation.members)
+                    self._reporter.set_progress(steps.progress(instances=instances, generation=generation.number))
+            case GenerationLost():
+                self._loss_reason = update.reason
+                step = self._me.step if update.step is None else update.step
+                self._change(comm_failed=update.generation, step=step)
+            case _:
+                self._reporter.report(update)
 
     async def _judge(self, failure: WorkerFailure) -> None:
         """Decide whether a failed worker is restarted, and report it."""

@@ -212,8 +212,7 @@ class WorkerSupervisor:
         on_update: Callable[[WorkerUpdate], None],
     ) -> None:
         self.state = WorkerState(elastic=script.elastic)
-        self._failures: list[WorkerFailure] = []
-        self._updates: list[GroupUpdate] = []
+        self._updates: list[GroupUpdate | WorkerFailure] = []
         self._was_heard = False
         self._script = script
         self._member = member
@@ -229,13 +228,8 @@ class WorkerSupervisor:
         self._failure_report: ScriptFailed | None = None
         self._stepped = self._writes = False
 
-    def take_failures(self) -> list[WorkerFailure]:
-        """Return the failures since the last call."""
-        failures, self._failures = self._failures, []
-        return failures
-
-    def take_updates(self) -> list[GroupUpdate]:
-        """Return the worker's updates since the last call, in order."""
+    def take_updates(self) -> list[GroupUpdate | WorkerFailure]:
+        """Return the worker's updates and failures since the last call, in order."""
         updates, self._updates = self._updates, []
         return updates
 
@@ -443,7 +437,7 @@ class WorkerSupervisor:
         ended_well = exit_code == 0 and all_trained
         finished = state.finished or ended_well
         if not ended_well and (unwritten or not planned):
-            self._failures.append(self._failure(exit_code, unwritten=unwritten))  # the agent logs it
+            self._updates.append(self._failure(exit_code, unwritten=unwritten))  # the agent logs it
         if planned or finished:
             killed = {"killed": self._kill_action.why} if self._kill_action else {}
             log.info("worker.exited", exit_code=exit_code, generation=state.assigned, **killed)

@@ -164,7 +164,7 @@ async def test_a_script_may_turn_out_to_join_by_itself(
 
         await supervisor.execute(KillWorker("a test", planned=False))
         await comes_to(supervisor, "absent")
-        (fall,) = supervisor.take_failures()
+        (fall,) = supervisor.take_updates()
         assert (fall.elastic, fall.was_up) == (True, False)
         await supervisor.execute(StartWorker())
         await comes_to(supervisor, "loaded")  # at first the system may not know the command yet
@@ -181,7 +181,7 @@ async def test_a_script_that_has_not_said_so_yet_falls_as_others_do(
         await train(supervisor)
         await supervisor.execute(KillWorker("a test", planned=False))
         await comes_to(supervisor, "absent")
-        (fall,) = supervisor.take_failures()
+        (fall,) = supervisor.take_updates()
         assert (fall.elastic, fall.was_up, fall.generation, fall.exit_code) == (False, True, 4, -signal.SIGKILL)
 
 
