@@ -2,7 +2,8 @@
 --
 --   KEYS[1] leases   sorted set, member id -> deadline in ms of the group's clock
 --   KEYS[2] records  hash, member id -> JSON of the member
---   KEYS[3] beats    hash, member id -> "FENCE BEATEN SINCE STATUS LOST UP STEPPED PAUSE PAUSED_IN LATE"
+--   KEYS[3] beats    hash, member id -> JSON of its last heartbeat: fence, at and since (ms of the clock), status, lost, up,
+--                    stepped, paused_in; pause after any training, late after the second heartbeat, both in ms
 --   KEYS[4] state    hash: run, ttl (a lease in ms), overtime (ms that leases last longer), late_announced, fence,
 --                    wall, clock, quiet_until, number (the highest), generation (JSON), current (its number), members,
 --                    formed, since, proposed_at, resumed, finished, left, suspected_*, stop, outcome, waits, saved,
@@ -91,27 +92,8 @@ end
 
 -- Returns nil for a record that can't be parsed.
 local function beat_of(id)
-  local beat = redis.call('HGET', KEYS[3], id)
-  if not beat then
-    return nil
-  end
-  local of = {}
-  of.fence, of.beaten, of.since, of.status, of.lost, of.up, of.stepped, of.pause, of.paused_in,
-    of.late =
-    string.match(beat, '^(%d+) (%d+) (%d+) (%a+) (%d+) (%d+) (%d+) (%S+) (%d+) (%S+)$')
-  if not of.fence then
-    return nil
-  end
-  for _, field in ipairs({'fence', 'beaten', 'since', 'lost', 'up', 'stepped', 'pause', 'paused_in', 'late'}) do
-    of[field] = tonumber(of[field]) -- '-' becomes nil: pause before any training, late before the second heartbeat
-  end
-  return of
-end
-
-local function put_beat(id, of)
-  redis.call('HSET', KEYS[3], id, string.format('%.0f %.0f %.0f %s %.0f %.0f %.0f %s %.0f %s',
-    of.fence, of.beaten, of.since, of.status, of.lost, of.up, of.stepped, of.pause or '-', of.paused_in,
-    of.late or '-'))
+  local is_json, beat = pcall(cjson.decode, redis.call('HGET', KEYS[3], id) or '')
+  return is_json and type(beat) == 'table' and beat.fence and beat or nil
 end
 
 -- Whether the caller holds a lease with this fence.

@@ -1,4 +1,4 @@
--- Count a trainer that failed, and return the number of failures without progress in between.
+-- Count a worker that failed, and return the number of failures without progress in between.
 -- Failures of several instances in one generation count once: when one rank ends, others may fail because of it. They
 -- count while one of the agents that reported them is registered, so those of an earlier run don't.
 --
@@ -6,7 +6,7 @@
 --   State field failures: JSON of {step (the highest so far), generation (of the last), before (failures of earlier
 --   generations), most (failures of one member in this one), own (member id -> its failures in this one),
 --   reported_by (member id -> true)}
---   ARGV[1] id of the trainer's agent, ARGV[2] its fence, ARGV[3] lease in ms, ARGV[4] generation (0 for none),
+--   ARGV[1] id of the worker's agent, ARGV[2] its fence, ARGV[3] lease in ms, ARGV[4] generation (0 for none),
 --   ARGV[5] step of the job, ARGV[6] '1' if there was progress, whatever the step
 --
 -- Answers the count, this one included.

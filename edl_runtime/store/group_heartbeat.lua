@@ -8,7 +8,7 @@
 --     known        the state it saw last: clock in ms, highest (number of any generation); JSON of the generation, '' for
 --                  none; stop and outcome, if any; finished and left, ids
 --
--- Answers {'beaten', fence, now in ms, id of the newest event, state, leases, records, beats}, the last four as flat
+-- Answers {'registered', fence, now in ms, id of the newest event, state, leases, records, beats}, the last four as flat
 -- lists; {'superseded'}: a later agent has the index; {'taken'}: another run has the job.
 
 -- The longest recent gap between a member's heartbeats, in ms. Decays by a quarter of the time that passes, so that one
@@ -21,10 +21,10 @@ end
 -- count.
 local function usual_lateness(now, window)
   local found = {}
-  for _, beat in ipairs(redis.call('HVALS', KEYS[3])) do
-    local beaten, late = string.match(beat, '^%d+ (%d+) .* (%d+)$')
-    if beaten and now - beaten <= window then
-      found[#found + 1] = tonumber(late)
+  for _, id in ipairs(redis.call('HKEYS', KEYS[3])) do
+    local beat = beat_of(id)
+    if beat and beat.late and now - beat.at <= window then
+      found[#found + 1] = beat.late
     end
   end
   table.sort(found)
@@ -142,10 +142,10 @@ if fence > number('fence') then
   set('fence', fence)
 end
 
-local beat = {fence = fence, beaten = now, since = before and before.since or now, status = status,
+local beat = {fence = fence, at = now, since = before and before.since or now, status = status,
   lost = member.lost, up = member.up, stepped = member.stepped, paused_in = member.paused_in,
   pause = type(member.pause_s) == 'number' and math.floor(member.pause_s * 1000 + 0.5) or nil,
-  late = before and lateness(before, now - before.beaten)}
+  late = before and lateness(before, now - before.at)}
 local has_failed = before and beat.lost > before.lost
 if has_failed or (before and before.status ~= status) then
   beat.since = now
@@ -153,7 +153,7 @@ end
 set('ttl', ARGV[3])
 redis.call('ZADD', KEYS[1], now + ttl, id)
 redis.call('HSET', KEYS[2], id, given.member)
-put_beat(id, beat)
+redis.call('HSET', KEYS[3], id, cjson.encode(beat))
 if status == 'finished' then
   add('finished', id)
 end
@@ -223,5 +223,5 @@ end
 keep()
 
 local newest = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 1)[1] or {'0-0'}
-return {'beaten', fence, now, newest[1], redis.call('HGETALL', KEYS[4]),
+return {'registered', fence, now, newest[1], redis.call('HGETALL', KEYS[4]),
   redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[3])}

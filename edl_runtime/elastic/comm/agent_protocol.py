@@ -197,8 +197,8 @@ class ScriptFailed(_Message, frozen=True, kw_only=True):
     @classmethod
     def of(cls, error: BaseException) -> Self:
         """Return the message for an error: invalid input is final."""
-        said = "".join(traceback.format_exception_only(error)).strip()
-        return cls(reason=said, final=isinstance(error, EdlError) and isinstance(error, ValueError))
+        text = "".join(traceback.format_exception_only(error)).strip()
+        return cls(reason=text, final=isinstance(error, EdlError) and isinstance(error, ValueError))
 
 
 WorkerMessage = (

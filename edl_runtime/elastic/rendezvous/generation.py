@@ -222,7 +222,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
       times.
     - `retry_s`: until a member whose worker failed to enter is added again to others that train; doubled likewise.
     - `standby_s`: for the standbys of those that train, before a member is added in the slowest gear.
-    - `say_s`: for the survivors of a loss to report their step.
+    - `report_s`: for the survivors of a loss to report their step.
     - `setback_s`: from one generation to the next once two in a row have lost a member before they made progress;
       doubled with each more, up to 16 times.
     - `init_s`: for a script to call `elastic.init`, until an event reports that no instance has: its imports take
@@ -236,7 +236,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     join_limit_s: float = 20.0
     retry_s: float = 10.0
     standby_s: float = 15.0
-    say_s: float = 1.0
+    report_s: float = 1.0
     setback_s: float = 3.0
     init_s: float = 10.0
     plain_s: float = 60.0
@@ -252,7 +252,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     def stretched(self, by: float) -> Timeouts:
         """Return these for a group whose agents are late: waits for their reports last so many times longer."""
         return msgspec.structs.replace(
-            self, confirm_s=by * self.confirm_s, say_s=by * self.say_s, join_limit_s=by * self.join_limit_s
+            self, confirm_s=by * self.confirm_s, report_s=by * self.report_s, join_limit_s=by * self.join_limit_s
         )
 
 

@@ -228,7 +228,7 @@ def _handover_wait(
     missing = [each.member.id for each in holders if each.member.comm_failed < number]
     broke_at = [each.since for each in view.members if each.member.id in participants.lost]
     broke_at += [view.suspicion.since] if view.suspicion else []
-    left_s = max(broke_at, default=-math.inf) + timeouts.say_s - view.now
+    left_s = max(broke_at, default=-math.inf) + timeouts.report_s - view.now
     if missing and left_s > 0:
         return WaitReason(f"{name_instances(missing, 'has', 'have')} yet to report a step", left_s)
     return None

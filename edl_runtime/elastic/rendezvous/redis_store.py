@@ -48,8 +48,18 @@ BLOCK_S = 0.7
 
 log = get_logger(__name__)
 
+
+class _Beat(msgspec.Struct):
+    """A member's last heartbeat, as the script stores it; times in ms."""
+
+    fence: int
+    at: int
+    since: int
+
+
 # made at import: msgspec crashes when several threads are the first to decode a type
 _member_decoder = JsonDecoder(TrainerMember)
+_beat_decoder = JsonDecoder(_Beat)
 _generation_decoder = JsonDecoder(Generation)
 _outcome_decoder = JsonDecoder(JobOutcome)
 
@@ -248,11 +258,13 @@ def _present(
             with malformed_if_unreadable(group[1]):
                 member = _member_decoder.decode(record)
             with malformed_if_unreadable(group[2]):
-                fence, heartbeat_at, since, *_ = beats[each].split()
-                member = msgspec.structs.replace(member, fence=int(fence))
-                present[each] = MemberLease(
-                    member=member, deadline=deadline, heartbeat_at=_s(heartbeat_at), since=_s(since)
-                )
+                beat = _beat_decoder.decode(beats[each])
+            present[each] = MemberLease(
+                member=msgspec.structs.replace(member, fence=beat.fence),
+                deadline=deadline,
+                heartbeat_at=_s(beat.at),
+                since=_s(beat.since),
+            )
         except MalformedRecordError as error:
             unreadable[each] = error
     return present, unreadable
