@@ -1,4 +1,4 @@
-"""Trainers that fall: when they are replaced, and when that is the end of their instance, or of their job."""
+"""Failed workers: when they are restarted, and when their instance gives up or their job fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRAIN = PeerState(step=9, stepped=True, train=True, stay=True)
 NOBODY = PeerState()
 
 
-def fall(**changes: object) -> WorkerFailure:
+def failure(**changes: object) -> WorkerFailure:
     return msgspec.structs.replace(ERROR, **changes)
 
 
@@ -73,31 +73,29 @@ def others(seen: GroupView, *, fewest: int = 1) -> PeerState:
         ),
     ],
 )
-def test_some_falls_are_the_end_of_the_job(
-    changes: dict[str, object], reason: str, status: int, *, stepped: bool
-) -> None:
-    """Wrong input, an error before anybody did a step, and a rank that goes early: no other would fare better."""
-    verdict = judge_failure(fall(**changes), PeerState(stepped=stepped), FailureStreak(), 1)
+def test_some_failures_fail_the_job(changes: dict[str, object], reason: str, status: int, *, stepped: bool) -> None:
+    """Wrong input, an error before any step, and a rank that exits early: another worker would fail in the same way."""
+    verdict = judge_failure(failure(**changes), PeerState(stepped=stepped), FailureStreak(), 1)
     assert verdict
     assert verdict.reason.startswith(reason)
     assert (verdict.status, verdict.others_go_on) == (status, False)
 
 
 @pytest.mark.parametrize("changes", [{"report": WRONG}, {"report": None, "exit_code": 0}])
-def test_a_newcomer_with_wrong_input_is_the_only_one_to_go(changes: dict[str, object]) -> None:
-    """Where others train; one that has trained with them is no newcomer, and they meet the same."""
-    verdict = judge_failure(fall(**changes), TRAIN, FailureStreak(1, 9), 1)
+def test_a_newcomer_with_wrong_input_gives_up_alone(changes: dict[str, object]) -> None:
+    """Where others train. An instance that has trained with them is no newcomer: they would fail as well."""
+    verdict = judge_failure(failure(**changes), TRAIN, FailureStreak(1, 9), 1)
     assert verdict
     assert (verdict.status, verdict.others_go_on) == (EX_CONFIG, True)
-    assert verdict.reason == f"{fall(**changes).reason}; it gives up, and the others continue"
-    all_of_them = judge_failure(fall(**changes, stepped=True), TRAIN, FailureStreak(), 1)
+    assert verdict.reason == f"{failure(**changes).reason}; it gives up, and the others continue"
+    all_of_them = judge_failure(failure(**changes, stepped=True), TRAIN, FailureStreak(), 1)
     assert all_of_them
     assert not all_of_them.others_go_on
 
 
-def test_the_fourth_fall_without_progress_fails_the_job() -> None:
-    """Three are replaced."""
-    told = [judge_failure(fall(stepped=True), TRAIN, FailureStreak(), count) for count in (1, 2, 3, 4)]
+def test_the_fourth_failure_without_progress_fails_the_job() -> None:
+    """Three are restarted."""
+    told = [judge_failure(failure(stepped=True), TRAIN, FailureStreak(), count) for count in (1, 2, 3, 4)]
     assert told[:3] == [None] * 3
     assert told[3]
     assert told[3].reason == "ValueError: no; no progress in 3 restarts"
@@ -105,29 +103,29 @@ def test_the_fourth_fall_without_progress_fails_the_job() -> None:
 
 
 @pytest.mark.parametrize("there", [among(step=10), among(without=True)])
-def test_an_instance_that_never_comes_to_a_step_gives_up(there: PeerState) -> None:
-    """Its fourth trainer in a row falls, while the others make steps, or train in a generation without it."""
-    told = [judge_failure(fall(), there, FailureStreak(falls, begun_at=9), 1) for falls in (1, 2, 3, 4)]
+def test_an_instance_that_never_finishes_a_step_gives_up(there: PeerState) -> None:
+    """Its fourth worker in a row fails, while the others finish steps, or train in a generation without it."""
+    told = [judge_failure(failure(), there, FailureStreak(falls, begun_at=9), 1) for falls in (1, 2, 3, 4)]
     assert told[:3] == [None] * 3
     assert told[3]
     assert (told[3].status, told[3].others_go_on) == (EX_CONFIG, True)
     assert told[3].reason == ("ValueError: no; no step of its own in 3 restarts; it gives up, and the others continue")
 
 
-def test_where_nobody_makes_steps_no_instance_gives_up_for_itself() -> None:
-    """It is the job that has failed, once its trainers have fallen too often."""
-    assert judge_failure(fall(), among(step=9), FailureStreak(4, begun_at=9), MAX_FAILURES) is None
-    verdict = judge_failure(fall(), among(step=9), FailureStreak(4, begun_at=9), MAX_FAILURES + 1)
+def test_no_instance_gives_up_while_no_other_finishes_steps() -> None:
+    """The job fails once its workers have failed too often."""
+    assert judge_failure(failure(), among(step=9), FailureStreak(4, begun_at=9), MAX_FAILURES) is None
+    verdict = judge_failure(failure(), among(step=9), FailureStreak(4, begun_at=9), MAX_FAILURES + 1)
     assert verdict
     assert not verdict.others_go_on
 
 
-def test_a_step_of_its_own_ends_an_instances_row() -> None:
-    """The row knows where the job stood when it began; plain scripts do not tell of steps."""
-    row = FailureStreak().after(fall(), 5).after(fall(), 7)
+def test_a_finished_step_ends_an_instances_streak() -> None:
+    """The streak has the job's step at its first failure; plain scripts report no steps."""
+    row = FailureStreak().after(failure(), 5).after(failure(), 7)
     assert row == FailureStreak(2, begun_at=5)
-    assert row.after(fall(stepped=True), 8) == FailureStreak()
-    assert row.after(fall(elastic=False), 8) == FailureStreak()
+    assert row.after(failure(stepped=True), 8) == FailureStreak()
+    assert row.after(failure(elastic=False), 8) == FailureStreak()
 
 
 @pytest.mark.parametrize(
@@ -141,18 +139,18 @@ def test_a_step_of_its_own_ends_an_instances_row() -> None:
         (view(member(2)), False, False),
     ],
 )
-def test_others_train_when_enough_are_there_and_one_has_done_a_step(
+def test_others_train_when_enough_are_there_and_one_has_finished_a_step(
     seen: GroupView, *, train: bool, without: bool
 ) -> None:
-    """With the trainer that it has now; those who leave are no more to be counted on."""
+    """With its present worker; those that leave do not count."""
     found = others(seen, fewest=2)
     assert (found.train, found.without) == (train, without)
     assert found.step == max((each.member.step for each in seen.members if each.member.index != 2), default=0)
 
 
 def test_a_checkpoint_that_is_not_written_fails_a_job_that_ends() -> None:
-    """Where somebody stays, or will go on from an older one, it is only told."""
-    killed = fall(unwritten=True, stepped=True, killed="it did not leave in time")
+    """Where an instance stays, or continues from an older one, it is only reported."""
+    killed = failure(unwritten=True, stepped=True, killed="it did not leave in time")
     verdict = judge_failure(killed, NOBODY, FailureStreak(), 0)
     assert verdict
     told = "the last checkpoint is not written: its worker was killed: it did not leave in time"
@@ -169,26 +167,26 @@ def test_a_checkpoint_that_is_not_written_fails_a_job_that_ends() -> None:
         (view(member(2)), False),
     ],
 )
-def test_a_job_ends_when_it_was_asked_to_or_all_go(seen: GroupView, *, stay: bool) -> None:
-    """Whoever loads stays, too."""
+def test_a_job_ends_when_it_is_stopped_or_all_leave(seen: GroupView, *, stay: bool) -> None:
+    """An instance that loads stays, too."""
     assert others(seen).stay is stay
 
 
-def test_a_plain_script_that_ran_for_long_has_come_on() -> None:
-    """It does not tell of its steps."""
-    assert fall(elastic=False, lived_s=61.0).made_progress
-    assert not fall(elastic=False, lived_s=59.0).made_progress
-    assert not fall(lived_s=61.0).made_progress
+def test_a_plain_script_that_ran_for_long_has_made_progress() -> None:
+    """It reports no steps."""
+    assert failure(elastic=False, lived_s=61.0).made_progress
+    assert not failure(elastic=False, lived_s=59.0).made_progress
+    assert not failure(lived_s=61.0).made_progress
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({"killed": "it hangs"}, "its worker was killed: it hangs"),
         ({"report": None, "exit_code": -9}, f"its worker {describe_exit(-9)}"),
         ({"report": None, "exit_code": 3}, "its worker exited with 3"),
     ],
 )
-def test_a_fall_is_told_in_words(changes: dict[str, object], said: str) -> None:
-    """The agent's own reason first, then the script's, then what the system knows."""
-    assert fall(**changes).reason == said
+def test_a_failure_has_a_reason_for_people(changes: dict[str, object], reason: str) -> None:
+    """The agent's own reason first, then the script's, then the exit status."""
+    assert failure(**changes).reason == reason

@@ -1,4 +1,4 @@
-"""What commands are, and what plain scripts are told of their generation."""
+"""Commands of workers, and the variables of a generation for plain scripts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def of_three(store: str = "10.0.0.2:7000") -> Generation:
     return generation(4, ["0-a", "2-b", "1-c"], store=store, endpoints=endpoints, gear="warm")
 
 
-def test_a_plain_script_finds_its_rank_in_the_variables_of_both_worlds() -> None:
-    """Ranks go by the order of members, and rank 0's store is where all meet."""
+def test_a_plain_script_finds_its_rank_in_the_variables_of_paddle_and_torch() -> None:
+    """Ranks follow the order of members; rank 0's store is the address of all."""
     environ = generation_environment(of_three(), "2-b", "gloo")
     assert (environ["PADDLE_TRAINER_ID"], environ["PADDLE_TRAINERS_NUM"]) == ("1", "3")
     assert environ["PADDLE_TRAINER_ENDPOINTS"] == "10.0.0.2:7001,10.0.0.3:7101,10.0.0.4:7201"
@@ -29,16 +29,14 @@ def test_a_plain_script_finds_its_rank_in_the_variables_of_both_worlds() -> None
 
 
 @pytest.mark.parametrize(("communication", "gpus"), [("gloo", None), ("nccl", "0")])
-def test_the_communication_is_named_and_a_device_only_where_there_are_some(
-    communication: str, gpus: str | None
-) -> None:
-    """Paddle on the CPU needs to be told of gloo; with NCCL each instance has the first device that it sees."""
+def test_the_backend_is_set_and_with_nccl_a_device(communication: str, gpus: str | None) -> None:
+    """Paddle on the CPU has to be set to gloo; with NCCL each instance has the first device that it sees."""
     environ = generation_environment(of_three(), "0-a", communication)  # type: ignore[arg-type]
     assert (environ["PADDLE_DISTRI_BACKEND"], environ.get("FLAGS_selected_gpus")) == (communication, gpus)
 
 
 def test_an_address_of_ipv6_loses_its_brackets() -> None:
-    """MASTER_ADDR is an address alone."""
+    """MASTER_ADDR has none."""
     assert generation_environment(of_three("[fd00::2]:7000"), "1-c", "gloo")["MASTER_ADDR"] == "fd00::2"
 
 
@@ -53,10 +51,10 @@ def test_an_address_of_ipv6_loses_its_brackets() -> None:
         ("import elastic\nfrom . import paddle", (), False),
     ],
 )
-def test_a_script_is_known_by_what_it_imports(
+def test_imports_decide_what_is_preloaded_and_what_is_elastic(
     tmp_path: Path, source: str, imports: tuple[str, ...], *, elastic: bool
 ) -> None:
-    """What takes long is imported ahead; who imports this project's elastic joins generations by itself."""
+    """Slow modules are preloaded; a script that imports `edl_runtime.elastic` is elastic."""
     script = tmp_path / "train.py"
     script.write_text(source)
     read = parse_entrypoint(["python", "-u", "-W", "error", str(script), "--lr", "1"])
@@ -65,8 +63,8 @@ def test_a_script_is_known_by_what_it_imports(
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o755])
-def test_a_first_word_that_ends_as_a_script_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
-    """This interpreter runs it, executable or not; from its own folder, too, where a shell would not find it."""
+def test_a_first_word_that_ends_in_py_is_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    """This interpreter runs it, executable or not, also from its own folder, where a shell would not find it."""
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text("#!/bin/false\nfrom edl_runtime import elastic")
@@ -78,14 +76,14 @@ def test_a_first_word_that_ends_as_a_script_is_one(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("command", [("sleep", "1"), ("python", "-m", "train"), ("python", "-c", "pass"), ("python",)])
 def test_other_programs_are_taken_as_they_are(command: tuple[str, ...]) -> None:
-    """They are neither loaded ahead nor looked into."""
+    """They are neither preloaded nor parsed."""
     read = parse_entrypoint(command)
     assert (read.file, read.imports, read.elastic) == ("", (), False)
     assert read.command[1:] == command[1:]
 
 
 def test_a_script_of_another_interpreter_is_another_program(tmp_path: Path) -> None:
-    """That may lack what loading ahead takes; where the script needs this project, it has to have it."""
+    """It may lack what is preloaded; where the script imports this project, it has to have it."""
     other = tmp_path / "python3"
     other.symlink_to(sys.executable)
     script = tmp_path / "train.py"
@@ -103,7 +101,7 @@ def test_a_script_of_another_interpreter_is_another_program(tmp_path: Path) -> N
         parse_entrypoint([str(beside), str(script)])
 
 
-def test_a_script_that_is_not_there_is_an_error_at_once() -> None:
+def test_a_missing_script_is_an_error_at_once() -> None:
     """Before anything is started."""
     with pytest.raises(SpecError, match=r"nowhere\.py.*No such file"):
         parse_entrypoint(["python", "nowhere.py"])

@@ -1,4 +1,4 @@
-"""What an agent tells the others of its instance."""
+"""What an agent reports of its instance to the others."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def record(
         ("absent", True, False),
     ],
 )
-def test_an_instance_is_ready_once_its_trainer_can_join(phase: WorkerPhase, *, elastic: bool, ready: bool) -> None:
-    """Not before: nobody waits for who still loads."""
+def test_an_instance_is_ready_once_its_worker_can_join(phase: WorkerPhase, *, elastic: bool, ready: bool) -> None:
+    """Not before: no other waits while it loads."""
     assert record(phase, group(7, "1-peer"), elastic=elastic).ready is ready
 
 
 def test_on_the_way_into_a_generation_an_instance_stays_ready() -> None:
-    """One process makes room for the next; but not when that was told of it already, and not when it is to end."""
+    """While one process replaces another; not once that one was assigned, nor when the instance ends."""
     included = group(7, "1-peer", ME.id)
     assert record("absent", included).ready
     assert record("loading", included).ready
@@ -64,24 +64,24 @@ def test_on_the_way_into_a_generation_an_instance_stays_ready() -> None:
     assert not record("absent", included, desired=msgspec.structs.replace(DESIRED, leaving_since=1.0)).ready
 
 
-def test_a_trainer_that_falls_is_told_of_before_it_has_ended() -> None:
-    """The others may notice it sooner, and must not go on with it, nor wait for the next one while that loads."""
+def test_a_worker_that_fails_is_reported_before_it_has_exited() -> None:
+    """The others may notice it sooner, and must neither continue with it nor wait while the next one loads."""
     fails = record("member", group(7, ME.id), assigned=7, failing=True)
     assert (fails.lost, fails.ready) == (7, False)
     stays = record("member", group(7, ME.id), assigned=7)
     assert (stays.lost, stays.ready) == (3, True)
 
 
-def test_a_script_that_joins_by_itself_is_told_of() -> None:
-    """Then those of all instances do; an instance whose own has yet to join anew is not ready before it can."""
+def test_an_elastic_script_is_reported() -> None:
+    """All instances then treat theirs as elastic; one whose worker has yet to join again is not ready before it can."""
     assert record("starting", group(7, ME.id)).elastic
     assert not record("loaded", group(7, ME.id), elastic=False).elastic
     assert not record("starting", group(7, ME.id), assigned=7).ready
     assert record("starting", group(8, ME.id), assigned=7).ready
 
 
-def test_a_script_that_runs_and_has_not_called_init_is_told_of() -> None:
-    """Since when by the group's clock; not while it loads, nor one that stays as it is."""
+def test_a_script_that_runs_and_has_not_called_init_is_reported() -> None:
+    """Since when by the group's clock; not while it loads, and no plain script."""
     begun, later = (msgspec.structs.replace(group(7), now=now) for now in (5.0, 9.0))
     silent = record("starting", later, called=False, before=record("starting", begun, called=False))
     assert (silent.called, silent.uncalled_since) == (False, 5.0)
@@ -92,14 +92,14 @@ def test_a_script_that_runs_and_has_not_called_init_is_told_of() -> None:
 
 
 def test_a_process_that_is_in_no_generation_yet_counts_as_a_standby() -> None:
-    """A newcomer enters a warm generation by itself."""
+    """A newcomer can enter a warm generation."""
     assert record("ready", group(7)).standby
     assert not record("member", group(7, ME.id)).standby
     assert record("member", group(7, ME.id), standby="loaded").standby
 
 
-def test_a_trainer_comes_on_that_moves_the_state() -> None:
-    """More of it than before; another process begins to count anew."""
+def test_a_worker_that_moves_state_advances() -> None:
+    """More pieces than before; another process counts from 0 again."""
     included = group(7, "1-peer", ME.id)
     assert not record("member", included, assigned=7).advanced
     moving = record("member", included, assigned=7, moves=5)
@@ -108,8 +108,8 @@ def test_a_trainer_comes_on_that_moves_the_state() -> None:
     assert not record("starting", included, moves=0, before=moving).advanced
 
 
-def test_a_trainer_comes_on_that_ends_what_it_is_at() -> None:
-    """A step, or a checkpoint; not once it waits for others there, was let down by them, or is where it is to be."""
+def test_a_worker_that_ends_a_step_or_leaves_advances() -> None:
+    """Not once it waits for others, has lost them, or is in the generation."""
     included = group(7, "1-peer", ME.id)
     assert record("member", included, assigned=7, up=6).advanced
     assert record("leaving", included, assigned=7, up=6).advanced
@@ -118,14 +118,14 @@ def test_a_trainer_comes_on_that_ends_what_it_is_at() -> None:
     assert not record("member", included, assigned=7, up=7).advanced
 
 
-def test_a_number_once_seen_is_never_forgotten() -> None:
-    """Neither of a checkpoint nor of the group: the next is above."""
+def test_the_highest_number_seen_is_kept() -> None:
+    """Of a checkpoint or of the group: the next one is above."""
     assert record("ready", group(7), seen=9).seen == 9
     assert record("ready", group(7), seen=2).seen == 7
 
 
-def test_each_generation_has_ports_of_its_own() -> None:
-    """Those of the one before may be in use still; the last two pairs are kept from others."""
+def test_each_generation_has_its_own_ports() -> None:
+    """Those of the one before may be in use still; the last two pairs stay reserved."""
     with PortReservation("127.0.0.1") as ports:
         first = (ports.store, ports.trainer)
         ports.renew(0)
@@ -134,8 +134,8 @@ def test_each_generation_has_ports_of_its_own() -> None:
         assert len({*first, ports.store, ports.trainer}) == 4
 
 
-def test_a_script_that_fails_after_the_end_has_trained() -> None:
-    """Until its next trainer is told to join: that one has yet to train what the checkpoint lacks."""
+def test_a_script_that_fails_after_the_end_stays_done() -> None:
+    """Until its next worker joins, which trains again what the checkpoint lacks."""
     included = group(4, ME.id)
     done = record("done", included)
     assert done.done

@@ -1,4 +1,4 @@
-"""Where trainers can be reached."""
+"""Addresses at which workers are reached."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from edl_runtime.errors import SpecError
         (None, "192.0.2.7", False),
     ],
 )
-def test_instances_that_are_on_other_machines_reach_gloo_as_well(
+def test_other_machines_have_to_reach_gloo(
     monkeypatch: pytest.MonkeyPatch, own: str | None, host: str, *, allowed: bool
 ) -> None:
-    """It listens where the machine's name leads to, which is loopback on many: that is said at the start."""
+    """It listens where the machine's name resolves to, which is loopback on many: an error at the start."""
 
     def resolve(_: str) -> str:
         if own is None:

@@ -1,4 +1,4 @@
-"""What an agent does with its trainer: a table of situations, without processes."""
+"""What an agent does with its worker: a table of situations, without processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def view(
 
 
 def member(**changes: object) -> WorkerState:
-    """Return a trainer that is up in generation 1 with PEER, with its standby loaded."""
+    """Return a worker that is up in generation 1 with PEER, with its standby loaded."""
     up = WorkerState(phase="member", since=NOW - 10, assigned=1, peers=(ME, PEER), up=1, standby="loaded")
     return msgspec.structs.replace(up, **changes)
 
@@ -55,33 +55,33 @@ def join(number: int, *members: str) -> JoinGeneration:
     )
 
 
-def said(found: list[Action]) -> list[object]:
-    return [order.message if isinstance(order, SendMessage) else order for order in found]
+def messages(found: list[Action]) -> list[object]:
+    return [action.message if isinstance(action, SendMessage) else action for action in found]
 
 
-def test_an_elastic_script_is_begun_run_and_joined() -> None:
-    """It runs to where it is ready before there is any generation for it, so that nobody waits for it."""
+def test_an_elastic_script_is_started_run_and_joined() -> None:
+    """It runs until it is ready before there is a generation for it, so that no other waits."""
     assert reconcile(WorkerState(), DESIRED, view(), NOW) == [StartWorker()]
     assert reconcile(WorkerState(phase="loading"), DESIRED, view(), NOW) == []
     assert reconcile(WorkerState(phase="loaded"), DESIRED, view(1, PEER), NOW) == [RunScript()]
     assert reconcile(WorkerState(phase="starting"), DESIRED, view(1, ME, PEER), NOW) == []
     assert reconcile(WorkerState(phase="ready"), DESIRED, view(1, PEER), NOW) == []
-    assert said(reconcile(WorkerState(phase="ready"), DESIRED, view(2, PEER, ME), NOW)) == [join(2, PEER, ME)]
+    assert messages(reconcile(WorkerState(phase="ready"), DESIRED, view(2, PEER, ME), NOW)) == [join(2, PEER, ME)]
 
 
-def test_a_trainer_hears_the_word_of_its_generation() -> None:
+def test_a_worker_gets_the_token_of_its_generation() -> None:
     """By it the others know that it is one of them."""
     group = view(2, PEER, ME)
     assert group.generation is not None
     secret = msgspec.structs.replace(group.generation, token="secret")
-    (told,) = said(
+    (sent,) = messages(
         reconcile(WorkerState(phase="ready"), DESIRED, msgspec.structs.replace(group, generation=secret), NOW)
     )
-    assert told == msgspec.structs.replace(join(2, PEER, ME), token="secret")
+    assert sent == msgspec.structs.replace(join(2, PEER, ME), token="secret")
 
 
 def test_a_plain_script_is_run_for_its_generation_only() -> None:
-    """Loaded it waits; it ends with its generation and is begun for the next."""
+    """Once loaded it waits; it ends with its generation and is started again for the next."""
     assert reconcile(WorkerState(phase="loaded", elastic=False), DESIRED, view(1, PEER), NOW) == []
     both = view(2, ME, PEER)
     assert reconcile(WorkerState(phase="loaded", assigned=1, elastic=False), DESIRED, both, NOW) == [
@@ -95,12 +95,12 @@ def test_a_plain_script_is_run_for_its_generation_only() -> None:
 
 
 def test_a_generation_is_entered_in_its_gear() -> None:
-    """Live by the trainer that is there; else it leaves, with a checkpoint if it is the writer, and another follows."""
-    assert said(reconcile(member(), DESIRED, view(2, ME, PEER), NOW)) == [join(2, ME, PEER)]
+    """Live by the running worker; else it leaves, with a checkpoint if it is the writer, and another one enters."""
+    assert messages(reconcile(member(), DESIRED, view(2, ME, PEER), NOW)) == [join(2, ME, PEER)]
     for gear in ("warm", "cold"):
         for writer in (ME, PEER):
-            told = said(reconcile(member(), DESIRED, view(2, ME, PEER, gear=gear, writer=writer), NOW))
-            assert told == [Leave(reason="why", checkpoint=writer == ME)]
+            sent = messages(reconcile(member(), DESIRED, view(2, ME, PEER, gear=gear, writer=writer), NOW))
+            assert sent == [Leave(reason="why", checkpoint=writer == ME)]
     gone = WorkerState(phase="absent", assigned=1, standby="loaded")
     assert reconcile(gone, DESIRED, view(2, ME, gear="warm"), NOW) == [StartWorker()]
     cold = view(2, ME, gear="cold")
@@ -110,8 +110,8 @@ def test_a_generation_is_entered_in_its_gear() -> None:
     assert reconcile(gone, DESIRED, msgspec.structs.replace(cold, generation=tried), NOW) == [StartWorker(fresh=True)]
 
 
-def test_who_has_left_makes_room_before_it_has_ended() -> None:
-    """What the interpreter takes to end is no part of a pause, unless the next one needs the same device."""
+def test_a_worker_that_has_left_is_replaced_before_it_exits() -> None:
+    """The interpreter's exit is no part of a pause, unless the next worker needs the same device."""
     left = member(phase="leaving", left=True)
     warm = view(2, ME, PEER, gear="warm")
     assert reconcile(left, DESIRED, warm, NOW) == [RetireWorker()]
@@ -119,10 +119,10 @@ def test_who_has_left_makes_room_before_it_has_ended() -> None:
     assert reconcile(left, msgspec.structs.replace(DESIRED, leaving_since=NOW), warm, NOW) == []
 
 
-def test_a_trainer_outside_the_newer_generation_ends() -> None:
+def test_a_worker_outside_the_newer_generation_ends() -> None:
     """It leaves at the end of a step if it can, and is killed soon if not."""
     excluded = view(2, PEER, OTHER)
-    assert said(reconcile(member(), DESIRED, excluded, NOW)) == [
+    assert messages(reconcile(member(), DESIRED, excluded, NOW)) == [
         Leave(reason="the others continue without it", checkpoint=False)
     ]
     leaving = member(phase="leaving", since=NOW - 2)
@@ -140,33 +140,33 @@ def test_a_trainer_outside_the_newer_generation_ends() -> None:
     ],
     ids=["the peer is gone", "and the others go on", "a peer suspects"],
 )
-def test_nobody_waits_for_a_member_that_is_gone(group: GroupView) -> None:
-    """The trainer is told to let go, once, and before it is told to join another generation."""
-    assert said(reconcile(member(), DESIRED, group, NOW))[0] == AbortGeneration(generation=1)
-    for told in ({"aborted": 1}, {"comm_failed": 1}):
+def test_no_worker_waits_for_a_member_that_is_gone(group: GroupView) -> None:
+    """It gets AbortGeneration once, before it joins another generation."""
+    assert messages(reconcile(member(), DESIRED, group, NOW))[0] == AbortGeneration(generation=1)
+    for sent in ({"aborted": 1}, {"comm_failed": 1}):
         assert not any(
-            isinstance(each, AbortGeneration) for each in said(reconcile(member(**told), DESIRED, group, NOW))
+            isinstance(each, AbortGeneration) for each in messages(reconcile(member(**sent), DESIRED, group, NOW))
         )
 
 
-def test_members_who_left_or_may_come_back_are_no_loss() -> None:
-    """Neither who went as planned, nor who has not yet come back to a Redis that was empty, breaks a generation."""
+def test_members_that_left_or_may_return_are_not_lost() -> None:
+    """One that left as planned, or has not returned to an emptied Redis yet, does not break a generation."""
     alone = view(1, ME, PEER, there=(ME,))
     for known in ({"left": frozenset({PEER})}, {"finished": frozenset({PEER})}, {"granted": {PEER: NOW + 1}}):
         assert reconcile(member(), DESIRED, msgspec.structs.replace(alone, **known), NOW) == []
 
 
-def test_an_instance_told_to_go_waits_for_the_others_to_go_on() -> None:
-    """Then its trainer leaves at the step at which they regroup; it goes alone when nothing comes, or all go."""
+def test_an_instance_that_leaves_waits_for_a_generation_without_it() -> None:
+    """Its worker leaves at the step at which the others continue; alone when there is none in time, or all leave."""
     desired = msgspec.structs.replace(DESIRED, leaving_since=NOW)
     assert reconcile(member(), desired, view(1, ME, PEER), NOW) == []
     gone = [Leave(reason="told to leave", checkpoint=False)]
-    assert said(reconcile(member(), desired, view(2, PEER, gear="warm", writer=PEER), NOW + 0.2)) == gone
+    assert messages(reconcile(member(), desired, view(2, PEER, gear="warm", writer=PEER), NOW + 0.2)) == gone
     alone = [Leave(reason="told to leave", checkpoint=True)]
-    assert said(reconcile(member(), desired, view(1, ME, PEER), NOW + 2)) == alone
+    assert messages(reconcile(member(), desired, view(1, ME, PEER), NOW + 2)) == alone
     assert reconcile(member(up=0), desired, view(1, ME, PEER), NOW + 2) == []
     assert reconcile(member(since=NOW + 1), desired, view(1, ME, PEER), NOW + 2) == []
-    assert said(reconcile(member(peers=(ME,)), desired, view(1, ME, leaving=(ME,)), NOW)) == alone
+    assert messages(reconcile(member(peers=(ME,)), desired, view(1, ME, leaving=(ME,)), NOW)) == alone
     assert reconcile(WorkerState(phase="ready"), desired, view(1, PEER), NOW) == [
         KillWorker("it is not needed any more")
     ]
@@ -191,37 +191,37 @@ LEAVING = msgspec.structs.replace(DESIRED, leaving_since=NOW)
     ],
     ids=["the first", "it is gone", "it has left", "on a stop", "it is gone", "agreed on", "before a live one"],
 )
-def test_of_those_who_go_the_first_by_rank_writes_a_checkpoint(group: GroupView, *, writes: bool) -> None:
-    """One of them, and one that has not been lost."""
+def test_of_the_leaving_the_first_by_rank_writes_a_checkpoint(group: GroupView, *, writes: bool) -> None:
+    """One of them, and one that is not lost."""
     desired = DESIRED if group.stop else LEAVING
-    found = said(reconcile(member(peers=(PEER, ME)), desired, group, NOW))
+    found = messages(reconcile(member(peers=(PEER, ME)), desired, group, NOW))
     assert [each.checkpoint for each in found if isinstance(each, Leave)] == [writes]
 
 
-def test_an_instance_told_to_go_leaves_at_once_when_the_others_are_lost() -> None:
-    """Else both sides would wait: they are not taken in again before it has written what it has."""
+def test_an_instance_leaves_at_once_when_the_others_are_lost() -> None:
+    """Else both sides would wait: the others are not added again before its checkpoint is written."""
     there = view(1, PEER, ME, leaving=(ME,))
-    fell = tuple(
+    lost = tuple(
         msgspec.structs.replace(each, member=msgspec.structs.replace(each.member, lost=1))
         if each.member.id == PEER
         else each
         for each in there.members
     )
-    found = said(reconcile(member(up=0, aborted=1), LEAVING, msgspec.structs.replace(there, members=fell), NOW))
+    found = messages(reconcile(member(up=0, aborted=1), LEAVING, msgspec.structs.replace(there, members=lost), NOW))
     assert found == [Leave(reason="told to leave", checkpoint=True)]
 
 
 def test_a_stop_ends_all_with_a_checkpoint() -> None:
-    """Who trains leaves at the end of the step; who does not is not needed."""
+    """Workers that train leave at the end of the step; others are killed."""
     stopped = msgspec.structs.replace(view(1, ME, PEER), stop="deadline")
-    assert said(reconcile(member(), DESIRED, stopped, NOW)) == [Leave(reason="deadline", checkpoint=True)]
+    assert messages(reconcile(member(), DESIRED, stopped, NOW)) == [Leave(reason="deadline", checkpoint=True)]
     for phase in ("loading", "loaded", "starting", "ready"):
         assert reconcile(WorkerState(phase=phase), DESIRED, stopped, NOW) == [KillWorker("it is not needed any more")]
     assert reconcile(WorkerState(), DESIRED, stopped, NOW) == []
 
 
-def test_a_job_that_has_ended_leaves_the_done_to_finish() -> None:
-    """What a script does after its last step is its own; other trainers are killed."""
+def test_workers_that_are_done_may_finish_when_the_job_has_ended() -> None:
+    """What a script does after its last step is its own; other workers are killed."""
     done = msgspec.structs.replace(view(1, ME, PEER), outcome=JobOutcome("done"))
     failed = msgspec.structs.replace(view(1, ME, PEER), outcome=JobOutcome("failed"))
     assert reconcile(member(phase="done"), DESIRED, done, NOW) == []
@@ -230,17 +230,17 @@ def test_a_job_that_has_ended_leaves_the_done_to_finish() -> None:
     assert reconcile(WorkerState(), DESIRED, done, NOW) == []
 
 
-def test_a_script_that_goes_on_after_the_end_is_ended_when_its_instance_has_to_go() -> None:
-    """Within the grace, so that its agent can still say that it leaves: else the others would wait for it."""
-    told = msgspec.structs.replace(DESIRED, leaving_since=NOW - 5, grace_s=10.0)
-    assert reconcile(member(phase="done"), told, view(1, ME, PEER), NOW) == []
-    assert reconcile(member(phase="done"), told, view(1, ME, PEER), NOW + 3) == [
+def test_a_script_that_runs_on_after_the_end_is_killed_when_its_instance_leaves() -> None:
+    """Within the grace, so that its agent can still report that it leaves."""
+    sent = msgspec.structs.replace(DESIRED, leaving_since=NOW - 5, grace_s=10.0)
+    assert reconcile(member(phase="done"), sent, view(1, ME, PEER), NOW) == []
+    assert reconcile(member(phase="done"), sent, view(1, ME, PEER), NOW + 3) == [
         KillWorker("its script did not end in time")
     ]
 
 
-def test_a_standby_is_begun_once_the_trainer_is_up() -> None:
-    """Not while it joins, not where no generation is entered by one, and not again when it failed."""
+def test_a_standby_is_started_once_the_worker_is_up() -> None:
+    """Not while it joins, not where no generation is entered by one, and not again after it failed."""
     up = member(standby="absent")
     group = view(1, ME, PEER)
     assert reconcile(up, DESIRED, group, NOW) == [StartStandby()]
@@ -250,6 +250,6 @@ def test_a_standby_is_begun_once_the_trainer_is_up() -> None:
     assert reconcile(up, msgspec.structs.replace(DESIRED, gear="cold"), group, NOW) == []
 
 
-def test_a_finished_instance_begins_nothing() -> None:
+def test_a_finished_instance_starts_nothing() -> None:
     """It waits for the job's end."""
     assert reconcile(WorkerState(finished=True), DESIRED, view(2, ME, PEER), NOW) == []

@@ -1,4 +1,4 @@
-"""Steps and silences: how an agent knows how far its trainer is, and that it hangs."""
+"""How an agent measures its worker's steps, and finds that it hangs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def stepped(step: int, at: float, *, generation: int = 1, samples: int | None = 
 
 
 def test_progress_is_of_the_last_ten_seconds() -> None:
-    """Rates forget what was long ago, and the time left goes by what a step takes in the middle."""
+    """Older steps do not count; the time left follows from the median step."""
     steps = StepMeter()
     assert steps.progress(instances=2, generation=1) is None
     for step in range(1, 31):
@@ -33,7 +33,7 @@ def test_progress_is_of_the_last_ten_seconds() -> None:
 
 
 def test_a_pause_is_from_the_last_step_before_to_the_first_after() -> None:
-    """Also when that first step repeats one, for the trainer went back to a checkpoint; no rate is below 0 then."""
+    """Also when that step repeats one after a restart from a checkpoint; no rate is below 0 then."""
     steps = StepMeter()
     steps.add(stepped(1, 10.0))
     assert steps.pause_s is None
@@ -73,9 +73,9 @@ def check(watchdog: Watchdog, group: GroupView, now: float, *, waits_for: int = 
 def first_verdict(
     watchdog: Watchdog, group: GroupView, *, busy: float = 0.0, moves_until_s: float = 0.0, **seen: Any
 ) -> float | None:
-    """Return after how many seconds of a minute the trainer counts as hung, None if it does not.
+    """Return after how many seconds of a minute the worker counts as hung, None if it does not.
 
-    `busy`: what of one processor it uses. `moves_until_s`: for how long it moves the state.
+    `busy`: its share of a processor. `moves_until_s`: for how long it moves state.
     """
     for now in (tick * 0.25 for tick in range(240)):
         if check(watchdog, group, now, cpu_s=busy * now, moves=round(4 * min(now, moves_until_s)), **seen):
@@ -83,8 +83,8 @@ def first_verdict(
     return None
 
 
-def test_a_silent_trainer_that_others_wait_for_hangs() -> None:
-    """Silence alone is none: a trainer may hold on to its interpreter for long while it computes."""
+def test_a_silent_worker_that_others_wait_for_hangs() -> None:
+    """Silence alone does not count: a worker may hold the GIL for long while it computes."""
     assert first_verdict(Watchdog("0-x", 600), view(7, 7)) == pytest.approx(2.25, abs=0.3)
     assert first_verdict(Watchdog("0-x", 600), view(7, 0)) == pytest.approx(2.25, abs=0.3)
     assert first_verdict(Watchdog("0-x", 600), view(7, 7), median_s=2.0) == pytest.approx(10, abs=0.5)
@@ -92,29 +92,29 @@ def test_a_silent_trainer_that_others_wait_for_hangs() -> None:
     assert first_verdict(Watchdog("0-x", 600), view()) is None
 
 
-def test_a_silent_trainer_that_computes_has_until_the_limit_to_arrive() -> None:
-    """Something in it holds Python's lock, as a compiler or a long parse; what idle threads use is no computing."""
+def test_a_silent_worker_that_computes_has_until_the_limit() -> None:
+    """Something in it holds the GIL, such as a compiler; a little time of idle threads does not count."""
     assert first_verdict(Watchdog("0-x", 600), view(7, 7), busy=0.5) is None
     assert first_verdict(Watchdog("0-x", 5), view(7, 7), busy=0.5) == pytest.approx(5.25, abs=0.3)
     assert first_verdict(Watchdog("0-x", 600), view(7, 7), busy=0.02) == pytest.approx(2.25, abs=0.3)
 
 
-def test_a_stopped_trainer_hangs_sooner() -> None:
-    """The system knows; but nobody has to be waited for who is stopped for a moment, or alone."""
+def test_a_stopped_worker_hangs_sooner() -> None:
+    """The system reports it; but not while no other waits for it."""
     stopped = first_verdict(Watchdog("0-x", 600), view(7, 7), stopped=True, median_s=2.0)
     assert stopped == pytest.approx(1.25, abs=0.3)
     assert first_verdict(Watchdog("0-x", 600), view(0, 0), stopped=True) is None
 
 
-def test_a_trainer_that_lives_has_until_the_limit_to_arrive() -> None:
+def test_a_worker_with_heartbeats_has_until_the_limit() -> None:
     """Where all others wait for it, and it does not wait itself."""
     assert first_verdict(Watchdog("0-x", 5), view(7, 7), was_heard=True) == pytest.approx(5.25, abs=0.3)
     assert first_verdict(Watchdog("0-x", 5), view(7, 0), was_heard=True) is None
     assert first_verdict(Watchdog("0-x", 5), view(7, 7), was_heard=True, waits_for=7) is None
 
 
-def test_waits_for_ever_new_steps_are_none() -> None:
-    """Others wait at the end of each step; it is the same step that counts, in the same generation."""
+def test_waits_at_different_steps_do_not_add_up() -> None:
+    """Others wait at the end of each step; the same step in the same generation counts."""
     watchdog = Watchdog("0-x", 600)
     for tick in range(100):
         assert not check(watchdog, view(tick + 1), tick * 0.25)
@@ -123,8 +123,8 @@ def test_waits_for_ever_new_steps_are_none() -> None:
         assert not check(watchdog, view(7, up=tick), tick * 0.25)
 
 
-def test_nobody_waits_in_vain_for_a_trainer_that_moves_the_state() -> None:
-    """It reads a checkpoint, or gives what others lack, for longer than a step may take; as long as it comes on."""
+def test_a_worker_that_moves_state_does_not_hang() -> None:
+    """It reads a checkpoint, or sends state to others, for longer than a step may take."""
     assert first_verdict(Watchdog("0-x", 5), view(7, 7), was_heard=True, moves_until_s=30.0) == pytest.approx(
         35.25, abs=0.3
     )
@@ -132,8 +132,8 @@ def test_nobody_waits_in_vain_for_a_trainer_that_moves_the_state() -> None:
     assert stopped == pytest.approx(31.25, abs=0.3)
 
 
-def test_what_was_seen_before_redis_went_away_is_no_wait() -> None:
-    """Nobody knows then who waits, and training goes on; it counts again from what was known."""
+def test_an_old_view_adds_no_waiting() -> None:
+    """While Redis is unavailable nothing is known of the others, and training continues."""
     watchdog = Watchdog("0-x", 5)
     away = view(7, 7)
     for tick in range(400):
@@ -142,7 +142,7 @@ def test_what_was_seen_before_redis_went_away_is_no_wait() -> None:
 
 
 def test_an_agent_that_was_stopped_itself_does_not_count_that_time() -> None:
-    """It hears what its trainer said meanwhile after its next look."""
+    """It reads what its worker sent meanwhile after the next check."""
     watchdog = Watchdog("0-x", 600)
     assert not check(watchdog, view(7), 0.0, was_heard=True)
     assert not check(watchdog, view(7), 100.0)

@@ -1,4 +1,4 @@
-"""Trainer processes: real ones, most of whose scripts do without Paddle."""
+"""Worker processes: real ones, most of whose scripts do without Paddle."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ time.sleep(600)
 """
 
 
-class Words:
-    """What a trainer said, without its beats."""
+class Updates:
+    """The updates of a worker, without heartbeats."""
 
     def __init__(self) -> None:
-        self.said: list[WorkerUpdate] = []
+        self.all: list[WorkerUpdate] = []
         self._news = asyncio.Event()
 
-    def hear(self, _trainer: WorkerProcess, said: WorkerUpdate) -> None:
-        if not isinstance(said, Heartbeat):
-            self.said.append(said)
+    def add(self, _worker: WorkerProcess, update: WorkerUpdate) -> None:
+        if not isinstance(update, Heartbeat):
+            self.all.append(update)
             self._news.set()
 
     async def wait_for(self, kind: type[WorkerMessage | WorkerExited]) -> None:
         async with asyncio.timeout(WITHIN_S):
-            while not any(isinstance(each, kind) for each in self.said):
+            while not any(isinstance(each, kind) for each in self.all):
                 self._news.clear()
                 await self._news.wait()
 
 
 @asynccontextmanager
-async def trainer(script: Entrypoint, *, nice: bool = False) -> AsyncIterator[tuple[WorkerProcess, Words]]:
-    """Begin a trainer; it is ended with the block."""
-    begun, words = await WorkerProcess.begin(script, os.environ, nice=nice), Words()
-    attending = asyncio.create_task(begun.monitor(words.hear))
+async def worker(script: Entrypoint, *, nice: bool = False) -> AsyncIterator[tuple[WorkerProcess, Updates]]:
+    """Start a worker; it is killed at the end of the block."""
+    process, updates = await WorkerProcess.begin(script, os.environ, nice=nice), Updates()
+    monitoring = asyncio.create_task(process.monitor(updates.add))
     try:
-        yield begun, words
+        yield process, updates
     finally:
-        begun.kill()
-        await attending
+        process.kill()
+        await monitoring
 
 
 def script_of(source: str, tmp_path: Path, *arguments: str) -> Entrypoint:
@@ -67,39 +67,37 @@ def script_of(source: str, tmp_path: Path, *arguments: str) -> Entrypoint:
     return parse_entrypoint([str(file), *arguments])
 
 
-async def test_a_loaded_trainer_becomes_its_script_when_told_to(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The script sees what any script sees: its name, its arguments, its folder; and what it was started with."""
+async def test_a_loaded_worker_runs_its_script_on_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The script sees what any script sees: its name, arguments and folder, and its environment."""
     (tmp_path / "beside.py").write_text("HERE = True")
     source = """
 import numpy, os, sys, beside
 print(__name__, sys.argv[1:], os.environ["COLOUR"], beside.HERE, os.getpriority(os.PRIO_PROCESS, 0))
 sys.exit(3)
 """
-    async with trainer(script_of(source, tmp_path, "--lr", "1"), nice=True) as (begun, words):
-        await words.wait_for(StandbyLoaded)
-        assert words.said == [StandbyLoaded()]
-        begun.send(StartScript(environ={"COLOUR": "blue"}))
-        await words.wait_for(WorkerExited)
+    async with worker(script_of(source, tmp_path, "--lr", "1"), nice=True) as (process, updates):
+        await updates.wait_for(StandbyLoaded)
+        assert updates.all == [StandbyLoaded()]
+        process.send(StartScript(environ={"COLOUR": "blue"}))
+        await updates.wait_for(WorkerExited)
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     assert capfd.readouterr().out == f"__main__ ['--lr', '1'] blue True {niceness}\n"
-    assert words.said[1:] == [ScriptFailed(reason="exited: 3", final=False), WorkerExited(3)]
+    assert updates.all[1:] == [ScriptFailed(reason="exited: 3", final=False), WorkerExited(3)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a thread has a niceness of its own")
 async def test_a_loaded_worker_runs_at_the_niceness_of_its_agent(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where that is so near to the most that the worker could not lower its priority by as much as it would."""
+    """Also where that is near the maximum, so that its priority could be lowered by less."""
     niceness = max(10, os.getpriority(os.PRIO_PROCESS, 0))
 
     async def run_one() -> None:
         source = "import numpy, os; print(os.getpriority(os.PRIO_PROCESS, 0))"
-        async with trainer(script_of(source, tmp_path), nice=True) as (begun, words):
-            await words.wait_for(StandbyLoaded)
-            begun.send(StartScript(environ={}))
-            await words.wait_for(WorkerExited)
+        async with worker(script_of(source, tmp_path), nice=True) as (process, updates):
+            await updates.wait_for(StandbyLoaded)
+            process.send(StartScript(environ={}))
+            await updates.wait_for(WorkerExited)
 
     def be_its_agent() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, niceness)  # of this thread, which can't take it back
@@ -109,16 +107,16 @@ async def test_a_loaded_worker_runs_at_the_niceness_of_its_agent(
     assert capfd.readouterr().out == f"{niceness}\n"
 
 
-async def test_an_error_is_told_and_shown_from_the_scripts_first_line_on(
+async def test_an_error_is_reported_and_printed_from_the_scripts_first_line_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The agent hears the last words, and the log has a traceback as of any script; wrong input is final."""
+    """The log has the traceback of any script; wrong input is final."""
     source = "from edl_runtime.errors import SpecError\nraise SpecError('lr', -1, 'more than 0')"
-    async with trainer(script_of(source, tmp_path)) as (begun, words):
-        begun.send(StartScript(environ={}))
-        await words.wait_for(WorkerExited)
+    async with worker(script_of(source, tmp_path)) as (process, updates):
+        process.send(StartScript(environ={}))
+        await updates.wait_for(WorkerExited)
     last = "edl_runtime.errors.SpecError: lr: got -1, allowed is more than 0"
-    assert words.said[1:] == [ScriptFailed(reason=last, final=True), WorkerExited(1)]
+    assert updates.all[1:] == [ScriptFailed(reason=last, final=True), WorkerExited(1)]
     shown = capfd.readouterr().err.splitlines()
     assert shown[0] == "Traceback (most recent call last):"
     assert "train.py" in shown[1]
@@ -137,63 +135,61 @@ optimizer.step()
 
 
 @pytest.mark.slow
-async def test_a_script_that_imports_us_and_does_not_call_us_fails_at_its_first_step(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """So before a second instance trains the same; the job ends with what to do about it."""
-    async with trainer(script_of(FORGETS, tmp_path)) as (begun, words):
-        await words.wait_for(StandbyLoaded)
-        begun.send(StartScript(environ={}))
-        await words.wait_for(WorkerExited)
-    failed = words.said[1]
+async def test_a_script_without_init_fails_at_its_first_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """So before a second instance trains the same; the error says what to do."""
+    async with worker(script_of(FORGETS, tmp_path)) as (process, updates):
+        await updates.wait_for(StandbyLoaded)
+        process.send(StartScript(environ={}))
+        await updates.wait_for(WorkerExited)
+    failed = updates.all[1]
     assert isinstance(failed, ScriptFailed)
     assert failed.final
     assert "imports edl_runtime.elastic and never calls elastic.init" in failed.reason
     assert "optimizer.step()" in capfd.readouterr().err
 
 
-async def test_a_program_takes_the_place_of_what_waits_for_it(capfd: pytest.CaptureFixture[str]) -> None:
-    """Any program can be a trainer, but for what calls `elastic.init`: the line to the agent is not its own."""
+async def test_a_program_replaces_the_standby(capfd: pytest.CaptureFixture[str]) -> None:
+    """Any program can be a worker, but has no socket to the agent."""
     command = ["sh", "-c", "echo $COLOUR ${EDL_AGENT_FD-unset}; exit 4"]
-    async with trainer(parse_entrypoint(command)) as (begun, words):
-        await words.wait_for(StandbyLoaded)
-        begun.send(StartScript(environ={"COLOUR": "blue"}))
-        await words.wait_for(WorkerExited)
-    assert (capfd.readouterr().out, words.said[-1]) == ("blue\n", WorkerExited(4))
+    async with worker(parse_entrypoint(command)) as (process, updates):
+        await updates.wait_for(StandbyLoaded)
+        process.send(StartScript(environ={"COLOUR": "blue"}))
+        await updates.wait_for(WorkerExited)
+    assert (capfd.readouterr().out, updates.all[-1]) == ("blue\n", WorkerExited(4))
 
 
-async def test_a_program_that_can_not_take_that_place_is_told_in_a_line(
+async def test_a_program_that_can_not_be_run_is_reported_in_a_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """By a status that says that a restart mends nothing."""
+    """By an exit status that says that no restart helps."""
     program = tmp_path / "program"
     program.write_text("no format that is known")
     program.chmod(0o700)
-    async with trainer(parse_entrypoint([str(program)])) as (begun, words):
-        await words.wait_for(StandbyLoaded)
-        begun.send(StartScript(environ={}))
-        await words.wait_for(WorkerExited)
+    async with worker(parse_entrypoint([str(program)])) as (process, updates):
+        await updates.wait_for(StandbyLoaded)
+        process.send(StartScript(environ={}))
+        await updates.wait_for(WorkerExited)
     reason = f"{program} can't be run: Exec format error"
-    assert words.said[1:] == [ScriptFailed(reason=reason, final=True), WorkerExited(78)]
+    assert updates.all[1:] == [ScriptFailed(reason=reason, final=True), WorkerExited(78)]
     assert capfd.readouterr().err == f"edl: {reason}\n"
 
 
-async def test_killing_a_trainer_ends_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data loaders and other helpers go with it."""
+async def test_killing_a_worker_ends_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data loaders and other helpers, too."""
     monkeypatch.chdir(tmp_path)
-    async with trainer(script_of(FAMILY, tmp_path)) as (begun, words):
-        begun.send(StartScript(environ={}))
+    async with worker(script_of(FAMILY, tmp_path)) as (process, updates):
+        process.send(StartScript(environ={}))
         await asyncio.to_thread(wait_until, (tmp_path / "pids").exists)
         child = psutil.Process(int((tmp_path / "pids").read_text().split()[1]))
-        begun.kill()
-        await words.wait_for(WorkerExited)
-    assert words.said[-1] == WorkerExited(-signal.SIGKILL)
+        process.kill()
+        await updates.wait_for(WorkerExited)
+    assert updates.all[-1] == WorkerExited(-signal.SIGKILL)
     wait_until(lambda: is_gone(child))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's death")
-async def test_no_trainer_outlives_its_agent(tmp_path: Path) -> None:
-    """Not even one whose agent is killed without a chance to say a word."""
+async def test_no_worker_outlives_its_agent(tmp_path: Path) -> None:
+    """Also when the agent is killed."""
     script = tmp_path / "train.py"
     script.write_text(FAMILY.replace('subprocess.Popen(["sleep", "600"])', "type('None', (), {'pid': 0})"))
     code = """
@@ -210,15 +206,15 @@ asyncio.run(main())
     agent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(script), cwd=tmp_path)
     try:
         await asyncio.to_thread(wait_until, (tmp_path / "pids").exists)
-        begun = psutil.Process(int((tmp_path / "pids").read_text().split()[0]))
+        process = psutil.Process(int((tmp_path / "pids").read_text().split()[0]))
     finally:
         agent.kill()
         await agent.wait()
-    wait_until(lambda: is_gone(begun))
+    wait_until(lambda: is_gone(process))
 
 
-def test_paddle_is_quiet_unless_asked_to_speak() -> None:
-    """Who has set what it logs, or which warnings are shown, sees what was asked for."""
+def test_paddle_is_quiet_unless_the_user_sets_its_log() -> None:
+    """A user who sets what it logs, or which warnings are shown, gets that."""
     script = Entrypoint(command=("python", "train.py"), file="train.py")
     assert quiet_environment({}, script) == {"GLOG_minloglevel": "1", "PYTHONWARNINGS": "ignore:No ccache found"}
     assert quiet_environment({"GLOG_v": "4", "PYTHONWARNINGS": ""}, script) == {"GLOG_v": "4", "PYTHONWARNINGS": ""}

@@ -1,4 +1,4 @@
-"""An instance's trainer and its standby: real processes, whose scripts do without Paddle."""
+"""An instance's worker and its standby: real processes, whose scripts do without Paddle."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def await_file(name):
 def main():
     await_file("call-init")
     before = os.environ["RANK"]
-    link = connect_to_agent(os.environ)
+    client = connect_to_agent(os.environ)
     print(before, os.environ.get("RANK"), flush=True)
-    link.send(InitCalled())
+    client.send(InitCalled())
     await_file("be-ready")
-    link.send(WorkerReady(live=True, seen=3))
+    client.send(WorkerReady(live=True, seen=3))
     time.sleep(600)
 """
-"""What a script does that calls `elastic.init` and `run.wrap` in a module of its own."""
+"""What a script runs that calls `elastic.init` and `run.wrap` in another module."""
 
 
 @asynccontextmanager
-async def crew_of(script: Entrypoint) -> AsyncIterator[WorkerSupervisor]:
-    """Yield a supervisor without processes; those that it has then are ended with the block."""
+async def supervisor_of(script: Entrypoint) -> AsyncIterator[WorkerSupervisor]:
+    """Yield a supervisor without processes; those that it starts are ended with the block."""
     async with asyncio.TaskGroup() as tasks:
         supervisor = WorkerSupervisor(script, ME, os.environ, "gloo", tasks=tasks, on_update=lambda _: None)
         try:
@@ -72,14 +72,14 @@ async def eventually(holds: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def comes_to(supervisor: WorkerSupervisor, phase: WorkerPhase) -> None:
+async def reaches(supervisor: WorkerSupervisor, phase: WorkerPhase) -> None:
     await eventually(lambda: supervisor.state.phase == phase)
 
 
 async def train(supervisor: WorkerSupervisor) -> None:
-    """Begin a trainer and run its script, as one that knows nothing of generations."""
+    """Start a worker and run its script, as a plain one."""
     await supervisor.execute(StartWorker())
-    await comes_to(supervisor, "loaded")
+    await reaches(supervisor, "loaded")
     await supervisor.execute(RunScript(GENERATION))
 
 
@@ -90,20 +90,20 @@ def script_of(source: str, folder: Path) -> Entrypoint:
 
 
 def indirect(folder: Path) -> Entrypoint:
-    """Return a script that is elastic, though nothing in its own file says so."""
+    """Return an elastic script whose own file does not show it."""
     (folder / "beside.py").write_text(BESIDE)
     return script_of("import beside\nbeside.main()", folder)
 
 
-async def test_a_trainer_that_computes_uses_processor_time(tmp_path: Path) -> None:
-    """Without a trainer there is none to use it."""
-    async with crew_of(script_of("while True:\n    pass", tmp_path)) as supervisor:
+async def test_a_worker_that_computes_uses_processor_time(tmp_path: Path) -> None:
+    """Without a worker it is 0."""
+    async with supervisor_of(script_of("while True:\n    pass", tmp_path)) as supervisor:
         assert supervisor.cpu_s == 0.0
         await train(supervisor)
         before_s = supervisor.cpu_s
         await eventually(lambda: supervisor.cpu_s > before_s + 0.1)
         await supervisor.execute(KillWorker("it has computed enough"))
-        await comes_to(supervisor, "absent")
+        await reaches(supervisor, "absent")
         assert supervisor.cpu_s == 0.0
 
 
@@ -118,24 +118,24 @@ time.sleep(600)
 async def test_a_plain_script_may_save_before_its_generation_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked to end by SIGTERM, as any program knows it."""
+    """It gets SIGTERM, as any program does."""
     monkeypatch.chdir(tmp_path)
-    async with crew_of(script_of(HEEDS, tmp_path)) as supervisor:
+    async with supervisor_of(script_of(HEEDS, tmp_path)) as supervisor:
         await train(supervisor)
         await eventually((tmp_path / "begun").exists)
         await supervisor.execute(TerminateWorker())
         assert supervisor.state.phase == "leaving"
-        await comes_to(supervisor, "absent")
+        await reaches(supervisor, "absent")
         assert (tmp_path / "saved").exists()
 
 
 @pytest.mark.slow
-async def test_a_script_may_turn_out_to_join_by_itself(
+async def test_a_script_may_turn_out_to_be_elastic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It was taken for up in the generation that it was started for, and is in none before it has joined one."""
+    """It counted as up in the generation that it was started for, and is in none before it has joined one."""
     monkeypatch.chdir(tmp_path)
-    async with crew_of(indirect(tmp_path)) as supervisor:
+    async with supervisor_of(indirect(tmp_path)) as supervisor:
         await train(supervisor)
         assert (
             supervisor.state.elastic,
@@ -150,7 +150,7 @@ async def test_a_script_may_turn_out_to_join_by_itself(
         )
         await supervisor.execute(StartStandby())
         (tmp_path / "call-init").touch()
-        await comes_to(supervisor, "starting")
+        await reaches(supervisor, "starting")
         assert supervisor.state.elastic
         assert (supervisor.state.assigned, supervisor.state.up, supervisor.state.standby) == (
             4,
@@ -158,36 +158,41 @@ async def test_a_script_may_turn_out_to_join_by_itself(
             "absent",
         )
         (tmp_path / "be-ready").touch()
-        await comes_to(supervisor, "ready")
+        await reaches(supervisor, "ready")
         assert (supervisor.state.live, supervisor.state.seen) == (True, 3)
         assert "0 None\n" in capfd.readouterr().out
 
         await supervisor.execute(KillWorker("a test", planned=False))
-        await comes_to(supervisor, "absent")
-        (fall,) = supervisor.take_updates()
-        assert (fall.elastic, fall.was_up) == (True, False)
+        await reaches(supervisor, "absent")
+        (failure,) = supervisor.take_updates()
+        assert (failure.elastic, failure.was_up) == (True, False)
         await supervisor.execute(StartWorker())
-        await comes_to(supervisor, "loaded")  # at first the system may not know the command yet
+        await reaches(supervisor, "loaded")  # at first the system may not know the command yet
         loads = psutil.Process(supervisor._worker.pid).cmdline()
         assert loads[loads.index("--load") + 1] == "paddle,edl_runtime.elastic.api"
 
 
-async def test_a_script_that_has_not_said_so_yet_falls_as_others_do(
+async def test_a_script_that_has_not_called_init_fails_as_a_plain_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts as up in the generation that it was started for."""
     monkeypatch.chdir(tmp_path)
-    async with crew_of(indirect(tmp_path)) as supervisor:
+    async with supervisor_of(indirect(tmp_path)) as supervisor:
         await train(supervisor)
         await supervisor.execute(KillWorker("a test", planned=False))
-        await comes_to(supervisor, "absent")
-        (fall,) = supervisor.take_updates()
-        assert (fall.elastic, fall.was_up, fall.generation, fall.exit_code) == (False, True, 4, -signal.SIGKILL)
+        await reaches(supervisor, "absent")
+        (failure,) = supervisor.take_updates()
+        assert (failure.elastic, failure.was_up, failure.generation, failure.exit_code) == (
+            False,
+            True,
+            4,
+            -signal.SIGKILL,
+        )
 
 
 async def test_a_script_is_elastic_when_that_of_another_instance_is(tmp_path: Path) -> None:
-    """Before it has begun it loads and starts as such; nothing is done twice."""
-    async with crew_of(indirect(tmp_path)) as supervisor:
+    """It is then loaded and started as such; a second call does nothing."""
+    async with supervisor_of(indirect(tmp_path)) as supervisor:
         supervisor.mark_elastic()
         supervisor.mark_elastic()
         assert (supervisor.state.elastic, supervisor.state.phase) == (True, "absent")
@@ -200,24 +205,24 @@ WRITES = """
 import os, time
 from edl_runtime.elastic.comm.agent_protocol import InitCalled, WorkerReady, connect_to_agent
 
-link = connect_to_agent(os.environ)
-link.send(InitCalled())
-link.send(WorkerReady(live=True))
+client = connect_to_agent(os.environ)
+client.send(InitCalled())
+client.send(WorkerReady(live=True))
 while True:
-    link.note_progress()
+    client.note_progress()
     time.sleep(0.01)
 """
 
 
 @pytest.mark.slow
-async def test_a_trainer_that_writes_its_checkpoint_is_not_late(tmp_path: Path) -> None:
-    """How long it takes to leave counts from the last part that it has written."""
-    async with crew_of(script_of(WRITES, tmp_path)) as supervisor:
+async def test_a_worker_that_writes_its_checkpoint_is_not_late(tmp_path: Path) -> None:
+    """The time to leave counts from the last piece that it has written."""
+    async with supervisor_of(script_of(WRITES, tmp_path)) as supervisor:
         await supervisor.execute(StartWorker())
-        await comes_to(supervisor, "loaded")
+        await reaches(supervisor, "loaded")
         await supervisor.execute(RunScript())
-        await comes_to(supervisor, "ready")
+        await reaches(supervisor, "ready")
         await supervisor.execute(SendMessage(Leave(reason="a test", checkpoint=True)))
-        told_at = supervisor.state.since
-        await eventually(lambda: supervisor.state.since > told_at)
+        sent_at = supervisor.state.since
+        await eventually(lambda: supervisor.state.since > sent_at)
         assert supervisor.state.phase == "leaving"

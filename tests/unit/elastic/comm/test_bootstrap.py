@@ -1,4 +1,4 @@
-"""How the ranks of a generation meet, and what they add up by what connects them then."""
+"""How the ranks of a generation connect, and what they sum over the control channel."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def free_store() -> str:
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def end_of(store: str) -> socket.socket:
-    """Return a connection to whoever listens there, as soon as somebody does."""
+def connect_to(store: str) -> socket.socket:
+    """Return a connection to the store, as soon as rank 0 listens there."""
     host, _, port = store.rpartition(":")
     deadline = time.monotonic() + 60
     while True:
@@ -44,8 +44,8 @@ def end_of(store: str) -> socket.socket:
             assert time.monotonic() < deadline
 
 
-def test_ranks_meet_whoever_comes_first_and_whoever_else_comes() -> None:
-    """Strangers, and ranks of other generations, are no guests; the steps are those of all."""
+def test_ranks_connect_in_any_order_beside_strangers() -> None:
+    """Strangers and ranks of other generations are refused; the steps are those of all ranks."""
     store = free_store()
     with ThreadPoolExecutor(4) as pool:
         ranks = [Bootstrap(joined(7, rank=rank, size=3, store=store)) for rank in range(3)]
@@ -54,7 +54,7 @@ def test_ranks_meet_whoever_comes_first_and_whoever_else_comes() -> None:
         lost = pool.submit(older.run, "x", 3, lambda: 0)
         host = pool.submit(ranks[0].run, "a", 5, lambda: 4321)
         for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", encode_message(Heartbeat()), NO_UTF8):
-            with end_of(store) as stranger:
+            with connect_to(store) as stranger:
                 stranger.sendall(noise)
         late = pool.submit(ranks[1].run, "b", 4, lambda: 0)
         for met, _ in (early.result(), host.result(), late.result()):
@@ -68,8 +68,8 @@ def test_ranks_meet_whoever_comes_first_and_whoever_else_comes() -> None:
 
 @pytest.mark.parametrize("silent", [False, True], ids=["nobody", "one that says nothing"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_meeting_that_not_all_come_to_ends(rank: int, *, silent: bool) -> None:
-    """As soon as it is aborted: it has no time limit of its own, and the agents have."""
+def test_bootstrap_ends_when_it_is_aborted(rank: int, *, silent: bool) -> None:
+    """It has no time limit of its own; agents decide."""
     store = free_store()
     host, _, port = store.rpartition(":")
     meeting = Bootstrap(joined(1, rank=rank, size=3, store=store))
@@ -78,7 +78,7 @@ def test_a_meeting_that_not_all_come_to_ends(rank: int, *, silent: bool) -> None
             stack.enter_context(socket.create_server((host, int(port))))
         waiting = pool.submit(meeting.run, "a", None, lambda: 0)
         if silent and not rank:
-            guest = stack.enter_context(end_of(store))
+            guest = stack.enter_context(connect_to(store))
             guest.sendall(encode_message(here(1, "b", "secret")))
         with pytest.raises(TimeoutError):
             waiting.result(0.3)
@@ -87,12 +87,12 @@ def test_a_meeting_that_not_all_come_to_ends(rank: int, *, silent: bool) -> None
             waiting.result(60)
 
 
-def here(rank: int, name: str, word: str) -> Hello:
-    return Hello(generation=1, rank=rank, name=name, step=99, token=word)
+def here(rank: int, name: str, token: str) -> Hello:
+    return Hello(generation=1, rank=rank, name=name, step=99, token=token)
 
 
-def test_a_rank_is_who_knows_the_word_and_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stranger is none, and nobody takes the place of one that is there: the state of all may be taken from it."""
+def test_a_rank_has_the_token_and_the_first_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stranger takes the place of a rank: the state of all may be taken from it."""
     monkeypatch.setattr("edl_runtime.elastic.comm.bootstrap.HELLO_LIMIT_S", 60.0)
     store = free_store()
     host = Bootstrap(joined(1, rank=0, size=3, store=store))
@@ -116,7 +116,7 @@ def end_of_each(store: str, count: int) -> Iterator[Iterator[socket.socket]]:
 
     def connect() -> Iterator[socket.socket]:
         for _ in range(count):
-            ends.append(end_of(store))
+            ends.append(connect_to(store))
             yield ends[-1]
 
     yield connect()
@@ -125,8 +125,8 @@ def end_of_each(store: str, count: int) -> Iterator[Iterator[socket.socket]]:
 
 
 @pytest.mark.slow
-def test_who_says_little_at_a_time_does_not_hold_a_meeting_up() -> None:
-    """Whoever comes has a second for all of it, and the next who comes is heard."""
+def test_a_slow_stranger_does_not_delay_the_ranks() -> None:
+    """Each connection has a second for its whole Hello."""
     store = free_store()
     late = Bootstrap(joined(1, rank=1, size=2, store=store))
     done = threading.Event()
@@ -151,8 +151,8 @@ def test_who_says_little_at_a_time_does_not_hold_a_meeting_up() -> None:
     late.close()
 
 
-def test_silent_strangers_do_not_hold_a_meeting_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are heard at once: a rank behind them is, before any of them has had its time; and they are not many."""
+def test_silent_strangers_do_not_delay_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are read at once: a rank behind them connects before their time is over. Their number is limited."""
     monkeypatch.setattr("edl_runtime.elastic.comm.bootstrap.HELLO_LIMIT_S", 3600.0)
     monkeypatch.setattr("edl_runtime.elastic.comm.bootstrap.EXTRA_PENDING", 1)
     store = free_store()
@@ -167,8 +167,8 @@ def test_silent_strangers_do_not_hold_a_meeting_up(monkeypatch: pytest.MonkeyPat
         rank.close()
 
 
-def test_of_strangers_that_have_gone_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many come while ranks are waited for."""
+def test_nothing_is_kept_of_strangers_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many connect while ranks are waited for."""
     monkeypatch.setattr("edl_runtime.elastic.comm.bootstrap.HELLO_LIMIT_S", 60.0)
     store = free_store()
     ranks = [Bootstrap(joined(1, rank=rank, size=2, store=store)) for rank in range(2)]
@@ -176,7 +176,7 @@ def test_of_strangers_that_have_gone_nothing_is_kept(monkeypatch: pytest.MonkeyP
         met = pool.submit(ranks[0].run, "a", None, lambda: 1)
         before = closed_sockets()
         for _ in range(50):
-            with end_of(store) as stranger:
+            with connect_to(store) as stranger:
                 stranger.sendall(NO_UTF8)
                 assert stranger.recv(1) == b""
         kept = closed_sockets() - before
@@ -188,14 +188,14 @@ def test_of_strangers_that_have_gone_nothing_is_kept(monkeypatch: pytest.MonkeyP
 
 
 def closed_sockets() -> int:
-    """Return how many sockets of this process are closed, and yet kept."""
+    """Return how many sockets of this process are closed, but still referenced."""
     gc.collect()
     return sum(isinstance(each, socket.socket) and each.fileno() < 0 for each in gc.get_objects())
 
 
 @contextmanager
-def stars(count: int) -> Iterator[tuple[list[Bootstrap], list[ControlChannel]]]:
-    """Let so many ranks meet."""
+def channels(count: int) -> Iterator[tuple[list[Bootstrap], list[ControlChannel]]]:
+    """Connect so many ranks."""
     store = free_store()
     meetings = [Bootstrap(joined(1, rank=rank, size=count, store=store)) for rank in range(count)]
     with ThreadPoolExecutor(count) as pool:
@@ -209,8 +209,8 @@ def stars(count: int) -> Iterator[tuple[list[Bootstrap], list[ControlChannel]]]:
 
 
 def test_all_ranks_have_the_same_sums() -> None:
-    """Of whatever length, one after the other, and of numbers as large as they come."""
-    with stars(3) as (_, ranks), ThreadPoolExecutor(3) as pool:
+    """Of any length, one after the other, and of the largest numbers."""
+    with channels(3) as (_, ranks), ThreadPoolExecutor(3) as pool:
         for own in (np.array([1 << 40, -2]), np.arange(50_000, dtype=np.int64)):
             for summed in pool.map(lambda star, own=own: star.all_reduce(own), ranks):
                 assert summed.tolist() == (3 * own).tolist()
@@ -219,9 +219,9 @@ def test_all_ranks_have_the_same_sums() -> None:
 @pytest.mark.parametrize(
     "end", [lambda meetings: meetings[2].close(), lambda meetings: meetings[0].abort()], ids=["a rank goes", "abort"]
 )
-def test_nobody_waits_for_a_rank_that_is_gone(end: Callable[[list[Bootstrap]], None]) -> None:
-    """Rank 0 notices it though another one is not there yet, and all others do when rank 0 lets go."""
-    with stars(3) as (meetings, ranks), ThreadPoolExecutor(2) as pool:
+def test_no_rank_waits_for_one_that_is_gone(end: Callable[[list[Bootstrap]], None]) -> None:
+    """Rank 0 notices it though another one has not sent yet; the others notice that rank 0 closes."""
+    with channels(3) as (meetings, ranks), ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(ranks[0].all_reduce, np.zeros(2, np.int64))
         end(meetings)
         with pytest.raises((EOFError, OSError)):

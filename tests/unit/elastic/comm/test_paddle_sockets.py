@@ -1,4 +1,4 @@
-"""What surrounds Paddle's groups: which descriptors are let go of, and what a loss is called."""
+"""The sockets of Paddle's groups: which are shut down, and how a loss is described."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from edl_runtime.elastic.comm.agent_protocol import JoinGeneration
 from edl_runtime.elastic.comm.process_group import PaddleProcessGroup, describe_error
 
 
-def test_a_closed_group_does_not_touch_what_comes_after_it() -> None:
-    """An abort that is told late would else shut the sockets of the next group."""
+def test_a_closed_group_does_not_touch_the_next() -> None:
+    """A late abort would else shut down the sockets of the next group."""
     group = PaddleProcessGroup(
         JoinGeneration(generation=1, rank=0, world_size=2, store="127.0.0.1:1", instances=2), "gloo"
     )
@@ -32,7 +32,7 @@ def test_a_closed_group_does_not_touch_what_comes_after_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("error", "text"),
     [
         (
             "[/paddle/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 30000ms",
@@ -45,8 +45,8 @@ def test_a_closed_group_does_not_touch_what_comes_after_it() -> None:
         ("", "RuntimeError"),
     ],
 )
-def test_a_loss_is_told_in_words(said: str, words: str) -> None:
-    """People read it in the job's events."""
-    told = describe_error(RuntimeError(said))
-    assert words in told
+def test_a_loss_is_described_for_people(error: str, text: str) -> None:
+    """It is in the job's events."""
+    told = describe_error(RuntimeError(error))
+    assert text in told
     assert "/paddle" not in told
