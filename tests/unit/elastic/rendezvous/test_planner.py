@@ -30,7 +30,7 @@ BOUNDS = Bounds(1, 4)
 
 
 def there(index: int, *, since: float = NOW - 60, heartbeat_at: float = NOW - 0.1, **fields: Any) -> MemberLease:
-    """A member that has been ready for a while, and has just beaten."""
+    """A member that has been ready for a while, and has just sent a heartbeat."""
     given = {"ready": True, "live": True, "standby": True, "store_port": 7000 + index, "trainer_port": 8000 + index}
     member = TrainerMember(id=f"{index}-a", index=index, fence=index, **{**given, **fields})
     return MemberLease(member=member, deadline=heartbeat_at + 3.0, heartbeat_at=heartbeat_at, since=since)
@@ -47,7 +47,7 @@ def view(*members: MemberLease, of: Generation | None, **fields: Any) -> GroupVi
 
 
 def up(*indexes: int, **fields: Any) -> tuple[MemberLease, ...]:
-    """Members who train in generation 4."""
+    """Members that train in generation 4."""
     return tuple(there(index, up=4, stepped=4, **fields) for index in indexes)
 
 
@@ -62,7 +62,7 @@ def planned(seen: GroupView, bounds: Bounds = BOUNDS, me: str = "0-a") -> Genera
 
 
 def following(seen: GroupView, bounds: Bounds = BOUNDS) -> tuple[str, str]:
-    """Return who is to be in the next generation, by instance, and why."""
+    """Return the instances of the next generation, and its reason."""
     draft = planned(seen, bounds)
     assert draft.after == (seen.generation.number if seen.generation else 0)
     return " ".join(member.partition("-")[0] for member in draft.members), draft.reason
@@ -75,8 +75,8 @@ def held(seen: GroupView, bounds: Bounds = BOUNDS) -> WaitReason:
     return msgspec.structs.replace(wait, for_s=round(wait.for_s, 3) if wait.for_s < math.inf else math.inf)
 
 
-def test_the_first_generation_has_all_who_are_ready() -> None:
-    """In the order in which they registered; where rank 0 and all others listen goes with it."""
+def test_the_first_generation_has_all_ready_members() -> None:
+    """In the order in which they registered; rank 0 gives the store."""
     draft = planned(view(there(1), there(0), there(2, ready=False), of=None), me="1-a")
     assert draft == Generation(
         number=1,
@@ -90,7 +90,7 @@ def test_the_first_generation_has_all_who_are_ready() -> None:
     )
 
 
-def test_numbers_go_on_above_all_that_anybody_has_seen() -> None:
+def test_a_number_is_above_all_that_any_member_has_seen() -> None:
     """Also those of earlier runs and of checkpoints."""
     draft = planned(view(there(0, seen=17), there(1, seen=3), of=None, number=12))
     assert draft.number == 18
@@ -126,8 +126,8 @@ THROUGH = (*up(0, done=True, elastic=True), *up(1, elastic=True, comm_failed=4),
         "after a loss at the end those go on who are not through",
     ],
 )
-def test_who_is_in_the_next_generation_and_why(seen: GroupView, members: str, reason: str) -> None:
-    """Whoever stays keeps its order among those who stay."""
+def test_members_and_reason_of_the_next_generation(seen: GroupView, members: str, reason: str) -> None:
+    """Members that stay keep their order."""
     assert following(seen, Bounds(2, 4)) == (members, reason)
 
 
@@ -150,28 +150,28 @@ def test_who_is_in_the_next_generation_and_why(seen: GroupView, members: str, re
         "a gear is not at fault before a loss may show",
     ],
 )
-def test_what_is_waited_for(seen: GroupView, wait: WaitReason) -> None:
+def test_the_reason_to_wait(seen: GroupView, wait: WaitReason) -> None:
     """There is no next generation yet."""
     assert held(seen) == wait
 
 
-def test_a_join_waits_for_others_who_come_at_the_same_time() -> None:
-    """The first to come is waited with; who came meanwhile comes along."""
+def test_a_join_waits_for_others_at_the_same_time() -> None:
+    """The first one waits; those that come meanwhile join with it."""
     seen = view(*up(0), there(1, since=NOW - 0.2), of=generation(0))
     assert held(seen) == WaitReason("others may join or leave at the same time", 0.1)
     seen = view(*up(0), there(1, since=NOW - 0.3), there(2, since=NOW), of=generation(0))
     assert following(seen)[0] == "0 1 2"
 
 
-def test_no_more_than_may_be_are_taken() -> None:
-    """The rest is there for when somebody goes."""
+def test_a_generation_has_no_more_than_the_maximum() -> None:
+    """The rest joins when others leave."""
     assert held(view(*up(0, 1), there(2), of=generation(0, 1)), Bounds(1, 2)) == WaitReason()
     seen = view(*up(0, 1, 2), of=generation(0, 1, 2))
     assert following(seen, Bounds(1, 2)) == ("0 1", "instance 2 exceeds the job's maximum")
 
 
-def test_a_leave_is_soon_followed() -> None:
-    """By a generation without the one that leaves, and with others who are ready."""
+def test_a_leave_is_soon_followed_by_a_generation() -> None:
+    """Without the one that leaves, and with others that are ready."""
     seen = view(*up(0), *up(1, leaving=True, since=NOW - 0.05), of=generation(0, 1))
     assert held(seen).for_s == 0.05
     seen = view(*up(0), *up(1, leaving=True, since=NOW - 0.1), there(2, since=NOW), of=generation(0, 1))
@@ -189,13 +189,15 @@ def test_a_leave_is_soon_followed() -> None:
         ((*up(0), there(1, leaving=True, ready=False)), {}, "instance 1 has left"),
     ],
 )
-def test_a_loss_is_followed_at_once(members: tuple[MemberLease, ...], fields: dict[str, Any], why: str) -> None:
-    """There is nothing to wait for: the generation can't go on."""
+def test_a_loss_is_followed_by_a_generation_at_once(
+    members: tuple[MemberLease, ...], fields: dict[str, Any], why: str
+) -> None:
+    """There is nothing to wait for: the current one can't continue."""
     assert following(view(*members, of=generation(0, 1), **fields)) == ("0", why)
 
 
-def test_an_instance_started_anew_is_a_newcomer() -> None:
-    """Its agent of before is gone with all that it had."""
+def test_an_instance_that_was_restarted_is_a_newcomer() -> None:
+    """Its earlier agent is gone with its state."""
     anew = msgspec.structs.replace(there(0), member=msgspec.structs.replace(there(0).member, id="0-b", fence=9))
     seen = view(*up(1), anew, of=generation(0, 1))
     draft = planned(seen, me="1-a")
@@ -203,8 +205,8 @@ def test_an_instance_started_anew_is_a_newcomer() -> None:
     assert draft.reason == "instance 0 was restarted; instance 0 has joined"
 
 
-def test_suspected_members_have_to_beat() -> None:
-    """Within a second; a lease that runs longer does not count then."""
+def test_suspected_members_have_to_send_a_heartbeat() -> None:
+    """Within a second, however long their lease lasts."""
     silent = there(1, up=4, heartbeat_at=NOW - 0.5)
     seen = view(*up(0), silent, of=generation(0, 1), suspicion=suspected(0.4))
     assert held(seen) == WaitReason("instance 1 may be lost", 0.6)
@@ -214,7 +216,7 @@ def test_suspected_members_have_to_beat() -> None:
 
 
 def test_a_loss_ends_a_generation_that_forms() -> None:
-    """The others would wait for it in vain; trainers that are replaced on the way are waited for."""
+    """The others would wait for ever; workers that are replaced as planned are waited for."""
     forming = {"state": "forming", "since": NOW - 5}
     seen = view(there(0), there(2), of=generation(0, 1, 2), **forming)
     assert following(seen) == ("0 2", "instance 1 is gone")
@@ -222,8 +224,8 @@ def test_a_loss_ends_a_generation_that_forms() -> None:
     assert held(seen) == WaitReason("instance 2 is not ready yet", 15.0)
 
 
-def test_a_generation_that_does_not_form_is_followed_without_those_who_are_not_up() -> None:
-    """In the next slower gear, and they come back with another trainer only."""
+def test_a_generation_that_does_not_form_is_followed_by_one_without_the_late() -> None:
+    """In the next slower gear; they are added again with another worker only."""
     late = {"state": "forming", "since": NOW - 20}
     seen = view(*up(0, 1), there(2), of=generation(0, 1, 2), **late)
     draft = planned(seen)
@@ -238,8 +240,8 @@ def test_a_generation_that_does_not_form_is_followed_without_those_who_are_not_u
     assert following(later)[0] == "0 1 2"
 
 
-def test_none_is_left_out_when_none_or_too_few_came_up() -> None:
-    """Then it is the gear that is at fault, or the time: the next has twice as much."""
+def test_none_is_excluded_when_none_or_too_few_are_up() -> None:
+    """The gear or the time is at fault then: the next one has twice as much."""
     late = {"state": "forming", "since": NOW - 20}
     assert following(view(there(0), there(1), of=generation(0, 1), **late))[0] == "0 1"
     assert following(view(*up(0), there(1), of=generation(0, 1), **late), Bounds(2, 4))[0] == "0 1"
@@ -258,15 +260,15 @@ def test_none_is_left_out_when_none_or_too_few_came_up() -> None:
         ({"gear": "cold"}, "cold"),
     ],
 )
-def test_the_fastest_gear_is_taken_that_all_are_capable_of(fields: dict[str, Any], gear: str) -> None:
-    """And that each may be in."""
+def test_the_gear_is_the_fastest_that_all_are_capable_of(fields: dict[str, Any], gear: str) -> None:
+    """And allowed."""
     draft = planned(view(there(0), there(1, **fields), of=None))
     assert draft.gear == gear
 
 
 @pytest.mark.parametrize(("failed", "gear"), [("live", "warm"), ("warm", "cold"), ("cold", "cold")])
 def test_a_gear_that_failed_is_followed_by_a_slower_one(failed: str, gear: str) -> None:
-    """Until a generation got somewhere."""
+    """Until a generation has made progress."""
     late = {"state": "forming", "since": NOW - 20}
     draft = planned(view(there(0), there(1), of=generation(0, 1, gear=failed), **late))
     assert draft.gear == gear
@@ -274,8 +276,8 @@ def test_a_gear_that_failed_is_followed_by_a_slower_one(failed: str, gear: str) 
     assert draft.gear == "live"
 
 
-def test_a_gear_is_at_fault_when_all_are_alive_and_no_step_came_of_it() -> None:
-    """A loss is nobody's fault but that of who is lost."""
+def test_a_gear_is_at_fault_when_all_are_alive_without_a_step() -> None:
+    """After a loss it is not."""
     fresh = (there(0, up=4), there(1, up=4))
     drafts = [
         planned(view(*fresh, of=generation(0, 1), suspicion=suspected(1.0))),
@@ -286,14 +288,14 @@ def test_a_gear_is_at_fault_when_all_are_alive_and_no_step_came_of_it() -> None:
 
 
 def test_no_gear_is_slower_where_the_state_is_kept_nowhere_else() -> None:
-    """Without checkpoints it would be gone with the trainers that have it."""
+    """Without checkpoints it would be lost with the workers that have it."""
     members = there(0, up=4, keeps=False), there(1, up=4, keeps=False)
     draft = planned(view(*members, of=generation(0, 1), suspicion=suspected(1.0)))
     assert draft.gear == "live"
 
 
-def test_a_member_that_failed_is_kept_for_a_while_from_those_who_train() -> None:
-    """The longer the more often; where nobody trains, nothing is lost by another try."""
+def test_a_member_that_failed_waits_before_it_joins_others_that_train() -> None:
+    """Longer with each failure; where no other trains, it is tried at once."""
     seen = view(*up(0), there(1, failures=1, since=NOW - 9), of=generation(0))
     assert held(seen).for_s == 1.0
     assert following(view(*up(0), there(1, failures=1, since=NOW - 10), of=generation(0)))[0] == "0 1"
@@ -301,15 +303,15 @@ def test_a_member_that_failed_is_kept_for_a_while_from_those_who_train() -> None
     assert following(view(there(1, failures=3, since=NOW - 1), of=None))[0] == "1"
 
 
-def test_a_member_that_failed_does_not_come_along_with_others() -> None:
-    """Who joins by now, or is lost, is no reason to let it in before its time."""
+def test_a_member_that_failed_does_not_join_early_with_others() -> None:
+    """Another join or loss does not shorten its wait."""
     failed = there(2, failures=1, since=NOW - 9)
     assert following(view(*up(0), there(1), failed, of=generation(0))) == ("0 1", "instance 1 has joined")
     assert following(view(*up(0), failed, of=generation(0, 1))) == ("0", "instance 1 is gone")
 
 
-def test_below_the_least_number_there_is_no_generation() -> None:
-    """Who is left waits, and says for what."""
+def test_below_the_minimum_there_is_no_generation() -> None:
+    """The rest waits, and the reason says for what."""
     assert held(view(there(0), of=None), Bounds(2, 4)) == WaitReason("1 of at least 2 instances is ready")
     assert held(view(*up(0), of=generation(0, 1)), Bounds(2, 4)).why == "1 of at least 2 instances is ready"
     seen = view(*up(0), there(2), of=generation(0, 1))
@@ -328,8 +330,8 @@ SETBACKS = "3 generations in a row lost an instance before they made progress; t
     ],
     ids=["one is gone", "a trainer has ended", "one does not answer"],
 )
-def test_generations_that_get_nowhere_are_followed_ever_later(members: tuple[MemberLease, ...]) -> None:
-    """At once by the first two; doubled from there, and told with what it is for."""
+def test_generations_without_progress_are_followed_later_and_later(members: tuple[MemberLease, ...]) -> None:
+    """At once after the first two, then doubled; the wait has a reason."""
     suspicion = suspected(1.5) if len(members) == 2 else None
     for setbacks, apart_s in ((0, 0.0), (1, 3.0), (2, 6.0), (3, 12.0), (5, 48.0), (50, 48.0)):
         of = generations.generation(4, ["0-a", "1-a"], proposed_at=NOW - 1.0, setbacks=setbacks)
@@ -345,15 +347,15 @@ def test_generations_that_get_nowhere_are_followed_ever_later(members: tuple[Mem
     assert held(view(*members, of=of, suspicion=suspicion)).why.startswith(SETBACKS)
 
 
-def test_who_comes_back_in_time_ends_a_setback() -> None:
-    """Its trainer has not noticed that its lease ran out, so nothing has to begin anew."""
+def test_a_member_that_returns_in_time_ends_a_setback() -> None:
+    """Its worker has not noticed that its lease expired, so nothing starts again."""
     of = generations.generation(4, ["0-a", "1-a"], proposed_at=NOW - 1.0, setbacks=2)
     assert held(view(*up(0), of=of)).announced
     assert held(view(*up(0, 1), of=of)) == WaitReason()
 
 
-def test_who_joins_after_setbacks_waits_until_training_goes_on() -> None:
-    """Once there is a step nobody is kept any more; of scripts that tell of none, once they have run for a minute."""
+def test_a_newcomer_after_setbacks_waits_until_training_continues() -> None:
+    """Until a step; with plain scripts, which report none, for a minute."""
     of = generations.generation(4, ["0-a"], proposed_at=NOW - 1.0, setbacks=3)
     joins = view(*up(0, elastic=True), there(1, elastic=True), of=of)
     assert held(joins).for_s == 5.0
@@ -364,8 +366,8 @@ def test_who_joins_after_setbacks_waits_until_training_goes_on() -> None:
     assert held(msgspec.structs.replace(plain, since=NOW - 59)).for_s == 5.0
 
 
-def test_setbacks_keep_neither_who_leaves_nor_a_job_that_ends() -> None:
-    """The time of both is short; and a leave is no setback."""
+def test_setbacks_delay_neither_a_leave_nor_a_job_that_ends() -> None:
+    """Both have little time; and a leave is no setback."""
     of = generations.generation(4, ["0-a", "1-a", "2-a"], proposed_at=NOW - 1.0, setbacks=3)
     leaves = view(*up(0, 2), *up(1, leaving=True), of=of)
     assert following(leaves)[0] == "0 2"
@@ -375,8 +377,8 @@ def test_setbacks_keep_neither_who_leaves_nor_a_job_that_ends() -> None:
     assert following(view(*up(0, 2), of=of, stop="deadline"))[0] == "0 2"
 
 
-def test_a_group_whose_agents_are_late_waits_longer_for_their_word() -> None:
-    """As long as leases last longer: none is taken for dead, nor a generation for one that does not form."""
+def test_a_group_whose_agents_are_late_waits_longer_for_reports() -> None:
+    """By as much as leases last longer."""
     silent = there(1, up=4, heartbeat_at=NOW - 2.0)
     seen = view(*up(0), silent, of=generation(0, 1), suspicion=suspected(1.5), stretch=4.0)
     assert held(seen) == WaitReason("instance 1 may be lost", 2.5)
@@ -384,16 +386,16 @@ def test_a_group_whose_agents_are_late_waits_longer_for_their_word() -> None:
     assert held(forming) == WaitReason("instance 1 is not up yet in generation 4", 50.0)
 
 
-def test_one_reason_names_all_whom_it_concerns() -> None:
-    """And each kind of loss is one."""
+def test_one_reason_names_all_its_instances() -> None:
+    """And each kind of loss is one reason."""
     ended = [there(index, up=4, lost=4, ready=False) for index in (1, 5)]
     seen = view(*up(0), *ended, of=generation(0, 1, 2, 3, 4, 5), left=frozenset({"4-a"}))
     reason = "the workers of instances 1 and 5 have ended; instances 2 and 3 are gone; instance 4 has left"
     assert following(seen)[1] == reason
 
 
-async def test_what_a_generation_waits_for_after_setbacks_is_an_event() -> None:
-    """Which other waits that end by themselves are not."""
+async def test_the_wait_after_setbacks_is_an_event() -> None:
+    """Other waits that end by themselves are not."""
     told: list[str] = []
 
     async def announce(event: Event) -> None:
@@ -424,15 +426,17 @@ def runs(index: int, for_s: float, **fields: Any) -> MemberLease:
     ],
     ids=["alone", "just begun", "two", "two of one or more", "a third that loads", "a third that called", "trained"],
 )
-def test_a_script_that_runs_twice_and_calls_no_init_is_told_of(seen: GroupView, bounds: Bounds, *, warns: bool) -> None:
-    """Not at once, for what it imports and loads before takes a while; nor where any instance has called it."""
+def test_a_script_that_runs_twice_without_init_is_a_reason_to_warn(
+    seen: GroupView, bounds: Bounds, *, warns: bool
+) -> None:
+    """Not at once, since it imports and loads first; nor where any instance has called it."""
     wait = held(seen, bounds)
     assert (wait.warns, str(InitNotCalledError()) in wait.why) == (warns, warns)
     assert wait.for_s == math.inf, "nothing ends it by itself"
 
 
 async def test_the_log_warns_once_that_no_instance_calls_init() -> None:
-    """Of all agents that say so the first, as Redis has it; the others' waits are in no log."""
+    """Only the agent whose event Redis takes first logs it."""
     told: list[str] = []
 
     async def announce(event: Event) -> bool:
@@ -446,14 +450,14 @@ async def test_the_log_warns_once_that_no_instance_calls_init() -> None:
     assert [(entry["event"], entry["reason"]) for entry in logs] == [("job.blocked", told[-1])]
 
 
-def test_nobody_is_added_to_a_job_that_is_to_stop() -> None:
-    """Those who train still go on without one who is lost, so that they come to write their checkpoint."""
+def test_no_member_is_added_to_a_job_that_stops() -> None:
+    """Those that train continue without a lost one, so that they write their checkpoint."""
     assert held(view(*up(0, 1), there(2), of=generation(0, 1), stop="deadline")) == WaitReason()
     assert following(view(*up(0, 1), there(2), of=generation(0, 1, 3), stop="deadline"))[0] == "0 1"
 
 
-def test_those_who_have_finished_are_not_lost() -> None:
-    """Who has yet to finish goes on, also below the least number, and nobody joins any more."""
+def test_finished_members_are_not_lost() -> None:
+    """The others continue, also below the minimum, and no member joins any more."""
     done = there(0, up=4, finished=True, ready=False)
     finished = {"finished": frozenset({"0-a"})}
     assert held(view(done, *up(1), there(2), of=generation(0, 1), **finished)) == WaitReason(
@@ -463,16 +467,16 @@ def test_those_who_have_finished_are_not_lost() -> None:
     assert following(seen, Bounds(2, 4))[0] == "1"
 
 
-def test_nobody_joins_a_training_that_is_over() -> None:
-    """Its members have trained all there is; their scripts may go on for as long as they want to."""
+def test_no_member_joins_a_training_that_is_over() -> None:
+    """Its members have trained everything; their scripts may run on."""
     done = up(0, 1, done=True, elastic=True)
     assert held(view(*done, there(2), of=generation(0, 1))) == WaitReason("others have yet to finish")
     seen = view(*up(0, done=True, elastic=True), there(1, lost=4, stepped=4), there(2), of=generation(0, 1))
     assert following(seen, Bounds(2, 4))[0] == "1 2"
 
 
-def test_who_has_yet_to_finish_waits_for_nobody() -> None:
-    """Its training is over and its script still runs, as one that evaluates: so it is with the only instance."""
+def test_a_member_that_has_yet_to_finish_waits_for_no_other() -> None:
+    """Its training is over and its script still runs, as one that evaluates."""
     assert held(view(*up(0, done=True, elastic=True), of=generation(0))) == WaitReason()
     assert held(view(*up(0, 1, done=True, elastic=True), of=generation(0, 1))) == WaitReason()
     done = there(1, up=4, done=True, elastic=True, finished=True, ready=False)
@@ -480,8 +484,8 @@ def test_who_has_yet_to_finish_waits_for_nobody() -> None:
     assert held(waits) == WaitReason("others have yet to finish")
 
 
-def test_a_generation_that_all_is_trained_before_is_followed_by_one_without_newcomers() -> None:
-    """It will never form; there is no hurry to end, and nothing to be trained anew."""
+def test_a_generation_that_forms_after_the_end_is_followed_by_one_without_newcomers() -> None:
+    """It never forms; nothing is trained again."""
     forming = {"state": "forming", "since": NOW - 30}
     done, came = up(0, 1, done=True, elastic=True), there(2, elastic=True)
     seen = view(*done, came, of=generation(0, 1, 2), **forming)
@@ -493,7 +497,7 @@ def test_a_generation_that_all_is_trained_before_is_followed_by_one_without_newc
 
 
 def test_a_script_that_fails_after_the_end_is_run_again() -> None:
-    """Its new trainer begins from the last checkpoint, whoever else has ended meanwhile."""
+    """Its new worker starts from the last checkpoint, whichever others have ended meanwhile."""
     forming = {"state": "forming", "since": NOW - 30, "finished": frozenset({"0-a"})}
     again = there(1, done=True, lost=4, elastic=True, ready=False)
     seen = view(again, of=generation(0, 1), **forming)
@@ -503,15 +507,15 @@ def test_a_script_that_fails_after_the_end_is_run_again() -> None:
     assert following(view(ready, of=generation(0, 1), **forming))[0] == "1"
 
 
-def test_a_redis_that_was_empty_is_left_time() -> None:
-    """Others may know of a higher generation, or may be members who are not back yet."""
+def test_nothing_is_decided_in_a_redis_that_was_empty() -> None:
+    """Other agents may know of a higher generation, or return as members."""
     assert held(view(there(0), of=None, quiet_until=NOW + 0.4)).for_s == 0.4
     seen = view(*up(0), of=generation(0, 1, 2), granted={"1-a": NOW + 2.0})
     assert held(seen) == WaitReason("instance 1 may return", 2.0)
 
 
 def test_the_job_is_done_when_all_members_are() -> None:
-    """Those who left as planned are not waited for; those who were lost are."""
+    """Those that left as planned are not waited for; lost ones are."""
     done = [there(index, up=4, finished=True, ready=False) for index in (0, 1)]
     both = {"finished": frozenset({"0-a", "1-a"})}
     one = {"finished": frozenset({"0-a"})}
@@ -522,8 +526,8 @@ def test_the_job_is_done_when_all_members_are() -> None:
     assert job_outcome(view(of=generation(0, 1), left=frozenset({"0-a", "1-a"}))) is None
 
 
-def test_the_job_is_stopped_when_no_trainer_goes_on() -> None:
-    """After it was to stop; and it ends only once."""
+def test_the_job_is_stopped_when_no_worker_continues() -> None:
+    """After a request to stop; it ends only once."""
     ended = (there(0, ready=False), there(1, ready=False))
     assert job_outcome(view(*ended, of=generation(0, 1), stop="deadline")) == JobOutcome("stopped", "deadline")
     assert job_outcome(view(*ended, of=generation(0, 1))) is None
@@ -534,7 +538,7 @@ def test_the_job_is_stopped_when_no_trainer_goes_on() -> None:
     assert held(over) == WaitReason("the job has ended")
 
 
-def test_nothing_follows_from_ones_own_proposal() -> None:
+def test_the_view_of_an_own_proposal_leads_to_no_other() -> None:
     """The group does not oscillate."""
     for seen in (
         view(there(0), there(1), of=None),
@@ -555,8 +559,8 @@ def drafted(*members: MemberLease, **fields: Any) -> tuple[str, str]:
     return draft.gear, draft.writer.partition("-")[0]
 
 
-def test_the_first_who_stays_writes_a_checkpoint_unless_the_gear_is_live() -> None:
-    """It has the state, as all have, and is the first rank of those who load it; who leaves is not waited for."""
+def test_the_first_that_stays_writes_a_checkpoint_unless_the_gear_is_live() -> None:
+    """It is the first rank of those that load it; those that leave are not waited for."""
     going = up(0, leaving=True, live=False, since=NOW - 0.1)
     assert drafted(*going, *up(1, 2, live=False)) == ("warm", "1")
     assert drafted(*going, *up(1, 2, live=False, standby=False)) == ("cold", "1")
@@ -564,8 +568,8 @@ def test_the_first_who_stays_writes_a_checkpoint_unless_the_gear_is_live() -> No
     assert drafted(*up(0, 1, 2, live=False), there(3, since=NOW - 0.3)) == ("warm", "0")
 
 
-def test_who_is_ahead_writes_a_checkpoint_after_a_loss() -> None:
-    """Survivors differ by a step at most, and no step that one of them has is done again."""
+def test_the_member_at_the_highest_step_writes_a_checkpoint_after_a_loss() -> None:
+    """Survivors differ by one step at most, and no step is repeated."""
     assert drafted(*up(0, live=False, comm_failed=4, step=7), *up(1, live=False, comm_failed=4, step=8)) == (
         "warm",
         "1",
@@ -576,8 +580,8 @@ def test_who_is_ahead_writes_a_checkpoint_after_a_loss() -> None:
     )
 
 
-def test_survivors_say_where_they_stand_before_one_writes() -> None:
-    """Until a while after the loss: in long steps a trainer is slow to notice, but what it last told is true."""
+def test_survivors_report_their_step_before_one_writes() -> None:
+    """For a while after the loss: in long steps a worker is slow to notice it."""
     lost = there(2, up=4, lost=4, ready=False, since=NOW - 0.4)
     unsaid = (*up(0, live=False, comm_failed=4, step=7), *up(1, live=False, step=8))
     wait = held(view(*unsaid, lost, of=generation(0, 1, 2)))
@@ -589,8 +593,8 @@ def test_survivors_say_where_they_stand_before_one_writes() -> None:
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_newcomers_wait_for_the_checkpoint_of_those_who_all_leave(*, live: bool) -> None:
-    """Nobody who stays has the state; without it they would begin anew."""
+def test_newcomers_wait_for_the_checkpoint_when_all_others_leave(*, live: bool) -> None:
+    """No member that stays has the state."""
     going = up(0, 1, leaving=True, live=live, since=NOW - 5)
     seen = view(*going, there(2), of=generation(0, 1))
     assert held(seen) == WaitReason("instances 0 and 1 have yet to write a checkpoint, and leave")
@@ -601,7 +605,7 @@ def test_newcomers_wait_for_the_checkpoint_of_those_who_all_leave(*, live: bool)
 
 
 def test_newcomers_wait_until_others_have_their_standbys() -> None:
-    """After a crash those who stay have used theirs up; a join would be cold. They are waited for for a while."""
+    """After a crash the survivors have used theirs: a join would be cold. There is a time limit."""
     without = up(0, live=False, standby=False)
     assert held(view(*without, there(1, since=NOW - 0.3), of=generation(0), since=NOW - 2)).for_s == 14.7
     assert held(view(*without, there(1), of=generation(0), since=NOW - 2)).for_s == 13.0
@@ -616,8 +620,8 @@ def drafted_join(*members: MemberLease, **fields: Any) -> str:
     return draft.gear
 
 
-def test_who_came_too_late_to_train_keeps_no_job_from_its_end() -> None:
-    """Be it there, or gone again."""
+def test_a_member_that_came_too_late_to_train_does_not_delay_the_end() -> None:
+    """Whether it is still there or gone."""
     forming = {"state": "forming", "finished": frozenset({"0-a", "1-a"})}
     came = there(2, elastic=True)
     assert job_outcome(view(came, of=generation(0, 1, 2), **forming)) == JobOutcome("done")
@@ -628,8 +632,8 @@ def test_who_came_too_late_to_train_keeps_no_job_from_its_end() -> None:
     assert job_outcome(view(plain, of=generation(0, 1, 2), **forming)) is None
 
 
-async def test_each_generation_has_a_word_that_nobody_can_guess() -> None:
-    """Its trainers know each other by it, so not even those of an older generation may have it."""
+async def test_each_generation_has_a_secret_token() -> None:
+    """Not even workers of an older generation know it."""
     drafts: list[Generation] = []
 
     async def propose(draft: Generation) -> None:
