@@ -51,6 +51,7 @@ AFTER_OTHERS_S = 1.0
 """How long an agent stays after another instance has failed the job, so that the exit of that one is seen first."""
 
 MIN_TURN_S = 0.01
+"""Shortest time between two turns of the loop, so that news that come all the time don't take a whole processor."""
 
 log = get_logger(__name__)
 
@@ -197,9 +198,9 @@ class Agent:
             rest_s = RETRY_EVERY_S
         if any(each.member.elastic for each in self._view.members):
             supervisor.mark_elastic()
-        if self._failed and self._view.outcome is None:
+        if self._failed and self._view.outcome is None:  # Redis does not have it yet, and may be away
             self._view = msgspec.structs.replace(self._view, outcome=self._failed)
-        self._ports.renew(self._view.number)
+        self._ports.renew(self._view.number)  # the next generation gets ports that no earlier one has used
         await self._reconcile(supervisor)
         return max(MIN_TURN_S, rest_s)
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 PROGRESS_EVERY_S = 1.0
-
-RETRY_AFTER_S = 1.0
+RETRY_AFTER_S = 1.0  # while Redis is away
 
 MAX_QUEUED = 1000
 """Reports that are kept while Redis is unavailable; then the oldest is dropped."""

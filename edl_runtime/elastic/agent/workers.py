@@ -128,7 +128,7 @@ class WorkerProcess:
         listening = asyncio.create_task(self._listen(on_update))
         try:
             exit_code = await self._process.wait()
-            self._kill_session()
+            self._kill_session()  # what it has started may hold the socket open
             await asyncio.wait([listening], timeout=DRAIN_S)
             on_update(self, WorkerExited(exit_code))
         finally:
@@ -319,7 +319,7 @@ class WorkerSupervisor:
             assigned=before.assigned,
             elastic=before.elastic,
             checkpoint=before.checkpoint,
-            seen=before.seen,
+            seen=before.seen,  # a generation's number is never used again, whichever worker has seen it
             finished=before.finished,
         )
         log.info("worker.started", pid=self._worker.pid, loaded=before.standby == "loaded")

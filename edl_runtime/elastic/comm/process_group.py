@@ -42,7 +42,7 @@ STORE_LIMIT_S = 10
 """Timeout of a store that rank 0 has announced."""
 
 NCCL_LIMIT_S = 30
-PORT_TRIES = 3
+PORT_TRIES = 3  # another process may take a free port before the store has bound it
 
 CHUNK_BYTES = 1 << 20
 """State is sent in pieces of so many bytes: each counts as progress, and rank 0 forwards it before the next."""
