@@ -392,9 +392,9 @@ def _is_excluded(view: GroupView, there: MemberLease) -> bool:
     return current is not None and there.member.id in current.excluded and there.since <= current.proposed_at
 
 
-def doubled(seconds: float, timeouts: int) -> float:
+def doubled(seconds: float, times: int) -> float:
     """Return the seconds, doubled so many times, up to a limit."""
-    return seconds * float(2 ** min(timeouts, MAX_DOUBLINGS))
+    return seconds * float(2 ** min(times, MAX_DOUBLINGS))
 
 
 def instance_index(member_id: str) -> int:
