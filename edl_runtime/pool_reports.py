@@ -33,6 +33,7 @@ class StudentReport(msgspec.Struct, frozen=True, kw_only=True):
     - `over_s`: ten, or fewer after a start or a change of its teachers.
     - `pauses`: it has taken no batch for unusually long without waiting, as in a validation, so idle teachers are still
       needed. False again after a minute.
+    - `quarantined`: teachers that it has in quarantine, address → why.
     """
 
     waiting: float = 0.0
@@ -44,6 +45,7 @@ class StudentReport(msgspec.Struct, frozen=True, kw_only=True):
     queued: int = 0
     over_s: float = 0.0
     pauses: bool = False
+    quarantined: dict[str, str] = {}
 
 
 class PoolDemand(msgspec.Struct, frozen=True, kw_only=True):

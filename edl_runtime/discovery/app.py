@@ -18,12 +18,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edl_runtime.concurrency import first_completed
-from edl_runtime.discovery.assignments import REPORT_EVERY_S, StudentStatus
+from edl_runtime.discovery.assignments import REPORT_EVERY_S, StudentRegistry, StudentSession
 from edl_runtime.discovery.errors import PoolLimitError
-from edl_runtime.discovery.sessions import StudentRegistry, StudentSession
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
+from edl_runtime.pool_reports import StudentReport
 from edl_runtime.registry.errors import UnknownPoolError
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.pools import get_pool, list_pools
@@ -60,6 +60,7 @@ class AssignmentStream:
             raise HTTPException(405, "only GET is allowed", {"Allow": "GET"})
         pool, student = _parse_request(Request(scope))
         async with self._registry.connect(pool, student) as session:
+            log.info("student.connected", pool=pool, student=student.id)
             headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             reason = await first_completed(
@@ -107,7 +108,7 @@ async def _disconnect(receive: Receive) -> str:
 # The endpoint's routes.
 
 STATUS_LIMIT = 64 * 1024
-"""Most bytes of a student's status."""
+"""Most bytes of a student's report."""
 STATUS_WITHIN_S = REPORT_EVERY_S
 """Longest time to receive it."""
 
@@ -189,17 +190,17 @@ class _Routes:
 
     async def status(self, request: Request) -> Response:
         pool, student = check_name("pool", request.path_params["pool"]), student_id(request.path_params["student"])
-        if not await self._registry.update(pool, student, await _read_status(request)):
+        if not self._registry.update(pool, student, await _read_report(request)):
             raise HTTPException(
                 404, f"no student {student!r} of pool {pool!r} is connected here; open its stream first"
             )
         return Response(status_code=204)
 
 
-_status_decoder = JsonDecoder(StudentStatus)
+_report_decoder = JsonDecoder(StudentReport)
 
 
-async def _read_status(request: Request) -> StudentStatus:
+async def _read_report(request: Request) -> StudentReport:
     body = bytearray()
     try:
         async with asyncio.timeout(STATUS_WITHIN_S):
@@ -207,7 +208,7 @@ async def _read_status(request: Request) -> StudentStatus:
                 body += chunk
                 if len(body) > STATUS_LIMIT:
                     raise HTTPException(413, f"at most {STATUS_LIMIT} bytes are allowed")
-        return _status_decoder.decode(body)
+        return _report_decoder.decode(body)
     except TimeoutError:
         raise HTTPException(408, f"the body did not come within {STATUS_WITHIN_S:.0f} s") from None
     except msgspec.DecodeError as error:

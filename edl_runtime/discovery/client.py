@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from edl_runtime.concurrency import first_completed
-from edl_runtime.discovery.assignments import REPORT_EVERY_S, SILENT_AFTER_S, Assignment, StudentStatus
+from edl_runtime.discovery.assignments import REPORT_EVERY_S, SILENT_AFTER_S, Assignment
 from edl_runtime.discovery.errors import DiscoveryRefusedError, DiscoveryTimeoutError, DiscoveryUnavailableError
 from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
+from edl_runtime.pool_reports import StudentReport
 from edl_runtime.registry.directory import SETTLE_S
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.pools import PoolInfo
@@ -169,11 +170,11 @@ async def follow_assignments(
     pool: str,
     me: Member,
     use: Callable[[Assignment], None],
-    make_status: Callable[[], StudentStatus],
+    make_report: Callable[[], StudentReport],
 ) -> None:
     """Register as that student of the pool and call `use` with each assignment, changed or not, until cancelled.
 
-    Sends what `make_status` returns about once a second. Reconnects for ever to an endpoint that is lost. After that an
+    Sends what `make_report` returns about once a second. Reconnects for ever to an endpoint that is lost. After that an
     assignment without teachers is ignored for `SETTLE_S`: Redis may have been emptied.
 
     Raises DiscoveryUnavailableError and DiscoveryRefusedError when the first connection fails.
@@ -181,8 +182,8 @@ async def follow_assignments(
     path = f"/v1/pools/{pool}/students/{me.id}"
     async with aclosing(_assignments(client, path, me)) as assignments:
         use(await anext(assignments))
-        # only a connected student may send its status
-        await first_completed(_use_each(assignments, use), _report_status(client, path, make_status))
+        # only a connected student may send reports
+        await first_completed(_use_each(assignments, use), _send_reports(client, path, make_report))
 
 
 async def _use_each(assignments: AsyncIterable[Assignment], use: Callable[[Assignment], None]) -> None:
@@ -239,10 +240,10 @@ async def _lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
             raise msgspec.DecodeError(f"a line of more than {LINE_LIMIT} bytes")
 
 
-async def _report_status(client: DiscoveryClient, path: str, make_status: Callable[[], StudentStatus]) -> None:
+async def _send_reports(client: DiscoveryClient, path: str, make_report: Callable[[], StudentReport]) -> None:
     while True:
-        status = msgspec.json.encode(make_status())
+        report = msgspec.json.encode(make_report())
         with suppress(DiscoveryUnavailableError, DiscoveryRefusedError):  # the stream reports it
-            async with client.ask("PUT", f"{path}/status", content=status):
+            async with client.ask("PUT", f"{path}/status", content=report):
                 pass
         await asyncio.sleep(REPORT_EVERY_S)

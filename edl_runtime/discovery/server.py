@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from edl_runtime.discovery.app import AUTHENTICATED, build_app
-from edl_runtime.discovery.sessions import StudentRegistry
+from edl_runtime.discovery.assignments import StudentRegistry
 from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.address import check_exposure

@@ -9,30 +9,20 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from edl_runtime.concurrency import first_completed
-from edl_runtime.discovery.assignments import Assignment, PoolAssignments, StudentStatus
+from edl_runtime.discovery.assignments import REPORT_EVERY_S, Assignment, StudentRegistry, StudentSession
 from edl_runtime.discovery.client import DiscoveryClient, follow_assignments
 from edl_runtime.discovery.errors import DiscoveryTimeoutError
 from edl_runtime.distill.teachers import Discovered
 from edl_runtime.log import get_logger
 from edl_runtime.meter import WINDOW_S, RateMeter
 from edl_runtime.pool_reports import StudentReport
-from edl_runtime.registry import quarantine
-from edl_runtime.registry.directory import Directory
-from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store import keys
-from edl_runtime.store.errors import RegistryTimeoutError, RegistryUnavailableError
+from edl_runtime.store.errors import RegistryTimeoutError
 from edl_runtime.store.redis_client import connect
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
-PUBLISH_QUARANTINE_EVERY_S = 1.0
-"""How often a student publishes which teachers it has in quarantine."""
 
 log = get_logger(__name__)
 
@@ -42,8 +32,10 @@ OnTeachers = Callable[[Collection[str]], None]
 OnUnavailable = Callable[[str], None]
 """Takes the reason why teachers can't be found."""
 
-GetStatus = Callable[[], StudentStatus]
-"""Returns the teachers in quarantine and the student's demand."""
+OnAssignment = Callable[[Assignment], None]
+
+MakeReport = Callable[[], StudentReport]
+"""Returns the student's demand, and its teachers in quarantine."""
 
 
 async def follow_pool(
@@ -51,11 +43,11 @@ async def follow_pool(
     settings: RuntimeSettings,
     on_teachers: OnTeachers,
     on_unavailable: OnUnavailable,
-    get_status: GetStatus,
+    make_report: MakeReport,
 ) -> None:
     """Join the pool as a student and call `on_teachers` whenever the teachers to use change, until cancelled.
 
-    Publishes what `get_status` returns about once a second.
+    Publishes what `make_report` returns about once a second.
 
     While Redis or the endpoint is unavailable, the teachers in use stay in use. If it is at the start, this raises
     RegistryUnavailableError or DiscoveryUnavailableError; if the endpoint refuses, DiscoveryRefusedError. If it is only
@@ -68,41 +60,42 @@ async def follow_pool(
     on_assignment = _on_change(on_teachers)
     while True:
         try:
-            await follow_teachers(teachers.pool, me, settings, on_assignment, get_status)
+            await follow_teachers(teachers.pool, me, settings, on_assignment, make_report)
         except (RegistryTimeoutError, DiscoveryTimeoutError) as error:
             on_unavailable(str(error))
             log.warning("registry.unavailable", pool=teachers.pool, cause=str(error))
 
 
 async def _follow_endpoint(
-    pool: str, me: Member, settings: RuntimeSettings, on_assignment: Callable[[Assignment], None], get_status: GetStatus
+    pool: str, me: Member, settings: RuntimeSettings, on_assignment: OnAssignment, make_report: MakeReport
 ) -> None:
     async with DiscoveryClient(settings.discovery_url, settings.discovery_token) as client:
-        await follow_assignments(client, pool, me, on_assignment, get_status)
+        await follow_assignments(client, pool, me, on_assignment, make_report)
 
 
 async def _follow_registry(
-    pool: str, me: Member, settings: RuntimeSettings, on_assignment: Callable[[Assignment], None], get_status: GetStatus
+    pool: str, me: Member, settings: RuntimeSettings, on_assignment: OnAssignment, make_report: MakeReport
 ) -> None:
-    service = keys.Service(settings.namespace, pool, "students")
-    async with (
-        connect(settings.redis_url) as client,
-        hold_lease(client, service, me, ttl_s=settings.lease_ttl_s, make_report=lambda: get_status().needs),
-    ):
-        feed = PoolAssignments(Directory(client, settings.namespace), pool)
-        feed.start()
-        feed.add(me)
-        try:
+    async with connect(settings.redis_url) as client:
+        registry = StudentRegistry(client, settings.namespace, ttl_s=settings.lease_ttl_s, most_pools=1)
+        async with registry.connect(pool, me) as session:
             await first_completed(
-                _watch_assignments(feed, me, on_assignment),
-                _publish_quarantine(client, service, me, get_status, feed),
-                feed.ended(),
+                _use_each(session, on_assignment), _report_to(session, make_report), session.pool.ended()
             )
-        finally:
-            await feed.stop()
 
 
-def _on_change(on_teachers: OnTeachers) -> Callable[[Assignment], None]:
+async def _use_each(session: StudentSession, on_assignment: OnAssignment) -> None:
+    async for assignment in session.assignments():
+        on_assignment(assignment)
+
+
+async def _report_to(session: StudentSession, make_report: MakeReport) -> None:
+    while True:
+        session.note_report(make_report())
+        await asyncio.sleep(REPORT_EVERY_S)
+
+
+def _on_change(on_teachers: OnTeachers) -> OnAssignment:
     """Return a function that takes assignments and calls `on_teachers` when the teachers have changed."""
     mine: tuple[str, ...] | None = None
 
@@ -114,29 +107,6 @@ def _on_change(on_teachers: OnTeachers) -> Callable[[Assignment], None]:
             on_teachers(mine)
 
     return on_assignment
-
-
-async def _watch_assignments(feed: PoolAssignments, me: Member, on_assignment: Callable[[Assignment], None]) -> None:
-    while True:
-        if (assignment := feed.assignment(me.id)) is not None:
-            on_assignment(assignment)
-        await feed.wait_computed()
-
-
-async def _publish_quarantine(
-    client: Redis, service: keys.Service, me: Member, get_status: GetStatus, feed: PoolAssignments
-) -> None:
-    published = False
-    while True:
-        reasons = get_status().quarantined
-        feed.avoid(me.id, reasons)
-        if reasons or published:
-            try:
-                await quarantine.publish_quarantine(client, service.namespace, service.pool, me.id, reasons)
-                published = bool(reasons)
-            except RegistryUnavailableError:
-                pass  # the watches log it; the next round publishes again
-        await asyncio.sleep(PUBLISH_QUARANTINE_EVERY_S)
 
 
 # The student's demand, reported to the pool
@@ -184,7 +154,7 @@ class DemandMeter:
         self._pause_s = math.inf
         self._meters: dict[str, RateMeter] = {}
 
-    def report(self) -> StudentReport:
+    def report(self, quarantined: dict[str, str]) -> StudentReport:
         """Return the rates up to now, with the current teachers; call it about once a second."""
         counts, now = self._counts(), self._clock_s()
         before, self._before = self._before, counts
@@ -212,4 +182,5 @@ class DemandMeter:
             queued=counts.queued,
             over_s=min(WINDOW_S, now - self._since),
             pauses=self._pause_s < idle_s < LONGEST_PAUSE_S,
+            quarantined=quarantined,
         )

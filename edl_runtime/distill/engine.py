@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from edl_runtime.discovery.assignments import StudentStatus
 from edl_runtime.distill import data_loaders
 from edl_runtime.distill.batching import Batch, Format, ItemAccumulator, Request, cut
 from edl_runtime.distill.bindings import RequestPlan
@@ -25,6 +24,7 @@ from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.distill.teacher_worker import Connect, TeacherPool, WorkerContext
 from edl_runtime.distill.teachers import Discovered, Fixed, connection_factory
 from edl_runtime.log import get_logger
+from edl_runtime.pool_reports import StudentReport
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.settings import RuntimeSettings
 
@@ -183,9 +183,9 @@ class Engine:
                     teachers = query.teachers
                     if isinstance(teachers, Discovered):
                         demand = DemandMeter(partial(self.pipeline.pool_counts, number), teachers.at_most)
-                        get_status = partial(_student_status, pool, demand)
+                        report = partial(_student_report, pool, demand)
                         unavailable = pool.report_unavailable
-                        following.create_task(follow_pool(teachers, self._settings, pool.use, unavailable, get_status))
+                        following.create_task(follow_pool(teachers, self._settings, pool.use, unavailable, report))
         except* Exception as group:  # noqa: BLE001 -- raised in the training script
             self.pipeline.fail(group.exceptions[0])
 
@@ -316,5 +316,5 @@ class Engine:
         return plans
 
 
-def _student_status(pool: TeacherPool, demand: DemandMeter) -> StudentStatus:
-    return StudentStatus(pool.quarantined(), demand.report())
+def _student_report(pool: TeacherPool, demand: DemandMeter) -> StudentReport:
+    return demand.report(pool.quarantined())

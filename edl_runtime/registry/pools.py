@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -12,11 +13,8 @@ from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature
-from edl_runtime.registry import quarantine
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.errors import UnknownPoolError
-from edl_runtime.registry.members import Member
-from edl_runtime.registry.quarantine import Quarantine
 from edl_runtime.store import keys
 from edl_runtime.store.keys import Service
 from edl_runtime.store.redis_client import run_script_on_each
@@ -87,6 +85,16 @@ _at_decoder = JsonDecoder(_At)
 # A pool as `edl pools` and the discovery endpoint show it.
 
 
+class Quarantine(msgspec.Struct, frozen=True):
+    """The most frequent reason why students have quarantined a teacher, and how many students have."""
+
+    reason: str
+    students: int
+
+    def __str__(self) -> str:
+        return f"{self.reason} (by {self.students} student{'' if self.students == 1 else 's'})"
+
+
 class TeacherInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A registered teacher; `quarantine` is None while all students use it, `report` if it has not reported."""
 
@@ -145,40 +153,39 @@ async def get_pool(client: Redis, namespace: str, name: str) -> PoolInfo:
 
 async def _pool_info(client: Redis, namespace: str, pool: str) -> PoolInfo:
     directory = Directory(client, namespace)
-    students = await directory.members(pool, "students")
     demand = (await read_demands(client, namespace, [pool]))[pool]
+    quarantined = _quarantined(demand.students)
     return PoolInfo(
         name=pool,
         model=await directory.contract(pool),
-        teachers=_teacher_infos(
-            await directory.members(pool, "teachers"),
-            await quarantine.read_quarantines(client, namespace, pool, [student.id for student in students]),
-            demand,
+        teachers=tuple(
+            TeacherInfo(
+                id=member.id,
+                address=member.address,
+                weight=member.weight,
+                fence=member.fence,
+                quarantine=quarantined.get(member.address),
+                report=demand.teachers.get(member.id),
+            )
+            for member in await directory.members(pool, "teachers")
         ),
         students=tuple(
             StudentInfo(
-                id=student.id,
-                address=student.address,
-                want=student.want,
-                fence=student.fence,
-                report=demand.students.get(student.id),
+                id=member.id,
+                address=member.address,
+                want=member.want,
+                fence=member.fence,
+                report=demand.students.get(member.id),
             )
-            for student in students
+            for member in await directory.members(pool, "students")
         ),
     )
 
 
-def _teacher_infos(
-    members: Sequence[Member], quarantined: dict[str, Quarantine], demand: PoolDemand
-) -> tuple[TeacherInfo, ...]:
-    return tuple(
-        TeacherInfo(
-            id=member.id,
-            address=member.address,
-            weight=member.weight,
-            fence=member.fence,
-            quarantine=quarantined.get(member.address),
-            report=demand.teachers.get(member.id),
-        )
-        for member in members
-    )
+def _quarantined(students: Mapping[str, StudentReport | None]) -> dict[str, Quarantine]:
+    """Return the teachers that students have quarantined, by address."""
+    reasons: defaultdict[str, list[str]] = defaultdict(list)
+    for report in students.values():
+        for address, reason in report.quarantined.items() if report else ():
+            reasons[address].append(reason)
+    return {address: Quarantine(Counter(its).most_common(1)[0][0], len(its)) for address, its in reasons.items()}

@@ -14,7 +14,6 @@ script touches one slot and works in Redis Cluster.
 | clock | hash, the clock of a pool's teachers or students, and the last join or leave | as leases | Lua | Lua |
 | pools | set of names; readers remove those without members | a day from the last renewal | members | `edl pools` |
 | traffic profile | string, JSON of the learned profile and the latest sample | 2 days | rescaling | as writer |
-| quarantine | string, JSON of quarantined teachers, address → reason | 10 s from the last | student | `edl pools` |
 | progress | string, JSON of the last report | an hour from the last | student | Airflow, `edl jobs` |
 | readers' progress | hash, instance → JSON of the last report of its reader | as progress | students | as progress |
 | speeds | hash, number of instances → samples a second | a week from the last | rescaling | rescaling |
@@ -77,10 +76,6 @@ def pools(namespace: str) -> str:
 def traffic_profile(namespace: str, of: str) -> str:
     """Return the key of a learned traffic profile; `of` identifies the source and the settings it was learned with."""
     return f"edl:{{{namespace}}}:traffic-profile:{of}"
-
-
-def quarantine(namespace: str, pool: str, student_id: str) -> str:
-    return f"edl:{{{namespace}/{pool}}}:students:quarantine:{student_id}"
 
 
 def progress(namespace: str, job: str) -> str:

@@ -27,10 +27,11 @@ from support.registry.discovery_client import (
 from support.registry.followers import POOL, behind, failure_of, registered, student, until_shown
 from support.teachers.process import PATIENCE_S
 
-from edl_runtime.discovery import app, server, sessions
+from edl_runtime.discovery import app, server
+from edl_runtime.discovery import assignments as assignments_module
 from edl_runtime.discovery.app import STATUS_LIMIT, build_app
+from edl_runtime.discovery.assignments import StudentRegistry
 from edl_runtime.discovery.errors import DiscoveryRefusedError, DiscoveryUnavailableError
-from edl_runtime.discovery.sessions import StudentRegistry
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol import listener
 from edl_runtime.registry.members import Member
@@ -174,8 +175,8 @@ async def test_changes_are_pushed(
     http: httpx.AsyncClient, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A student hears of who comes and goes without waiting for the next repetition, and is gone with its stream."""
-    monkeypatch.setattr(sessions, "REPORT_EVERY_S", 3600.0)
-    monkeypatch.setattr(sessions, "SILENT_AFTER_S", 3600.0)
+    monkeypatch.setattr(assignments_module, "REPORT_EVERY_S", 3600.0)
+    monkeypatch.setattr(assignments_module, "SILENT_AFTER_S", 3600.0)
     async with stream(http, want="2", address="here:1") as assignments:
         await until(assignments)
         assert await students(settings) == ["s"]
@@ -192,8 +193,8 @@ async def test_a_student_that_says_nothing_is_let_go(
     http: httpx.AsyncClient, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped student, or one that never reads its stream, keeps no teachers. The stream ends in order."""
-    monkeypatch.setattr(sessions, "SILENT_AFTER_S", 0.5)
-    monkeypatch.setattr(sessions, "REPORT_EVERY_S", 0.01)
+    monkeypatch.setattr(assignments_module, "SILENT_AFTER_S", 0.5)
+    monkeypatch.setattr(assignments_module, "REPORT_EVERY_S", 0.01)
     async with stream(http) as assignments:
         assert len(await until_end(assignments)) > 1
     assert await students(settings) == []
@@ -208,7 +209,7 @@ async def test_a_later_stream_of_the_same_student_takes_over(
     http: httpx.AsyncClient, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A student that comes back before the endpoint noticed that it was gone is one student."""
-    monkeypatch.setattr(sessions, "REPORT_EVERY_S", 0.05)
+    monkeypatch.setattr(assignments_module, "REPORT_EVERY_S", 0.05)
     async with stream(http) as earlier:
         await until(earlier)
         async with stream(http) as later:
@@ -223,7 +224,7 @@ async def test_many_students_cost_one_watch(
     http: httpx.AsyncClient, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many follow a pool, Redis has one waiting connection for each role, and none after the last."""
-    monkeypatch.setattr(sessions, "SILENT_AFTER_S", PATIENCE_S)  # they say nothing
+    monkeypatch.setattr(assignments_module, "SILENT_AFTER_S", PATIENCE_S)  # they say nothing
     names = sorted(f"s{number}" for number in range(12))
     async with registered(settings, "a:1"), contextlib.AsyncExitStack() as stack:
         await until_waiting(settings, 0)  # streams that another test has just closed

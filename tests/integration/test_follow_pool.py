@@ -41,7 +41,7 @@ async def test_quarantines_are_told_as_long_as_they_last(
     settings: RuntimeSettings, endpoint_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others see which teachers students keep from work, for as long as they do and no longer, and by how many."""
-    monkeypatch.setattr(discovery, "PUBLISH_QUARANTINE_EVERY_S", 0.05)
+    monkeypatch.setattr(discovery, "REPORT_EVERY_S", 0.05)
     away = behind(endpoint_url, settings)
     async with registered(settings, TEACHER, ttl_s=LEASE_S), student(settings) as first, student(away) as second:
         first.quarantined[TEACHER] = second.quarantined[TEACHER] = "garbage"
@@ -77,7 +77,7 @@ async def test_a_student_whose_only_teacher_is_bad_asks_another_s_meanwhile(
     settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps its own, to notice when that is good again, and then has that alone."""
-    monkeypatch.setattr(discovery, "PUBLISH_QUARANTINE_EVERY_S", 0.05)
+    monkeypatch.setattr(discovery, "REPORT_EVERY_S", 0.05)
     async with (
         registered(settings, "a:1", "b:1", ttl_s=LEASE_S),
         student(settings) as one,

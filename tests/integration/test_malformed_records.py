@@ -15,7 +15,6 @@ from edl_runtime.autoscale.traffic.sources.spec import CsvFile, Traffic
 from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.progress import Progress
-from edl_runtime.registry import quarantine
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
@@ -42,11 +41,6 @@ async def reader_s_report(client: Redis, namespace: str, nonsense: str) -> Any:
     await client.set(keys.progress(namespace, "job"), msgspec.json.encode(said))
     await client.hset(keys.readers_progress(namespace, "job", "run"), "0", nonsense)
     return [] if await progress.read_progress(client, namespace, "job") == said else ["another report"]
-
-
-async def quarantined(client: Redis, namespace: str, nonsense: str) -> Any:
-    await client.set(keys.quarantine(namespace, "p", "student"), nonsense)
-    return await quarantine.read_quarantines(client, namespace, "p", ["student"])
 
 
 async def demanded(client: Redis, namespace: str, nonsense: str) -> Any:
@@ -82,7 +76,7 @@ async def profile(client: Redis, namespace: str, nonsense: str) -> Any:
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda text: text[:30])
-@pytest.mark.parametrize("found", [report, reader_s_report, quarantined, demanded, member, checkpoint, event, profile])
+@pytest.mark.parametrize("found", [report, reader_s_report, demanded, member, checkpoint, event, profile])
 async def test_what_is_no_record_counts_as_none(client: Redis, namespace: str, found: Reads, nonsense: str) -> None:
     """And whoever reads it goes on."""
     assert not await found(client, namespace, nonsense)

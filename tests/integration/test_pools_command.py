@@ -17,7 +17,6 @@ from edl_runtime.discovery.errors import DiscoveryRefusedError
 from edl_runtime.errors import SpecError
 from edl_runtime.pool_reports import StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
-from edl_runtime.registry import quarantine
 from edl_runtime.registry.errors import UnknownPoolError
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
@@ -36,7 +35,7 @@ MEMBERS: list[tuple[str, Role, Member]] = [
     ("waiting", "students", Member(id="s[red]1", address="there")),
 ]
 BUSY = TeacherReport(busy=0.254, over_s=9.0)
-WAITING = StudentReport(waiting=0.5, asked=1.5, samples_per_s=80.0)
+WAITING = StudentReport(waiting=0.5, asked=1.5, samples_per_s=80.0, quarantined={"h:2": "answered a wrong shape"})
 
 
 @pytest.fixture
@@ -62,7 +61,6 @@ def reported(populated: dict[str, str]) -> dict[str, str]:
 
     async def say() -> None:
         async with connect(populated["EDL_REDIS_URL"]) as client:
-            await quarantine.publish_quarantine(client, namespace, "digits", "s0", {"h:2": "answered a wrong shape"})
             roles: list[tuple[Role, str, msgspec.Struct]] = [("teachers", "t0", BUSY), ("students", "s0", WAITING)]
             for role, member, report in roles:
                 service = Service(namespace, "digits", role)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,11 +19,9 @@ from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.progress import Progress
 from edl_runtime.registry import lease as lease_module
-from edl_runtime.registry import quarantine
 from edl_runtime.registry.lease import Lease, MakeReport, hold_lease
 from edl_runtime.registry.members import Member
-from edl_runtime.registry.pools import STALE_AFTER_S, read_demands
-from edl_runtime.registry.quarantine import QUARANTINE_TTL_S, Quarantine
+from edl_runtime.registry.pools import STALE_AFTER_S, Quarantine, get_pool, read_demands
 from edl_runtime.store import keys
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.keys import Service
@@ -46,10 +46,6 @@ def checkpoint(step: int) -> SavedCheckpoint:
         pytest.param(lambda client: progress.read_progress(client, "n", "job"), id="progress"),
         pytest.param(
             lambda client: progress.publish_progress(client, "n", "job", Progress(step=1, updated_at=1.0)), id="report"
-        ),
-        pytest.param(lambda client: quarantine.read_quarantines(client, "n", "p", ["s0"]), id="quarantine"),
-        pytest.param(
-            lambda client: quarantine.publish_quarantine(client, "n", "p", "s0", {}), id="to publish a quarantine"
         ),
         pytest.param(lambda client: read_demands(client, "n", ["p"]), id="demands"),
         pytest.param(lambda client: checkpoint_events.newest(client, "n", "s"), id="the newest checkpoint"),
@@ -196,33 +192,26 @@ async def test_what_readers_of_a_jobs_instances_say_is_added_to_what_its_agents_
     assert 3500 < await client.ttl(keys.readers_progress(namespace, "job", "now")) <= 3600
 
 
-async def test_the_words_of_all_students_are_put_together(client: Redis, namespace: str) -> None:
-    """A teacher's most common reason, and how many students keep it from work; others' words don't count."""
-    await quarantine.publish_quarantine(client, namespace, "p", "s0", {"a:1": "silent"})
-    await quarantine.publish_quarantine(client, namespace, "p", "s1", {"a:1": "garbage", "b:1": "wrong dtype"})
-    await quarantine.publish_quarantine(client, namespace, "p", "s2", {"a:1": "garbage"})
-    await quarantine.publish_quarantine(client, namespace, "p", "gone", {"c:1": "silent"})
-    assert await quarantine.read_quarantines(client, namespace, "p", ["s0", "s1", "s2", "quiet"]) == {
+async def test_a_teachers_most_frequent_quarantine_is_shown(client: Redis, namespace: str) -> None:
+    """With the number of students that have it in quarantine; only students of the pool count."""
+    reasons = [{"a:1": "silent"}, {"a:1": "garbage", "b:1": "wrong dtype"}, {"a:1": "garbage"}]
+    reports = {f"s{number}": StudentReport(quarantined=its) for number, its in enumerate(reasons)}
+    async with contextlib.AsyncExitStack() as stack:
+        for address in ("a:1", "b:1", "c:1"):
+            await stack.enter_async_context(hold(client, Service(namespace, "p"), Member(id=address, address=address)))
+        for student in (*reports, "silent"):
+            member = Member(id=student, address="h:1")
+            service = Service(namespace, "p", "students")
+            await stack.enter_async_context(hold(client, service, member, partial(reports.get, student)))
+        async with asyncio.timeout(100):
+            while list((await said(client, namespace, "p"))["p"].students.values()).count(None) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        teachers = (await get_pool(client, namespace, "p")).teachers
+    assert {teacher.address: teacher.quarantine for teacher in teachers} == {
         "a:1": Quarantine("garbage", 3),
         "b:1": Quarantine("wrong dtype", 1),
+        "c:1": None,
     }
-    assert await quarantine.read_quarantines(client, namespace, "p", []) == {}
-
-
-async def test_a_word_is_taken_back_or_forgotten(client: Redis, namespace: str) -> None:
-    """No teachers end it at once; a student that says nothing more is forgotten by Redis."""
-    key = keys.quarantine(namespace, "p", "s0")
-    await quarantine.publish_quarantine(client, namespace, "p", "s0", {"a:1": "silent"})
-    assert 0 < await client.ttl(key) <= QUARANTINE_TTL_S
-    await quarantine.publish_quarantine(client, namespace, "p", "s0", {})
-    assert await client.exists(key) == 0
-
-
-async def test_words_that_nobody_can_read_hide_no_others(client: Redis, namespace: str) -> None:
-    """What something else wrote is left out."""
-    await client.set(keys.quarantine(namespace, "p", "odd"), '["a:1"]')
-    await quarantine.publish_quarantine(client, namespace, "p", "s0", {"a:1": "silent"})
-    assert await quarantine.read_quarantines(client, namespace, "p", ["odd", "s0"]) == {"a:1": Quarantine("silent", 1)}
 
 
 async def test_what_has_landed_is_read_once_by_whoever_remembers_how_far_he_was(client: Redis, namespace: str) -> None:

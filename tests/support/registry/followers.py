@@ -12,7 +12,6 @@ import httpx  # noqa: F401 - it takes a while, in which no loop should wait for 
 import msgspec
 import pytest
 
-from edl_runtime.discovery.assignments import StudentStatus
 from edl_runtime.distill.discovery import follow_pool
 from edl_runtime.distill.teachers import Discovered
 from edl_runtime.pool_reports import StudentReport
@@ -47,8 +46,8 @@ class Student:
                 await asyncio.sleep(0.01)
         return self.told[-1][0]
 
-    def say(self) -> StudentStatus:
-        return StudentStatus(self.quarantined, StudentReport())
+    def report(self) -> StudentReport:
+        return StudentReport(quarantined=self.quarantined)
 
     def use(self, teachers: Collection[str]) -> None:
         self.told.append((time.monotonic(), tuple(teachers)))
@@ -60,7 +59,7 @@ async def student(settings: RuntimeSettings, at_most: int | None = None) -> Asyn
     one = Student()
     wish = Discovered(POOL, at_most)
     async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(follow_pool(wish, settings, one.use, one.lacks.append, one.say))
+        following = tasks.create_task(follow_pool(wish, settings, one.use, one.lacks.append, one.report))
         yield one
         following.cancel()
 

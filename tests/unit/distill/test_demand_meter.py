@@ -55,16 +55,16 @@ def read(reading: Reading, needs: DemandMeter) -> None:
     """Have it work for a quarter of a minute."""
     for _ in range(15):
         reading.pass_s(1)
-        assert not needs.report().pauses
+        assert not needs.report({}).pauses
 
 
 def test_a_report_has_the_rates_of_the_last_seconds(reading: Reading, needs: DemandMeter) -> None:
     """What was before the first report is not in it, nor what is longer ago than ten seconds."""
-    first = needs.report()
+    first = needs.report({})
     assert (first.waiting, first.over_s, first.teachers, first.want) == (0, 0, 1, 4)
     for _ in range(15):
         reading.pass_s(1)
-        report = needs.report()
+        report = needs.report({})
     assert report.waiting == pytest.approx(0.25)
     assert report.asked == pytest.approx(1.5)
     assert report.samples_per_s == pytest.approx(80)
@@ -76,9 +76,9 @@ def test_other_teachers_are_a_new_beginning(reading: Reading, needs: DemandMeter
     read(reading, needs)
     reading.connected = frozenset({"a:1", "b:2"})
     reading.waiting = 0.0
-    assert needs.report().over_s == 0
+    assert needs.report({}).over_s == 0
     reading.pass_s(2)
-    report = needs.report()
+    report = needs.report({})
     assert (report.waiting, report.over_s, report.teachers) == (0, 2, 2)
 
 
@@ -89,7 +89,7 @@ def test_a_pause_is_told_for_a_minute(reading: Reading, needs: DemandMeter) -> N
     told = []
     for _ in range(70):
         reading.pass_s(1)
-        told.append(needs.report().pauses)
+        told.append(needs.report({}).pauses)
     assert told == [False] * 2 + [True] * 57 + [False] * 11
 
 
@@ -98,13 +98,13 @@ def test_after_a_pause_begins_another_window(reading: Reading, needs: DemandMete
     read(reading, needs)
     reading.stop()
     reading.pass_s(5)
-    needs.report()
+    needs.report({})
     reading.connected = frozenset({"b:2"})
-    assert needs.report().pauses
+    assert needs.report({}).pauses
     reading.waiting, reading.asking, reading.batches_per_s = 0.25, 1.5, 10.0
     for _ in range(4):
         reading.pass_s(1)
-        report = needs.report()
+        report = needs.report({})
     assert (report.pauses, report.over_s, report.asked) == (False, 3, pytest.approx(1.5))
 
 
@@ -114,8 +114,8 @@ def test_long_steps_are_no_pause(reading: Reading, needs: DemandMeter) -> None:
     for _ in range(10):
         reading.batches_per_s = 1.0
         reading.pass_s(1)
-        needs.report()
+        needs.report({})
         reading.batches_per_s = 0.0
         for _ in range(4):
             reading.pass_s(1)
-            assert not needs.report().pauses
+            assert not needs.report({}).pauses

@@ -13,10 +13,10 @@ import pytest
 from support.clock import LoopClock
 from support.registry.followers import OneTeacher
 
-from edl_runtime.discovery import assignments as feeds
+from edl_runtime.discovery import assignments as assignments_module
 from edl_runtime.discovery.app import CLOSE_WITHIN_S, AssignmentStream
-from edl_runtime.discovery.assignments import SILENT_AFTER_S, Assignment, PoolAssignments
-from edl_runtime.discovery.sessions import StudentSession
+from edl_runtime.discovery.assignments import SILENT_AFTER_S, Assignment, PoolAssignments, StudentSession
+from edl_runtime.pool_reports import StudentReport
 from edl_runtime.registry.lease import Lease
 from edl_runtime.registry.members import Member, assign_teachers
 
@@ -38,7 +38,7 @@ async def test_the_endpoint_goes_on_while_shares_are_computed(
         assert go.wait(30)
         return assign_teachers(*given)
 
-    monkeypatch.setattr(feeds, "assign_teachers", held)
+    monkeypatch.setattr(assignments_module, "assign_teachers", held)
     feed.start()
     feed.add(Member(id="s", address="h:1"))
     for _ in range(100):
@@ -59,7 +59,7 @@ async def test_a_burst_of_changes_is_computed_together(feed: PoolAssignments, mo
         computed.append(len(students))
         return assign_teachers(teachers, students, avoided)
 
-    monkeypatch.setattr(feeds, "assign_teachers", counted)
+    monkeypatch.setattr(assignments_module, "assign_teachers", counted)
     clock = LoopClock(monkeypatch)
     feed.start()
     feed.add(Member(id="first", address="h:1"))
@@ -84,7 +84,7 @@ async def test_it_rests_as_long_as_it_has_computed(feed: PoolAssignments, monkey
         computed += 1
         return compute(*given)
 
-    monkeypatch.setattr(feeds, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(assignments_module, "time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr(asyncio, "to_thread", slow)
     clock = LoopClock(monkeypatch)
     feed.start()
@@ -126,7 +126,7 @@ async def test_a_student_stays_as_long_as_it_is_heard_of(
     over = asyncio.create_task(one.wait_until_closed())
     for _ in range(3):
         await clock.advance(SILENT_AFTER_S - 0.1)
-        one.note_status({})
+        one.note_report(StudentReport())
     await clock.advance(SILENT_AFTER_S - 0.1)
     assert not over.done()
     await clock.advance(0.2)
