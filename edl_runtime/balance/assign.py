@@ -12,7 +12,7 @@ Ties are decided by scores, hashes of both ids: rendezvous hashing (Thaler and R
 (Mirrokni, Thorup and Zadimoghaddam 2018). Scores never change, so a join or leave moves only about ln n pairs on top of
 those that fair shares need. With many different weights the shares stay fair but more pairs move.
 
-Costs are exact and scores (see `hrw`) are whole numbers, so all machines agree. A pair takes about 20 ns and 24 bytes
+Costs are exact and scores are whole numbers, so all machines agree. A pair takes about 20 ns and 24 bytes
 (`benchmarks/assign.py`).
 """
 
@@ -24,15 +24,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeAlias
 
-from edl_runtime.balance.hrw import hashes, match
-
 if TYPE_CHECKING:
-    from edl_runtime.balance.hrw import Hashes
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Hashes: TypeAlias = NDArray[np.uint64]
+    Places: TypeAlias = NDArray[np.intp]
 
 Cost: TypeAlias = int | Fraction
 Pair: TypeAlias = tuple[int, int]  # teacher, student
+
+PAIRS_PER_PLACE = 4
+"""Pairs of one round of `_match`, for each remaining item and bin: enough to match most of them."""
 
 
 def assign(teachers: Mapping[str, float], students: Mapping[str, int | None]) -> dict[str, tuple[str, ...]]:
@@ -43,7 +49,7 @@ def assign(teachers: Mapping[str, float], students: Mapping[str, int | None]) ->
     """
     givers, takers = sorted(teachers), sorted(students)
     weights = _whole([teachers[teacher] for teacher in givers])
-    ids = hashes("teacher", givers), hashes("student", takers)
+    ids = _hashes("teacher", givers), _hashes("student", takers)
     pairs, last_round, left_out = _rounds(*ids, weights, [students[student] for student in takers])
     own = Counter(student for _, student in pairs)
     others = most_sharing(max((own[student] for student in left_out), default=0)) - 1
@@ -86,7 +92,7 @@ def _rounds(
             if room != 0 and load <= lightest[-1]  # the slots of others cost too much
         }
         slots = _CheapestSlots(rooms, partial(_load_cost, loads, weight), len(alike))
-        for teacher, student in match(teachers, students, np.array(alike), np.array([*rooms]), slots):
+        for teacher, student in _match(teachers, students, np.array(alike), np.array([*rooms]), slots):
             given_at.setdefault(loads[student], []).append(teacher)
             loads[student] += weight
             if (room := free[student]) is not None:
@@ -107,7 +113,7 @@ def _sharing(
     left = np.array(left_out, np.intp)
     for _, alike in _by_weight(rooms, weights):
         served = []
-        for student, teacher in match(students, teachers, left, np.array(alike), slots):
+        for student, teacher in _match(students, teachers, left, np.array(alike), slots):
             served.append(student)
             yield teacher, student
         left = np.setdiff1d(left, served)
@@ -176,3 +182,60 @@ def _seat_cost(weights: Sequence[int], teacher: int, seat: int) -> Cost:
 
 def _load_cost(loads: Sequence[int], weight: int, student: int, more: int) -> Cost:
     return loads[student] + more * weight
+
+
+# Highest random weight (rendezvous) hashing. A score has 64 bits: the hashes of both ids, xor'ed and mixed. It is the
+# same on every machine and with every version of Python and numpy: unsigned numbers wrap around everywhere alike.
+
+
+def _hashes(role: str, ids: Sequence[str]) -> Hashes:
+    """Return a hash of each id, which depends on the role."""
+    import numpy as np
+
+    person = role.encode()
+    digests = b"".join(blake2b(id_.encode(), digest_size=8, person=person).digest() for id_ in ids)
+    return np.frombuffer(digests, ">u8").astype(np.uint64)
+
+
+def _match(
+    items: Hashes, bins: Hashes, item_places: Places, bin_places: Places, slots: _CheapestSlots
+) -> Iterator[tuple[int, int]]:
+    """Yield (item, bin), as indices of `items` and `bins`, for each item that gets a slot.
+
+    Takes all pairs of the given indices by falling score, equal scores in order of the indices.
+    """
+    while item_places.size and bin_places.size:
+        scores = _mixed(items[item_places][:, None] ^ bins[bin_places]).ravel()
+        rows, columns = divmod(_best(scores, PAIRS_PER_PLACE * (item_places.size + bin_places.size)), bin_places.size)
+        placed = set()
+        for item, bin_ in zip(item_places[rows].tolist(), bin_places[columns].tolist(), strict=True):
+            if item not in placed and slots.take(bin_):
+                yield item, bin_
+                placed.add(item)
+                if len(placed) == item_places.size:
+                    return
+        # All pairs of the remaining items and bins have lower scores than those tried so far.
+        item_places = item_places[[item not in placed for item in item_places.tolist()]]
+        bin_places = bin_places[[slots.has(bin_) for bin_ in bin_places.tolist()]]
+
+
+def _best(scores: Hashes, count: int) -> Places:
+    """Return the indices of the `count` highest scores, highest first; more if the lowest is repeated."""
+    import numpy as np
+
+    if count >= scores.size:
+        return np.argsort(~scores, kind="stable")
+    lowest = np.partition(scores, scores.size - count)[scores.size - count]
+    best = np.flatnonzero(scores >= lowest)
+    return best[np.argsort(~scores[best], kind="stable")]
+
+
+def _mixed(scores: Hashes) -> Hashes:
+    """Apply the finalizer of SplitMix64 (Steele, Lea and Flood 2014), in place: every bit depends on all."""
+    import numpy as np
+
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        scores ^= scores >> np.uint64(shift)
+        scores *= np.uint64(factor)
+    scores ^= scores >> np.uint64(31)
+    return scores

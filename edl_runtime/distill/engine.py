@@ -16,7 +16,7 @@ from edl_runtime.distill.bindings import RequestPlan
 from edl_runtime.distill.cache.answer_cache import AnswerCache
 from edl_runtime.distill.cache.lookup import CacheLookup
 from edl_runtime.distill.discovery import DemandMeter, follow_pool
-from edl_runtime.distill.dispatch_policy import DEFAULT_ROWS, LOG_WAIT_EVERY_S, MAX_REQUEST_BYTES, AnswerTimeout
+from edl_runtime.distill.dispatch_policy import DEFAULT_ROWS, MAX_REQUEST_BYTES, AnswerTimeout
 from edl_runtime.distill.errors import DistillError, SampleError
 from edl_runtime.distill.event_loop_thread import EventLoopThread
 from edl_runtime.distill.pipeline import Epoch, Pipeline
@@ -172,7 +172,7 @@ class Engine:
         if self._feeder is not None and self._feeder is not threading.current_thread():
             self._feeder.join(max(0.0, until - time.monotonic()))
             if self._feeder.is_alive():
-                log.warning("source.still_busy", waited_s=CLOSE_LIMIT_S)
+                log.warning("source.abandoned", waited_s=CLOSE_LIMIT_S)
         if self._lookup is not None:
             self._lookup.close()
 
@@ -218,20 +218,16 @@ class Engine:
         self._forked_epochs += 1
         if self._epochs and self._forked_epochs == 2:  # persistent workers are forked in one epoch only
             log.warning(
-                "source.forks",
+                "source.forked",
                 effect="each epoch begins only when the script reads it, despite `epochs`",
                 advice="keep the processes, as DataLoader(persistent_workers=True) does, or start them by spawn",
             )
 
     def _await_source(self, epoch: Epoch) -> bool:
         """Lock the source, which only one thread may run at a time; False if the epoch is over before."""
-        since = logged_at = time.monotonic()
         while not self._source_free.acquire(timeout=CHECK_EVERY_S):
             if epoch.over:
                 return False
-            if time.monotonic() - logged_at >= LOG_WAIT_EVERY_S:
-                logged_at = time.monotonic()
-                log.warning("source.still_busy", waited_s=round(logged_at - since, 1))
         return True
 
     def _feed_epoch(self, epoch: Epoch) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -16,7 +15,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from edl_runtime.distill.stats import ReaderStats, combined_stats, final_stats
+from edl_runtime.distill.stats import ReaderStats, StatsOfReaders
 
 HOST = "127.0.0.1"
 """Prometheus's server has no authentication, so it listens on this machine only."""
@@ -83,44 +82,20 @@ class ReaderCollector(Collector):
             yield family
 
 
-class MetricsEndpoint:
-    """Serves the counts of all readers of this process at http://127.0.0.1:PORT/metrics until the process ends."""
-
-    def __init__(self, port: int) -> None:
-        """Listen. Raises OSError."""
-        self._lock = threading.Lock()
-        self._shown: list[Callable[[], ReaderStats]] = []
-        self._finished = ReaderStats()  # of closed readers: a counter never falls
-        registry = CollectorRegistry()
-        registry.register(ReaderCollector(self.stats))
-        start_http_server(port, HOST, registry)
-
-    @contextmanager
-    def showing(self, stats: Callable[[], ReaderStats]) -> Iterator[None]:
-        """Include these counts; the final ones stay after the block."""
-        with self._lock:
-            self._shown.append(stats)
-        try:
-            yield
-        finally:
-            last = final_stats(stats())
-            with self._lock:
-                self._shown.remove(stats)
-                self._finished = combined_stats([self._finished, last])
-
-    def stats(self) -> ReaderStats:
-        with self._lock:
-            return combined_stats([self._finished, *(stats() for stats in self._shown)])
-
-
-_endpoints: dict[tuple[int, int], MetricsEndpoint] = {}
+_endpoints: dict[tuple[int, int], StatsOfReaders] = {}
 _endpoints_lock = threading.Lock()
 
 
-def metrics_endpoint(port: int) -> MetricsEndpoint:
-    """Return this process's endpoint at the port, a new one if there is none. Raises OSError when another listens."""
+def metrics_endpoint(port: int) -> StatsOfReaders:
+    """Return what is served at http://127.0.0.1:PORT/metrics until this process ends: all readers added to it.
+
+    Starts the endpoint if there is none. Raises OSError when another process listens there.
+    """
     here = os.getpid(), port  # a forked child inherits the dictionary, but not the server's thread
     with _endpoints_lock:
         if here not in _endpoints:
-            _endpoints[here] = MetricsEndpoint(port)
+            served, registry = StatsOfReaders(), CollectorRegistry()
+            registry.register(ReaderCollector(served.stats))
+            start_http_server(port, HOST, registry)
+            _endpoints[here] = served
         return _endpoints[here]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from edl_runtime.distill.bottleneck import ProgressRates
 from edl_runtime.distill.event_loop_thread import EventLoopThread
-from edl_runtime.distill.stats import ReaderStats, combined_stats, final_stats
+from edl_runtime.distill.stats import ReaderStats, StatsOfReaders
 from edl_runtime.log import get_logger
 from edl_runtime.progress import LIMIT_LOGGED_AS, LOGGED_AS, Progress, publish_progress, publish_reader_progress
 from edl_runtime.protocol.oip import positive_integer
@@ -56,8 +56,7 @@ class JobReporter:
         self._epoch: int | None = None
         self._loss: float | None = None
         self._note = ""
-        self._readers: list[Callable[[], ReaderStats]] = []
-        self._finished = ReaderStats()  # of readers that were closed
+        self._readers = StatsOfReaders()
         self._rates = ProgressRates(time.monotonic())
         self._thread: EventLoopThread | None = None
         self._closed = False
@@ -87,21 +86,15 @@ class JobReporter:
 
     def follow(self, stats: Callable[[], ReaderStats]) -> None:
         """Include the counts of a reader."""
-        with self._lock:
-            self._readers.append(stats)
+        self._readers.add(stats)
         self._start()
 
     def unfollow(self, stats: Callable[[], ReaderStats]) -> None:
         """Keep the final counts of a reader, and release the reader."""
-        last = final_stats(stats())
-        with self._lock:
-            if stats in self._readers:
-                self._readers.remove(stats)
-                self._finished = combined_stats([self._finished, last])
+        self._readers.remove(stats)
 
     def stats(self) -> ReaderStats:
-        with self._lock:
-            return combined_stats([self._finished, *(stats() for stats in self._readers)])
+        return self._readers.stats()
 
     def progress(self) -> Progress:
         with self._lock:
@@ -183,7 +176,8 @@ class JobReporter:
                 "metrics.not_shown", address=f"{HOST}:{port}", cause=error.strerror, variable="EDL_METRICS_PORT"
             )
             return
-        shown.enter_context(endpoint.showing(self.stats))
+        endpoint.add(self.stats)
+        shown.callback(endpoint.remove, self.stats)
         log.info("metrics.shown", url=f"http://{HOST}:{port}/metrics")
 
     async def _report_until_stopped(self, client: Redis | None) -> None:

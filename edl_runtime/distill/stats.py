@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -56,11 +57,6 @@ _NOW = frozenset({"samples_per_s", "waiting", "teachers", "queued", "in_flight",
 """The fields that describe the present. The others are counts, which stay when a reader is closed."""
 
 
-def final_stats(stats: ReaderStats) -> ReaderStats:
-    """Return the counts of a reader that is closed, without the fields that describe the present."""
-    return ReaderStats(**{name: value for name, value in msgspec.structs.asdict(stats).items() if name not in _NOW})
-
-
 def combined_stats(readers: Sequence[ReaderStats]) -> ReaderStats:
     """Return the sums of the stats of one script's readers; `epoch` is the last one's."""
     both = ReaderStats()
@@ -74,6 +70,31 @@ def combined_stats(readers: Sequence[ReaderStats]) -> ReaderStats:
         answered = dict(Counter(both.answered) + Counter(reader.answered))
         both = ReaderStats(**sums, answered=answered, quarantined=both.quarantined | reader.quarantined)
     return both
+
+
+class StatsOfReaders:
+    """The sum of several readers' stats. What a reader counted stays when it is removed: a counter never falls."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # reentrant: the garbage collector may remove a reader from inside
+        self._readers: list[Callable[[], ReaderStats]] = []
+        self._finished = ReaderStats()
+
+    def add(self, stats: Callable[[], ReaderStats]) -> None:
+        with self._lock:
+            self._readers.append(stats)
+
+    def remove(self, stats: Callable[[], ReaderStats]) -> None:
+        """Keep the reader's counts, without the fields that describe the present, and release it."""
+        last = {name: value for name, value in msgspec.structs.asdict(stats()).items() if name not in _NOW}
+        with self._lock:
+            if stats in self._readers:
+                self._readers.remove(stats)
+                self._finished = combined_stats([self._finished, ReaderStats(**last)])
+
+    def stats(self) -> ReaderStats:
+        with self._lock:
+            return combined_stats([self._finished, *(stats() for stats in self._readers)])
 
 
 class DeliveryCounter:

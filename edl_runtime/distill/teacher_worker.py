@@ -290,7 +290,7 @@ class TeacherWorker(threading.Thread):
             self.health.quarantine(cause)
             return
         if not self._away:
-            log.warning("teacher.away", teacher=self._address, cause=cause, retry_in_s=self._retry_s)
+            log.warning("teacher.disconnected", teacher=self._address, cause=cause, retry_in_s=self._retry_s)
         self._away = True
         self.gone.wait(self._retry_s)
         self._retry_s = min(2 * self._retry_s, LONGEST_RECONNECT_S)

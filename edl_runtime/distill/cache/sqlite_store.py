@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from edl_runtime.distill.cache.answer_store import AnswerKey, log_full
+from edl_runtime.distill.cache.answer_cache import AnswerKey, log_filled
 from edl_runtime.log import get_logger
 
 BUSY_LIMIT_S = 0.5
@@ -102,14 +102,14 @@ class SqliteAnswerStore:
             try:
                 work(self._connection)
             except sqlite3.OperationalError as error:  # another process writes for too long, or the disk is full
-                self._log_unusable(error)
+                self._log_failure(error)
             except sqlite3.DatabaseError as error:
                 self._connection.close()
                 self._connection = None
                 try:
                     self._open(damaged_by=error)
                 except OSError as trouble:
-                    self._log_unusable(trouble)
+                    self._log_failure(trouble)
             else:
                 self._troubled = False
 
@@ -122,7 +122,7 @@ class SqliteAnswerStore:
                 try:
                     self._connection = self._connected()
                 except sqlite3.OperationalError as error:
-                    self._log_unusable(error)
+                    self._log_failure(error)
                 except sqlite3.DatabaseError as error:
                     self._set_aside(error)
                     continue
@@ -167,7 +167,7 @@ class SqliteAnswerStore:
         while _used_bytes(connection) > self._limit_bytes:
             if not self._full:
                 self._full = True
-                log_full(self._limit_bytes)
+                log_filled(self._limit_bytes)
             oldest = "SELECT rowid FROM entries ORDER BY rowid LIMIT ?"
             if not connection.execute(f"DELETE FROM entries WHERE rowid IN ({oldest})", [at_once]).rowcount:  # noqa: S608
                 return
@@ -179,9 +179,9 @@ class SqliteAnswerStore:
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
         self._path.replace(aside)
 
-    def _log_unusable(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         if not self._troubled:
-            log.warning("cache.unusable", path=str(self._path), cause=str(error))
+            log.warning("cache.failed", path=str(self._path), cause=str(error))
         self._troubled = True
 
 

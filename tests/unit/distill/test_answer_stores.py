@@ -12,8 +12,7 @@ import pytest
 import structlog
 
 from edl_runtime.distill.cache import sqlite_store
-from edl_runtime.distill.cache.answer_cache import AnswerCache
-from edl_runtime.distill.cache.answer_store import AnswerKey, AnswerStore
+from edl_runtime.distill.cache.answer_cache import AnswerCache, AnswerKey, AnswerStore
 from edl_runtime.errors import SpecError
 
 SUBJECT = AnswerKey("teacher", "1", b"logits of 1")
@@ -64,7 +63,7 @@ def test_the_oldest_are_dropped_for_the_newest(open_store: Open) -> None:
     known = [number for number, entry in enumerate(store.find(SUBJECT, names(4000))) if entry is not None]
     assert 500 < len(known) < 1000
     assert known == [0, *range(4001 - len(known), 4000)]
-    assert [entry["event"] for entry in logs] == ["cache.full"]
+    assert [entry["event"] for entry in logs] == ["cache.filled"]
 
 
 def test_more_than_a_query_holds_is_found(open_store: Open) -> None:
@@ -203,7 +202,7 @@ def test_what_another_process_locks_is_not_waited_for_long(file: Path, monkeypat
     with structlog.testing.capture_logs() as logs:
         store.keep(SUBJECT, {b"a": b"1"})
         store.keep(SUBJECT, {b"a": b"1"})
-    assert [entry["event"] for entry in logs] == ["cache.unusable"]
+    assert [entry["event"] for entry in logs] == ["cache.failed"]
     assert store.find(SUBJECT, [b"a", b"i1"]) == [None, b"entry"]
     other.execute("COMMIT")
     other.close()
@@ -223,8 +222,7 @@ PROCESSES = """
 import os, sys, time
 from pathlib import Path
 from edl_runtime.distill.cache import sqlite_store
-from edl_runtime.distill.cache.answer_cache import AnswerCache
-from edl_runtime.distill.cache.answer_store import AnswerKey
+from edl_runtime.distill.cache.answer_cache import AnswerCache, AnswerKey
 
 sqlite_store.BUSY_LIMIT_S = 60.0  # a busy machine may keep whoever has the lock waiting for longer than usual
 subject = AnswerKey("teacher", "1", b"shared")

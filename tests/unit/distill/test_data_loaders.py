@@ -134,7 +134,7 @@ def test_a_source_that_forks_is_not_called_while_the_script_trains() -> None:
                 time.sleep(0.02)  # in which it would be called
                 training = False
     assert found_training == [False] * 4
-    assert [entry["event"] for entry in logs if entry["event"].startswith("source")] == ["source.forks"]
+    assert [entry["event"] for entry in logs if entry["event"].startswith("source")] == ["source.forked"]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -153,7 +153,7 @@ def test_a_source_that_keeps_its_processes_is_called_ahead() -> None:
             for number, _ in enumerate(reader):
                 if epoch in (1, 2) and number == 2:
                     wait_until(lambda: len(calls) > epoch + 1)  # noqa: B023
-    assert "source.forks" not in [entry["event"] for entry in logs]
+    assert "source.forked" not in [entry["event"] for entry in logs]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -173,14 +173,14 @@ def test_a_hanging_source_is_waited_for_and_said(monkeypatch: pytest.MonkeyPatch
     assert waits == sorted(waits)
 
 
-def test_waiting_for_a_source_that_is_still_busy_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A source that blocks when its epoch is left keeps the next one waiting, which the log tells."""
-    monkeypatch.setattr(engine, "LOG_WAIT_EVERY_S", 0.02)
+def test_waiting_for_a_source_that_still_runs_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that blocks when its epoch is left delays the next one."""
+    monkeypatch.setattr(dispatch_policy, "LOG_WAIT_EVERY_S", 0.02)
     logs: list[Any]
 
     def source() -> Iterator[Any]:
         yield from batches()
-        wait_until(lambda: logged(logs, "source.still_busy"))
+        wait_until(lambda: logged(logs, "source.awaited"))
 
     with reader_of({"a:1": arithmetic}, source) as reader, structlog.testing.capture_logs() as logs:
         for number, _ in enumerate(reader, start=1):
@@ -204,7 +204,7 @@ def test_closing_does_not_wait_for_a_hanging_source(open_reader: Open, monkeypat
             epoch = iter(reader)
             next(epoch)
             hangs.wait()
-        assert logged(logs, "source.still_busy")
+        assert logged(logs, "source.abandoned")
     go_on.set()
     wait_until(lambda: not any(thread.name == "edl feeder" for thread in threading.enumerate()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,7 +16,7 @@ from support.teachers.fakes import arithmetic
 from support.teachers.process import wait_until
 
 from edl_runtime.distill.metrics import HOST, ReaderCollector, metrics_endpoint
-from edl_runtime.distill.stats import DeliveryCounter, ReaderStats, combined_stats
+from edl_runtime.distill.stats import DeliveryCounter, ReaderStats, StatsOfReaders, combined_stats
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 
@@ -157,15 +158,19 @@ def test_a_reader_whose_port_is_taken_reads_without_being_shown() -> None:
             assert len(list(epoch)) == BATCHES - 1
 
 
-def test_what_readers_have_done_stays_when_they_are_gone(port: int) -> None:
-    """A count that fell would be taken for a new process; what is only so now is over."""
-    endpoint = metrics_endpoint(port)
-    first, second = ReaderStats(samples=10, teachers=1, quarantined={"b:1": "lies"}), ReaderStats(samples=5, teachers=2)
-    with endpoint.showing(lambda: first):
-        with endpoint.showing(lambda: second):
-            assert (endpoint.stats().samples, endpoint.stats().teachers) == (15, 3)
-        assert (endpoint.stats().samples, endpoint.stats().teachers) == (15, 1)
-    assert endpoint.stats() == ReaderStats(samples=15)
+def test_counts_of_closed_readers_stay() -> None:
+    """A count that fell would be taken for a new process; what describes the present goes with the reader."""
+    readers = StatsOfReaders()
+    stats = [ReaderStats(samples=10, teachers=1, quarantined={"b:1": "lies"}), ReaderStats(samples=5, teachers=2)]
+    first, second = [partial(stats.__getitem__, number) for number in range(2)]
+    readers.add(first)
+    readers.add(second)
+    assert (readers.stats().samples, readers.stats().teachers) == (15, 3)
+    readers.remove(second)
+    readers.remove(second)
+    assert (readers.stats().samples, readers.stats().teachers) == (15, 1)
+    readers.remove(first)
+    assert readers.stats() == ReaderStats(samples=15)
 
 
 def test_a_process_has_one_endpoint_at_a_port(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
