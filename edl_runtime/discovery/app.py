@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from starlette.applications import Starlette
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
 CLOSE_WITHIN_S = 1.0
 """Longest time to send the end of a stream; the client may not be reading."""
 
-_NAME = re.compile(r"[!-~]{1,200}")
-_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
-
 log = get_logger(__name__)
 
 
@@ -49,7 +45,7 @@ class AssignmentStream:
     The open stream is the student's registration. Lines are `Assignment`s in JSON. It ends with the connection, when
     the student sends no status, when another stream has the same id, and when the endpoint stops.
 
-    Raises SpecError and RegistryUnavailableError before the first line.
+    Raises SpecError, HTTPException and RegistryUnavailableError before the first line.
     """
 
     def __init__(self, registry: StudentRegistry) -> None:
@@ -72,24 +68,21 @@ class AssignmentStream:
         log.info("student.disconnected", pool=pool, student=student.id, reason=reason)
 
 
-def student_id(text: str) -> str:
-    """Return `text` if it is a valid student id, else raise SpecError."""
-    if not _NAME.fullmatch(text):
-        raise SpecError("student", text[:200], "1 to 200 printable ASCII characters without blanks")
-    return text
+class _StudentQuery(msgspec.Struct):
+    """Id, address and want are as of a `Member`."""
+
+    student: Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,200}\Z")]
+    address: Annotated[str, msgspec.Meta(pattern=r"^[!-~]{0,200}\Z")] = ""
+    want: Annotated[int, msgspec.Meta(ge=1, lt=1_000_000_000)] | None = None
 
 
 def _parse_request(request: Request) -> tuple[str, Member]:
-    wanted = request.query_params.get("want")
-    if wanted is not None and not _NUMBER.fullmatch(wanted):
-        raise SpecError("want", wanted[:200], "the most teachers that the student can use, or no such parameter")
-    address = request.query_params.get("address", "")
-    if address and not _NAME.fullmatch(address):
-        raise SpecError("address", address[:200], "1 to 200 printable ASCII characters without blanks")
-    student = Member(
-        id=student_id(request.path_params["student"]), address=address, want=int(wanted) if wanted else None
-    )
-    return check_name("pool", request.path_params["pool"]), student
+    pool = check_name("pool", request.path_params["pool"])
+    try:
+        query = msgspec.convert({**request.query_params, **request.path_params}, _StudentQuery, strict=False)
+    except msgspec.ValidationError as error:
+        raise HTTPException(400, str(error)) from None
+    return pool, Member(id=query.student, address=query.address, want=query.want)
 
 
 async def _send_assignments(session: StudentSession, send: Send) -> str:
@@ -189,7 +182,7 @@ class _Routes:
         return _json(await get_pool(self._client, self._namespace, name))
 
     async def status(self, request: Request) -> Response:
-        pool, student = check_name("pool", request.path_params["pool"]), student_id(request.path_params["student"])
+        pool, student = request.path_params["pool"], request.path_params["student"]
         if not self._registry.update(pool, student, await _read_report(request)):
             raise HTTPException(
                 404, f"no student {student!r} of pool {pool!r} is connected here; open its stream first"

@@ -109,22 +109,18 @@ class DiscoveryClient:
 
     async def _refusal(self, response: httpx.Response) -> Exception:
         """Return the error for an answer; only a 5xx is worth a retry."""
-        reason = await _reason(response)
+        body = b""
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > _REASON_LIMIT:
+                break
+        try:
+            reason = _refusal_decoder.decode(body).error
+        except msgspec.DecodeError:
+            reason = "it is not a discovery endpoint"
         if response.is_server_error:
             return DiscoveryUnavailableError(self.url, f"it answered {response.status_code}: {reason}")
         return DiscoveryRefusedError(self.url, response.status_code, reason)
-
-
-async def _reason(response: httpx.Response) -> str:
-    body = b""
-    async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) > _REASON_LIMIT:
-            break
-    try:
-        return _refusal_decoder.decode(body).error
-    except msgspec.DecodeError:
-        return "it is not a discovery endpoint"
 
 
 class _Refusal(msgspec.Struct):
@@ -132,8 +128,6 @@ class _Refusal(msgspec.Struct):
 
 
 _refusal_decoder = JsonDecoder(_Refusal)
-
-
 _NAME = "settings.discovery_url (EDL_DISCOVERY_URL)"
 
 

@@ -250,39 +250,6 @@ class Request:
         return len(failures.by) >= MAX_FAILURES or self.failed_by >= in_use
 
 
-def requests_of(
-    payload: Any,
-    plans: Sequence[RequestPlan],
-    items: Sequence[int],
-    inputs: Mapping[InputBinding, Tensor],
-    *,
-    size: int | None,
-    most_rows: int,
-    cached_answers: Sequence[CachedAnswers] = (),
-    name: str = "a batch",
-) -> tuple[Batch, list[list[Request]]]:
-    """Return a batch of items with so many rows, and for each plan its requests for the rows without cached answers.
-
-    A request has `size` rows, or by default as many as `most_rows` and `MAX_REQUEST_BYTES` allow.
-    """
-    rows = sum(items)
-    missing: list[Sequence[int]] = [pool.missing for pool in cached_answers] or [range(rows)] * len(plans)
-    at_once = [size or _rows_a_request([inputs[binding] for binding in plan.inputs], rows, most_rows) for plan in plans]
-    counts = [-(-len(rows_of_pool) // rows_of_one) for rows_of_pool, rows_of_one in zip(missing, at_once, strict=True)]
-    batch = Batch(payload, plans, items=items, requests=counts, cached_answers=cached_answers, name=name)
-    requests: list[list[Request]] = []
-    for pool, (plan, rows_of_pool, rows_of_one) in enumerate(zip(plans, missing, at_once, strict=True)):
-        tensors = [(binding.name, inputs[binding]) for binding in plan.inputs]
-        of_pool = []
-        for index in range(counts[pool]):
-            part = rows_of_pool[index * rows_of_one : (index + 1) * rows_of_one]
-            cache_writer = cached_answers[pool].cache_writer(part) if cached_answers else None
-            picked = _select_rows(tensors, part)
-            of_pool.append(Request(batch, pool, index, picked, len(part), cache_writer=cache_writer))
-        requests.append(of_pool)
-    return batch, requests
-
-
 def _rows_a_request(tensors: Sequence[Tensor], rows: int, most_rows: int) -> int:
     """Return the rows of one request, such that no request is much smaller than the others."""
     requests = max(-(-rows // most_rows), -(-_nbytes(tensors) // MAX_REQUEST_BYTES), 1)
@@ -325,21 +292,34 @@ def cut(
 ) -> tuple[Batch, list[list[Request]]]:
     """Return a piece as a batch and its requests, for each plan; its first item is the epoch's `first`-th.
 
-    `size`, `most_rows`: see `requests_of`. Rows whose answers `recall` has are not requested, where a piece has one
-    item. Large rows and single batches are not copied, except to leave such rows out. Raises SampleError for items that
-    the teachers don't take, and if several items can't be joined.
+    A request has `size` rows, or by default as many as `most_rows` and `MAX_REQUEST_BYTES` allow. Rows whose answers
+    `recall` has are not requested, where a piece has one item. Large rows and single batches are not copied, except to
+    leave such rows out. Raises SampleError for items that teachers don't take, and if several items can't be joined.
     """
     where = _where(kind, first)
     payload, inputs, items = _CUT_BY_FORMAT[kind](piece, plans, where)
+    rows = sum(items)
     cached_answers: Sequence[CachedAnswers] = ()
     if recall is not None:
-        cached_answers = recall.of(payload[0] if kind == "batch" else payload, inputs, sum(items), where)
-    last = first + len(piece) - 1
+        cached_answers = recall.of(payload[0] if kind == "batch" else payload, inputs, rows, where)
+    missing: list[Sequence[int]] = [pool.missing for pool in cached_answers] or [range(rows)] * len(plans)
+    at_once = [size or _rows_a_request([inputs[binding] for binding in plan.inputs], rows, most_rows) for plan in plans]
+    counts = [-(-len(rows_of_pool) // rows_of_one) for rows_of_pool, rows_of_one in zip(missing, at_once, strict=True)]
     which = "samples" if kind == "sample" else "batches"
-    name = f"batch {first}" if kind != "sample" and len(piece) == 1 else f"{which} {first} to {last}"
-    return requests_of(
-        payload, plans, items, inputs, size=size, most_rows=most_rows, cached_answers=cached_answers, name=name
-    )
+    is_batch = kind != "sample" and len(piece) == 1
+    name = f"batch {first}" if is_batch else f"{which} {first} to {first + len(piece) - 1}"
+    batch = Batch(payload, plans, items=items, requests=counts, cached_answers=cached_answers, name=name)
+    requests: list[list[Request]] = []
+    for pool, (plan, rows_of_pool, rows_of_one) in enumerate(zip(plans, missing, at_once, strict=True)):
+        tensors = [(binding.name, inputs[binding]) for binding in plan.inputs]
+        of_pool = []
+        for index in range(counts[pool]):
+            part = rows_of_pool[index * rows_of_one : (index + 1) * rows_of_one]
+            cache_writer = cached_answers[pool].cache_writer(part) if cached_answers else None
+            picked = _select_rows(tensors, part)
+            of_pool.append(Request(batch, pool, index, picked, len(part), cache_writer=cache_writer))
+        requests.append(of_pool)
+    return batch, requests
 
 
 def join(kind: Format, batch: Batch, names: Sequence[str] = ()) -> Iterable[Any]:

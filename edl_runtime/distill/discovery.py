@@ -57,7 +57,15 @@ async def follow_pool(
     member_id = f"{settings.job or 'student'}-{settings.instance}-{uuid.uuid4().hex[:8]}"
     me = Member(id=member_id, address=f"{socket.gethostname()}:{os.getpid()}", want=teachers.at_most)
     follow_teachers = _follow_registry if settings.redis_url else _follow_endpoint
-    on_assignment = _on_change(on_teachers)
+    in_use: tuple[str, ...] | None = None
+
+    def on_assignment(assignment: Assignment) -> None:
+        nonlocal in_use
+        if assignment.teachers != in_use:
+            in_use = assignment.teachers
+            log.info("teachers.assigned", teachers=in_use, students=assignment.students, listed=assignment.listed)
+            on_teachers(in_use)
+
     while True:
         try:
             await follow_teachers(teachers.pool, me, settings, on_assignment, make_report)
@@ -93,20 +101,6 @@ async def _report_to(session: StudentSession, make_report: MakeReport) -> None:
     while True:
         session.note_report(make_report())
         await asyncio.sleep(REPORT_EVERY_S)
-
-
-def _on_change(on_teachers: OnTeachers) -> OnAssignment:
-    """Return a function that takes assignments and calls `on_teachers` when the teachers have changed."""
-    mine: tuple[str, ...] | None = None
-
-    def on_assignment(assignment: Assignment) -> None:
-        nonlocal mine
-        if assignment.teachers != mine:
-            mine = assignment.teachers
-            log.info("teachers.assigned", teachers=mine, students=assignment.students, listed=assignment.listed)
-            on_teachers(mine)
-
-    return on_assignment
 
 
 # The student's demand, reported to the pool

@@ -222,17 +222,15 @@ class Dispatcher:
     def _next_request(self, worker: WorkerSlot) -> Request | None:
         while self._queue and self._queue[0].settled:
             self._queue.popleft()
-        to_hedge = self._hedge_candidate(worker) if self._to_hedge else None
-        if to_hedge is not None and (not self._queue or to_hedge.turn < self._queue[0].turn):
-            self._to_hedge.remove(to_hedge)
-            self.hedges += 1
-            return to_hedge
+        if self._to_hedge:
+            self._to_hedge = [request for request in self._to_hedge if not request.settled]
+            same_teacher = [other.request for other in self._busy if other.address == worker.address]
+            slow = next((request for request in self._to_hedge if request not in same_teacher), None)
+            if slow is not None and (not self._queue or slow.turn < self._queue[0].turn):
+                self._to_hedge.remove(slow)
+                self.hedges += 1
+                return slow
         return self._queue.popleft() if self._queue else None
-
-    def _hedge_candidate(self, worker: WorkerSlot) -> Request | None:
-        self._to_hedge = [request for request in self._to_hedge if not request.settled]
-        same_teacher = [other.request for other in self._busy if other.address == worker.address]
-        return next((request for request in self._to_hedge if request not in same_teacher), None)
 
     def complete(self, worker: WorkerSlot, answers: Answers) -> None:
         """Deliver the answers to the worker's request. Only the first answers to a request count."""
@@ -248,55 +246,38 @@ class Dispatcher:
             request.answer(worker.address, answers, now)
             self._wake_script(request.batch)
 
-    def fail_request(self, worker: WorkerSlot, failure: Exception) -> bool:
-        """The worker's teacher failed its request; another may answer it, unless the request is hopeless.
+    def fail_request(self, worker: WorkerSlot, error: InferenceError | ProtocolError) -> bool:
+        """The worker's teacher failed its request; return whether the request is at fault, not the teacher.
 
-        Return whether the request was larger than usual, so that its size may be the cause; it is then sent in parts.
+        - A request larger than usual is sent in parts of the usual size, since its size may be the cause.
+        - One under which the predictor died is sent once more, alone and to one teacher. The second time it is given
+          up, since it would end every predictor.
+        - One that is refused as invalid is given up once all teachers in use have refused it.
+        - Any other may be answered by another teacher, unless it is hopeless.
         """
+        death = error if isinstance(error, InferenceError) and error.predictor_died else None
         with self._lock:
             request = worker.pending
             if request is None:
                 return False
-            if self._split(worker, request, failure):
-                return True
+            if death is not None:
+                request.deaths += (worker.address,)
+                request.hedged = True
+            if self._split(worker, request, error):
+                return death is None
+            if death is not None:
+                if len(request.deaths) >= MAX_PREDICTOR_DEATHS:
+                    self._give_up(worker, DeadlyRequestError(request.name, request.deaths, death.reason))
+                return False
             now = time.monotonic()
             request.fail(worker.address, now)
-            if request.is_hopeless({*self.connected, *self._timeout.recently_answered(now)}, now):
-                self._give_up(worker, failure)
-            return False
-
-    def note_predictor_death(self, worker: WorkerSlot, error: InferenceError) -> None:
-        """The predictor of the worker's teacher died while it ran the request, which may be the cause.
-
-        The request, or each part of one larger than usual, is sent once more, alone and to one teacher. The second time
-        it is given up, since it would end every predictor.
-        """
-        with self._lock:
-            request = worker.pending
-            if request is None:
-                return
-            request.deaths += (worker.address,)
-            request.hedged = True
-            if self._split(worker, request, error):
-                return
-            if len(request.deaths) >= MAX_PREDICTOR_DEATHS:
-                self._give_up(worker, DeadlyRequestError(request.name, request.deaths, error.reason))
-
-    def refuse_request(self, worker: WorkerSlot, refusal: Exception) -> bool:
-        """The worker's teacher refused the request as invalid; return False if only this teacher may be wrong.
-
-        A request is invalid once all teachers in use have refused it. One larger than usual is sent in parts first.
-        """
-        with self._lock:
-            request = worker.pending
-            if request is None:
-                return False
-            if self._split(worker, request, refusal):
-                return True
-            request.fail(worker.address, time.monotonic())
-            is_invalid = request.failed_by >= self.connected
-            if is_invalid:
-                self._give_up(worker, refusal)
+            if isinstance(error, InferenceError) and not error.retryable:
+                is_invalid = give_up = request.failed_by >= self.connected
+            else:
+                is_invalid = False
+                give_up = request.is_hopeless({*self.connected, *self._timeout.recently_answered(now)}, now)
+            if give_up:
+                self._give_up(worker, error)
             return is_invalid
 
     def _split(self, worker: WorkerSlot, request: Request, failure: Exception) -> bool:

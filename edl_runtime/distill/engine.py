@@ -184,7 +184,7 @@ class Engine:
                     if isinstance(teachers, Discovered):
                         demand = DemandMeter(partial(self.pipeline.pool_counts, number), teachers.at_most)
                         report = partial(_student_report, pool, demand)
-                        unavailable = pool.report_unavailable
+                        unavailable = self.pipeline.dispatchers[number].report_unavailable
                         following.create_task(follow_pool(teachers, self._settings, pool.use, unavailable, report))
         except* Exception as group:  # noqa: BLE001 -- raised in the training script
             self.pipeline.fail(group.exceptions[0])

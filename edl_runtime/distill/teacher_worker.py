@@ -252,9 +252,10 @@ class TeacherWorker(threading.Thread):
             answers = connection.infer(request.inputs, plan.requested, plan.normalise, alone=bool(request.deaths))
             plan.check(self._address, answers, request.rows)
         except InferenceError as error:
-            if self._is_request_at_fault(error):
-                return
-            raise
+            is_busy = error.retryable and not error.predictor_died and error.status in BUSY_STATUSES
+            if is_busy or not self._dispatcher.fail_request(self.slot, error):
+                raise
+            return
         except ProtocolError as error:
             self._dispatcher.fail_request(self.slot, error)
             raise
@@ -270,15 +271,6 @@ class TeacherWorker(threading.Thread):
         self.health.note_answer(self.slot.sent_at)
         self._retry_s = FIRST_RECONNECT_S
         self._away = False
-
-    def _is_request_at_fault(self, error: InferenceError) -> bool:
-        """Report the failed request to the dispatcher; return whether the request is at fault, not the teacher."""
-        if error.predictor_died:
-            self._dispatcher.note_predictor_death(self.slot, error)
-            return False
-        if not error.retryable:
-            return self._dispatcher.refuse_request(self.slot, error)
-        return error.status not in BUSY_STATUSES and self._dispatcher.fail_request(self.slot, error)
 
     def _back_off(self, error: Exception) -> None:
         """Put the teacher into quarantine, or wait before the next try."""
@@ -328,10 +320,7 @@ class TeacherPool:
         for worker in new:
             worker.start()
         if not addresses:
-            self.report_unavailable("no teacher is registered")
-
-    def report_unavailable(self, cause: str) -> None:
-        self._context.dispatcher.report_unavailable(cause)
+            self._context.dispatcher.report_unavailable("no teacher is registered")
 
     def quarantined(self) -> dict[str, str]:
         """Return the teachers in use that are in quarantine, address → reason."""

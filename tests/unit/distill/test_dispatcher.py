@@ -76,7 +76,7 @@ def test_what_came_back_is_asked_before_what_is_younger_and_slow(
 def test_what_a_predictor_died_under_is_hedged_with_nobody(dispatcher: Dispatcher, requests: Sequence[Request]) -> None:
     """It may end that teacher's, too: one is asked, and if that lives, however slowly, no other."""
     first, other = (asked(dispatcher, f"{name}:1") for name in "ab")
-    dispatcher.note_predictor_death(first, InferenceError("a:1", 503, "it died", retryable=True, predictor_died=True))
+    dispatcher.fail_request(first, InferenceError("a:1", 503, "it died", retryable=True, predictor_died=True))
     dispatcher.remove_worker(first)
     third = asked(dispatcher, "c:1")
     assert third.request is requests[0]
