@@ -81,6 +81,7 @@ class WorkerSlot:
 class Dispatcher:
     """The requests to one pool. Every method is safe from any thread.
 
+    - `timeout`: how long its teachers have not answered.
     - `connected`: the addresses of the teachers in use: connected, and not about to leave.
     - `signature`: of the teachers' model; None before the first teacher is connected.
     - `retries`: how often a request was sent again; `hedges`: how often to a second teacher.
@@ -93,7 +94,7 @@ class Dispatcher:
         self.hedges = 0
         self._signals = signals
         self._lock = signals.lock
-        self._timeout = timeout
+        self.timeout = timeout
         self._work = threading.Condition(signals.lock)  # for workers
         self._queue: deque[Request] = deque()  # by turn
         self._to_hedge: list[Request] = []  # for a second teacher; by turn
@@ -130,7 +131,7 @@ class Dispatcher:
 
     def enqueue(self, requests: Sequence[Request], now: float) -> None:
         if not self._queue and not self._busy:
-            self._timeout.restart(now)
+            self.timeout.restart(now)
         for request in requests:
             insort(self._queue, request, key=_BY_TURN)
         self._work.notify(len(requests))
@@ -141,10 +142,7 @@ class Dispatcher:
 
     def pause_s(self, now: float, waiting_since: float) -> float:
         """Return after how many seconds a waiting script should check again. Raises NoTeacherError."""
-        return self._timeout.pause_s(now, waiting_since=waiting_since, connected=bool(self._workers))
-
-    def restart_timeout(self, now: float) -> None:
-        self._timeout.restart(now)
+        return self.timeout.pause_s(now, waiting_since=waiting_since, connected=bool(self._workers))
 
     def wake_workers(self) -> None:
         self._work.notify_all()
@@ -201,7 +199,7 @@ class Dispatcher:
     def report_unavailable(self, cause: str) -> None:
         """Keep `cause` as the last reason why a teacher can't be used."""
         with self._lock:
-            self._timeout.last_error = cause
+            self.timeout.last_error = cause
             self._signals.done.notify_all()
 
     def take_request(self, worker: WorkerSlot) -> Request | None:
@@ -238,11 +236,11 @@ class Dispatcher:
             now = time.monotonic()
             self._hedging.note(now - worker.sent_at)
             self._sizing.note(now - worker.sent_at)
-            self._timeout.note_answer(worker.address, now)
+            self.timeout.note_answer(worker.address, now)
             request = self._release(worker)
             if request is None:
                 return
-            self._timeout.restart(now)
+            self.timeout.restart(now)
             request.answer(worker.address, answers, now)
             self._wake_script(request.batch)
 
@@ -275,7 +273,7 @@ class Dispatcher:
                 is_invalid = give_up = request.failed_by >= self.connected
             else:
                 is_invalid = False
-                give_up = request.is_hopeless({*self.connected, *self._timeout.recently_answered(now)}, now)
+                give_up = request.is_hopeless({*self.connected, *self.timeout.recently_answered(now)}, now)
             if give_up:
                 self._give_up(worker, error)
             return is_invalid

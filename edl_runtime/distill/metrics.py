@@ -21,46 +21,32 @@ HOST = "127.0.0.1"
 """Prometheus's server has no authentication, so it listens on this machine only."""
 
 
-_FAMILIES: tuple[
-    tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, str, Callable[[ReaderStats], Any]], ...
-] = (
-    (CounterMetricFamily, "batches", "", "Batches that the script took.", attrgetter("batches")),
-    (CounterMetricFamily, "samples", "", "Samples that the script took.", attrgetter("samples")),
-    (CounterMetricFamily, "cached_samples", "", "Samples among them that were in the cache.", attrgetter("cached")),
-    (
-        CounterMetricFamily,
-        "wait_seconds",
-        "for",
-        "Seconds that the script waited, for its source or for teachers.",
-        lambda now: {"source": now.waited_for_source_s, "teachers": now.waited_s - now.waited_for_source_s},
-    ),
-    (CounterMetricFamily, "answers", "teacher", "Requests whose answers the script took.", attrgetter("answered")),
-    (
-        CounterMetricFamily,
-        "retries",
-        "",
-        "Requests sent again because a teacher failed or left.",
-        attrgetter("retries"),
-    ),
-    (
-        CounterMetricFamily,
-        "hedges",
-        "",
-        "Requests also sent to a second teacher, the first being slow.",
-        attrgetter("hedges"),
-    ),
-    (GaugeMetricFamily, "queued_requests", "", "Requests that wait for a teacher.", attrgetter("queued")),
-    (GaugeMetricFamily, "requests_in_flight", "", "Requests at teachers.", attrgetter("in_flight")),
-    (GaugeMetricFamily, "teachers", "", "Teachers in use, without those in quarantine.", attrgetter("teachers")),
-    (
-        GaugeMetricFamily,
-        "quarantined",
-        "teacher",
-        "1 for a teacher in quarantine, else 0.",
-        lambda now: {teacher: teacher in now.quarantined for teacher in sorted({*now.answered, *now.quarantined})},
-    ),
+def _waits(now: ReaderStats) -> dict[str, float]:
+    return {"source": now.waited_for_source_s, "teachers": now.waited_s - now.waited_for_source_s}
+
+
+def _quarantined(now: ReaderStats) -> dict[str, bool]:
+    return {teacher: teacher in now.quarantined for teacher in sorted({*now.answered, *now.quarantined})}
+
+
+_Metrics = tuple[tuple[str, str, str, Callable[[ReaderStats], Any]], ...]
+"""Name, label if it has one, and help of each metric; and its value or, for each label, values."""
+
+_COUNTERS: _Metrics = (
+    ("batches", "", "Batches that the script took.", attrgetter("batches")),
+    ("samples", "", "Samples that the script took.", attrgetter("samples")),
+    ("cached_samples", "", "Samples among them that were in the cache.", attrgetter("cached")),
+    ("wait_seconds", "for", "Seconds that the script waited, for its source or for teachers.", _waits),
+    ("answers", "teacher", "Requests whose answers the script took.", attrgetter("answered")),
+    ("retries", "", "Requests sent again because a teacher failed or left.", attrgetter("retries")),
+    ("hedges", "", "Requests also sent to a second teacher, the first being slow.", attrgetter("hedges")),
 )
-"""Kind, name, label if it has one, and help of each metric; and its value or, for each label, values."""
+_GAUGES: _Metrics = (
+    ("queued_requests", "", "Requests that wait for a teacher.", attrgetter("queued")),
+    ("requests_in_flight", "", "Requests at teachers.", attrgetter("in_flight")),
+    ("teachers", "", "Teachers in use, without those in quarantine.", attrgetter("teachers")),
+    ("quarantined", "teacher", "1 for a teacher in quarantine, else 0.", _quarantined),
+)
 
 
 class ReaderCollector(Collector):
@@ -74,12 +60,13 @@ class ReaderCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         now = self._stats()
-        for kind, name, label, text, value_of in _FAMILIES:
-            family = kind(f"edl_distill_{name}", text, labels=[label] if label else [])
-            value = value_of(now)
-            for each, one in value.items() if label else [("", value)]:
-                family.add_metric([each] if label else [], one)
-            yield family
+        for kind, metrics in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
+            for name, label, text, value_of in metrics:
+                family = kind(f"edl_distill_{name}", text, labels=[label] if label else [])
+                value = value_of(now)
+                for each, one in value.items() if label else [("", value)]:
+                    family.add_metric([each] if label else [], one)
+                yield family
 
 
 _endpoints: dict[tuple[int, int], StatsOfReaders] = {}

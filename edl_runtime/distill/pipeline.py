@@ -244,7 +244,7 @@ class Pipeline:
             if epoch.awaited:
                 self._counter.await_teachers(now)
             for pool in self.dispatchers:
-                pool.restart_timeout(now)
+                pool.timeout.restart(now)
             self._done.notify()
             while True:
                 signatures = [pool.signature for pool in self.dispatchers if pool.signature is not None]

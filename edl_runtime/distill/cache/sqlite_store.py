@@ -155,12 +155,7 @@ class SqliteAnswerStore:
             "INSERT OR IGNORE INTO subjects VALUES (?, ?, ?)",
             [(subject.digest, subject.model, subject.version) for subject in self._subjects],
         )
-        subjects = {digest for (digest,) in connection.execute("SELECT digest FROM subjects")}
-        used = set(_subjects_of_entries(connection))
-        if not used & subjects:
-            connection.execute("DELETE FROM entries")  # much faster than by subject
-        else:
-            connection.executemany("DELETE FROM entries WHERE subject = ?", [(digest,) for digest in used - subjects])
+        connection.execute("DELETE FROM entries WHERE subject NOT IN (SELECT digest FROM subjects)")
 
     def _drop_oldest(self, connection: sqlite3.Connection, at_once: int) -> None:
         """Drop entries until the contents fit the limit; SQLite reuses the freed pages."""
@@ -198,13 +193,6 @@ def _exclusive(path: Path) -> Iterator[None]:
             else:
                 break
         yield
-
-
-def _subjects_of_entries(connection: sqlite3.Connection) -> Iterator[bytes]:
-    """Yield each subject that has entries; steps through the index, since there may be millions of entries."""
-    last = b""
-    while last := connection.execute("SELECT min(subject) FROM entries WHERE subject > ?", [last]).fetchone()[0]:
-        yield last
 
 
 def _used_bytes(connection: sqlite3.Connection) -> int:

@@ -92,7 +92,7 @@ def test_a_teacher_with_another_model_is_not_used() -> None:
     with reader_of(teachers, addresses=("a:1", "b:2")) as reader:
         assert numbers(list(reader)) == ALL
         teachers.behaviours["b:2"] = arithmetic
-        while "model differs" not in reader._own_engine.pipeline.dispatchers[0]._timeout.last_error:
+        while "model differs" not in reader._own_engine.pipeline.dispatchers[0].timeout.last_error:
             list(reader)
         list(reader)
     assert teachers.asked["b:2"] == 0
