@@ -95,7 +95,7 @@ def test_reading_goes_on_and_new_teachers_are_used_when_redis_is_back(
         read_until(reader, BATCHES, lambda: reader.stats().teachers == 3)
 
 
-def test_no_redis_at_the_start_is_said(own_redis: RedisServer, settings: RuntimeSettings) -> None:
+def test_a_missing_redis_at_the_start_is_an_error(own_redis: RedisServer, settings: RuntimeSettings) -> None:
     """The first iteration raises what is wrong with which Redis."""
     kill(own_redis)
     with (
@@ -105,7 +105,7 @@ def test_no_redis_at_the_start_is_said(own_redis: RedisServer, settings: Runtime
         list(reader)
 
 
-def test_a_redis_that_is_silent_at_the_start_is_asked_for_as_long_as_teachers_are_waited_for(
+def test_a_silent_redis_at_the_start_is_retried_within_the_wait_limit(
     own_redis: RedisServer, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the first iteration raises that there is no teacher, since which Redis is silent."""

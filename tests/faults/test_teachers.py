@@ -115,7 +115,7 @@ def test_all_teachers_dead_is_a_pause_until_one_registers(settings: RuntimeSetti
         assert reader.stats().answered[good.address] > 0
 
 
-def test_what_a_slow_teacher_is_asked_another_is_asked_too(good: Teacher, odd: OddTeacher) -> None:
+def test_requests_to_a_slow_teacher_are_hedged(good: Teacher, odd: OddTeacher) -> None:
     """Once for a request, of another teacher, and within the budget; the first answer counts."""
     batches = Batches(100, seconds=0.01)
     metadata = metadata_of(good.address)

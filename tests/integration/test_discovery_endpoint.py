@@ -70,7 +70,7 @@ async def test_lists_are_those_of_edl_pools(http: httpx.AsyncClient, settings: R
     assert "no pool 'absent'" in absent.json()["error"]
 
 
-async def test_what_can_not_be_asked_is_refused(http: httpx.AsyncClient, settings: RuntimeSettings) -> None:
+async def test_invalid_requests_are_refused(http: httpx.AsyncClient, settings: RuntimeSettings) -> None:
     """With a reason, in JSON; nobody is registered, by HEAD neither, which programs that watch others ask by."""
     for path, status, said in (
         ("/v1/pools/Bad_Name", 400, "a-z"),
@@ -93,7 +93,7 @@ async def test_what_can_not_be_asked_is_refused(http: httpx.AsyncClient, setting
     assert await students(settings) == []
 
 
-async def test_a_token_is_asked_for(settings: RuntimeSettings) -> None:
+async def test_a_token_is_required(settings: RuntimeSettings) -> None:
     """Without it or with a wrong one nothing but health is told; a student says so at once, and shows none."""
     secured = msgspec.structs.replace(settings, discovery_token=TOKEN)
     async with serving(secured) as url, asking(url) as http, registered(settings, "a:1"):
@@ -115,7 +115,7 @@ async def test_a_token_is_asked_for(settings: RuntimeSettings) -> None:
             await one.until(lambda teachers: teachers == ("a:1",))
 
 
-async def test_https_is_spoken_with_whom_one_trusts(
+async def test_https_needs_a_trusted_certificate(
     settings: RuntimeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A student follows as ever; one that does not know the certificate, or speaks no TLS, is told nothing."""
@@ -135,7 +135,7 @@ async def test_https_is_spoken_with_whom_one_trusts(
             await until_shown(settings, "garbage (by 1 student)")
 
 
-async def test_an_endpoint_that_can_never_work_says_so(settings: RuntimeSettings) -> None:
+async def test_wrong_settings_of_an_endpoint_are_errors(settings: RuntimeSettings) -> None:
     """What to set is said, and which port is taken."""
 
     async def serve(host: str, settings: RuntimeSettings, port: int = 0) -> None:
@@ -189,7 +189,7 @@ async def test_changes_are_pushed(
     await until_students(settings)
 
 
-async def test_a_student_that_says_nothing_is_let_go(
+async def test_a_silent_student_is_removed(
     http: httpx.AsyncClient, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped student, or one that never reads its stream, keeps no teachers. The stream ends in order."""
@@ -279,7 +279,7 @@ async def test_pools_beyond_the_limit_are_refused(redis_url: str, namespace: str
     ],
     ids=["nothing", "one request", "half a body"],
 )
-async def test_who_asks_nothing_is_disconnected(
+async def test_a_connection_without_a_request_is_closed(
     settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch, asked: bytes, rest: bytes
 ) -> None:
     """A connection that is only held is one that others could need, whatever it has been answered before."""
@@ -288,7 +288,7 @@ async def test_who_asks_nothing_is_disconnected(
         await ends(reader)
 
 
-async def test_words_that_do_not_come_are_not_waited_for(
+async def test_a_body_that_does_not_arrive_times_out(
     settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body that was announced and is not sent holds nothing up."""
@@ -316,7 +316,7 @@ async def ends(reader: asyncio.StreamReader) -> None:
         await asyncio.wait_for(reader.read(), PATIENCE_S)
 
 
-async def test_strangers_lock_out_nobody_who_has_the_token(
+async def test_strangers_can_not_lock_out_clients_with_the_token(
     settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest connection without it makes room; where there is none, the newest goes, and no stream ends."""

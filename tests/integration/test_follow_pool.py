@@ -37,7 +37,7 @@ def endpoint_url(settings: RuntimeSettings) -> Iterator[str]:
         yield endpoint.url
 
 
-async def test_quarantines_are_told_as_long_as_they_last(
+async def test_quarantines_are_shown_while_they_last(
     settings: RuntimeSettings, endpoint_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others see which teachers students keep from work, for as long as they do and no longer, and by how many."""
@@ -73,7 +73,7 @@ async def test_students_share_by_one_rule_wherever_they_are(settings: RuntimeSet
         assert sorted(address for mine in by_all.values() for address in mine) == teachers
 
 
-async def test_a_student_whose_only_teacher_is_bad_asks_another_s_meanwhile(
+async def test_a_student_whose_only_teacher_is_bad_gets_another_meanwhile(
     settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It keeps its own, to notice when that is good again, and then has that alone."""

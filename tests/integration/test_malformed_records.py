@@ -77,7 +77,7 @@ async def profile(client: Redis, namespace: str, nonsense: str) -> Any:
 
 @pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda text: text[:30])
 @pytest.mark.parametrize("found", [report, reader_s_report, demanded, member, checkpoint, event, profile])
-async def test_what_is_no_record_counts_as_none(client: Redis, namespace: str, found: Reads, nonsense: str) -> None:
+async def test_an_unreadable_record_counts_as_none(client: Redis, namespace: str, found: Reads, nonsense: str) -> None:
     """And whoever reads it goes on."""
     assert not await found(client, namespace, nonsense)
 

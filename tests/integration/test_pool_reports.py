@@ -66,7 +66,7 @@ def read_until_reported(batches: Iterator[Any], settings: RuntimeSettings, *pool
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by_endpoint", [True, pytest.param(False, marks=pytest.mark.deep)])
-def test_a_student_that_only_waits_and_its_teacher_say_so(settings: RuntimeSettings, *, by_endpoint: bool) -> None:
+def test_a_waiting_student_and_its_teacher_report_it(settings: RuntimeSettings, *, by_endpoint: bool) -> None:
     """With a beat of either, in Redis or behind a discovery endpoint."""
     with slow_teacher(settings, "--max-batch", "1"), running_discovery(settings) as endpoint:
         mine = behind(endpoint.url, settings) if by_endpoint else settings

@@ -118,7 +118,7 @@ def test_json_has_it_all(reported: dict[str, str]) -> None:
     assert json.loads(run(reported, "digits", "--json").output) == digits
 
 
-def test_a_pool_that_nobody_is_in_is_an_error(populated: dict[str, str]) -> None:
+def test_an_unknown_pool_is_an_error(populated: dict[str, str]) -> None:
     """A person learns which pools there are, and where else to look."""
     for words in (["absent"], ["absent", "--json"]):
         error = run(populated, *words).exception
@@ -141,7 +141,7 @@ def test_behind_an_endpoint_the_same_is_shown(populated: dict[str, str]) -> None
     assert "wr0ng" not in str(refused)
 
 
-def test_a_namespace_without_pools_says_so(redis_url: str, namespace: str) -> None:
+def test_an_empty_namespace_is_reported(redis_url: str, namespace: str) -> None:
     """Nothing to show is not an empty table."""
     result = run({"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace})
     assert result.output == "no pool has members\n"

@@ -60,7 +60,7 @@ def test_a_batch_that_is_wrong_is_noticed(wrong: str) -> None:
         batches.check(epoch)
 
 
-def test_nobody_in_the_pool_is_said(settings: RuntimeSettings) -> None:
+def test_a_pool_without_members_is_an_error(settings: RuntimeSettings) -> None:
     """The error names the pool and why there is nobody."""
     impatient = msgspec.structs.replace(settings, teacher_wait_s=0.4)
     reader = reader_of(Batches(1), Discovered("nobody"), impatient)
@@ -97,7 +97,7 @@ def images() -> Iterator[tuple[Array, list[str]]]:
 
 
 @pytest.mark.slow
-def test_a_teacher_that_returns_with_another_model_is_asked_again(tmp_path: Path) -> None:
+def test_samples_are_requested_again_from_another_model(tmp_path: Path) -> None:
     """One of the same model is not. What is kept is what was answered, to images as bytes and of the largest values."""
     cache = AnswerCache("name", folder=tmp_path / "answers")
     env = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -97,7 +97,7 @@ async def test_a_pool_that_is_joined_while_it_is_struck_off_stays_listed(pool: P
         assert await pool.directory.pools() == ["pool"]
 
 
-async def test_a_lease_is_renewed_until_it_ran_out_and_then_taken_anew_with_a_larger_fence(pool: Pool) -> None:
+async def test_an_expired_lease_is_registered_again_with_a_larger_fence(pool: Pool) -> None:
     """Renewing puts its end off; a holder that was stopped for too long is a new member, and its old token is void."""
     async with pool.hold() as lease, asyncio.timeout(100):
         before, ends_at = lease.fence, await pool.client.zscore(keys.service_key(pool.service, "leases"), "a")
@@ -212,7 +212,7 @@ async def test_a_teacher_of_another_model_is_refused(pool: Pool) -> None:
 
 
 @pytest.mark.usefixtures("_dead_soon")
-async def test_a_pool_taken_over_by_another_model_refuses_those_who_come_back(pool: Pool) -> None:
+async def test_a_pool_taken_over_by_another_model_refuses_returning_teachers(pool: Pool) -> None:
     """A teacher whose pool has become another's learns that it can never come back."""
     record, contract = '{"id":"b","address":"b:1"}', msgspec.json.encode(LETTERS).decode()
     async with pool.hold() as lease:
@@ -235,7 +235,7 @@ async def test_a_pool_can_start_again_with_another_model_while_dead_teachers_run
         assert await pool.directory.contract("pool") == LETTERS
 
 
-async def test_the_same_model_in_other_words_is_let_in(pool: Pool) -> None:
+async def test_the_same_model_in_another_encoding_joins(pool: Pool) -> None:
     """Models are compared by what they say, not by how their JSON is written."""
     record = '{"id":"z","address":"z:1"}'
     contract = '{ "inputs": [{"shape": [-1, 784], "datatype": "FP32", "name": "image"}], "name": "digits" }'
@@ -259,7 +259,7 @@ async def test_a_cancelled_reader_ends(pool: Pool) -> None:
         assert ended
 
 
-async def test_a_record_that_nobody_can_read_hides_no_other(pool: Pool) -> None:
+async def test_an_unreadable_record_hides_no_other(pool: Pool) -> None:
     """One member written by something else is left out, the rest is listed."""
     await pool.run("register", ["odd", 60_000, '{"weight":"much"}', ""])
     async with pool.hold():
@@ -267,7 +267,7 @@ async def test_a_record_that_nobody_can_read_hides_no_other(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("url", ["redis://:secret@127.0.0.1:1/0", "redis://:secret@HERE", "redis://HERE"])
-async def test_a_redis_that_can_not_be_used_is_said_so_at_once(url: str, redis_url: str) -> None:
+async def test_an_unusable_redis_is_an_error_at_once(url: str, redis_url: str) -> None:
     """Nobody there, a wrong password or none: an error with the address, without the password, after one attempt."""
     url = url.replace("HERE", redis_url.rpartition("@")[2])
     async with connect(url) as client, asyncio.timeout(100):
@@ -280,7 +280,7 @@ async def test_a_redis_that_can_not_be_used_is_said_so_at_once(url: str, redis_u
             assert "secret" not in str(caught.value)
 
 
-async def test_a_contract_that_nobody_can_read_refuses_teachers_by_its_name(pool: Pool) -> None:
+async def test_an_unreadable_contract_is_named_in_the_error(pool: Pool) -> None:
     """Others see the pool without its model."""
     async with pool.hold("a"):
         await pool.client.set(keys.service_key(pool.service, "contract"), '{"name": 7}')

@@ -87,7 +87,7 @@ async def until(client: Redis, namespace: str, wanted: PoolDemand) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_reports_come_with_the_beat_and_go_with_the_lease(client: Redis, namespace: str) -> None:
+async def test_reports_come_with_renewals_and_go_with_the_lease(client: Redis, namespace: str) -> None:
     """Those of all pools at once; a member that says nothing is listed, and so is a pool that nobody is in."""
     teachers, students = Service(namespace, "p"), Service(namespace, "p", "students")
     told = PoolDemand(teachers={"t0": BUSY, "t1": None}, students={"s0": WAITING})
@@ -107,7 +107,7 @@ async def test_reports_come_with_the_beat_and_go_with_the_lease(client: Redis, n
     assert await client.exists(keys.service_key(teachers, "reports"), keys.service_key(students, "reports")) == 0
 
 
-async def test_a_dead_member_s_report_is_gone_with_it(client: Redis, namespace: str) -> None:
+async def test_a_report_ends_with_its_lease(client: Redis, namespace: str) -> None:
     """It counts no longer than the lease, and one who registers anew has said nothing yet."""
     service = Service(namespace, "p")
     lease = hold(client, service, Member(id="t0", address="h:1"), make_report=lambda: BUSY)
@@ -136,7 +136,7 @@ async def test_an_old_or_unreadable_report_is_none(client: Redis, namespace: str
         assert found.busy == 0.5
 
 
-async def test_it_is_known_when_somebody_last_came_or_went(client: Redis, namespace: str) -> None:
+async def test_the_last_join_or_leave_is_known(client: Redis, namespace: str) -> None:
     """Of either role, by the clock of their leases; of a pool that there never was, nobody has."""
     service = Service(namespace, "p")
     seconds, _ = await client.time()
@@ -160,9 +160,7 @@ async def test_the_last_report_is_read_back_for_an_hour(client: Redis, namespace
     assert 3500 < await client.ttl(keys.progress(namespace, "job")) <= 3600
 
 
-async def test_what_readers_of_a_jobs_instances_say_is_added_to_what_its_agents_say(
-    client: Redis, namespace: str
-) -> None:
+async def test_progress_of_readers_is_added_to_that_of_the_agents(client: Redis, namespace: str) -> None:
     """Of the same run alone, from whichever comes first; counts of an instance that has left stay."""
     first = Progress(step=9, updated_at=100.0, answered={"a": 2, "b": 1}, teachers=2, waiting=0.1, limit="student")
     second = Progress(step=5, updated_at=101.0, answered={"a": 4}, teachers=1, waiting=0.5, limit="teachers", queued=3)
@@ -214,7 +212,7 @@ async def test_a_teachers_most_frequent_quarantine_is_shown(client: Redis, names
     }
 
 
-async def test_what_has_landed_is_read_once_by_whoever_remembers_how_far_he_was(client: Redis, namespace: str) -> None:
+async def test_checkpoints_are_read_once_after_a_position(client: Redis, namespace: str) -> None:
     """Oldest first, all of it, and the newest by itself."""
     assert await checkpoint_events.newest(client, namespace, "s") is None
     assert await checkpoint_events.end(client, namespace, "s") == checkpoint_events.START
@@ -229,7 +227,7 @@ async def test_what_has_landed_is_read_once_by_whoever_remembers_how_far_he_was(
     assert await checkpoint_events.after(client, namespace, "other", block_ms=0) == []
 
 
-async def test_one_that_lands_is_seen_at_once(client: Redis, namespace: str) -> None:
+async def test_a_new_checkpoint_is_seen_at_once(client: Redis, namespace: str) -> None:
     """Whoever waits for it is woken; a wait is never longer than the client's patience."""
     last = await checkpoint_events.end(client, namespace, "s")
     assert await checkpoint_events.after(client, namespace, "s", last, block_ms=60_000) == []

@@ -167,14 +167,14 @@ def test_each_version_computes_the_same() -> None:
     assert "".join(teacher for (teacher,) in served.values()) == "cabcbcac"
 
 
-def test_nobody_to_assign() -> None:
+def test_empty_lists_have_empty_assignments() -> None:
     """Without teachers each student has none; without students there is nothing to say."""
     assert assign({}, {"s": None}) == {"s": ()}
     assert assign({"t": 1.0}, {}) == {}
     assert assign({}, {}) == {}
 
 
-def test_weights_decide_who_serves_how_many_and_who_is_idle() -> None:
+def test_weights_decide_shares_and_idle_teachers() -> None:
     """In proportion, as evenly as whole numbers allow; the heavy ones are spread, and used first."""
     assert users(assign({"big": 4.0, "mid": 2.0, "small": 1.0}, {f"s{n}": None for n in range(14)})) == {
         "big": 8,

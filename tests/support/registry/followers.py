@@ -1,4 +1,4 @@
-"""Students of pools for tests: what they are told, and members that come and go."""
+"""Students of pools for tests, with the teachers they are assigned, and members that join and leave."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import httpx  # noqa: F401 - it takes a while, in which no loop should wait for a student that is the first to need it
+import httpx  # noqa: F401 - slow to import, so not while a loop runs
 import msgspec
 import pytest
 
@@ -28,11 +28,11 @@ PATIENCE_S = 100.0
 
 
 class Student:
-    """A student; `told` has all that it was told to use, and when, `lacks` why it found nobody who tells it."""
+    """A student. `told`: when it was assigned which teachers; `unavailable`: why Redis or endpoint failed."""
 
     def __init__(self) -> None:
         self.told: list[tuple[float, tuple[str, ...]]] = []
-        self.lacks: list[str] = []
+        self.unavailable: list[str] = []
         self.quarantined: dict[str, str] = {}
 
     @property
@@ -40,9 +40,9 @@ class Student:
         return self.told[-1][1] if self.told else None
 
     async def until(self, condition: Callable[[tuple[str, ...]], bool]) -> float:
-        """Wait for such teachers; return when they were told."""
+        """Wait for such teachers; return when they were assigned."""
         async with asyncio.timeout(PATIENCE_S):
-            while self.teachers is None or not condition(self.teachers):  # noqa: ASYNC110 - it tells nobody
+            while self.teachers is None or not condition(self.teachers):  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.01)
         return self.told[-1][0]
 
@@ -57,15 +57,15 @@ class Student:
 async def student(settings: RuntimeSettings, at_most: int | None = None) -> AsyncIterator[Student]:
     """Follow the pool in the block. What the following raises comes out of the block."""
     one = Student()
-    wish = Discovered(POOL, at_most)
+    teachers = Discovered(POOL, at_most)
     async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(follow_pool(wish, settings, one.use, one.lacks.append, one.report))
+        following = tasks.create_task(follow_pool(teachers, settings, one.use, one.unavailable.append, one.report))
         yield one
         following.cancel()
 
 
 async def failure_of(settings: RuntimeSettings) -> Exception:
-    """What a student raises."""
+    """Return what a student raises."""
     with pytest.raises(ExceptionGroup) as caught:
         async with student(settings), asyncio.timeout(PATIENCE_S):
             await asyncio.Event().wait()
@@ -76,7 +76,7 @@ async def failure_of(settings: RuntimeSettings) -> Exception:
 
 async def until_logged(logs: Sequence[Mapping[str, Any]], event: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not any(entry["event"] == event for entry in logs):  # noqa: ASYNC110 - a log tells nobody
+        while not any(entry["event"] == event for entry in logs):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
 
 
@@ -95,7 +95,7 @@ class OneTeacher(Directory):
 async def registered(
     settings: RuntimeSettings, *teachers: str, ttl_s: float = 60.0, pool: str = POOL
 ) -> AsyncIterator[None]:
-    """Have teachers of those addresses in the pool, though nobody listens there."""
+    """Register teachers of these addresses in the pool; no process listens there."""
     async with connect(settings.redis_url) as client, contextlib.AsyncExitStack() as stack:
         for address in teachers:
             member = Member(id=address, address=address)
@@ -109,7 +109,7 @@ def behind(url: str, settings: RuntimeSettings) -> RuntimeSettings:
 
 
 async def until_shown(settings: RuntimeSettings, wanted: str) -> None:
-    """Wait until a person sees that of the one teacher's quarantine."""
+    """Wait until the pool's only teacher has this quarantine in `edl pools`."""
     async with connect(settings.redis_url) as client, asyncio.timeout(PATIENCE_S):
         while True:
             [teacher] = (await get_pool(client, settings.namespace, POOL)).teachers

@@ -28,7 +28,7 @@ async def feed() -> AsyncIterator[PoolAssignments]:
     await made.stop()
 
 
-async def test_the_endpoint_goes_on_while_shares_are_computed(
+async def test_the_event_loop_runs_while_assignments_are_computed(
     feed: PoolAssignments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many they are: else the leases of its students would run out meanwhile, and there is more to compute."""
@@ -73,7 +73,9 @@ async def test_a_burst_of_changes_is_computed_together(feed: PoolAssignments, mo
     assert computed == [1, 1001]
 
 
-async def test_it_rests_as_long_as_it_has_computed(feed: PoolAssignments, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_computation_is_followed_by_an_equally_long_pause(
+    feed: PoolAssignments, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Leases have to be renewed meanwhile; and who says again what it has said costs no computation."""
     now_s = 0.0
     computed = 0
@@ -100,7 +102,7 @@ async def test_it_rests_as_long_as_it_has_computed(feed: PoolAssignments, monkey
     assert computed == 2
 
 
-async def test_a_student_that_came_again_stays_when_its_earlier_stream_ends(feed: PoolAssignments) -> None:
+async def test_a_student_that_reconnected_stays_when_its_earlier_stream_ends(feed: PoolAssignments) -> None:
     """Whether or not the registry lists it."""
     earlier, later = Member(id="s", address="h:1"), Member(id="s", address="h:2")
     feed.start()
@@ -115,9 +117,7 @@ async def test_a_student_that_came_again_stays_when_its_earlier_stream_ends(feed
     assert feed.assignment("s") is None
 
 
-async def test_a_student_stays_as_long_as_it_is_heard_of(
-    feed: PoolAssignments, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_student_stays_while_it_sends_reports(feed: PoolAssignments, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each word puts the end off by the whole limit, and nothing else does: an open connection is not enough."""
     clock = LoopClock(monkeypatch)
     feed.start()
@@ -149,7 +149,7 @@ class OverAtOnce:
         return "it said nothing"
 
 
-async def test_who_does_not_take_the_end_of_its_stream_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_can_not_delay_the_end_of_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may not be reading at all."""
     clock = LoopClock(monkeypatch)
     scope = {"type": "http", "method": "GET", "query_string": b"", "headers": []}

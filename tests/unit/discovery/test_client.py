@@ -59,7 +59,7 @@ async def endpoint() -> AsyncIterator[FakeEndpoint]:
     server.close()
 
 
-async def test_an_endpoint_that_is_silent_is_left_and_found_again(
+async def test_a_student_reconnects_to_a_silent_endpoint(
     endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is stopped keeps its connections: the student says so, keeps its teachers and asks anew."""
@@ -76,7 +76,7 @@ async def test_an_endpoint_that_is_silent_is_left_and_found_again(
     assert away[0]["cause"] == "no answer in time"
 
 
-async def test_an_endpoint_that_comes_back_without_teachers_is_believed_in_the_end(
+async def test_an_empty_list_after_a_reconnect_counts_after_a_while(
     endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its Redis may have been emptied, and its teachers are about to register anew."""
@@ -109,7 +109,9 @@ async def test_an_endpoint_that_comes_back_without_teachers_is_believed_in_the_e
         (b"404 Not Found", b"<html>", "it is not a discovery endpoint"),
     ],
 )
-async def test_what_is_no_endpoint_is_told_apart(endpoint: FakeEndpoint, status: bytes, body: bytes, said: str) -> None:
+async def test_a_stranger_instead_of_an_endpoint_is_refused(
+    endpoint: FakeEndpoint, status: bytes, body: bytes, said: str
+) -> None:
     """Whatever bytes come, the student raises what it always raises."""
     endpoint.head, endpoint.body = b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, len(body)), body
     error = await failure_of(RuntimeSettings(discovery_url=endpoint.url))
@@ -119,7 +121,7 @@ async def test_what_is_no_endpoint_is_told_apart(endpoint: FakeEndpoint, status:
 
 
 @pytest.mark.parametrize("body", [b"{", b'"\xff"', b'[{"x":' + b"[" * 100_000])
-async def test_an_answer_that_tells_no_pools_is_refused(endpoint: FakeEndpoint, body: bytes) -> None:
+async def test_an_unreadable_list_of_pools_is_refused(endpoint: FakeEndpoint, body: bytes) -> None:
     """By the error of an endpoint that is none."""
     endpoint.head, endpoint.body = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body
     async with client.DiscoveryClient(endpoint.url, token="") as made:
@@ -127,7 +129,7 @@ async def test_an_answer_that_tells_no_pools_is_refused(endpoint: FakeEndpoint, 
             await made.pools()
 
 
-async def test_an_endpoint_that_is_not_there_at_the_start_is_said() -> None:
+async def test_a_missing_endpoint_at_the_start_is_an_error() -> None:
     """At once, with its URL."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -142,7 +144,7 @@ async def test_an_endpoint_that_is_not_there_at_the_start_is_said() -> None:
 @pytest.mark.parametrize(
     "url", ["redis://h:1", "h:1", "http://", "http://user:t0ken@h:1", "//t0ken@", "http://h:port", "http://[h"]
 )
-async def test_what_is_no_url_is_refused(url: str) -> None:
+async def test_an_invalid_url_is_refused(url: str) -> None:
     """A password in it is not shown: the token has a variable of its own."""
     error = await failure_of(RuntimeSettings(discovery_url=url))
     assert isinstance(error, SpecError)

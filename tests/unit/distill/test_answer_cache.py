@@ -40,7 +40,7 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> AnswerCache:
 
 
 @pytest.mark.parametrize("kind", ["sample", "sample_list", "batch"])
-def test_a_second_epoch_asks_nobody(cache: AnswerCache, kind: str) -> None:
+def test_a_second_epoch_sends_no_requests(cache: AnswerCache, kind: str) -> None:
     """In every format and any order of samples, order and content are as without a cache, even without a teacher."""
     source, teachers = Source(kind), teachers_with()
     with reader_of(teachers, source, cache) as reader:
@@ -58,7 +58,7 @@ def test_a_second_epoch_asks_nobody(cache: AnswerCache, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sample", "sample_list", "batch"])
-def test_only_unknown_samples_are_asked(cache: AnswerCache, kind: str) -> None:
+def test_only_unknown_samples_are_requested(cache: AnswerCache, kind: str) -> None:
     """A batch that is known in part makes requests of the rest, as large as they may be."""
     source, teachers = Source(kind), teachers_with()
     source.order = list(range(0, SAMPLES, 2))
@@ -260,7 +260,7 @@ def test_another_question_is_another_entry(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["sample", "sample_list", "batch"])
 @pytest.mark.parametrize("name", [float, bool, lambda number: [number, number], lambda _: None])
-def test_what_names_no_sample_is_said(kind: str, name: Callable[[int], Any]) -> None:
+def test_an_unusable_sample_id_is_refused(kind: str, name: Callable[[int], Any]) -> None:
     """The error names the slot and the place, and nobody is asked."""
     teachers = teachers_with()
     with reader_of(teachers, Source(kind, name), AnswerCache("id")) as reader:
@@ -280,7 +280,7 @@ FREE = msgspec.structs.replace(SIGNATURE, outputs=(*SIGNATURE.outputs, TensorSpe
         (FREE, ["sum", "free"], r"cache: got 'free'.*all have one shape; .* is \[-1\]"),
     ],
 )
-def test_answers_that_can_t_be_kept_are_said(signature: ModelSignature, outputs: list[str], text: str) -> None:
+def test_answers_that_can_not_be_cached_are_refused(signature: ModelSignature, outputs: list[str], text: str) -> None:
     """A model without a version can't be told from its next; rows of any size are not kept."""
     reader = reader_of(teachers_with(signature), Source(), AnswerCache("id"), outputs=outputs)
     with reader, pytest.raises(SpecError, match=text):
@@ -301,7 +301,7 @@ def test_answers_that_can_t_be_kept_are_said(signature: ModelSignature, outputs:
         ("cache", lambda: reader_of(teachers_with(), Source(), cast("Any", "id"))),
     ],
 )
-def test_wrong_arguments_are_said(field: str, make: Callable[[], object]) -> None:
+def test_wrong_cache_arguments_are_refused(field: str, make: Callable[[], object]) -> None:
     """Before anything is started."""
     with pytest.raises(SpecError) as caught:
         make()

@@ -211,7 +211,7 @@ def test_what_another_process_locks_is_not_waited_for_long(file: Path, monkeypat
     store.close()
 
 
-def test_a_folder_that_can_t_be_one_is_said(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_reported(tmp_path: Path) -> None:
     """Before training, where it can still be mended."""
     (tmp_path / "file").touch()
     with pytest.raises(SpecError, match=r"cache\.folder: got .*file"):

@@ -99,7 +99,7 @@ def test_requests_are_as_large_as_pays(kind: Format, rows: int, mib_a_row: float
 
 
 @pytest.mark.parametrize("kind", ["batch", "sample_list"])
-def test_items_that_are_asked_about_together_come_one_by_one(kind: Format) -> None:
+def test_joined_items_are_delivered_one_by_one(kind: Format) -> None:
     """One request has the rows of several items, and each item gets the answers to its own rows."""
     x, label = images(9), np.arange(9)
     spans = [slice(0, 2), slice(2, 6), slice(6, 6), slice(6, 9)]
@@ -118,7 +118,7 @@ def test_items_that_are_asked_about_together_come_one_by_one(kind: Format) -> No
 
 
 @pytest.mark.parametrize("kind", ["batch", "sample_list"])
-def test_items_of_several_shapes_are_not_asked_about_together(kind: Format) -> None:
+def test_items_of_several_shapes_are_not_joined(kind: Format) -> None:
     """Rows of any size make one array if they are of one size."""
     plan = plan_for(TensorSpec("x", "FP32", (-1, -1)))
     items: Any = [(np.zeros((2, width), np.float32),) for width in (3, 4)]

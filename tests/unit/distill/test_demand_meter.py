@@ -82,7 +82,7 @@ def test_other_teachers_are_a_new_beginning(reading: Reading, needs: DemandMeter
     assert (report.waiting, report.over_s, report.teachers) == (0, 2, 2)
 
 
-def test_a_pause_is_told_for_a_minute(reading: Reading, needs: DemandMeter) -> None:
+def test_a_pause_is_reported_for_a_minute(reading: Reading, needs: DemandMeter) -> None:
     """It begins when nothing is taken for the time of some batches and two seconds; then nobody is there to read."""
     read(reading, needs)
     reading.stop()

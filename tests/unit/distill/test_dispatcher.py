@@ -43,9 +43,7 @@ def asked(dispatcher: Dispatcher, address: str) -> WorkerSlot:
     return worker
 
 
-def test_what_comes_back_is_asked_oldest_first_and_before_the_rest(
-    dispatcher: Dispatcher, requests: Sequence[Request]
-) -> None:
+def test_returned_requests_are_sent_first_and_oldest_first(dispatcher: Dispatcher, requests: Sequence[Request]) -> None:
     """The script waits for the oldest, whether teachers have failed or are not to be used any more."""
     workers = [asked(dispatcher, f"{name}:1") for name in "abcd"]
     dispatcher.remove_worker(workers[1])
@@ -56,9 +54,7 @@ def test_what_comes_back_is_asked_oldest_first_and_before_the_rest(
     assert dispatcher.retries == 4
 
 
-def test_what_came_back_is_asked_before_what_is_younger_and_slow(
-    dispatcher: Dispatcher, requests: Sequence[Request]
-) -> None:
+def test_returned_requests_are_sent_before_later_slow_ones(dispatcher: Dispatcher, requests: Sequence[Request]) -> None:
     """A second teacher takes what it is hedged with in its turn, too; whatever became slow first."""
     first, second, third = (asked(dispatcher, f"{name}:1") for name in "abc")
     third.sent_at -= 10
@@ -73,7 +69,7 @@ def test_what_came_back_is_asked_before_what_is_younger_and_slow(
     assert (dispatcher.retries, dispatcher.hedges) == (1, 2)
 
 
-def test_what_a_predictor_died_under_is_hedged_with_nobody(dispatcher: Dispatcher, requests: Sequence[Request]) -> None:
+def test_a_request_that_killed_a_predictor_is_not_hedged(dispatcher: Dispatcher, requests: Sequence[Request]) -> None:
     """It may end that teacher's, too: one is asked, and if that lives, however slowly, no other."""
     first, other = (asked(dispatcher, f"{name}:1") for name in "ab")
     dispatcher.fail_request(first, InferenceError("a:1", 503, "it died", retryable=True, predictor_died=True))

@@ -144,7 +144,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("field", "given"), WRONG)
-def test_wrong_arguments_are_said_at_once(field: str, given: dict[str, Any]) -> None:
+def test_wrong_arguments_are_refused_at_once(field: str, given: dict[str, Any]) -> None:
     """The constructor names the argument, and starts nothing."""
     right = {
         "source": batches,

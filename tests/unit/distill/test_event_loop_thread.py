@@ -35,7 +35,7 @@ def test_stopping_cancels_what_runs() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_loop_that_can_t_be_made_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_returns_when_no_loop_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without descriptors left gets the error in its log, and a script that goes on."""
 
     def no_descriptors(main: Coroutine[Any, Any, None]) -> None:

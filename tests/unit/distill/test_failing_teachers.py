@@ -115,7 +115,7 @@ def end_no_wait_before(monkeypatch: pytest.MonkeyPatch, come_so_far: Callable[..
         ({"a:1": failing(lambda: ProtocolError("garbage"))}, "garbage"),
     ],
 )
-def test_without_a_right_answer_the_wait_ends_with_an_error_that_says_why(
+def test_the_wait_without_a_correct_answer_ends_with_its_reason(
     behaviours: dict[str, Any], whom_and_why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It names the teachers, how long it waited and what is wrong with them. To be connected is not enough."""
@@ -190,7 +190,7 @@ def test_a_teacher_that_fails_everything_condemns_no_request(monkeypatch: pytest
         assert numbers(list(reader)) == [0]
 
 
-def test_a_teacher_that_is_away_for_a_moment_condemns_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_absence_of_a_teacher_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the good one is away, what one that is left alone fails again and again waits: the good one may be back."""
     monkeypatch.setattr(batches_module, "MIN_FAILING_S", 0.0)
     teachers = FakeTeachers({"a:1": patiently, "b:2": patiently})
@@ -241,7 +241,7 @@ def test_only_the_first_answer_counts() -> None:
         assert reader.stats().answered == {"b:2": 3}
 
 
-def test_a_request_under_which_predictors_die_is_asked_once_more() -> None:
+def test_a_request_that_kills_a_predictor_is_sent_once_more() -> None:
     """Alone; then the script gets an error that names it, and the other teachers of the pool live on."""
 
     def deadly(x: Array) -> dict[str, Array]:

@@ -27,7 +27,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return threading.Event()
 
 
-def test_who_comes_later_is_asked_what_others_do_not_answer(held: threading.Event) -> None:
+def test_a_later_teacher_gets_requests_that_others_do_not_answer(held: threading.Event) -> None:
     """With nothing else left to ask, a teacher that joins is given what a silent one has had for long."""
 
     def silent(x: Array) -> dict[str, Array]:
@@ -79,7 +79,7 @@ def asked(dispatcher: Dispatcher, workers: Sequence[WorkerSlot]) -> Request:
     return request
 
 
-def test_nothing_is_hedged_while_nobody_waits_for_it_and_others_have_work(
+def test_nothing_is_hedged_while_no_script_waits_and_teachers_are_busy(
     dispatcher: Dispatcher, workers: Sequence[WorkerSlot], asked: Request
 ) -> None:
     """The other teachers do what is queued; once the script waits for the request, one of them is asked it, too."""
@@ -93,7 +93,7 @@ def test_nothing_is_hedged_while_nobody_waits_for_it_and_others_have_work(
     assert dispatcher.hedges == 1
 
 
-def test_what_nobody_took_in_time_may_be_hedged_again(
+def test_a_hedge_that_no_teacher_took_may_be_repeated(
     dispatcher: Dispatcher, workers: Sequence[WorkerSlot], asked: Request
 ) -> None:
     """A request whose teacher is lost before a second one was free is the next one's alone, until that is slow, too."""
@@ -119,9 +119,7 @@ def test_a_second_teacher_is_another_one(dispatcher: Dispatcher, workers: Sequen
     assert dispatcher._next_request(third) is None
 
 
-def test_what_a_second_teacher_fails_is_hedged_anew(
-    dispatcher: Dispatcher, workers: Sequence[WorkerSlot], asked: Request
-) -> None:
+def test_a_failed_hedge_is_hedged_again(dispatcher: Dispatcher, workers: Sequence[WorkerSlot], asked: Request) -> None:
     """Else it stays with the slow one, which may never answer."""
     _, second, third = workers
     dispatcher.hedge(time.monotonic() + 10)

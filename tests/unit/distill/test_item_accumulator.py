@@ -50,7 +50,7 @@ def test_few_batch_sizes_occur(items: int, least: int, most: int, sizes: list[in
     assert pieces(range(items), least, most) == sizes
 
 
-def test_a_source_that_takes_its_time_is_asked_about_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_of_a_slow_source_are_requested_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No item waits for another; the least is always waited for."""
     monkeypatch.setattr(batching, "ACCUMULATE_S", ACCUMULATE_S)
     wait = threading.Event()
@@ -82,7 +82,7 @@ def test_what_is_held_back_goes_when_the_script_waits() -> None:
     assert not ItemAccumulator(2, lambda: 3, lambda _: True).is_holding_back
 
 
-def test_nothing_is_given_that_nobody_wants() -> None:
+def test_nothing_is_emitted_after_the_epoch_is_over() -> None:
     """When the script has left the epoch, the source is told."""
     given: list[list[int]] = []
     gathers = ItemAccumulator(1, lambda: 4, lambda piece: given.append(piece) is not None)

@@ -55,7 +55,7 @@ class _Two:
         (0.0, 0, "the student is the limit: teachers are idle"),
     ],
 )
-def test_the_log_says_once_who_is_the_limit(waiting: float, busy: int, verdict: str) -> None:
+def test_the_bottleneck_is_logged_once(waiting: float, busy: int, verdict: str) -> None:
     """Beside the lines of progress, which have the numbers. A task's log knows both again, and leaves them out."""
     begin = time.monotonic()
 
@@ -80,7 +80,7 @@ def test_the_log_says_once_who_is_the_limit(waiting: float, busy: int, verdict: 
         assert all(is_progress_line(str(render(None, "info", dict(event))), "student") for event in logged)
 
 
-def test_a_teachers_words_are_cut_and_on_one_line() -> None:
+def test_a_reason_for_quarantine_is_one_short_line() -> None:
     """Why it is in quarantine may be what it says itself, and that can be anything."""
     with JobReporter(settings=RuntimeSettings()) as reporter:
         reporter.follow(lambda: ReaderStats(quarantined={"a:1": "no\n" * 1000}))
@@ -130,7 +130,7 @@ NUMBERS: list[tuple[Bottleneck, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("limit", "numbers"), NUMBERS)
-def test_the_numbers_say_who_is_the_limit(limit: Bottleneck, numbers: dict[str, Any]) -> None:
+def test_the_bottleneck_follows_from_the_counts(limit: Bottleneck, numbers: dict[str, Any]) -> None:
     """Whoever would have to be faster for the training to be."""
     given = {"trains": True, "waiting_for_source": 0.0, "busy": 0.0, **numbers}
     assert current_bottleneck(**given) == limit
@@ -159,7 +159,7 @@ def test_a_limit_that_toggles_is_never_settled() -> None:
         assert set(_seconds("balanced", 5, at, settling) + _seconds("teachers", 5, at, settling)) == {""}
 
 
-def test_that_no_teacher_answers_is_said_sooner_and_not_kept() -> None:
+def test_no_answer_is_reported_sooner_and_not_kept() -> None:
     """When one does, that is seen at the next look."""
     settling, at = BottleneckFilter(), iter(range(10**6))
     assert _seconds("no_answer", UNANSWERED_S + 1, at, settling)[-1] == "no_answer"

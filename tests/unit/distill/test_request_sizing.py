@@ -13,7 +13,7 @@ from edl_runtime.distill.dispatch_policy import (
 )
 
 
-def test_a_teacher_that_answers_at_once_is_asked_about_more() -> None:
+def test_requests_to_fast_teachers_grow() -> None:
     """Twice as much after so many fast answers in a row, up to the most."""
     sizing = RequestSizing()
     seen = []

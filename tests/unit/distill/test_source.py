@@ -156,7 +156,7 @@ def test_the_source_is_never_run_twice_at_once() -> None:
     assert most == [1]
 
 
-def test_a_hanging_source_is_waited_for_and_said(monkeypatch: pytest.MonkeyPatch, open_reader: Open) -> None:
+def test_waiting_for_a_hanging_source_is_logged(monkeypatch: pytest.MonkeyPatch, open_reader: Open) -> None:
     """How long it takes only the source knows; the log says that the student waits for it, and nothing is lost."""
     monkeypatch.setattr(dispatch_policy, "LOG_WAIT_EVERY_S", 0.02)
     logs: list[Any]
@@ -262,7 +262,7 @@ def asked_much_at_once(
     return reader, teachers
 
 
-def test_items_are_asked_about_together_and_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joined_items_are_delivered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """A teacher that answers at once is asked about as many items as make a large request; each counts as one."""
     reader, teachers = asked_much_at_once(monkeypatch, arithmetic, batches)
     with reader:
@@ -273,7 +273,7 @@ def test_items_are_asked_about_together_and_come_in_order(monkeypatch: pytest.Mo
     assert sorted(teachers.rows) == [10, 10, 20, 40, 40, 80, 80, 160, 160]  # the very first is not held back
 
 
-def test_large_items_are_asked_about_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_items_are_requested_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is more than a request may have is not joined only to be cut."""
     monkeypatch.setattr(engine, "MAX_REQUEST_BYTES", 2 * ROWS * 16 - 1)
     reader, teachers = asked_much_at_once(monkeypatch, arithmetic, batches)
@@ -285,7 +285,7 @@ def test_large_items_are_asked_about_one_by_one(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("options", [{"teacher_batch_size": ROWS}, {"extensions": ("top_k",)}, {"double": (-1, -1)}])
-def test_batches_are_asked_about_alone(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+def test_batches_are_requested_alone(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     """If a size is given, the teacher can't join requests, or its answers may be others for more rows."""
     reader, teachers = asked_much_at_once(monkeypatch, arithmetic, batches, **options)
     with reader:
@@ -327,7 +327,7 @@ def test_a_source_may_wait_for_the_script(monkeypatch: pytest.MonkeyPatch, ahead
     assert numbers(found) == ALL
 
 
-def test_more_than_the_window_holds_is_asked_about_while_the_source_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_items_are_requested_beyond_the_window_while_the_source_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the script could make room, and it is the script that has what is held back asked about."""
     wait = threading.Event()
 
@@ -371,7 +371,7 @@ DIED = InferenceError("a:1", 503, "its predictor died", retryable=True, predicto
 
 @pytest.mark.parametrize("failure", [REFUSED, FAILED, DIED, ProtocolError("NaN")])
 @pytest.mark.parametrize("kind", ["batch", "sample_list", "sample"])
-def test_what_is_too_much_for_a_model_is_asked_in_parts(
+def test_a_request_too_large_for_a_model_is_split(
     monkeypatch: pytest.MonkeyPatch, failure: Exception, kind: str
 ) -> None:
     """A training that works with the usual rows goes on with them, also where a single batch has more."""
@@ -411,7 +411,7 @@ def test_what_is_too_much_for_a_model_is_asked_in_parts(
     ("failure", "told"),
     [(REFUSED, InferenceError), (DIED, DeadlyRequestError)],
 )
-def test_of_batches_that_were_asked_about_together_the_wrong_one_is_named(
+def test_the_wrong_one_of_joined_batches_is_named(
     monkeypatch: pytest.MonkeyPatch, failure: Exception, told: type[Exception]
 ) -> None:
     """Those before it are delivered; and no more predictors die than under a batch that is asked about alone."""

@@ -51,7 +51,7 @@ def test_readers_of_one_script_add_up() -> None:
 
 
 @pytest.mark.parametrize("slow", ["source", "teachers"])
-def test_it_is_known_whom_the_script_waits_for(slow: str) -> None:
+def test_waits_are_for_the_source_or_for_teachers(slow: str) -> None:
     """While it waits: a source that is slow is not mistaken for teachers that are."""
 
     def seen_to_wait(whom: str, number: float) -> None:
@@ -147,7 +147,7 @@ def test_a_reader_is_scraped_while_it_reads(port: int) -> None:
         assert other_address.connect_ex(("127.0.0.2", port)) != 0
 
 
-def test_a_reader_whose_port_is_taken_reads_without_being_shown() -> None:
+def test_a_reader_whose_port_is_taken_reads_without_metrics() -> None:
     """Which the log says."""
     with socket.create_server((HOST, 0)) as other, capture_logs() as logs:
         settings = RuntimeSettings(metrics_port=other.getsockname()[1])

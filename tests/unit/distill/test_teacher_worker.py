@@ -66,7 +66,7 @@ def lane_to(behaviour: Behaviour, dispatcher: Dispatcher, number: int) -> Teache
     return TeacherWorker(asking, TeacherHealth("a:1"), number)
 
 
-def test_a_busy_teacher_is_asked_ever_less_often_until_it_answers(dispatcher: Dispatcher) -> None:
+def test_retries_of_a_busy_teacher_back_off(dispatcher: Dispatcher) -> None:
     """It is not bad, so it does not go into quarantine; after an answer the next wait is the first again."""
     busy = iter([*[True] * 6, False, True])
     worker: TeacherWorker
@@ -135,7 +135,7 @@ def test_the_oldest_request_ends_the_epoch_when_a_teacher_fails_everything(monke
     assert MIN_FAILING_S <= asked_at[-1] - asked_at[0] <= 2 * MIN_FAILING_S
 
 
-def test_a_teacher_that_lies_by_one_connection_rests_with_all(dispatcher: Dispatcher) -> None:
+def test_a_wrong_answer_quarantines_all_connections_of_a_teacher(dispatcher: Dispatcher) -> None:
     """What another connection of it has taken meanwhile is not asked."""
     asked = []
 
@@ -191,7 +191,7 @@ def test_one_that_misbehaves_again_and_again_rests_ever_longer(
     )
 
 
-def test_nobody_waits_for_one_that_is_not_in_use(health: TeacherHealth) -> None:
+def test_a_retired_teacher_wakes_its_workers(health: TeacherHealth) -> None:
     """Whatever is found out about it before or after."""
     health.quarantine("garbage")
     health.retire()

@@ -89,7 +89,7 @@ def disk(recorder: RecordedConnection, tmp_path: Path) -> RecordedConnection:
     return disk
 
 
-def test_an_address_says_where_answers_come_from() -> None:
+def test_an_address_names_the_origin_of_answers() -> None:
     """Whatever is in the names of folders and models."""
     connect = connection_factory(SETTINGS)
     kinds = {
@@ -138,7 +138,7 @@ def test_inputs_that_no_teacher_saw_are_noticed(disk: RecordedConnection) -> Non
             disk.infer(inputs, outputs, {})
 
 
-def test_a_teacher_is_asked_once_about_a_row(recorder: RecordedConnection, teachers: FakeTeachers) -> None:
+def test_each_row_is_sent_to_the_teacher_once(recorder: RecordedConnection, teachers: FakeTeachers) -> None:
     """What is on disk already comes from there."""
     for _ in range(3):
         assert np.array_equal(recorder.infer({"x": X}, ["double"], {})["double"], 2 * X)
@@ -170,7 +170,7 @@ def test_a_folder_without_answers_is_noticed_at_once(tmp_path: Path) -> None:
         empty.signature()
 
 
-def test_answers_that_are_damaged_are_said_to_be(disk: RecordedConnection, tmp_path: Path) -> None:
+def test_damaged_recorded_answers_are_reported(disk: RecordedConnection, tmp_path: Path) -> None:
     """The model's description, a row, or the file itself."""
     folder = tmp_path / "answers"
     with closing(sqlite3.connect(folder / "answers.sqlite", isolation_level=None)) as database:
@@ -185,7 +185,7 @@ def test_answers_that_are_damaged_are_said_to_be(disk: RecordedConnection, tmp_p
         RecordedConnection(folder).open()
 
 
-def test_rows_are_told_apart_by_all_that_is_asked() -> None:
+def test_the_digest_of_a_row_depends_on_inputs_and_outputs() -> None:
     """Numbers, dtype, shape, the names of inputs, outputs and what is done to inputs."""
     how = Normalise((0.0,), (1.0,))
     asked = [
@@ -217,7 +217,7 @@ def test_a_model_in_process_answers_as_a_teacher_does() -> None:
     assert np.array_equal(normalised["double"], np.full((2, 4), 4, np.float32))
 
 
-def test_a_model_in_process_that_fails_is_not_asked_again() -> None:
+def test_a_failing_model_in_process_is_not_retryable() -> None:
     """There is no other teacher that would do better."""
     teacher = connection_factory(SETTINGS)(in_process_address("support.models:fragile"))
     teacher.open()

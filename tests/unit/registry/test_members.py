@@ -68,7 +68,7 @@ def test_the_later_of_two_entries_counts() -> None:
     assert len(shared["s"]) == 1
 
 
-def test_who_can_use_none_of_its_teachers_has_others_too() -> None:
+def test_a_student_without_usable_teachers_gets_others_too() -> None:
     """As long as one of its own is good, nothing changes; and with no good one in the pool neither."""
     students = [Member(id=name, address="here") for name in "stu"]
     plain = assign_teachers(TEACHERS, students)
