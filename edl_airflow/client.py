@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edl_airflow.connection import EdlConnection
+from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.results import CheckpointResult
 from edl_airflow.runtime.spec import (
     BackendRef,

@@ -1,22 +1,41 @@
-"""Hook for connections of type `edl`."""
+"""The Airflow connection of type `edl`: which backend, which Redis, which secrets; and the hook that looks it up."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import re
 import tempfile
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 
+import msgspec
 from airflow.sdk import BaseHook
 
-from edl_airflow.connection import EdlConnection
-from edl_airflow.runtime.spec import BackendRef, LocalBackendRef
-from edl_airflow.supervisor import lacks_async_channel
-from edl_runtime.errors import EdlError
+from edl_airflow.runtime.spec import BackendRef, KubernetesBackendRef, LocalBackendRef
+from edl_runtime.errors import EdlError, SpecError
+from edl_runtime.parsing import JsonDecoder
+from edl_runtime.pods import Pod
+from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
 
 DEFAULT_CONN_ID = "edl_default"
 REDIS_AT_LEAST = (6, 2)
+DEFAULT_PORT = 6379
+
+_DEFAULTS = RuntimeSettings()
+
+_VARIABLE = r"(?!EDL_)[A-Za-z_]\w*\*?"
+
+_YES = frozenset({"true", "1", "yes", "on"})
+
+CONN_TYPE = "edl"
 
 
 class EdlHook(BaseHook):
@@ -29,7 +48,7 @@ class EdlHook(BaseHook):
 
     conn_name_attr = "edl_conn_id"
     default_conn_name = DEFAULT_CONN_ID
-    conn_type = "edl"
+    conn_type = CONN_TYPE
     hook_name = "Elastic Deep Learning"
 
     def __init__(self, edl_conn_id: str = DEFAULT_CONN_ID) -> None:
@@ -43,7 +62,7 @@ class EdlHook(BaseHook):
 
     async def aedl_connection(self) -> EdlConnection:
         """Look the connection up from an event loop."""
-        if lacks_async_channel():
+        if _lacks_async_channel():
             return await asyncio.to_thread(self.edl_connection)
         connection = await self.aget_connection(self.edl_conn_id)
         aextra = getattr(connection, "aextra_dejson", None)  # the API server's connections have none
@@ -67,6 +86,18 @@ class EdlHook(BaseHook):
             )
         good = f"Redis {'.'.join(map(str, version))} answers, and {backend}"
         return True, f"{good}. Warning: {warning}" if warning else good
+
+
+def _lacks_async_channel() -> bool:
+    """Whether connections can be looked up only by blocking calls, as under `dag.test()`.
+
+    That runs a trigger in its own process, where the stand-in for the supervisor has no `asend`; Airflow then reports
+    an existing connection as missing, and nothing public says so.
+    """
+    from airflow.sdk.execution_time import task_runner
+
+    comms = getattr(task_runner, "SUPERVISOR_COMMS", None)
+    return comms is not None and not hasattr(comms, "asend")
 
 
 def _check_backend(place: BackendRef) -> str:
@@ -102,3 +133,135 @@ def _check_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryFile(dir=folder):
         pass
+
+
+class EdlConnection(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of an `edl` connection. `redis_url` has the password in it: never log, store or serialise this.
+
+    - `pass_on`: environment variables that instances get, too; a "*" at the end stands for any ending.
+    - `redis_url_inside`: the address of the same Redis inside the cluster; empty if it is the same address.
+    - `teacher_token`: students authenticate to teachers by it; empty on the local backend, which serves loopback only.
+    """
+
+    redis_url: str
+    namespace: str
+    place: BackendRef
+    pass_on: tuple[str, ...] = ()
+    redis_url_inside: str = ""
+    teacher_token: str = ""
+
+    def __repr__(self) -> str:
+        return f"EdlConnection(namespace={self.namespace!r}, place={self.place!r})"
+
+    @classmethod
+    def of(cls, connection: Connection, extra: Mapping[str, Any]) -> Self:
+        """Read an Airflow connection and its extra fields. Raises SpecError, which names the field."""
+        fields = _Fields(f"connection {connection.conn_id!r}", extra)
+        if connection.conn_type != CONN_TYPE:
+            raise SpecError(f"{fields.where}, type", connection.conn_type, repr(CONN_TYPE))
+        backend = fields.check("Backend", "backend", "local|kubernetes", "'local' or 'kubernetes'", "local")
+        host, allowed = connection.host or "", "the name or address of a Redis 6.2 or newer, as in 127.0.0.1"
+        if not re.fullmatch(r"[\w.-]+|[\da-fA-F:.]+(%\w+)?", host):
+            shown = host.rpartition("@")[2]  # a password may precede it
+            raise SpecError(f"{fields.where}, field 'Redis host'", shown, allowed)
+        port = connection.port or DEFAULT_PORT
+        if not 0 < port < 1 << 16:
+            raise SpecError(f"{fields.where}, field 'Redis port'", port, "1 to 65535")
+        namespace = fields.check(
+            "Namespace", "namespace", r"[A-Za-z0-9._-]+", "letters, digits and . _ - alone", _DEFAULTS.namespace
+        )
+        tls = str(extra.get("tls") or "").lower() in _YES
+        allowed = "names of variables, as in 'AWS_PROFILE, AWS_ACCESS_*', and none that begins with EDL_"
+        pass_on = fields.check("Variables to pass on", "pass_on", rf"(?a:{_VARIABLE}([\s,]+{_VARIABLE})*)", allowed, "")
+        known = cls(
+            redis_url=_redis_url(connection, host, port, tls=tls),
+            namespace=namespace,
+            place=_local_place(fields) if backend == "local" else _kubernetes_place(fields),
+            pass_on=tuple(pass_on.replace(",", " ").split()),
+        )
+        if backend == "local":
+            return known
+        if not connection.password:
+            allowed = "the password of Redis: pods reach it, and each other, over a network"
+            raise SpecError(f"{fields.where}, field 'Redis password'", "", allowed)
+        inside, inside_port = _inside(fields, host, port)
+        return msgspec.structs.replace(
+            known,
+            redis_url_inside=_redis_url(connection, inside, inside_port, tls=tls),
+            teacher_token=_teacher_token(connection.password, namespace),
+        )
+
+    def secrets(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return environment variables for instances that are never written to disk: Redis's URL, and `pass_on`."""
+        passed = {
+            name: value for name, value in environ.items() if any(fnmatchcase(name, each) for each in self.pass_on)
+        }
+        token = {"EDL_TEACHER_TOKEN": self.teacher_token} if self.teacher_token else {}
+        return {**passed, **token, "EDL_REDIS_URL": self.redis_url_inside or self.redis_url}
+
+
+class _Fields(msgspec.Struct, frozen=True):
+    where: str
+    extra: Mapping[str, Any]
+
+    def check(self, label: str, key: str, pattern: str, allowed: str, default: str) -> str:
+        """Return the field's text, `default` if it is empty."""
+        given = self.extra.get(key)
+        if given in (None, ""):
+            return default
+        if not isinstance(given, str) or not re.fullmatch(pattern, given):
+            raise SpecError(f"{self.where}, field {label!r}", given, allowed)
+        return given
+
+
+def _local_place(fields: _Fields) -> LocalBackendRef:
+    allowed = "a path that starts with / or ~"
+    work_dir = fields.check("Working folder", "work_dir", "[/~].*", allowed, _DEFAULTS.work_dir)
+    return LocalBackendRef(str(Path(work_dir).expanduser()))
+
+
+def _kubernetes_place(fields: _Fields) -> KubernetesBackendRef:
+    allowed = "the name of a namespace in the cluster"
+    dns_label = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+    namespace = fields.check("Kubernetes namespace", "kubernetes_namespace", dns_label, allowed, "default")
+    allowed = "the id of an Airflow connection of type 'kubernetes'"
+    conn_id = fields.check("Kubernetes connection", "kubernetes_conn_id", r"[\w.-]+", allowed, "")
+    return KubernetesBackendRef(namespace=namespace, conn_id=conn_id, pod=_pod(fields))
+
+
+def _pod(fields: _Fields) -> Pod:
+    given = fields.extra.get("pod") or {}
+    field = f"{fields.where}, field 'Pod'"
+    allowed = 'JSON of what `Pod` has, as in {"image": "registry.example/edl-runtime:gpu"}'
+    try:
+        return JsonDecoder(Pod).decode(given) if isinstance(given, str) else msgspec.convert(given, Pod)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, SpecError):
+            raise SpecError(
+                f"{field}: {error.__cause__.field}", error.__cause__.given, error.__cause__.allowed
+            ) from None
+        raise SpecError(field, str(error), allowed) from None
+    except msgspec.DecodeError as error:
+        raise SpecError(field, str(error), allowed) from None
+
+
+def _inside(fields: _Fields, host: str, port: int) -> tuple[str, int]:
+    """Return the host and port of Redis for pods."""
+    allowed = "a host, or host:port, as in edl-redis.ml.svc:6379"
+    given = fields.check("Redis for pods", "redis_for_pods", r"[\w.-]+(:\d{1,5})?", allowed, "")
+    if not given:
+        return host, port
+    inside, _, inside_port = given.partition(":")
+    return inside, int(inside_port or port)
+
+
+def _teacher_token(password: str, namespace: str) -> str:
+    """Derive a token from Redis's password, one way, so that all who know the password get the same."""
+    return hmac.new(password.encode(), f"edl teachers of {namespace}".encode(), "sha256").hexdigest()
+
+
+def _redis_url(connection: Connection, host: str, port: int, *, tls: bool) -> str:
+    login = quote(connection.login or "", safe="")
+    password = quote(connection.password or "", safe="")
+    user = f"{login}:{password}@" if login or password else ""
+    return f"{'rediss' if tls else 'redis'}://{user}{f'[{host}]' if ':' in host else host}:{port}/0"

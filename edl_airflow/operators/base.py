@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 import msgspec
 
 from edl_airflow.client import backend_for, open_client
-from edl_airflow.connection import EdlConnection
 from edl_airflow.failures import TaskKilledError, error_for, failing_without_retry
-from edl_airflow.hooks.edl import EdlHook
+from edl_airflow.hooks.edl import EdlConnection, EdlHook
 from edl_airflow.identity import owner
 from edl_airflow.links import push_links
 from edl_airflow.operators.templates import TemplatedOperator, dag_folder

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink, conf
 
-from edl_airflow.connection import EdlConnection
-from edl_airflow.hooks.edl import DEFAULT_CONN_ID
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlConnection
 from edl_airflow.identity import checkpoint_stream, job_name, pool_name, try_token
 from edl_airflow.links import StudentLogLink, StudentsLink, TeacherPoolLink
 from edl_airflow.operators.base import EdlOperator

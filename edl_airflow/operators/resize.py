@@ -12,9 +12,8 @@ from airflow.sdk import BaseOperatorLink, conf
 from airflow.sdk.exceptions import AirflowSkipException
 
 from edl_airflow.client import EdlClient, job_status, open_client
-from edl_airflow.connection import EdlConnection
 from edl_airflow.failures import TargetEndedError, error_for, failing_without_retry
-from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlConnection, EdlHook
 from edl_airflow.links import ResizedLink, push_links
 from edl_airflow.operators.templates import (
     TemplatedOperator,

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from airflow.sdk import BaseOperatorLink, conf
 
-from edl_airflow.connection import EdlConnection
 from edl_airflow.deadlines import EndsBy, check_ends_by, deadline_of
-from edl_airflow.hooks.edl import DEFAULT_CONN_ID
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlConnection
 from edl_airflow.identity import checkpoint_stream, job_name, try_token
 from edl_airflow.links import TrainerLogLink, TrainersLink
 from edl_airflow.operators.base import EdlOperator

@@ -11,9 +11,8 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 
 from edl_airflow.client import open_client
-from edl_airflow.connection import EdlConnection
 from edl_airflow.failures import WaitTimeoutError, error_for, failing_without_retry
-from edl_airflow.hooks.edl import EdlHook
+from edl_airflow.hooks.edl import EdlConnection, EdlHook
 from edl_airflow.operators.templates import TemplatedOperator, run_start
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.waits.conditions import Condition, Observation, evaluate

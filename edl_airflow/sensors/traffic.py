@@ -11,8 +11,7 @@ from typing import Any
 from airflow.sdk import conf
 
 from edl_airflow.client import open_client
-from edl_airflow.connection import EdlConnection
-from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlConnection, EdlHook
 from edl_airflow.operators.templates import (
     check_connection,
     check_deferrable,

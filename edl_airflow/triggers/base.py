@@ -10,9 +10,8 @@ import stamina
 import structlog
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from edl_airflow.connection import EdlConnection
 from edl_airflow.failures import is_transient, is_user_error
-from edl_airflow.hooks.edl import EdlHook
+from edl_airflow.hooks.edl import EdlConnection, EdlHook
 from edl_airflow.runtime.spec import TaskOutcome
 
 FIRST_EVENT_AFTER_S = 5.0

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from edl_airflow.client import open_client
-from edl_airflow.connection import EdlConnection
+from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.triggers.base import EdlTrigger
 from edl_airflow.waits.checkpoint import CheckpointCondition

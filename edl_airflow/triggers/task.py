@@ -11,7 +11,7 @@ import msgspec
 from airflow.triggers.base import TriggerEvent
 
 from edl_airflow.client import backend_for, open_client
-from edl_airflow.connection import EdlConnection
+from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.runtime import runner
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
 from edl_airflow.triggers.base import EdlTrigger

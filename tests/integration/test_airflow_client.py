@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edl_airflow.client import EdlClient, open_client
-from edl_airflow.connection import EdlConnection
+from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.runtime.spec import LocalBackendRef, LogPosition
 from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint

@@ -15,7 +15,7 @@ from support.autoscale.jobs import capacity, node
 from support.autoscale.jobs import seen as job
 from support.paths import DEPLOY
 
-from edl_airflow.connection import EdlConnection
+from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.runtime.spec import KubernetesBackendRef
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
 from edl_runtime.distill.metrics import ReaderCollector

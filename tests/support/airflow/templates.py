@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edl_airflow.connection import EdlConnection
+from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.runtime.spec import LocalBackendRef
 from edl_runtime.specs import TeacherSpec, TrainerSpec

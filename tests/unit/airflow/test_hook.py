@@ -16,8 +16,7 @@ from airflow.sdk.execution_time.comms import ConnectionResult, GetConnection
 from airflow.sdk.execution_time.supervisor import InProcessSupervisorComms
 from redis import Redis
 
-from edl_airflow.connection import EdlConnection
-from edl_airflow.hooks.edl import EdlHook
+from edl_airflow.hooks.edl import EdlConnection, EdlHook
 from edl_airflow.runtime.spec import KubernetesBackendRef, LocalBackendRef
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod

@@ -17,8 +17,7 @@ from airflow.jobs import triggerer_job_runner
 from airflow.sdk.exceptions import AirflowNotFoundException
 from support.airflow.fakes import POOL, FakeClient, job_status, spec_of
 
-from edl_airflow.connection import EdlConnection
-from edl_airflow.hooks.edl import EdlHook
+from edl_airflow.hooks.edl import EdlConnection, EdlHook
 from edl_airflow.runtime.spec import LocalBackendRef, TaskOutcome
 from edl_airflow.triggers import task
 from edl_airflow.triggers.task import ENDED_BY_A_PERSON, EdlTaskTrigger
