@@ -1,4 +1,4 @@
-"""Evaluates each checkpoint of the nightly training as soon as it has landed."""
+"""Evaluates each checkpoint of the nightly training as soon as it is saved."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FOLDER = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser() / "elast
 CHECKPOINT = Asset(
     "edl_nightly_checkpoint",
     watchers=[
-        AssetWatcher(name="landed", trigger=EdlCheckpointTrigger(stream="edl_nightly_elastic_training/train")),
+        AssetWatcher(name="saved", trigger=EdlCheckpointTrigger(stream="edl_nightly_elastic_training/train")),
     ],
 )
 EVENTS = "triggering_asset_events.values() | map('sort', attribute='timestamp') | map('last')"
-"""The newest that led to this run; where several landed before it began, the others are passed by."""
+"""The newest that led to this run; where several were saved before it began, the others are left out."""
 
 PARAMS = {
     "checkpoint": Param(

@@ -147,16 +147,14 @@ class EdlClient:
     def __init__(self, edl_connection: EdlConnection, backend: Backend) -> None:
         from edl_runtime.checkpoint import checkpoint_events
         from edl_runtime.elastic.rendezvous import redis_store
-        from edl_runtime.registry.directory import Directory
-        from edl_runtime.registry.pools import read_demands
+        from edl_runtime.registry import directory, pools
 
         self.namespace = edl_connection.namespace
         self.secrets = edl_connection.secrets(os.environ)
         self.backend = backend
         self._client = connect(edl_connection.redis_url)
-        self._directory = Directory(self._client, edl_connection.namespace)
-        self._demands = read_demands
-        self._landed, self._membership = checkpoint_events, redis_store
+        self._checkpoints, self._rendezvous = checkpoint_events, redis_store
+        self._directory, self._pools = directory, pools
 
     async def close(self) -> None:
         """Close the sockets."""
@@ -168,11 +166,11 @@ class EdlClient:
 
     async def members(self, pool: str, role: Role) -> list[Member]:
         """Return the registered teachers or students, by id."""
-        return await self._directory.members(pool, role)
+        return await self._directory.Directory(self._client, self.namespace).members(pool, role)
 
     async def demand(self, pool: str) -> PoolDemand:
         """Return the pool's last reports of teachers and students."""
-        return (await self._demands(self._client, self.namespace, [pool]))[pool]
+        return (await self._pools.read_demands(self._client, self.namespace, [pool]))[pool]
 
     async def progress(self, job: str) -> Progress | None:
         """Return the job's last report."""
@@ -180,7 +178,7 @@ class EdlClient:
 
     async def checkpoint(self, stream: str, job: str, since: float) -> CheckpointResult | None:
         """Return the job's newest checkpoint in the stream that was complete at `since` or later."""
-        found = await self._landed.newest(self._client, self.namespace, stream, job=job, since=since)
+        found = await self._checkpoints.newest(self._client, self.namespace, stream, job=job, since=since)
         return to_checkpoint_result(found) if found else None
 
     async def next_checkpoints(
@@ -190,17 +188,17 @@ class EdlClient:
 
         None stands for an entry that can't be read.
         """
-        last_id = last_id or self._landed.START
-        found = await self._landed.after(self._client, self.namespace, stream, last_id, block_ms=block_ms)
+        last_id = last_id or self._checkpoints.START
+        found = await self._checkpoints.after(self._client, self.namespace, stream, last_id, block_ms=block_ms)
         return [(entry_id, to_checkpoint_result(one) if one else None) for entry_id, one in found]
 
     async def end_of_checkpoints(self, stream: str) -> str:
         """Return the id of the last checkpoint in the stream."""
-        return await self._landed.end(self._client, self.namespace, stream)
+        return await self._checkpoints.end(self._client, self.namespace, stream)
 
     async def training(self, job: str) -> TrainingStatus | None:
         """Return the state that the job's agents have agreed on, None if there are none."""
-        found = await self._membership.group_status(self._client, self.namespace, job)
+        found = await self._rendezvous.group_status(self._client, self.namespace, job)
         if not found:
             return None
         outcome = found.outcome
@@ -213,12 +211,12 @@ class EdlClient:
 
     async def generations(self, job: str) -> int:
         """Return how many generations of trainers the job has had."""
-        happened = await self._membership.read_events(self._client, self.namespace, job)
+        happened = await self._rendezvous.read_events(self._client, self.namespace, job)
         return len({event.generation for event in happened if event.kind == "active"})
 
     async def request_stop(self, job: str, reason: str) -> bool:
         """Ask a job's trainers to end with a checkpoint; False when there are none yet. The first reason counts."""
-        return await self._membership.request_stop(self._client, self.namespace, job, reason)
+        return await self._rendezvous.request_stop(self._client, self.namespace, job, reason)
 
     async def rescale(self, rules: RescalingRules, *, dry_run: bool, policy: Policy) -> RescaleOutcome:
         """Make one pass over all jobs and pools; see `edl_runtime.autoscale.rescale`."""

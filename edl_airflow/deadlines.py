@@ -38,9 +38,10 @@ def deadline_of(ends_by: object, *, start: datetime, due: datetime | None = None
     return moment if moment.tzinfo else moment.replace(tzinfo=zone)
 
 
-def check_ends_by(ends_by: object) -> None:
-    """Raise SpecError unless `ends_by` is valid."""
+def check_ends_by(_: str, ends_by: object) -> object:
+    """Return `ends_by` if it is valid, else raise SpecError."""
     deadline_of(ends_by, start=datetime(2026, 1, 1, tzinfo=UTC))
+    return ends_by
 
 
 def _next(at: time, after: datetime, zone: tzinfo) -> datetime:

@@ -17,7 +17,7 @@ def get_provider_info() -> dict[str, Any]:
         "operators": _modules("operators", "autoscale", "distill", "resize", "teacher_pool", "train"),
         "sensors": _modules("sensors", "checkpoint", "job", "teacher_pool", "traffic"),
         "hooks": _modules("hooks", "edl"),
-        "triggers": _modules("triggers", "checkpoint", "conditions", "jobs", "task"),
+        "triggers": _modules("triggers", "checkpoint", "jobs", "task"),
         "connection-types": [
             {
                 "connection-type": "edl",

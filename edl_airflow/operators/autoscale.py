@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 from airflow.sdk import BaseOperatorLink
 
 from edl_airflow.client import open_client
@@ -13,6 +14,7 @@ from edl_airflow.failures import failing_without_retry
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook
 from edl_airflow.links import RescalingLink, push_links
 from edl_airflow.operators.templates import (
+    Arguments,
     TemplatedOperator,
     as_flag,
     as_number,
@@ -60,6 +62,7 @@ class EdlAutoscaleOperator(TemplatedOperator):
     template_fields: Sequence[str] = ("windows", "max_load", "dry_run", "edl_conn_id")
     operator_extra_links: Sequence[BaseOperatorLink] = (RescalingLink(),)
     ui_color = "#fff2cc"
+    arguments: ClassVar[Arguments] = {"dry_run": as_flag}
 
     def __init__(
         self,
@@ -81,14 +84,13 @@ class EdlAutoscaleOperator(TemplatedOperator):
         self.edl_conn_id = check_connection(edl_conn_id)
         if policy is not None:
             check_policy_name(policy)
-        if not has_template(dry_run):
-            as_flag("dry_run", dry_run)
+        self.check_arguments()
         self._rules(windows=None, max_load=1.0 if has_template(max_load) else max_load)
 
     def execute(self, context: Context) -> RescalingResult:
         """Make the pass."""
         with failing_without_retry():
-            dry_run = as_flag("dry_run", self.dry_run)
+            dry_run = self.argument("dry_run")
             if not dry_run:
                 push_links(self, context)
             edl_connection = EdlHook(self.edl_conn_id).edl_connection()
@@ -157,10 +159,7 @@ def _result(done: RescaleOutcome, *, dry_run: bool) -> RescalingResult:
         until=plan.until,
         why=plan.why,
         capacity=plan.capacity,
-        targets=[
-            RescalingTarget(name=one.name, kind=one.kind, instances=one.instances, target=one.target, reason=one.reason)
-            for one in plan.targets
-        ],
+        targets=msgspec.convert(plan.targets, list[RescalingTarget], from_attributes=True),
         refused=done.refused,
         notes=list(plan.notes),
         dry_run=dry_run,

@@ -16,16 +16,11 @@ from edl_airflow.operators.base import EdlOperator
 from edl_airflow.operators.job_specs import pool_job_spec, trainer_job_spec
 from edl_airflow.operators.preflight import check_checkpoint_folder, check_model, check_script
 from edl_airflow.operators.templates import (
-    as_bounds,
-    as_checkpoint,
-    as_spec,
-    check_bounds,
-    check_checkpoint,
+    Arguments,
+    Maybe,
+    as_seconds,
     check_connection,
     check_deferrable,
-    check_seconds,
-    check_spec,
-    has_template,
     path_text,
     run_start,
     task_deadline,
@@ -85,6 +80,17 @@ class EdlDistillOperator(EdlOperator):
     )
     operator_extra_links: Sequence[BaseOperatorLink] = (StudentsLink(), StudentLogLink(), TeacherPoolLink())
     ui_color = "#d9ead3"
+    arguments: ClassVar[Arguments] = {
+        "student": TrainerSpec,
+        "teacher_pool": Maybe(check_name),
+        "teacher": Maybe(TeacherSpec),
+        "teachers": Maybe(Bounds),
+        "students": Maybe(Bounds),
+        "checkpoint": Maybe(Checkpoint),
+        "job": Maybe(check_name),
+        "wait_timeout_s": as_seconds,
+        "progress_every_s": as_seconds,
+    }
 
     def __init__(
         self,
@@ -118,42 +124,20 @@ class EdlDistillOperator(EdlOperator):
         self.weight = check_weight(weight)
         self.edl_conn_id = check_connection(edl_conn_id)
         self.deferrable = check_deferrable(deferrable)
-        check_spec("student", TrainerSpec, student)
-        if teacher is not None:
-            check_spec("teacher", TeacherSpec, teacher)
         if teacher is None and teacher_pool is None:
             raise SpecError("teacher_pool", teacher_pool, "the name of a running pool, or give a teacher to start one")
-        if teacher_pool is not None and not has_template(teacher_pool):
-            check_name("teacher_pool", teacher_pool)
-        for field, bounds in (("teachers", teachers), ("students", students)):
-            if bounds is not None:
-                check_bounds(field, bounds)
         if checkpoint is not None and students is None:
             raise SpecError("students", students, "how many elastic trainers write the checkpoint, as in '1:4'")
-        check_checkpoint(self.checkpoint)
-        if job is not None and not has_template(job):
-            check_name("job", job)
-        check_seconds("wait_timeout_s", wait_timeout_s)
-        check_seconds("progress_every_s", progress_every_s)
+        self.check_arguments()
 
     def plan(self, context: Context, edl_connection: EdlConnection) -> TaskSpec:
         ti, namespace, folder = context["ti"], edl_connection.namespace, self.folder(edl_connection.place)
-        pool = check_name("teacher_pool", pool_name(ti) if self.teacher_pool is None else self.teacher_pool)
-        bounds = as_bounds("teachers", 1 if self.teachers is None else self.teachers)
+        pool = self.argument("teacher_pool") or pool_name(ti)
+        bounds = self.argument("teachers") or Bounds(1, 1)
+        teacher = self.argument("teacher")
         stream = "" if self.students is None else checkpoint_stream(ti.dag_id, ti.task_id, ti.map_index)
         sharing: dict[str, Any] = {"priority": self.priority, "weight": self.weight}
-        own = (
-            pool_job_spec(
-                pool,
-                as_spec("teacher", TeacherSpec, self.teacher),
-                bounds,
-                namespace=namespace,
-                folder=folder,
-                **sharing,
-            )
-            if self.teacher is not None
-            else None
-        )
+        own = pool_job_spec(pool, teacher, bounds, namespace=namespace, folder=folder, **sharing) if teacher else None
         return TaskSpec(
             conn_id=self.edl_conn_id,
             place=edl_connection.place,
@@ -164,17 +148,17 @@ class EdlDistillOperator(EdlOperator):
             wait_timeout_s=self.wait_timeout_s,
             pool_deadline=time.time() + self.wait_timeout_s,
             trainer_job=trainer_job_spec(
-                as_spec("student", TrainerSpec, self.student),
-                None if self.students is None else as_bounds("students", self.students),
+                self.argument("student"),
+                self.argument("students"),
                 settings=RuntimeSettings(
                     namespace=namespace,
-                    job=job_name(ti) if self.job is None else check_name("job", self.job),
+                    job=self.argument("job") or job_name(ti),
                     pool=pool,
                     teacher_wait_s=self.wait_timeout_s,
                     checkpoint_stream=stream,
                 ),
                 folder=folder,
-                checkpoint=as_checkpoint(self.checkpoint),
+                checkpoint=self.argument("checkpoint"),
                 pool_digest=own.digest if own else "",
                 **sharing,
             ),
@@ -185,17 +169,17 @@ class EdlDistillOperator(EdlOperator):
         )
 
     def check(self, folder: Path) -> None:
-        if self.teacher is not None:
-            check_model(as_spec("teacher", TeacherSpec, self.teacher), folder)
-        check_script("student", as_spec("student", TrainerSpec, self.student), folder)
-        check_checkpoint_folder(as_checkpoint(self.checkpoint), folder)
+        if teacher := self.argument("teacher"):
+            check_model(teacher, folder)
+        check_script("student", self.argument("student"), folder)
+        check_checkpoint_folder(self.argument("checkpoint"), folder)
 
     def result(self, spec: TaskSpec, outcome: TaskOutcome) -> JobResult:
         left = outcome.result or {}
         return JobResult(
             job=outcome.name,
             pool=spec.pool,
-            checkpoint=left.get("checkpoint") or (outcome.landed["checkpoint"] if outcome.landed else ""),
+            checkpoint=left.get("checkpoint") or (outcome.checkpoint["checkpoint"] if outcome.checkpoint else ""),
             metrics=left.get("metrics", {}),
             answered=outcome.progress.answered if outcome.progress else {},
         )

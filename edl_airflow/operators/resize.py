@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import msgspec
 from airflow.sdk import BaseOperatorLink, conf
@@ -16,11 +16,13 @@ from edl_airflow.failures import TargetEndedError, error_for, failing_without_re
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlConnection, EdlHook
 from edl_airflow.links import ResizedLink, push_links
 from edl_airflow.operators.templates import (
+    Arguments,
+    Maybe,
     TemplatedOperator,
     as_count,
+    as_seconds,
     check_connection,
     check_deferrable,
-    check_seconds,
     dag_folder,
     has_template,
     task_deadline,
@@ -28,6 +30,9 @@ from edl_airflow.operators.templates import (
 from edl_airflow.results import PoolResult, RunningJob
 from edl_airflow.runtime.decisions import FINISHED_REASON
 from edl_airflow.runtime.spec import TaskOutcome
+from edl_airflow.sensors.base import evaluate, wait_for
+from edl_airflow.sensors.job import JobCondition
+from edl_airflow.sensors.teacher_pool import PoolCondition
 from edl_airflow.traffic_windows import (
     Windows,
     WindowTarget,
@@ -40,7 +45,6 @@ from edl_airflow.traffic_windows import (
     window_for_run,
     windows_field,
 )
-from edl_airflow.waits.conditions import JobCondition, PoolCondition, evaluate, wait_for
 from edl_runtime.autoscale.traffic.windows import Sizes
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.errors import BackendError, SpecError
@@ -82,6 +86,12 @@ class EdlResizeOperator(TemplatedOperator):
     template_fields: Sequence[str] = ("teacher_pool", "job", "instances", "windows", "window", "edl_conn_id")
     operator_extra_links: Sequence[BaseOperatorLink] = (ResizedLink(),)
     ui_color = "#fff2cc"
+    arguments: ClassVar[Arguments] = {
+        "teacher_pool": Maybe(check_name),
+        "job": Maybe(check_name),
+        "instances": Maybe(as_count),
+        "wait_timeout_s": as_seconds,
+    }
 
     def __init__(
         self,
@@ -111,25 +121,20 @@ class EdlResizeOperator(TemplatedOperator):
             raise SpecError(
                 "teacher_pool, job", (teacher_pool, job), "the name of a pool or that of a job, one of them"
             )
-        for field, name in (("teacher_pool", teacher_pool), ("job", job)):
-            if name is not None and not has_template(name):
-                check_name(field, name)
         if (instances is None) == (windows is None):
             raise SpecError("instances, windows", (instances, windows), "a number or traffic windows, one of them")
         if window is not None and windows is None:
             raise SpecError("window", window, "the name of one of `windows`, which have to be given too")
         if window is not None and not has_template(window) and is_known_at_parse(self.windows):
             check_window(load_windows(self.windows), window)
-        if instances is not None and not has_template(instances):
-            as_count("instances", instances)
-        check_seconds("wait_timeout_s", wait_timeout_s)
+        self.check_arguments()
 
     def execute(self, context: Context) -> PoolResult | RunningJob:
         """Resize it; then wait for its instances, or defer."""
         with failing_without_retry():
             edl_connection = EdlHook(self.edl_conn_id).edl_connection()
             window = None if self.windows is None else self._window_now(context)
-            name = self._name()
+            name = self.argument("job") or self.argument("teacher_pool")
             push_links(self, context)
             ended = asyncio.run(self._resize(name, window, edl_connection))
         return self._result(ended) if isinstance(ended, TaskOutcome) else self._defer(ended)
@@ -137,9 +142,6 @@ class EdlResizeOperator(TemplatedOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> PoolResult | RunningJob:  # noqa: ARG002
         """Finish after the triggerer; this is a new instance, on which `execute` has not run."""
         return self._result(msgspec.convert(event, TaskOutcome))
-
-    def _name(self) -> str:
-        return check_name("teacher_pool", self.teacher_pool) if self.job is None else check_name("job", self.job)
 
     def _window_now(self, context: Context) -> tuple[str, Sizes]:
         """Return the name and sizes of the window to use. Raises SpecError."""
@@ -161,7 +163,7 @@ class EdlResizeOperator(TemplatedOperator):
             "because": wanted.reason,
             "seen": True,
         }
-        return PoolCondition(pool=name, **common) if self.job is None else JobCondition(job=name, **common)
+        return PoolCondition(teacher_pool=name, **common) if self.job is None else JobCondition(job=name, **common)
 
     async def _resize(
         self, name: str, window: tuple[str, Sizes] | None, edl_connection: EdlConnection
@@ -169,7 +171,9 @@ class EdlResizeOperator(TemplatedOperator):
         """Resize it; return the outcome, or the condition to wait for."""
         async with open_client(edl_connection) as client:
             try:
-                wanted = await _wanted(name, *window, client) if window else self._asked()
+                wanted = WindowTarget(self.argument("instances"), reason="")
+                if window:
+                    wanted = await _wanted(name, *window, client)
                 await client.backend.resize(name, wanted.instances)
             except BackendError as error:
                 if reason := await _why_ended(name, error, client):
@@ -180,14 +184,11 @@ class EdlResizeOperator(TemplatedOperator):
             condition = self._new_condition(name, wanted)
             if self.wait and not self.deferrable:
                 return await wait_for(condition, client, self.log.info)
-            view: Any = await condition.observe(client)
+            view: Any = await condition.observe(client, time.time())
             return (evaluate(condition, view, time.time()) or condition) if self.wait else condition.ready(view)
 
-    def _asked(self) -> WindowTarget:
-        return WindowTarget(as_count("instances", self.instances), reason="")
-
     def _defer(self, condition: PoolCondition | JobCondition) -> NoReturn:
-        from edl_airflow.triggers.conditions import EdlConditionTrigger
+        from edl_airflow.triggers.task import EdlConditionTrigger
 
         self.defer(
             trigger=EdlConditionTrigger(condition=msgspec.to_builtins(condition)), method_name="execute_complete"

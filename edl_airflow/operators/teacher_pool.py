@@ -19,15 +19,11 @@ from edl_airflow.operators.base import EdlOperator
 from edl_airflow.operators.job_specs import pool_job_spec
 from edl_airflow.operators.preflight import check_model
 from edl_airflow.operators.templates import (
+    Arguments,
     TemplatedOperator,
-    as_bounds,
-    as_spec,
-    check_bounds,
+    as_seconds,
     check_connection,
     check_deferrable,
-    check_seconds,
-    check_spec,
-    has_template,
     task_deadline,
 )
 from edl_airflow.results import PoolResult
@@ -62,6 +58,12 @@ class EdlTeacherPoolOperator(EdlOperator):
     template_fields_renderers: ClassVar[dict[str, str]] = {"teacher": "py", "teachers": "py"}
     operator_extra_links: Sequence[BaseOperatorLink] = (TeacherPoolLink(),)
     ui_color = "#cfe2f3"
+    arguments: ClassVar[Arguments] = {
+        "teacher_pool": check_name,
+        "teacher": TeacherSpec,
+        "teachers": Bounds,
+        "wait_timeout_s": as_seconds,
+    }
     keeps_pool = True
 
     def __init__(
@@ -86,15 +88,10 @@ class EdlTeacherPoolOperator(EdlOperator):
         self.weight = check_weight(weight)
         self.edl_conn_id = check_connection(edl_conn_id)
         self.deferrable = check_deferrable(deferrable)
-        if not has_template(teacher_pool):
-            check_name("teacher_pool", teacher_pool)
-        check_spec("teacher", TeacherSpec, teacher)
-        check_bounds("teachers", teachers)
-        check_seconds("wait_timeout_s", wait_timeout_s)
+        self.check_arguments()
 
     def plan(self, context: Context, edl_connection: EdlConnection) -> TaskSpec:
-        pool = check_name("teacher_pool", self.teacher_pool)
-        bounds = as_bounds("teachers", self.teachers)
+        pool, bounds = self.argument("teacher_pool"), self.argument("teachers")
         return TaskSpec(
             conn_id=self.edl_conn_id,
             place=edl_connection.place,
@@ -102,7 +99,7 @@ class EdlTeacherPoolOperator(EdlOperator):
             pool=pool,
             pool_job=pool_job_spec(
                 pool,
-                as_spec("teacher", TeacherSpec, self.teacher),
+                self.argument("teacher"),
                 bounds,
                 namespace=edl_connection.namespace,
                 folder=self.folder(edl_connection.place),
@@ -116,7 +113,7 @@ class EdlTeacherPoolOperator(EdlOperator):
         )
 
     def check(self, folder: Path) -> None:
-        check_model(as_spec("teacher", TeacherSpec, self.teacher), folder)
+        check_model(self.argument("teacher"), folder)
 
     def result(self, spec: TaskSpec, outcome: TaskOutcome) -> PoolResult:  # noqa: ARG002
         return outcome.pool_result()
@@ -134,18 +131,18 @@ class EdlStopTeacherPoolOperator(TemplatedOperator):
 
     template_fields: Sequence[str] = ("teacher_pool", "edl_conn_id")
     ui_color = "#cfe2f3"
+    arguments: ClassVar[Arguments] = {"teacher_pool": check_name}
 
     def __init__(self, *, teacher_pool: str, edl_conn_id: str = DEFAULT_CONN_ID, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.teacher_pool = teacher_pool
         self.edl_conn_id = check_connection(edl_conn_id)
-        if not has_template(teacher_pool):
-            check_name("teacher_pool", teacher_pool)
+        self.check_arguments()
 
     def execute(self, context: Context) -> None:  # noqa: ARG002
         """Stop the pool and return when its last process has ended."""
         with failing_without_retry():
-            pool = check_name("teacher_pool", self.teacher_pool)
+            pool = self.argument("teacher_pool")
             backend = backend_for(EdlHook(self.edl_conn_id).edl_connection().place)
             stopped = asyncio.run(backend.delete(pool))
         self.log.info("Pool %r is stopped" if stopped else "There was no pool %r", pool)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from airflow.sdk import BaseOperator, RetryPolicy
@@ -49,50 +50,35 @@ def is_output(value: object) -> bool:
     return isinstance(value, ResolveMixin)
 
 
-def as_spec(field: str, kind: type[AnySpec], value: object) -> AnySpec:
-    """Return a spec as it is, or make it from a dict of fields, which may be text. Raises SpecError naming `field`."""
-    return value if isinstance(value, kind) else kind.read(field, value, strict=False)
+Reader: TypeAlias = Callable[[str, Any], Any]
+"""Returns what an argument means, given its name and value. Raises SpecError that names it."""
 
 
-def check_spec(field: str, kind: type[Spec], value: object) -> None:
-    """Raise SpecError if `value`, as far as it is known before the task runs, is no valid `kind`."""
-    if isinstance(value, dict) and has_template(value):
-        check_fields(field, kind, value)
-        kind.check_each(value, strict=False, is_open=has_template)
-    elif not is_output(value):
-        as_spec(field, kind, value)
+class Maybe(NamedTuple):
+    """An argument that may be None."""
+
+    kind: type[Spec] | Reader
 
 
-def as_bounds(field: str, value: object) -> Bounds:
-    """Return bounds from "1:3", "2", 2, a Bounds or a dict of its fields. Raises SpecError naming `field`."""
-    if isinstance(value, str | int):
-        return Bounds.parse(str(value), field)
-    if not isinstance(value, Bounds | dict):
+Arguments: TypeAlias = Mapping[str, "type[Spec] | Reader | Maybe"]
+"""What each argument of an operator is: a spec, or what a function makes of it."""
+
+
+def as_spec(field: str, kind: type[AnySpec], value: Any) -> AnySpec:
+    """Return a spec as it is, or make it from a dict of fields, which may be text. Raises SpecError naming `field`.
+
+    Bounds may be "1:3", "2" or 2, and a Checkpoint a path or URL.
+    """
+    if kind is Checkpoint and isinstance(value, str | PurePath):
+        value = Checkpoint(url=str(value))
+    elif kind is Bounds and isinstance(value, str | int):
+        value = Bounds.parse(str(value), field)
+    elif kind is Bounds and not isinstance(value, Bounds | dict):
         raise SpecError(field, value, "Bounds, a dict of their fields, 'min:max' or a number")
     try:
-        return as_spec(field, Bounds, value)
+        return value if isinstance(value, kind) else kind.read(field, value, strict=False)
     except SpecError as error:
         raise error.of("bounds", field) from None
-
-
-def check_bounds(field: str, value: object) -> None:
-    """Raise SpecError if `value`, as far as it is known before the task runs, is no valid bounds."""
-    if not isinstance(value, dict):
-        if not has_template(value):
-            as_bounds(field, value)
-        return
-    try:
-        check_spec(field, Bounds, value)
-    except SpecError as error:
-        raise error.of("bounds", field) from None
-
-
-def check_checkpoint(value: object) -> None:
-    """Raise SpecError if `value`, as far as it is known before the task runs, is no valid checkpoint."""
-    if isinstance(value, dict):
-        check_spec("checkpoint", Checkpoint, value)
-    elif not has_template(value):
-        as_checkpoint(value)
 
 
 def check_connection(conn_id: Any) -> str:
@@ -141,26 +127,18 @@ def path_text(value: object) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
-def as_checkpoint(checkpoint: object) -> Checkpoint | None:
-    """Return a Checkpoint from one, from a dict of its fields, or from a path or URL. Raises SpecError."""
-    if checkpoint is None:
-        return None
-    if isinstance(checkpoint, str | PurePath):
-        return Checkpoint(url=str(checkpoint))
-    return as_spec("checkpoint", Checkpoint, checkpoint)
-
-
-def check_stream(stream: object) -> str:
+def check_stream(field: str, stream: object) -> str:
     """Return `stream` if it is a valid name. Raises SpecError."""
     if not isinstance(stream, str) or not re.fullmatch(r"[^{}\s]+", stream):
-        raise SpecError("stream", stream, "'DAG/TASK' of the task that trains, or the name of a job")
+        raise SpecError(field, stream, "'DAG/TASK' of the task that trains, or the name of a job")
     return stream
 
 
-def check_seconds(field: str, value: object) -> None:
-    """Raise SpecError unless `value` is a number of seconds above 0."""
+def as_seconds(field: str, value: object) -> float:
+    """Return `value` if it is a number of seconds above 0. Raises SpecError."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise SpecError(field, value, "a number of seconds above 0")
+    return value
 
 
 def dag_folder(task: BaseOperator) -> Path:
@@ -175,11 +153,34 @@ class TemplatedOperator(BaseOperator):
     not a number.
     """
 
+    arguments: ClassVar[Arguments] = {}
+
     def __init__(self, *, retry_policy: RetryPolicy | None = DEFAULT_RETRY_POLICY, **kwargs: Any) -> None:
         if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
             raise SpecError("retry_policy", retry_policy, "a RetryPolicy, as EdlRetryPolicy(), or None")
         super().__init__(retry_policy=retry_policy, **kwargs)
         self.render_template_as_native_obj = False
+
+    def check_arguments(self) -> None:
+        """Raise SpecError for what is known to be wrong before the task runs; for the end of constructors."""
+        for field, kind in self.arguments.items():
+            self._read(field, getattr(self, field), kind, only_known=True)
+
+    def argument(self, field: str) -> Any:
+        """Return what a rendered argument means. Raises SpecError."""
+        return self._read(field, getattr(self, field), self.arguments[field])
+
+    def _read(self, field: str, value: Any, kind: type[Spec] | Reader | Maybe, *, only_known: bool = False) -> Any:
+        if isinstance(kind, Maybe):
+            return None if value is None else self._read(field, value, kind.kind, only_known=only_known)
+        is_open = only_known and field in self.template_fields
+        if not isinstance(kind, type):
+            return None if is_open and has_template(value) else kind(field, value)
+        if is_open and isinstance(value, dict) and has_template(value):
+            return _check_fields(field, kind, value)
+        if is_open and (is_output(value) or (kind in (Bounds, Checkpoint) and has_template(value))):
+            return None
+        return as_spec(field, kind, value)
 
     def render_template(
         self,
@@ -208,3 +209,12 @@ def run_start(context: Context) -> datetime:
     """Return when the DAG run has started: the same for every try, until a user clears an ended run."""
     run: Any = context.get("dag_run")
     return (run.start_date if run else None) or datetime.now(UTC)
+
+
+def _check_fields(field: str, kind: type[Spec], value: dict[str, Any]) -> None:
+    """Raise SpecError for fields of a spec that are wrong, as far as they are known before the task runs."""
+    try:
+        check_fields(field, kind, value)
+        kind.check_each(value, strict=False, is_open=has_template)
+    except SpecError as error:
+        raise error.of("bounds", field) from None

@@ -17,16 +17,11 @@ from edl_airflow.operators.base import EdlOperator
 from edl_airflow.operators.job_specs import trainer_job_spec
 from edl_airflow.operators.preflight import check_checkpoint_folder, check_script
 from edl_airflow.operators.templates import (
-    as_bounds,
-    as_checkpoint,
-    as_spec,
-    check_bounds,
-    check_checkpoint,
+    Arguments,
+    Maybe,
+    as_seconds,
     check_connection,
     check_deferrable,
-    check_seconds,
-    check_spec,
-    has_template,
     path_text,
     run_start,
     task_deadline,
@@ -88,6 +83,15 @@ class EdlTrainOperator(EdlOperator):
     template_fields_renderers: ClassVar[dict[str, str]] = {"trainer": "py", "trainers": "py", "checkpoint": "py"}
     operator_extra_links: Sequence[BaseOperatorLink] = (TrainersLink(), TrainerLogLink())
     ui_color = "#d9ead3"
+    arguments: ClassVar[Arguments] = {
+        "trainer": TrainerSpec,
+        "trainers": Bounds,
+        "checkpoint": Maybe(Checkpoint),
+        "job": Maybe(check_name),
+        "ends_by": Maybe(check_ends_by),
+        "stop_grace_s": as_seconds,
+        "progress_every_s": as_seconds,
+    }
 
     def __init__(
         self,
@@ -119,17 +123,9 @@ class EdlTrainOperator(EdlOperator):
         self.weight = check_weight(weight)
         self.edl_conn_id = check_connection(edl_conn_id)
         self.deferrable = check_deferrable(deferrable)
-        check_spec("trainer", TrainerSpec, trainer)
-        check_bounds("trainers", trainers)
-        check_checkpoint(self.checkpoint)
         if gear not in GEARS:
             raise SpecError("gear", gear, ", ".join(map(repr, GEARS)))
-        if job is not None and not has_template(job):
-            check_name("job", job)
-        if ends_by is not None and not has_template(ends_by):
-            check_ends_by(ends_by)
-        check_seconds("stop_grace_s", stop_grace_s)
-        check_seconds("progress_every_s", progress_every_s)
+        self.check_arguments()
 
     @classmethod
     def from_manifest(cls, manifest: Path | str, *, task_id: str, name: str = "", **given: Any) -> Self:
@@ -161,16 +157,16 @@ class EdlTrainOperator(EdlOperator):
             place=edl_connection.place,
             token=try_token(ti),
             trainer_job=trainer_job_spec(
-                as_spec("trainer", TrainerSpec, self.trainer),
-                as_bounds("trainers", self.trainers),
+                self.argument("trainer"),
+                self.argument("trainers"),
                 settings=RuntimeSettings(
                     namespace=edl_connection.namespace,
-                    job=job_name(ti) if self.job is None else check_name("job", self.job),
+                    job=self.argument("job") or job_name(ti),
                     checkpoint_stream=stream,
                 ),
                 folder=self.folder(edl_connection.place),
                 gear=self.gear,
-                checkpoint=as_checkpoint(self.checkpoint),
+                checkpoint=self.argument("checkpoint"),
                 priority=self.priority,
                 weight=self.weight,
             ),
@@ -183,16 +179,16 @@ class EdlTrainOperator(EdlOperator):
         )
 
     def check(self, folder: Path) -> None:
-        check_script("trainer", as_spec("trainer", TrainerSpec, self.trainer), folder)
-        check_checkpoint_folder(as_checkpoint(self.checkpoint), folder)
+        check_script("trainer", self.argument("trainer"), folder)
+        check_checkpoint_folder(self.argument("checkpoint"), folder)
 
     def result(self, spec: TaskSpec, outcome: TaskOutcome) -> TrainResult:
-        left, landed, training = outcome.result or {}, outcome.landed, outcome.training
-        checkpoint = left.get("checkpoint") or (landed["checkpoint"] if landed else "")
+        left, newest, training = outcome.result or {}, outcome.checkpoint, outcome.training
+        checkpoint = left.get("checkpoint") or (newest["checkpoint"] if newest else "")
         progress = outcome.progress
         step, epoch = (progress.step, progress.epoch) if progress else (0, 0)
-        if landed and landed["checkpoint"] == checkpoint:  # else the script has written its own
-            step, epoch = landed["step"], landed["epoch"]
+        if newest and newest["checkpoint"] == checkpoint:  # else the script has written its own
+            step, epoch = newest["step"], newest["epoch"]
         if outcome.ended == "stopped":
             self.log.warning("%r: %s", spec.name, outcome.reason)
         return TrainResult(
@@ -200,7 +196,7 @@ class EdlTrainOperator(EdlOperator):
             checkpoint=checkpoint,
             step=step,
             epoch=epoch,
-            metrics={**(landed["metrics"] if landed else {}), **left.get("metrics", {})},
+            metrics={**(newest["metrics"] if newest else {}), **left.get("metrics", {})},
             stopped=outcome.ended == "stopped" or bool(training and training.ended == "stopped"),
             reason=outcome.reason or (training.reason if training else ""),
             instances=training.instances if training else 0,

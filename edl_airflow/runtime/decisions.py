@@ -64,7 +64,7 @@ def result_warnings(spec: TaskSpec, outcome: TaskOutcome) -> list[str]:
     if not spec.trainer_job or outcome.ended != "succeeded":
         return []
     found = []
-    if not outcome.result and not outcome.landed:
+    if not outcome.result and not outcome.checkpoint:
         found.append(
             f"{spec.name!r} has succeeded and left nothing, so that this task returns no checkpoint and no metrics: "
             "its script leaves them by `edl_runtime.result.write_result`"

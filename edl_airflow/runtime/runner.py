@@ -157,7 +157,7 @@ async def _with_progress(spec: TaskSpec, outcome: TaskOutcome, view: TaskState, 
             progress=await latest_progress(view.trainer, client) if view.trainer else None,
             training=await client.training(spec.name) if view.trainer else None,
             generations=await client.generations(spec.name) if view.trainer else 0,
-            landed=await client.checkpoint(spec.stream, spec.name, since) if spec.stream else None,
+            checkpoint=await client.checkpoint(spec.stream, spec.name, since) if spec.stream else None,
         )
     except RegistryUnavailableError:
         return outcome

@@ -123,8 +123,8 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
       wait limit passed), `timed_out` (the task's `execution_timeout` passed) or `taken_over` (by a later try).
     - `teachers`: addresses of the registered teachers, of a pool that is `ready`.
     - `result`: the result that the training script has written.
-    - `progress`: the job's last report; `training`: its agents' last state; `generations`: how many it had; `landed`:
-      its newest checkpoint, or the one that a wait was for. None, or 0, if there is none or Redis was away.
+    - `progress`: the job's last report; `training`: its agents' last state; `generations`: how many it had;
+      `checkpoint`: its newest, or the one that a wait was for. None, or 0, if there is none or Redis was away.
     - `window`: the traffic window that a wait was for.
     - `permanent`: a retry can't help, or a person has stopped the job. `transient`: the cluster or the network failed,
       and a retry may help.
@@ -149,7 +149,7 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     training: TrainingStatus | None = None
     generations: int = 0
-    landed: CheckpointResult | None = None
+    checkpoint: CheckpointResult | None = None
     window: WindowResult | None = None
     reason: str = ""
     last_lines: tuple[str, ...] = ()

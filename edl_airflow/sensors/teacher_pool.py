@@ -3,27 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from airflow.sdk import conf
 
+from edl_airflow.client import EdlClient, job_status
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
-from edl_airflow.operators.templates import (
-    as_count,
-    check_connection,
-    check_deferrable,
-    has_template,
-    task_deadline,
-)
+from edl_airflow.operators.templates import Arguments, as_count, check_connection, check_deferrable
 from edl_airflow.results import PoolResult
+from edl_airflow.runtime.decisions import failed_outcome, is_unreachable
 from edl_airflow.runtime.spec import TaskOutcome
-from edl_airflow.sensors.base import EdlSensor
-from edl_airflow.waits.conditions import PoolCondition
+from edl_airflow.sensors.base import Condition, EdlSensor, Observation, count_text
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import check_name
+from edl_runtime.store.errors import RegistryUnavailableError
+
+POOL_STOPPED_REASON = "the pool was there, and somebody has stopped it"
 
 
-class EdlTeacherPoolSensor(EdlSensor[PoolCondition]):
+class PoolObservation(Observation, frozen=True, kw_only=True):
+    """With `trouble` nobody counts as registered."""
+
+    teachers: tuple[str, ...] = ()
+    students: int = 0
+
+
+class PoolCondition(Condition[PoolObservation], frozen=True, kw_only=True, tag="pool"):
+    """From `at_least` to `at_most` registered teachers (None: no limit) and at least `students` students."""
+
+    timeout_is = "no_teacher"
+
+    teacher_pool: str
+    at_least: int = 1
+    at_most: int | None = None
+    students: int = 0
+
+    @property
+    def about(self) -> str:
+        return self.teacher_pool
+
+    async def observe(self, client: EdlClient, now: float) -> PoolObservation:  # noqa: ARG002 (not by the clock)
+        pool = await job_status(client.backend, self.teacher_pool)
+        try:
+            teachers = await client.teachers(self.teacher_pool)
+            students = len(await client.members(self.teacher_pool, "students")) if self.students else 0
+        except RegistryUnavailableError as error:
+            return PoolObservation(job=pool, trouble=str(error))
+        return PoolObservation(job=pool, teachers=tuple(teachers), students=students)
+
+    def check(self, view: PoolObservation) -> TaskOutcome | None:
+        pool = view.job
+        if self.seen and not pool:
+            return TaskOutcome(ended="gone", name=self.teacher_pool, reason=POOL_STOPPED_REASON)
+        fits = not view.trouble and self._fits(view)
+        if pool and (pool.phase == "failed" or (not fits and is_unreachable(pool, self.at_least))):
+            return failed_outcome(pool)
+        return self.ready(view) if fits else None
+
+    def ready(self, view: PoolObservation) -> TaskOutcome:
+        """Return the outcome with the current teachers."""
+        return TaskOutcome(ended="ready", name=self.teacher_pool, teachers=view.teachers, reason=self.because)
+
+    def missing(self, view: PoolObservation) -> str:
+        wanted = count_text(self.at_least, self.at_most)
+        missing = f"{len(view.teachers)} teachers are registered, {wanted} are required"
+        return f"{missing}; students {view.students} of {self.students}" if self.students else missing
+
+    def _fits(self, view: PoolObservation) -> bool:
+        teachers = len(view.teachers)
+        few_enough = self.at_most is None or teachers <= self.at_most
+        return teachers >= self.at_least and few_enough and view.students >= self.students
+
+
+def check_students(field: str, students: object) -> int:
+    """Return `students` if it is valid. Raises SpecError."""
+    if not isinstance(students, int) or students < 0:
+        raise SpecError(field, students, "a whole number, 0 or more")
+    return students
+
+
+class EdlTeacherPoolSensor(EdlSensor):
     """Succeed when a pool has at least so many registered teachers, and so many students attached to it.
 
     Returns a `PoolResult`. Fails at once when the pool has failed or ended; see `EdlSensor` for what all sensors share.
@@ -37,6 +96,8 @@ class EdlTeacherPoolSensor(EdlSensor[PoolCondition]):
 
     template_fields: Sequence[str] = ("teacher_pool", "at_least", "edl_conn_id")
     ui_color = "#ead1dc"
+    arguments: ClassVar[Arguments] = {"teacher_pool": check_name, "at_least": as_count, "students": check_students}
+    condition = PoolCondition
 
     def __init__(
         self,
@@ -54,23 +115,7 @@ class EdlTeacherPoolSensor(EdlSensor[PoolCondition]):
         self.students = students
         self.edl_conn_id = check_connection(edl_conn_id)
         self.deferrable = check_deferrable(deferrable)
-        if not has_template(teacher_pool):
-            check_name("teacher_pool", teacher_pool)
-        if not has_template(at_least):
-            as_count("at_least", at_least)
-        if not isinstance(students, int) or students < 0:
-            raise SpecError("students", students, "a whole number, 0 or more")
-
-    def new_condition(self, until: float) -> PoolCondition:
-        return PoolCondition(
-            conn_id=self.edl_conn_id,
-            pool=check_name("teacher_pool", self.teacher_pool),
-            at_least=as_count("at_least", self.at_least),
-            students=self.students,
-            wait_timeout_s=self.timeout,
-            until=until,
-            deadline=task_deadline(self),
-        )
+        self.check_arguments()
 
     def result(self, outcome: TaskOutcome) -> PoolResult:
         return outcome.pool_result()

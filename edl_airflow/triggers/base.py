@@ -51,14 +51,14 @@ class EdlTrigger(BaseTrigger):
         It runs in its own task, so that a cancellation is raised here with Airflow's message in it; nested awaits may
         lose the message.
         """
-        quiet = asyncio.create_task(asyncio.sleep(FIRST_EVENT_AFTER_S))
+        first_event = asyncio.create_task(asyncio.sleep(FIRST_EVENT_AFTER_S))
         following = asyncio.create_task(self._any_outcome())
         try:
             await asyncio.wait([following])
             outcome = following.result()
-            await quiet
+            await first_event
         finally:
-            quiet.cancel()
+            first_event.cancel()
             following.cancel()
             await asyncio.wait([following])
         yield TriggerEvent({**msgspec.to_builtins(outcome), **self.serialize()[1]})  # type: ignore[no-untyped-call]

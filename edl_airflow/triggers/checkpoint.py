@@ -36,7 +36,7 @@ StoreRequest: TypeAlias = "asyncio.Future[AssetStateStoreAccessors | None]"
 class EdlCheckpointTrigger(BaseEventTrigger):
     """Fires for each new checkpoint in a stream: a `CheckpointResult` and the `stream`.
 
-    For an `AssetWatcher`: `Asset("digits", watchers=[AssetWatcher(name="landed", trigger=EdlCheckpointTrigger(...))])`
+    For an `AssetWatcher`: `Asset("digits", watchers=[AssetWatcher(name="saved", trigger=EdlCheckpointTrigger(...))])`
     makes each checkpoint an event of the asset, with step, URL and metrics in `extra["payload"]`. It starts with new
     checkpoints, and after a restart with those after the last event in Airflow's database, so none is lost with a
     triggerer, but one may come twice. Tolerates a Redis outage, and waits for a connection that is missing or wrong.
@@ -50,7 +50,7 @@ class EdlCheckpointTrigger(BaseEventTrigger):
 
     def __init__(self, stream: str, edl_conn_id: str = DEFAULT_CONN_ID) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.stream = check_stream(stream)
+        self.stream = check_stream("stream", stream)
         self.edl_conn_id = edl_conn_id
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -101,7 +101,7 @@ class CheckpointProducer(SharedStreamProducer):
             async with open_client(await load_connection_eventually(self._conn_id)) as client:
                 last_id = await self._cursor.get() or await self._end(client, self._cursor)
                 while True:
-                    for last_id, checkpoint in await self._landed(client, last_id):  # noqa: B020 (the next begins there)
+                    for last_id, checkpoint in await self._next(client, last_id):  # noqa: B020 (the next begins there)
                         if checkpoint:
                             await self._room.acquire()
                             yield checkpoint, last_id
@@ -127,7 +127,7 @@ class CheckpointProducer(SharedStreamProducer):
                 await cursor.set(last_id)
                 return last_id
 
-    async def _landed(self, client: EdlClient, last_id: str) -> list[tuple[str, CheckpointResult | None]]:
+    async def _next(self, client: EdlClient, last_id: str) -> list[tuple[str, CheckpointResult | None]]:
         try:
             return await client.next_checkpoints(self._stream, last_id)
         except RegistryUnavailableError as error:

@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from edl_airflow.client import open_client
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
-from edl_airflow.operators.templates import check_seconds
+from edl_airflow.operators.templates import as_seconds
 from edl_airflow.triggers.base import LOOK_UP_AGAIN_S, load_connection_eventually
 from edl_runtime.autoscale.cluster.changes import JobChange, JobsSeen, job_changes, jobs_seen
 from edl_runtime.backends.interface import Backend
@@ -46,7 +46,7 @@ class EdlJobsTrigger(BaseEventTrigger):
 
     def __init__(self, edl_conn_id: str = DEFAULT_CONN_ID, settle_s: float = 5.0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        check_seconds("settle_s", settle_s)
+        as_seconds("settle_s", settle_s)
         self.edl_conn_id = edl_conn_id
         self.settle_s = settle_s
 

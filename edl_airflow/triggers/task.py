@@ -1,11 +1,11 @@
-"""The trigger that continues a task's work."""
+"""The triggers of deferred tasks: one continues a task's work, one waits for a condition."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from airflow.triggers.base import TriggerEvent
@@ -14,6 +14,11 @@ from edl_airflow.client import backend_for, open_client
 from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.runtime import runner
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
+from edl_airflow.sensors.base import wait_for
+from edl_airflow.sensors.checkpoint import CheckpointCondition
+from edl_airflow.sensors.job import JobCondition
+from edl_airflow.sensors.teacher_pool import PoolCondition
+from edl_airflow.sensors.traffic import TrafficCondition
 from edl_airflow.triggers.base import EdlTrigger
 from edl_runtime.backends.errors import ClusterUnavailableError
 
@@ -95,3 +100,35 @@ class EdlTaskTrigger(EdlTrigger):
                     await asyncio.sleep(STOP_AGAIN_S)
         except Exception:
             self.log.exception("Could not confirm that %s stopped. See `edl jobs`; `edl stop NAME` stops a job", jobs)
+
+
+AnyCondition: TypeAlias = PoolCondition | JobCondition | CheckpointCondition | TrafficCondition
+
+
+class EdlConditionTrigger(EdlTrigger):
+    """Fires one event when a wait has ended: its `TaskOutcome`, and the `condition`.
+
+    For a traffic window it sleeps until the current window ends, checks the clock each minute, and needs no connection.
+
+    :param condition: a `Condition`, as plain data
+    """
+
+    def __init__(self, condition: dict[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.condition: AnyCondition = msgspec.convert(condition, AnyCondition)
+        self.conn_id = self.condition.conn_id
+        self.about = self.condition.about
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        condition = msgspec.to_builtins(self.condition, order="deterministic")
+        return "edl_airflow.triggers.task.EdlConditionTrigger", {"condition": condition}
+
+    async def outcome(self) -> TaskOutcome:
+        if self.condition.needs_client:
+            return await super().outcome()
+        return await wait_for(self.condition, None, self.log.info)
+
+    async def follow(self, edl_connection: EdlConnection) -> TaskOutcome:
+        """Wait for it."""
+        async with open_client(edl_connection) as client:
+            return await wait_for(self.condition, client, self.log.info)

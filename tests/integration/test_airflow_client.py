@@ -34,16 +34,16 @@ async def site(redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[
         yield site
 
 
-def _landed(step: int, job: str, at: float) -> SavedCheckpoint:
+def _saved(step: int, job: str, at: float) -> SavedCheckpoint:
     return SavedCheckpoint(job=job, step=step, epoch=1, generation=1, url=f"/c/{step}", at=at)
 
 
 async def test_a_checkpoint_is_found_among_those_of_other_jobs_and_nights(
     redis: Any, site: EdlClient, namespace: str
 ) -> None:
-    """Of one job, and since it began, also where another job's or one that can't be read has landed later."""
+    """Of one job, and since it began, also where another job's or one that can't be read is saved later."""
     for step, job, at in ((1, "a", 100.0), (2, "a", 200.0), (3, "b", 300.0)):
-        await checkpoint_events.publish(redis, namespace, STREAM, _landed(step, job, at))
+        await checkpoint_events.publish(redis, namespace, STREAM, _saved(step, job, at))
     await redis.xadd(keys.checkpoints(namespace, STREAM), {"saved": '{"step": "far"}'})
     found = [await site.checkpoint(STREAM, *asked) for asked in (("a", 0.0), ("a", 200.0), ("a", 201.0), ("b", 201.0))]
     assert [one and one["step"] for one in found] == [2, 2, None, 3]
@@ -55,7 +55,7 @@ async def test_what_can_not_be_read_of_a_stream_is_passed_by(
     redis: Any, site: EdlClient, namespace: str, entry: dict[str, str]
 ) -> None:
     """Whoever remembers how far he was meets it once."""
-    await checkpoint_events.publish(redis, namespace, STREAM, _landed(1, "a", 1.0))
+    await checkpoint_events.publish(redis, namespace, STREAM, _saved(1, "a", 1.0))
     bad_id = await redis.xadd(keys.checkpoints(namespace, STREAM), entry)
     assert await site.end_of_checkpoints(STREAM) == bad_id
     (_, first), (second_id, second) = await site.next_checkpoints(STREAM, "")

@@ -361,7 +361,7 @@ async def _soon(condition: Callable[[], Any]) -> None:
 
 
 async def test_checkpoints_that_land_are_events(world: World, states: AssetStates) -> None:
-    """From when it was first watched on, also those that landed while no triggerer watched."""
+    """From when it was first watched on, also those that were saved while no triggerer watched."""
     await _land(world, 1)
     async with watching(_watch()) as first:
         await _soon(lambda: states.kept)

@@ -106,8 +106,8 @@ class FakeClient(EdlClient):
         self.registered: list[str] = []
         self.reports: dict[str, Progress] = {}
         self.trainings: dict[str, TrainingStatus] = {}
-        self.landed: list[CheckpointResult | None] = []
-        self.followed = asyncio.Event()  # somebody wants to hear of what lands from now on
+        self.saved: list[CheckpointResult | None] = []
+        self.followed = asyncio.Event()  # somebody wants to hear of checkpoints from now on
         self.asked: list[tuple[str, str]] = []
         self.started: dict[str, str] = {}
         self.positions: dict[str, LogPosition] = {}
@@ -142,13 +142,13 @@ class FakeClient(EdlClient):
 
     async def checkpoint(self, stream: str, job: str, since: float) -> CheckpointResult | None:  # noqa: ARG002
         self._fail_if_away()
-        found = (one for one in reversed(self.landed) if one and one["job"] == job and one["at"] >= since)
+        found = (one for one in reversed(self.saved) if one and one["job"] == job and one["at"] >= since)
         return next(found, None)
 
     async def end_of_checkpoints(self, stream: str) -> str:  # noqa: ARG002
         self._fail_if_away()
         self.followed.set()
-        return str(len(self.landed))
+        return str(len(self.saved))
 
     async def next_checkpoints(
         self,
@@ -161,7 +161,7 @@ class FakeClient(EdlClient):
         if block_ms:
             await asyncio.sleep(0.01)
         first = int(last_id or 0)
-        return [(str(number), self.landed[number - 1]) for number in range(first + 1, len(self.landed) + 1)]
+        return [(str(number), self.saved[number - 1]) for number in range(first + 1, len(self.saved) + 1)]
 
     async def started_by(self, job: str) -> str:
         self._fail_if_away()
@@ -206,7 +206,7 @@ def short_of_one(reason: str) -> JobStatus:
     return job_status("digits", **given, last_lines=("another model",))
 
 
-def landed(step: int, **changes: Any) -> CheckpointResult:
+def saved(step: int, **changes: Any) -> CheckpointResult:
     """A checkpoint of the job "student", unless changed."""
     given = {"job": "student", "checkpoint": f"/c/{step}", "step": step, "epoch": 1, "metrics": {}, "at": 100.0 + step}
     return msgspec.convert({**given, **changes}, CheckpointResult)

@@ -22,7 +22,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
 
     for module in (
         *("operators.autoscale", "operators.base", "operators.resize", "sensors.base", "sensors.traffic"),
-        *("triggers.checkpoint", "triggers.task", "triggers.jobs", "triggers.conditions"),
+        *("triggers.checkpoint", "triggers.task", "triggers.jobs"),
     ):
         monkeypatch.setattr(f"edl_airflow.{module}.open_client", open_made_up)
     for module in ("operators.base", "operators.teacher_pool", "triggers.task"):
@@ -34,7 +34,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
         monkeypatch.setattr(f"edl_airflow.operators.{check}", lambda *_: None)
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
     monkeypatch.setattr("edl_airflow.runtime.runner.POLL_INTERVAL_S", 0.01)
-    monkeypatch.setattr("edl_airflow.waits.conditions.POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr("edl_airflow.sensors.base.POLL_INTERVAL_S", 0.01)
     return site
 
 

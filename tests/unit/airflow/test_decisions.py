@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.airflow.fakes import STUDENT, failed_status, job_status, landed, short_of_one, spec_of
+from support.airflow.fakes import STUDENT, failed_status, job_status, saved, short_of_one, spec_of
 
 from edl_airflow.runtime.decisions import REMOVED_REASON, TaskState, decide, missing_teachers, result_warnings
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec, TrainingStatus
@@ -216,7 +216,7 @@ LEFT = {"checkpoint": "/c", "metrics": {}}
     ("spec", "given", "said"),
     [
         (WORK, {"result": LEFT}, []),
-        (WORK, {"landed": landed(1)}, []),
+        (WORK, {"checkpoint": saved(1)}, []),
         (WORK, {}, ["left nothing"]),
         (WORK, {"ended": "failed"}, []),
         (spec_of(trainer_job=None), {"ended": "ready"}, []),

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from support.airflow.fakes import STUDENT, FakeClient, job_status, landed, spec_of
+from support.airflow.fakes import STUDENT, FakeClient, job_status, saved, spec_of
 
 from edl_airflow.failures import error_for
 from edl_airflow.results import CheckpointResult
@@ -143,32 +143,32 @@ async def test_an_earlier_student_of_no_use_goes_first(site: FakeClient, changes
 @pytest.mark.parametrize(
     ("found", "counts"),
     [
-        (landed(7, at=1100.0), 7),
-        (landed(7, at=999.0), None),  # last night's, of the same name
-        (landed(7, at=1100.0, job="other"), None),
+        (saved(7, at=1100.0), 7),
+        (saved(7, at=999.0), None),  # last night's, of the same name
+        (saved(7, at=1100.0, job="other"), None),
     ],
 )
 async def test_only_what_this_run_of_the_job_has_left_counts(
     site: FakeClient, found: CheckpointResult, counts: int | None
 ) -> None:
     """One that is ended by force without a checkpoint of its own has failed."""
-    site.landed = [found, landed(8, at=1100.0, job="beside")]
+    site.saved = [found, saved(8, at=1100.0, job="beside")]
     site.backend.jobs = {"student": job_status("student", created_at=1000.0)}
     outcome = await runner.run(msgspec.structs.replace(ALONE, stop_grace_s=0.01), site, lambda _: None)
     assert outcome.ended == "stopped"
-    assert (outcome.landed["step"] if outcome.landed else None) == counts
+    assert (outcome.checkpoint["step"] if outcome.checkpoint else None) == counts
     assert isinstance(error_for(outcome, 5), JobFailedError) is (counts is None)
 
 
 async def test_a_try_after_its_time_finds_what_the_try_before_has_left(site: FakeClient) -> None:
     """Since the run has started."""
-    site.landed = [landed(7, at=500.0)]
+    site.saved = [saved(7, at=500.0)]
     outcome = await runner.start(msgspec.structs.replace(ALONE, began_at=400.0), site)
     assert isinstance(outcome, TaskOutcome)
-    assert (outcome.ended, outcome.landed) == ("stopped", landed(7, at=500.0))
+    assert (outcome.ended, outcome.checkpoint) == ("stopped", saved(7, at=500.0))
     outcome = await runner.start(msgspec.structs.replace(ALONE, began_at=600.0), site)
     assert isinstance(outcome, TaskOutcome)
-    assert outcome.landed is None
+    assert outcome.checkpoint is None
 
 
 LOST = RegistryUnavailableError("nowhere:1", "refused")
@@ -196,7 +196,7 @@ async def test_a_training_is_asked_to_end_until_its_grace_is_over(
         now["at"] += 20 if answer else 0
         if not left:
             site.trainings["student"] = TrainingStatus(members=(0,), ended="stopped", reason=reason)
-            site.landed = [landed(7)]
+            site.saved = [saved(7)]
             site.backend.jobs = {"student": job_status("student", phase="succeeded")}
         return answer
 
@@ -207,6 +207,6 @@ async def test_a_training_is_asked_to_end_until_its_grace_is_over(
     assert outcome.ended == ended
     assert site.backend.deeds == ([] if ended == "succeeded" else [("delete", "student")])
     if ended == "succeeded":
-        assert outcome.landed == landed(7)
+        assert outcome.checkpoint == saved(7)
         assert outcome.training
         assert outcome.training.ended == "stopped"

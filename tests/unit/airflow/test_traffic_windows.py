@@ -15,7 +15,8 @@ from support.airflow.fakes import FakeClient, deferred_by, event_of, job_status,
 
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.runtime.spec import TaskOutcome, TrainingStatus
-from edl_airflow.sensors.traffic import EdlTrafficSensor
+from edl_airflow.sensors.base import evaluate
+from edl_airflow.sensors.traffic import EdlTrafficSensor, TrafficCondition, TrafficObservation
 from edl_airflow.traffic_windows import (
     capacity_in_window,
     check_window,
@@ -28,9 +29,7 @@ from edl_airflow.traffic_windows import (
     windows_field,
     windows_to_data,
 )
-from edl_airflow.triggers.conditions import EdlConditionTrigger
-from edl_airflow.waits.conditions import evaluate
-from edl_airflow.waits.traffic import TrafficCondition
+from edl_airflow.triggers.task import EdlConditionTrigger
 from edl_runtime.autoscale.traffic.schema import to_windows
 from edl_runtime.autoscale.traffic.windows import DAYS, WindowSpan
 from edl_runtime.backends.errors import UnknownJobError
@@ -370,10 +369,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the time in workers and triggerers; what sleeps there sleeps no longer than a moment."""
 
     def is_at(now: float) -> None:
-        monkeypatch.setattr("edl_airflow.sensors.traffic.clock", lambda: now)
-        monkeypatch.setattr("edl_airflow.triggers.conditions.clock", lambda: now)
+        monkeypatch.setattr("edl_airflow.sensors.base.clock", lambda: now)
 
     return is_at
+
+
+def view_of(wait: TrafficCondition, now: float) -> TrafficObservation:
+    """What is observed then."""
+    return asyncio.run(wait.observe(None, now))
 
 
 def wait_for_night(**changes: Any) -> EdlTrafficSensor:
@@ -403,22 +406,22 @@ def wait_for_night(**changes: Any) -> EdlTrafficSensor:
 )
 def test_what_is_waited_for(wait: TrafficCondition, now: float, ended: str | None) -> None:
     """The window, or room enough; what no window has is not waited for."""
-    outcome = evaluate(wait, wait.view(now), now)
+    outcome = evaluate(wait, view_of(wait, now), now)
     assert (outcome.ended if outcome else None) == ended
 
 
 def test_what_lacks_is_said() -> None:
     """When the time is up, or when it never comes."""
-    late = evaluate(msgspec.structs.replace(WAIT, until=NOON), WAIT.view(NOON), NOON)
+    late = evaluate(msgspec.structs.replace(WAIT, until=NOON), view_of(WAIT, NOON), NOON)
     assert late
     assert (late.name, late.reason) == ("window 'night'", "'day' holds until 2026-01-01T22:00:00+00:00")
-    never = evaluate(msgspec.structs.replace(ROOM, at_least={"gpu": 7}), ROOM.view(NOON), NOON)
+    never = evaluate(msgspec.structs.replace(ROOM, at_least={"gpu": 7}), view_of(ROOM, NOON), NOON)
     assert never
     assert never.name == "a window with at least 7 gpu"
     assert never.reason == "no window is that: day (at most 2 gpu), night (at most 75% of gpu); of 8 gpu"
     always = load_windows({"windows": [{"name": "on", "start": "00:00", "end": "24:00", "sizes": {}}], "default": {}})
     wait = msgspec.structs.replace(WAIT, windows=always, window="default")
-    stuck = evaluate(wait, wait.view(NOON), NOON)
+    stuck = evaluate(wait, view_of(wait, NOON), NOON)
     assert stuck
     assert (stuck.ended, stuck.reason) == ("impossible", "'on' holds, and does not end within 400 days")
 
@@ -436,7 +439,7 @@ def test_what_lacks_is_said() -> None:
 def test_it_sleeps_until_the_window_ends(changes: dict[str, Any], now: float, pause_s: float) -> None:
     """But looks at the clock each minute, for it may be set; and it ends in time."""
     wait = msgspec.structs.replace(WAIT, **changes)
-    assert wait.pause_s(wait.view(now), now) == pytest.approx(pause_s)
+    assert wait.pause_s(view_of(wait, now), now) == pytest.approx(pause_s)
 
 
 async def test_the_trigger_fires_at_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,7 +455,7 @@ async def test_the_trigger_fires_at_the_edge(monkeypatch: pytest.MonkeyPatch) ->
             slept.append(round(delay, 3))
         await real_sleep(0)
 
-    monkeypatch.setattr("edl_airflow.triggers.conditions.clock", lambda: now)
+    monkeypatch.setattr("edl_airflow.sensors.base.clock", lambda: now)
     monkeypatch.setattr("asyncio.sleep", sleep)
     (event,) = [event async for event in EdlConditionTrigger(msgspec.to_builtins(WAIT)).run()]
     assert (event.payload["ended"], event.payload["window"]) == ("ready", NIGHT_NOW)
@@ -465,7 +468,7 @@ def test_the_trigger_survives_its_way_to_the_triggerer() -> None:
     windows = load_windows({**windows_to_data(SHARES), "holidays": ["2026-01-02", "2026-01-01"]})
     wait = msgspec.structs.replace(ROOM, windows=windows)
     path, kwargs = EdlConditionTrigger(msgspec.to_builtins(wait)).serialize()
-    assert path == "edl_airflow.triggers.conditions.EdlConditionTrigger"
+    assert path == "edl_airflow.triggers.task.EdlConditionTrigger"
     again = EdlConditionTrigger(**json.loads(json.dumps(kwargs)))
     assert again.condition == wait
     assert again.serialize() == (path, kwargs)

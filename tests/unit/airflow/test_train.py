@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException
-from support.airflow.fakes import FakeClient, deferred_by, event_of, landed, rendered
+from support.airflow.fakes import FakeClient, deferred_by, event_of, rendered, saved
 from support.airflow.templates import SURROUNDINGS
 from support.paths import EXAMPLES
 
@@ -42,7 +42,7 @@ def _plan(context: Any, **changes: Any) -> TaskSpec:
 
 
 def test_the_job_is_agents_that_run_the_script(context: Any) -> None:
-    """Each knows the bounds, the gear, where checkpoints are and where it is told that one has landed."""
+    """Each knows the bounds, the gear, where checkpoints are and where it is told that one is saved."""
     keeps = Checkpoint(url="s3://runs/{{ params.high }}", every_steps=100)
     spec = _plan(context, trainers="{{ params.low }}:{{ params.high }}", gear="warm", checkpoint=keeps)
     job = spec.trainer_job
@@ -126,7 +126,7 @@ def test_a_training_returns_its_newest_checkpoint(context: Any, site: FakeClient
         progress=Progress(step=43, epoch=4, updated_at=1.0),
         training=TrainingStatus(members=(0, 2), ended="stopped", reason="its time to train is over"),
         generations=3,
-        landed=landed(42, job="digits", metrics={"accuracy": 0.9}),
+        checkpoint=saved(42, job="digits", metrics={"accuracy": 0.9}),
     )
     assert _train(job="digits").execute_complete(context, event_of(deferred, ended)) == {
         "job": "digits",
@@ -142,7 +142,7 @@ def test_a_training_returns_its_newest_checkpoint(context: Any, site: FakeClient
     assert site.backend.jobs == {}
 
 
-@pytest.mark.parametrize("before", [None, landed(40, job="digits", metrics={"accuracy": 0.9})])
+@pytest.mark.parametrize("before", [None, saved(40, job="digits", metrics={"accuracy": 0.9})])
 def test_a_script_that_leaves_a_model_of_its_own_returns_its_own_step(
     context: Any, site: FakeClient, before: CheckpointResult | None
 ) -> None:
@@ -150,7 +150,7 @@ def test_a_script_that_leaves_a_model_of_its_own_returns_its_own_step(
     deferred = deferred_by(rendered(_train(job="digits"), context), context)
     left = {"checkpoint": "/own/model", "metrics": {}}
     progress = Progress(step=43, epoch=4, updated_at=1.0)
-    ended = TaskOutcome(ended="succeeded", name="digits", result=left, progress=progress, landed=before)
+    ended = TaskOutcome(ended="succeeded", name="digits", result=left, progress=progress, checkpoint=before)
     result = _train(job="digits").execute_complete(context, event_of(deferred, ended))
     assert (result["checkpoint"], result["step"], result["epoch"], result["stopped"]) == ("/own/model", 43, 4, False)
     assert result["metrics"] == (before["metrics"] if before else {})
@@ -160,13 +160,13 @@ def test_a_script_that_leaves_a_model_of_its_own_returns_its_own_step(
 def test_one_that_does_not_end_is_ended_by_force(context: Any, site: FakeClient) -> None:
     """The task goes well if there is a checkpoint of this night, and says so; else it fails and may be tried again."""
     deferred = deferred_by(rendered(_train(job="digits"), context), context)
-    stopped = TaskOutcome(ended="stopped", name="digits", reason="it did not end", landed=landed(7, job="digits"))
+    stopped = TaskOutcome(ended="stopped", name="digits", reason="it did not end", checkpoint=saved(7, job="digits"))
     result = _train(job="digits").execute_complete(context, event_of(deferred, stopped))
     assert (result["stopped"], result["reason"], result["step"]) == (True, "it did not end", 7)
     assert site.backend.jobs == {}
     with pytest.raises(JobFailedError, match="it has left no checkpoint"):
         _train(job="digits").execute_complete(
-            context, event_of(deferred, msgspec.structs.replace(stopped, landed=None))
+            context, event_of(deferred, msgspec.structs.replace(stopped, checkpoint=None))
         )
 
 

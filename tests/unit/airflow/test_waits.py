@@ -21,37 +21,28 @@ from support.airflow.fakes import (
     event_of,
     failed_status,
     job_status,
-    landed,
     rendered,
+    saved,
     spec_of,
 )
 
 from edl_airflow.failures import TargetEndedError
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.runtime.spec import TaskOutcome, TrainingStatus
-from edl_airflow.sensors.checkpoint import EdlCheckpointSensor
-from edl_airflow.sensors.job import EdlJobSensor
-from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
+from edl_airflow.sensors.base import evaluate
+from edl_airflow.sensors.checkpoint import CheckpointCondition, CheckpointObservation, EdlCheckpointSensor, Threshold
+from edl_airflow.sensors.job import EdlJobSensor, JobCondition, JobObservation
+from edl_airflow.sensors.teacher_pool import POOL_STOPPED_REASON, EdlTeacherPoolSensor, PoolCondition, PoolObservation
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
-from edl_airflow.triggers.conditions import EdlConditionTrigger
-from edl_airflow.triggers.task import EdlTaskTrigger
-from edl_airflow.waits.checkpoint import CheckpointCondition, CheckpointObservation, Threshold
-from edl_airflow.waits.conditions import (
-    POOL_STOPPED_REASON,
-    JobCondition,
-    JobObservation,
-    PoolCondition,
-    PoolObservation,
-    evaluate,
-)
+from edl_airflow.triggers.task import EdlConditionTrigger, EdlTaskTrigger
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import InstanceStatus, JobStatus
 from edl_runtime.errors import BackendError, SpecError
 
 RUNS = JobCondition(conn_id="edl_default", job="student", until=10.0, wait_timeout_s=5, began_at=50.0)
 SUCCEEDS = msgspec.structs.replace(RUNS, phase="succeeded")
-POOL = PoolCondition(conn_id="edl_default", pool="digits", until=1e12, wait_timeout_s=60)
-LANDS = CheckpointCondition(conn_id="edl_default", stream="nightly/train", until=10.0, wait_timeout_s=5, began_at=50.0)
+POOL = PoolCondition(conn_id="edl_default", teacher_pool="digits", until=1e12, wait_timeout_s=60)
+SAVED = CheckpointCondition(conn_id="edl_default", stream="nightly/train", until=10.0, wait_timeout_s=5, began_at=50.0)
 JOB, DONE = job_status("student"), job_status("student", phase="succeeded")
 PLAIN = job_status("student", elastic=False)
 TWO = TrainingStatus(members=(0, 1))
@@ -173,8 +164,8 @@ def test_a_job_or_pool_is_suspended_when_nobody_is_left() -> None:
         assert (outcome.ended, outcome.running_job()) == ("ready", {"job": "student", "instances": 0})
     no_teachers = msgspec.structs.replace(POOL, at_least=0, at_most=0, seen=True)
     pool = job_status("digits", kind="pool", phase="pending", wanted=0)
-    assert ended(no_teachers, PoolObservation(pool=pool, teachers=("a:1",))) is None
-    assert ended(no_teachers, PoolObservation(pool=pool)) == "ready"
+    assert ended(no_teachers, PoolObservation(job=pool, teachers=("a:1",))) is None
+    assert ended(no_teachers, PoolObservation(job=pool)) == "ready"
 
 
 @pytest.mark.parametrize(
@@ -191,17 +182,17 @@ def test_a_job_or_pool_is_suspended_when_nobody_is_left() -> None:
 )
 def test_a_metric_has_a_bound(text: str, metrics: dict[str, float], holds: bool) -> None:  # noqa: FBT001
     """One that is missing has not reached it."""
-    assert Threshold.parse(text).holds(metrics) is holds
+    assert Threshold.parse("metric", text).holds(metrics) is holds
 
 
 @pytest.mark.parametrize("text", ["accuracy", "accuracy=0.9", ">=0.9", "accuracy>=", "accuracy>=high", "a b>=1", ""])
 def test_what_is_no_bound_is_refused(text: str) -> None:
     """The error names the field."""
     with pytest.raises(SpecError, match="metric"):
-        Threshold.parse(text)
+        Threshold.parse("metric", text)
 
 
-BETTER = Threshold.parse("accuracy>=0.5")
+BETTER = Threshold.parse("metric", "accuracy>=0.5")
 
 
 @pytest.mark.parametrize(
@@ -212,26 +203,26 @@ BETTER = Threshold.parse("accuracy>=0.5")
         ({"step": 4}, None),
         ({"epoch": 2}, 2),
         ({"epoch": 3}, None),
-        ({"threshold": BETTER}, 1),
-        ({"threshold": BETTER, "step": 2}, None),
-        ({"max_age_s": 10.0}, 3),
-        ({"max_age_s": 1.0}, None),
+        ({"metric": BETTER}, 1),
+        ({"metric": BETTER, "step": 2}, None),
+        ({"max_age": 10.0}, 3),
+        ({"max_age": 1.0}, None),
         ({"job": "other"}, 2),
         ({"job": "third"}, None),
     ],
 )
 def test_what_a_wait_for_a_checkpoint_is_for(changes: dict[str, Any], ended: int | None) -> None:
     """All that is asked for has to be true of one; the newest such one counts."""
-    found = landed(1, metrics={"accuracy": 0.6}), landed(2, epoch=2, job="other"), landed(3, metrics={"accuracy": 0.4})
-    view = CheckpointObservation(landed=found, last_id="3", at=105.0, job=JOB)
-    outcome = evaluate(msgspec.structs.replace(LANDS, **changes), view, now=5)
-    assert (outcome.landed["step"] if outcome and outcome.landed else None) == ended
+    found = saved(1, metrics={"accuracy": 0.6}), saved(2, epoch=2, job="other"), saved(3, metrics={"accuracy": 0.4})
+    view = CheckpointObservation(saved=found, last_id="3", at=105.0, job=JOB)
+    outcome = evaluate(msgspec.structs.replace(SAVED, **changes), view, now=5)
+    assert (outcome.checkpoint["step"] if outcome and outcome.checkpoint else None) == ended
 
 
 def test_a_job_that_has_ended_without_such_a_checkpoint_ends_the_wait() -> None:
     """It is said what it has not reached; while Redis is away nothing is known."""
-    wait = msgspec.structs.replace(LANDS, job="student", step=9, threshold=BETTER)
-    outcome = evaluate(wait, CheckpointObservation(job=DONE, landed=(landed(3),)), now=5)
+    wait = msgspec.structs.replace(SAVED, job="student", step=9, metric=BETTER)
+    outcome = evaluate(wait, CheckpointObservation(job=DONE, saved=(saved(3),)), now=5)
     assert outcome
     assert (outcome.ended, outcome.reason) == (
         "gone",
@@ -259,34 +250,34 @@ async def test_a_job_that_was_removed_is_not_waited_for_to_write_a_checkpoint(
 ) -> None:
     """What its agents have left says how it ended, unless that was before this run began."""
     site.backend.jobs, site.trainings = {"student": job} if job else {}, {"student": training}
-    site.landed = [landed(3)]
-    wait = msgspec.structs.replace(LANDS, job="student", step=9)
-    view = await wait.observe(site)  # type: ignore[arg-type]
+    site.saved = [saved(3)]
+    wait = msgspec.structs.replace(SAVED, job="student", step=9)
+    view = await wait.observe(site, time.time())  # type: ignore[arg-type]
     assert ended(wait, view) == how
     assert ended(msgspec.structs.replace(wait, step=3), view) == "ready"
 
 
 async def test_what_can_not_be_read_of_a_stream_is_passed_by(site: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked at once, and hides nothing."""
-    site.landed = [landed(1), None]
-    view = await LANDS.observe(site)  # type: ignore[arg-type]
-    assert (view.landed, view.last_id) == ((landed(1),), "2")
+    site.saved = [saved(1), None]
+    view = await SAVED.observe(site, time.time())  # type: ignore[arg-type]
+    assert (view.saved, view.last_id) == ((saved(1),), "2")
     states = AssetStates(monkeypatch)
     async with watching(EdlCheckpointTrigger(stream="nightly/train")) as watched:
         await site.followed.wait()
-        site.landed += [None, landed(3)]
+        site.saved += [None, saved(3)]
         assert [event["step"] for event in await watched.fired(1)] == [3]
     assert list(states.kept.values()) == ["2"]
 
 
 async def test_each_look_goes_on_where_the_last_one_was(site: FakeClient) -> None:
     """A stream may be long."""
-    site.landed = [landed(1), landed(2)]
-    wait = LANDS.after(await LANDS.observe(site))  # type: ignore[arg-type]
-    site.landed.append(landed(3))
-    assert (await wait.observe(site)).landed == (landed(3),)  # type: ignore[arg-type]
+    site.saved = [saved(1), saved(2)]
+    wait = SAVED.after(await SAVED.observe(site, time.time()))  # type: ignore[arg-type]
+    site.saved.append(saved(3))
+    assert (await wait.observe(site, time.time())).saved == (saved(3),)  # type: ignore[arg-type]
     site.away = True
-    away = await wait.observe(site)  # type: ignore[arg-type]
+    away = await wait.observe(site, time.time())  # type: ignore[arg-type]
     assert "nowhere:1" in away.trouble
     assert wait.after(away) == wait
 
@@ -320,15 +311,15 @@ def test_the_sensor_of_a_checkpoint(context: Any, site: FakeClient) -> None:
     given: dict[str, Any] = {"task_id": "wait", "stream": "{{ 'nightly' }}/train", "step": "{{ params.high }}"}
     given |= {"metric": "accuracy>={{ 0.5 }}", "max_age": timedelta(days=400_000)}
     sensor = rendered(EdlCheckpointSensor(**given, deferrable=True), context)
-    site.landed = [landed(2, metrics={"accuracy": 0.6}), landed(3)]
+    site.saved = [saved(2, metrics={"accuracy": 0.6}), saved(3)]
     deferred = deferred_by(sensor, context)
     wait = deferred.trigger.serialize()[1]["condition"]
     assert (wait["stream"], wait["step"], wait["last_id"]) == ("nightly/train", 3, "2")
-    site.landed.append(landed(4, metrics={"accuracy": 0.6}))
-    assert sensor.execute(context) == landed(4, metrics={"accuracy": 0.6})
-    event = event_of(deferred, TaskOutcome(ended="ready", name="nightly/train", landed=landed(4)))
+    site.saved.append(saved(4, metrics={"accuracy": 0.6}))
+    assert sensor.execute(context) == saved(4, metrics={"accuracy": 0.6})
+    event = event_of(deferred, TaskOutcome(ended="ready", name="nightly/train", checkpoint=saved(4)))
     fresh = EdlCheckpointSensor(task_id="wait", stream="nightly/train")
-    assert fresh.execute_complete(context, json.loads(json.dumps(event))) == landed(4)
+    assert fresh.execute_complete(context, json.loads(json.dumps(event))) == saved(4)
 
 
 def _grow(**changes: Any) -> EdlResizeOperator:
@@ -378,7 +369,7 @@ async def test_a_silent_redis_makes_no_event_and_no_end(site: FakeClient, monkey
             await asyncio.sleep(0.01)
         site.away = False
         await site.followed.wait()
-        site.landed = [landed(1)]
+        site.saved = [saved(1)]
         assert [event["checkpoint"] for event in await watched.fired(1)] == ["/c/1"]
 
 
@@ -460,8 +451,8 @@ async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: FakeC
 @pytest.mark.parametrize(
     "trigger",
     [
-        *(EdlConditionTrigger(msgspec.to_builtins(wait)) for wait in (POOL, RUNS, LANDS)),
-        EdlConditionTrigger(msgspec.to_builtins(msgspec.structs.replace(LANDS, threshold=BETTER))),
+        *(EdlConditionTrigger(msgspec.to_builtins(wait)) for wait in (POOL, RUNS, SAVED)),
+        EdlConditionTrigger(msgspec.to_builtins(msgspec.structs.replace(SAVED, metric=BETTER))),
         EdlTaskTrigger(msgspec.to_builtins(spec_of(deadline=5.5))),
         EdlCheckpointTrigger(stream="nightly/train"),
     ],
