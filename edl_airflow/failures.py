@@ -6,6 +6,8 @@ errors of the right kind, so that the rule holds with any retry policy.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowNotFoundException,
@@ -41,23 +43,14 @@ class JobInterruptedError(JobFailedError):
 class TargetEndedError(AirflowFailException):
     """Raised when the pool or job that a task waits for has ended."""
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name, reason)
-        self.name = name
-        self.reason = reason
 
-    def __str__(self) -> str:
-        return f"{self.name!r} has ended: {self.reason}"
-
-
+@dataclass(eq=False, repr=False)
 class WaitTimeoutError(EdlError):
     """Raised when a task has waited for a job or a checkpoint up to its wait limit."""
 
-    def __init__(self, name: str, waited_s: float, missing: str) -> None:
-        super().__init__(name, waited_s, missing)
-        self.name = name
-        self.waited_s = waited_s
-        self.missing = missing
+    name: str
+    waited_s: float
+    missing: str
 
     def __str__(self) -> str:
         return f"waited {self.waited_s:.0f} s for {self.name!r}: {self.missing}"
@@ -125,7 +118,7 @@ def error_for(outcome: TaskOutcome, wait_timeout_s: float) -> BaseException | No
         case "too_late":
             error = AirflowSkipException(f"{outcome.name!r}: {outcome.reason}")
         case "gone":
-            error = TargetEndedError(outcome.name, outcome.reason)
+            error = TargetEndedError(f"{outcome.name!r} has ended: {outcome.reason}")
         case "impossible":
             error = UserError(f"{outcome.name!r}: {outcome.reason}")
         case "no_teacher":

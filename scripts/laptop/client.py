@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,15 +17,14 @@ TIMEOUT_S = 90.0
 LOCKED_S = 60.0
 
 
+@dataclass(eq=False, repr=False)
 class ApiError(EdlError):
     """Raised when Airflow refuses a request."""
 
-    def __init__(self, method: str, path: str, status: int, reason: str) -> None:
-        super().__init__(method, path, status, reason)
-        self.method = method
-        self.path = path
-        self.status = status
-        self.reason = reason
+    method: str
+    path: str
+    status: int
+    reason: str
 
     def __str__(self) -> str:
         return f"Airflow answered {self.method} {self.path} with {self.status}: {self.reason}"

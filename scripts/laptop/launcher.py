@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -47,12 +48,11 @@ LOCKED_S = 60.0
 Say = Callable[[str], None]
 
 
+@dataclass(eq=False, repr=False)
 class LaptopInUseError(EdlError):
     """Raised when another Airflow runs in the folder."""
 
-    def __init__(self, home: Path) -> None:
-        super().__init__(home)
-        self.home = home
+    home: Path
 
     def __str__(self) -> str:
         return f"an Airflow runs in {self.home} already; stop it first, by Ctrl-C in its terminal"
