@@ -193,9 +193,9 @@ def test_the_pages_show_how_far_the_job_is_and_who_is_the_limit(world: World, to
             await publish_progress(client, world.namespace, "student", report)
 
     def shown() -> list[bool]:
-        said = ("step 7 · 0 samples/s", "the student is the limit: teachers are idle 80 % of the time")
+        logged = ("step 7 · 0 samples/s", "the student is the limit: teachers are idle 80 % of the time")
         pages = [html.unescape(_get(f"/jobs/edl_default/student{page}", token).text) for page in ("", "/log")]
-        return [all(part in page for part in said) for page in pages]
+        return [all(part in page for part in logged) for page in pages]
 
     asyncio.run(report(created_at - 1))
     assert shown() == [False, False]

@@ -111,12 +111,12 @@ def test_a_pass_resizes_jobs_and_says_why(
     assert json.loads(json.dumps(result)) == result
     assert {**result, "at": dry["at"], "dry_run": True} == dry
     assert result["refused"] == {}
-    said = caplog.text + capsys.readouterr().out
-    assert "NAME    NOW  TARGET  REASON" in said
-    assert "first     5       3  shrinks from 5 to 3" in said
-    assert "second    1       3  grows from 1 to 3" in said
-    assert "has a size for job 'thrid'" in said
-    assert "Dry run: nothing is changed" in said
+    logged = caplog.text + capsys.readouterr().out
+    assert "NAME    NOW  TARGET  REASON" in logged
+    assert "first     5       3  shrinks from 5 to 3" in logged
+    assert "second    1       3  grows from 1 to 3" in logged
+    assert "has a size for job 'thrid'" in logged
+    assert "Dry run: nothing is changed" in logged
 
     async def kept() -> dict[str, int]:
         async with connect(world.redis_url) as client:
@@ -182,7 +182,7 @@ def test_two_runs_at_once_come_one_after_the_other(world: World, jobs: Jobs, mon
     other = threading.Thread(target=lambda: results.append(_task(world, **given).execute(context())))
 
     def waits() -> list[Any]:
-        return [line for line in said if line["event"] == "rescaling.lock_held"]
+        return [line for line in logged if line["event"] == "rescaling.lock_held"]
 
     def another_begins() -> None:
         if not other.ident:
@@ -190,7 +190,7 @@ def test_two_runs_at_once_come_one_after_the_other(world: World, jobs: Jobs, mon
             until(lambda: waits() or not other.is_alive())
 
     given = {"max_load": jobs.load_of(6), "policy": _slowly(monkeypatch, another_begins)}
-    with capture_logs() as said:
+    with capture_logs() as logged:
         results.append(_task(world, **given).execute(context()))
         other.join()
     assert len(waits()) == 1

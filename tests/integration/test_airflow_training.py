@@ -231,19 +231,19 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
     rush = EdlResizeOperator(task_id="shut", window="rush", **follow)
     training = _train(trains, epochs, step_s=0.5, deferrable=True)
     deferred = deferred_by(training, context)
-    told = ""
+    output = ""
 
     def tells_that_it_waits() -> bool:
-        nonlocal told
-        told += capsys.readouterr().out
-        return SUSPENDED in told
+        nonlocal output
+        output += capsys.readouterr().out
+        return SUSPENDED in output
 
     with _triggerer(deferred):
         assert _end_of(running, context, runs) == {"job": "digits", "instances": 1}
         found = _end_of(landing, context, lands)
         assert (found["step"] >= 3, found["job"]) == (True, "digits")
-        said = {"job": "digits", "instances": 2, "reason": "window 'default' has 2 for it"}
-        assert run_task(quiet, context) == said
+        logged = {"job": "digits", "instances": 2, "reason": "window 'default' has 2 for it"}
+        assert run_task(quiet, context) == logged
         reason = "window 'rush' has 0 for it, and its minimum is 1: it waits until there is more"
         assert run_task(rush, context) == {"job": "digits", "instances": 0, "reason": reason}
         (job,) = asyncio.run(trains.backend.list())
@@ -252,13 +252,13 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
         until(tells_that_it_waits)
     at = _step(trains)
     assert 3 <= at < 8 * epochs
-    assert run_task(quiet, context) == said
+    assert run_task(quiet, context) == logged
     (trains.folder / "go").touch()
     result = _end_of(_train(trains, epochs), context, deferred)
     assert (result["step"], result["stopped"]) == (8 * epochs, False)
-    told += capsys.readouterr().out
-    assert told.count(f"'digits': {SUSPENDED}") == 1
-    stepped = _steps_shown(told)
+    output += capsys.readouterr().out
+    assert output.count(f"'digits': {SUSPENDED}") == 1
+    stepped = _steps_shown(output)
     assert [step for step, times in Counter(stepped).items() if times > 1] == [], "done, or told of, twice"
     assert max(stepped) == 8 * epochs
     with pytest.raises(AirflowSkipException, match="'digits' has ended"):
@@ -298,8 +298,8 @@ def test_a_training_goes_on_from_an_object_store(
     assert _steps_shown(shown_again) == list(range(25, 41))
 
     assert b"digits" in kept
-    told = json.dumps([deferred.trigger.serialize(), event, result, context["xcoms"]])
-    assert SECRET not in told + shown + shown_again
+    output = json.dumps([deferred.trigger.serialize(), event, result, context["xcoms"]])
+    assert SECRET not in output + shown + shown_again
     assert SECRET.encode() not in kept + written()
     assert trains.jobs() == {}
 

@@ -73,8 +73,8 @@ def test_evictions_are_counted_in_the_log_and_have_a_limit(airflow: Airflow) -> 
     task = _tasks(airflow, run)["train"]
     log = airflow.client.log(run, task)
     assert [line for line in log if "of at most" in line] == [ended]
-    said = "instance 0 was evicted, preempted or lost with its node 2 times, and pod.disruptions is 1"
-    assert f"{said}; the last time: Eviction API: evicting" in "\n".join(log)
+    reason = "instance 0 was evicted, preempted or lost with its node 2 times, and pod.disruptions is 1"
+    assert f"{reason}; the last time: Eviction API: evicting" in "\n".join(log)
     assert task.state == "failed"
     airflow.nothing_is_left("evicted", place=airflow.pods)
 

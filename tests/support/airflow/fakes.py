@@ -79,11 +79,11 @@ class MadeUpBackend:
     async def logs(self, name: str, *, tail: int | None = None, follow: bool = False) -> AsyncGenerator[LogLine, None]:
         if name not in {*self.jobs, *self.ended}:
             raise UnknownJobError(name)
-        told = 0
+        read = 0
         while True:
             running = name in self.jobs and self.jobs[name].phase == "running"
-            for line in self.written[told if tail is None else -tail :]:
-                told += 1
+            for line in self.written[read if tail is None else -tail :]:
+                read += 1
                 yield line
             if not (follow and running):
                 return

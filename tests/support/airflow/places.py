@@ -107,8 +107,8 @@ async def _registered(redis_url: str) -> list[str]:
 def _command(process: psutil.Process, marks: tuple[str, ...]) -> str:
     """Return the command of a process that belongs to a job with such a name, empty for any other."""
     try:
-        words = process.cmdline()
-        names = [process.environ().get("EDL_JOB", ""), *(Path(word).name for word in words)]
+        command = process.cmdline()
+        names = [process.environ().get("EDL_JOB", ""), *(Path(word).name for word in command)]
     except psutil.Error:
         return ""
-    return " ".join(words) if any(name.startswith(marks) for name in names) and process.is_running() else ""
+    return " ".join(command) if any(name.startswith(marks) for name in names) and process.is_running() else ""

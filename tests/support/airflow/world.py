@@ -85,7 +85,7 @@ class World:
         self.work_dir = folder / "edl"
         self.backend = LocalBackend(self.work_dir)
         self._monkeypatch = monkeypatch
-        for module in ("runtime.runner", "waits.conditions"):
+        for module in ("runtime.runner", "sensors.base"):
             monkeypatch.setattr(f"edl_airflow.{module}.POLL_INTERVAL_S", 0.1)
         monkeypatch.setattr("edl_airflow.runtime.log.FINAL_LINES_WAIT_S", 60.0)
         for name, text in (("answers", MODEL), ("student", STUDENT), ("reports", REPORTS)):

@@ -1,4 +1,4 @@
-"""Jobs on pods that wait, fail or are evicted: see test_airflow_tells.py."""
+"""Jobs on pods that wait, fail or are evicted: see test_pod_failures.py."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_dry_run_has_no_link(
 
 @pytest.mark.usefixtures("site")
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "expected"),
     [
         ({"windows": "variable:nobody-has-set-this"}, "an existing Airflow Variable"),
         ({"policy": "no.such.module:decide"}, "no.such.module"),
@@ -58,7 +58,7 @@ def test_a_dry_run_has_no_link(
         ({"edl_conn_id": "none"}, "none"),
     ],
 )
-def test_mistakes_fail_the_task_at_once(context: dict[str, Any], given: dict[str, Any], words: str) -> None:
+def test_mistakes_fail_the_task_at_once(context: dict[str, Any], given: dict[str, Any], expected: str) -> None:
     """Trying again can't help, and the error names what to mend."""
-    with pytest.raises(AirflowFailException, match=words):
+    with pytest.raises(AirflowFailException, match=expected):
         rendered(_operator(**given), context).execute(context)

@@ -32,7 +32,7 @@ def train(**given: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("mapped", "said"),
+    ("mapped", "logged"),
     [
         (lambda: train().expand(trainer=["python x"]), "trainer: got 'python x'"),
         (lambda: train().expand(trainer={"command": ["python", "x"]}), r"trainer: got \('command'"),
@@ -49,11 +49,11 @@ def train(**given: Any) -> Any:
         (lambda: EdlJobSensor.partial(task_id="each", phase="gone").expand(job=["a"]), "phase: got 'gone'"),
     ],
 )
-def test_a_mistake_in_what_is_written_there_is_found(mapped: Callable[[], Any], said: str) -> None:
+def test_a_mistake_in_what_is_written_there_is_found(mapped: Callable[[], Any], logged: str) -> None:
     """And the task is named, for the line is not known any more."""
     with DAG("nightly", schedule=None):
         each = mapped()
-    with pytest.raises(AirflowClusterPolicyViolation, match=rf"^task 'each': {said}"):
+    with pytest.raises(AirflowClusterPolicyViolation, match=rf"^task 'each': {logged}"):
         task_policy(each)
 
 

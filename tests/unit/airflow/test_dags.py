@@ -178,7 +178,7 @@ def test_an_evaluation_by_hand_gets_the_checkpoint_that_the_form_names(named: st
     made = runpy.run_path(str(DAGS / "edl_evaluate_on_checkpoint.py"))
     made["evaluate"].render_template_fields({"triggering_asset_events": {}, "params": {"checkpoint": named}})
     assert made["evaluate"].env == {"CHECKPOINT": named, "METRICS": "{}"}
-    words = ["bash", "-c", made["evaluate"].bash_command.replace(sys.executable, "true")]
-    done = subprocess.run(words, env=made["evaluate"].env, capture_output=True, text=True, check=False)
+    expected = ["bash", "-c", made["evaluate"].bash_command.replace(sys.executable, "true")]
+    done = subprocess.run(expected, env=made["evaluate"].env, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) is bool(named)
     assert ("the form names none" in done.stderr) is not bool(named)

@@ -32,8 +32,8 @@ def student(job: JobStatus | None = None, /, **changes: object) -> TaskState:
 def suspended(name: str, *, resized_at: float = 50.0, wanted: int = 0, **changes: object) -> JobStatus:
     """A job that was resized, as to no instances."""
     scaling = Scaling(bounds=Bounds(1, 4), resources={"cpu": 1.0}, resized_at=resized_at)
-    told = {} if wanted else {"phase": "pending", "reason": SUSPENDED}
-    return job_status(name, wanted=wanted, scaling=scaling, **told, **changes)
+    state = {} if wanted else {"phase": "pending", "reason": SUSPENDED}
+    return job_status(name, wanted=wanted, scaling=scaling, **state, **changes)
 
 
 def resumed(at: float) -> TaskState:
@@ -213,7 +213,7 @@ LEFT = {"checkpoint": "/c", "metrics": {}}
 
 
 @pytest.mark.parametrize(
-    ("spec", "given", "said"),
+    ("spec", "given", "logged"),
     [
         (WORK, {"result": LEFT}, []),
         (WORK, {"checkpoint": saved(1)}, []),
@@ -231,11 +231,13 @@ LEFT = {"checkpoint": "/c", "metrics": {}}
         (ELASTIC, {"training": TrainingStatus(members=(0, 1))}, ["left nothing", "without a step"]),
     ],
 )
-def test_a_training_that_succeeds_in_silence_is_doubted(spec: TaskSpec, given: dict[str, Any], said: list[str]) -> None:
+def test_a_training_that_succeeds_in_silence_is_doubted(
+    spec: TaskSpec, given: dict[str, Any], logged: list[str]
+) -> None:
     """Where a script leaves nothing, or was no elastic one and several instances ran it side by side.
 
     Not where Redis was away, or it has failed anyhow.
     """
     found = result_warnings(spec, with_(SUCCEEDED, **given))
-    assert len(found) == len(said)
-    assert all(part in line for part, line in zip(said, found, strict=True))
+    assert len(found) == len(logged)
+    assert all(part in line for part, line in zip(logged, found, strict=True))

@@ -197,11 +197,11 @@ TRACEBACK = (
         ((), "'j' failed: exit 1"),
     ],
 )
-def test_the_best_words_come_first(lines: tuple[str, ...], head: str) -> None:
+def test_the_most_useful_line_comes_first(lines: tuple[str, ...], head: str) -> None:
     """What a traceback ends with, before the lines that lead to it."""
-    said = str(error_for(TaskOutcome(ended="failed", name="j", reason="exit 1", last_lines=lines), 5))
-    assert said.splitlines()[0] == head
-    assert [f"  {line}" for line in lines] == said.splitlines()[2:]
+    logged = str(error_for(TaskOutcome(ended="failed", name="j", reason="exit 1", last_lines=lines), 5))
+    assert logged.splitlines()[0] == head
+    assert [f"  {line}" for line in lines] == logged.splitlines()[2:]
 
 
 def test_our_errors_come_without_frames_of_ours() -> None:
@@ -221,7 +221,7 @@ def test_our_errors_come_without_frames_of_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended", "changes", "error", "words"),
+    ("ended", "changes", "error", "expected"),
     [
         ("ready", {}, None, ""),
         ("succeeded", {}, None, ""),
@@ -236,8 +236,8 @@ def test_our_errors_come_without_frames_of_ours() -> None:
         ("taken_over", {}, JobFailedError, "a later try"),
     ],
 )
-def test_each_outcome_has_its_error(ended: Any, changes: Any, error: type[Exception] | None, words: str) -> None:
+def test_each_outcome_has_its_error(ended: Any, changes: Any, error: type[Exception] | None, expected: str) -> None:
     """What went well has none."""
     found = error_for(TaskOutcome(ended=ended, name="j", **changes), 5)
     assert type(found) is (error or type(None))
-    assert words in str(found or "")
+    assert expected in str(found or "")

@@ -78,8 +78,8 @@ ON_KUBERNETES: list[tuple[dict[str, Any], str]] = [
         ({"extra": {"namespace": "a b}"}}, "Namespace"),
         ({"extra": {"namespace": 7}}, "Namespace"),
         *(
-            ({"extra": {"pass_on": words}}, "Variables to pass on")
-            for words in ("*", "AWS_PROFILE; HOME", "HOME, EDL_JOB", "AWS_SECRET_ACCESS_KEY=x")
+            ({"extra": {"pass_on": expected}}, "Variables to pass on")
+            for expected in ("*", "AWS_PROFILE; HOME", "HOME, EDL_JOB", "AWS_SECRET_ACCESS_KEY=x")
         ),
         *(({"extra": {"backend": "kubernetes", **extra}}, field) for extra, field in ON_KUBERNETES),
     ],

@@ -21,14 +21,14 @@ def _lines(count: int, instance: int = 0) -> list[LogLine]:
 
 async def _counted(site: FakeClient, *looks: JobStatus) -> list[str]:
     """What somebody says who looks so often, and follows the job from now on to its end."""
-    said: list[str] = []
+    output: list[str] = []
     site.backend.ended = {"student"}
-    log = JobLogRelay(JOB, site, said.append, 0.0)
+    log = JobLogRelay(JOB, site, output.append, 0.0)
     for look in looks:
         await log.log_disruptions(look)
     await log.finish(is_over=True)
     await log.close()
-    return said
+    return output
 
 
 async def _shown(site: FakeClient, written: Sequence[LogLine]) -> list[str]:
@@ -68,9 +68,9 @@ async def test_a_student_s_own_lines_of_progress_are_left_out(site: FakeClient) 
 
 async def test_of_many_lines_the_newest_are_shown_and_it_is_said_how_many_are_not(site: FakeClient) -> None:
     """So that a script which writes much fills no disk of Airflow's."""
-    said = await _shown(site, _lines(MAX_LINES + 1960))
-    assert said[0] == "(1,960 lines left out; `edl logs student` has them all)"
-    assert said[1:] == [f"[0] line {number}" for number in range(1960, MAX_LINES + 1960)]
+    output = await _shown(site, _lines(MAX_LINES + 1960))
+    assert output[0] == "(1,960 lines left out; `edl logs student` has them all)"
+    assert output[1:] == [f"[0] line {number}" for number in range(1960, MAX_LINES + 1960)]
     (long,) = await _shown(site, [*_lines(MAX_LINES + 1960), LogLine(0, "x" * (MAX_LINE_CHARS + 7))])
     assert long == f"[0] {'x' * MAX_LINE_CHARS} … (7 letters more)"
 
@@ -89,8 +89,8 @@ async def test_a_log_that_can_not_be_shown_is_missed_aloud(site: FakeClient, mon
         raise ValueError(f"the position of {name} is no number")
 
     monkeypatch.setattr(site, "log_position", broken)
-    said = await _shown(site, _lines(1))
-    assert said == ["The log of 'student' can't be shown any more: the position of student is no number"]
+    output = await _shown(site, _lines(1))
+    assert output == ["The log of 'student' can't be shown any more: the position of student is no number"]
 
 
 def _hit(*counts: int, going: bool = False) -> JobStatus:
@@ -122,7 +122,7 @@ async def test_each_time_that_the_cluster_ends_an_instance_is_counted_once(site:
 
 
 async def test_whoever_goes_on_counts_from_there(site: FakeClient) -> None:
-    """Nothing is lost of what was shown of lines; an instance that comes back after a resize begins anew."""
+    """Nothing is lost of what was shown of lines; an instance that comes back after a resize begins at 0."""
     site.backend.written = _lines(2)
     assert len(await _counted(site, _hit(2, 1))) == 5
     assert site.positions["student"].disruptions == {0: 2, 1: 1}
@@ -148,18 +148,18 @@ async def test_an_instance_that_has_left_and_come_back_is_counted_from_one(
 
 async def test_lines_come_in_bunches(site: FakeClient) -> None:
     """The first at once, and the next not before it is time."""
-    said: list[str] = []
+    output: list[str] = []
     site.backend.jobs = {"student": JOB}
     site.backend.written = _lines(1)
-    log = JobLogRelay(JOB, site, said.append, 60.0)
-    while not said:
+    log = JobLogRelay(JOB, site, output.append, 60.0)
+    while not output:
         await log.flush_when_due()
         await asyncio.sleep(0.01)
     site.backend.written = _lines(2)
     await asyncio.sleep(0.05)
     await log.flush_when_due()
-    assert said == ["[0] line 0"]
+    assert output == ["[0] line 0"]
     site.backend.jobs = {}
     await log.finish(is_over=True)
-    assert said == ["[0] line 0", "[0] line 1"]
+    assert output == ["[0] line 0", "[0] line 1"]
     await log.close()

@@ -1,4 +1,4 @@
-"""What tells Airflow that jobs have come, gone or lack room."""
+"""Asset events of jobs that were submitted, ended or became pending."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_many_at_a_time_are_one_event(site: FakeClient, settling: Settling
         assert await _next(events) == [("a", "ended"), ("c", "submitted"), ("d", "submitted")]
 
 
-async def test_who_lacks_room_later_is_told_once(site: FakeClient, settling: Settling) -> None:
+async def test_a_job_that_becomes_pending_later_fires_once(site: FakeClient, settling: Settling) -> None:
     """Not who has found another place meanwhile."""
     placed = InstanceStatus(index=0, phase="running", started_at=100.0, node="n1")
     evicted = InstanceStatus(index=0, phase="pending", started_at=200.0)
@@ -111,7 +111,7 @@ async def test_who_lacks_room_later_is_told_once(site: FakeClient, settling: Set
 
 
 async def test_a_cluster_that_is_away_is_ridden_out(site: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing fires meanwhile, and what has happened then does once it is back. What is wrong is said once."""
+    """Nothing fires meanwhile, and what has happened then does once it is back. The cause is logged once."""
     list_jobs, tries = site.backend.list, []
 
     async def away() -> Any:
@@ -119,7 +119,7 @@ async def test_a_cluster_that_is_away_is_ridden_out(site: FakeClient, monkeypatc
         raise ClusterUnavailableError("https://cluster", "timed out")
 
     site.backend.jobs = {name: job_status(name) for name in ("a", "b")}
-    with capture_logs() as said:
+    with capture_logs() as logged:
         async with _events(EdlJobsTrigger(settle_s=0.01)) as events:
             await _next(events)
             monkeypatch.setattr(site.backend, "list", away)
@@ -128,29 +128,29 @@ async def test_a_cluster_that_is_away_is_ridden_out(site: FakeClient, monkeypatc
             del site.backend.jobs["a"]
             monkeypatch.setattr(site.backend, "list", list_jobs)
             assert await coming == [("a", "ended")]
-    assert [line["event"] for line in said] == ["jobs.unavailable"]
+    assert [line["event"] for line in logged] == ["jobs.unavailable"]
 
 
 async def test_a_connection_that_is_missing_or_wrong_is_waited_for(
     site: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Airflow would start a watcher that raises again at once, without end; what is wrong is said once."""
+    """Airflow would start a watcher that raises again at once, without end; the cause is logged once."""
     monkeypatch.setattr("edl_airflow.triggers.base.LOOK_UP_AGAIN_S", 0.01)
     given = {"conn_type": "edl", "host": "127.0.0.1", "port": 1}
     site.backend.jobs["a"] = job_status("a")
-    with capture_logs() as said:
+    with capture_logs() as logged:
         async with _events(EdlJobsTrigger("elsewhere", settle_s=0.01)) as events:
             coming = asyncio.create_task(_next(events))
-            await _until(lambda: len(said) == 1)
+            await _until(lambda: len(logged) == 1)
             wrong = {**given, "extra": {"namespace": "NO NAME"}}
             monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", json.dumps(wrong))
-            await _until(lambda: len(said) == 2)
+            await _until(lambda: len(logged) == 2)
             assert not coming.done()
             monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", json.dumps(given))
             assert await coming == [("a", "submitted")]
-    assert [line["log_level"] for line in said] == ["warning", "warning"]
-    assert "AirflowNotFoundException" in said[0]["cause"]
-    assert "NO NAME" in said[1]["cause"]
+    assert [line["log_level"] for line in logged] == ["warning", "warning"]
+    assert "AirflowNotFoundException" in logged[0]["cause"]
+    assert "NO NAME" in logged[1]["cause"]
 
 
 def test_the_asset_of_a_connection_is_watched_and_serializes() -> None:

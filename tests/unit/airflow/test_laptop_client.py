@@ -26,7 +26,7 @@ def test_a_locked_database_is_asked_again() -> None:
         assert client.dag("some") == {"is_paused": True}
 
 
-def test_another_error_of_the_server_is_told_at_once() -> None:
+def test_another_error_of_the_server_is_raised_at_once() -> None:
     """What only looks alike isn't tried again."""
     with _client(BROKEN) as client, pytest.raises(ApiError, match="with 500"):
         client.dag("some")

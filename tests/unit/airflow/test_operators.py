@@ -111,19 +111,19 @@ def test_a_student_that_left_nothing_is_warned_of(
     """In the task's log, also after a deferral; the task has succeeded all the same."""
     deferred = deferred_by(rendered(distill(), context), context)
     student = job_name(context["ti"])
-    said: list[str] = []
+    logged: list[str] = []
     operator = distill()
-    monkeypatch.setattr(operator.log, "warning", said.append)
+    monkeypatch.setattr(operator.log, "warning", logged.append)
     result = operator.execute_complete(context, event_of(deferred, TaskOutcome(ended="succeeded", name=student)))
     assert (result["checkpoint"], result["metrics"]) == ("", {})
-    assert [line.partition(",")[0] for line in said] == [f"'{student}' has succeeded and left nothing"]
+    assert [line.partition(",")[0] for line in logged] == [f"'{student}' has succeeded and left nothing"]
     assert site.backend.jobs == {}
 
 
 def test_a_failed_student_leaves_nothing_and_its_last_lines(
     context: Any, site: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The task's error is what the script said, also when the connection has been removed since."""
+    """The task's error has the script's last lines, also when the connection has been removed since."""
     deferred = deferred_by(rendered(distill(), context), context)
     monkeypatch.delenv("AIRFLOW_CONN_EDL_DEFAULT")
     event = event_of(deferred, TaskOutcome(ended="failed", name="job", reason="exit 1", last_lines=("KeyError: 'x'",)))
@@ -144,7 +144,7 @@ def test_a_job_that_a_person_stops_is_not_started_again(context: Any, site: Fake
 def test_a_job_that_a_person_stops_before_a_triggerer_has_seen_it_is_not_started_again(
     context: Any, site: FakeClient
 ) -> None:
-    """The trigger is told by the task that its work was begun; and how it ends fails the task without a retry."""
+    """The task passes to the trigger that its work was started; how it ends fails the task without a retry."""
     deferred = deferred_by(rendered(train(deferrable=True), context), context)
     asyncio.run(site.backend.delete(job_name(context["ti"])))
     path, kwargs = json.loads(json.dumps(deferred.trigger.serialize()))
@@ -222,7 +222,7 @@ def test_students_may_be_elastic_trainers(context: Any) -> None:
 
 
 def test_all_jobs_of_a_task_have_its_priority_and_weight(context: Any) -> None:
-    """A task is one matter, whatever it runs; nothing special unless that is said."""
+    """The pool and the training of a task have the same; the defaults are 0 and 1."""
     sharing: dict[str, Any] = {"priority": 4, "weight": 0.5}
     made = [distill(students="1:2", **sharing), start(**sharing), train(**sharing), train()]
     specs = [rendered(operator, context).plan(context, SURROUNDINGS) for operator in made]
@@ -249,7 +249,7 @@ def test_templates_inside_specs_are_rendered(context: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "mistake", "words"),
+    ("operator", "mistake", "expected"),
     [
         (distill, {"teachers": "{{ params.high }}:{{ params.low }}"}, "teachers"),
         (distill, {"teachers": "{{ run_id }}"}, "teachers"),
@@ -260,10 +260,10 @@ def test_templates_inside_specs_are_rendered(context: Any) -> None:
     ],
 )
 def test_what_a_template_makes_is_checked_before_anything_starts(
-    operator: Any, mistake: dict[str, Any], words: str, context: Any, site: FakeClient
+    operator: Any, mistake: dict[str, Any], expected: str, context: Any, site: FakeClient
 ) -> None:
     """Bad params fail the task at once and leave nothing."""
-    with pytest.raises(AirflowFailException, match=words):
+    with pytest.raises(AirflowFailException, match=expected):
         rendered(operator(**mistake), context).execute(context)
     assert site.backend.deeds == []
 
@@ -336,7 +336,7 @@ def test_a_path_is_a_place_for_checkpoints(context: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "expected"),
     [
         ({"trainer": {"comand": ["a"]}}, "trainer: got 'comand', allowed is the fields of TrainerSpec: command, env"),
         ({"trainer": {"command": ["a"], "pod": {"images": "x"}}}, "trainer.pod: got 'images'"),
@@ -352,14 +352,14 @@ def test_a_path_is_a_place_for_checkpoints(context: Any) -> None:
     ],
 )
 def test_what_is_no_spec_fails_where_it_is_known_first(
-    given: dict[str, Any], words: str, context: Any, site: FakeClient
+    given: dict[str, Any], expected: str, context: Any, site: FakeClient
 ) -> None:
     """The DAG file, where it stands there; the task, at once and without a retry, where an upstream task returns it."""
-    with pytest.raises(SpecError, match=re.escape(words)):
+    with pytest.raises(SpecError, match=re.escape(expected)):
         EdlTrainOperator(task_id="train", **given)
     with DAG("nightly", schedule=None):
         operator = EdlTrainOperator(task_id="train", **{name: upstream(value) for name, value in given.items()})
-    with pytest.raises(AirflowFailException, match=re.escape(words)):
+    with pytest.raises(AirflowFailException, match=re.escape(expected)):
         rendered(operator, context).execute(context)
     assert site.backend.deeds == []
 
@@ -545,16 +545,16 @@ MISTAKES += [
 
 
 @pytest.mark.parametrize(
-    ("operator", "given", "words"),
-    [(operator, {**base, **mistake}, words) for operator, base, found in MISTAKES for mistake, words in found],
+    ("operator", "given", "expected"),
+    [(operator, {**base, **mistake}, expected) for operator, base, found in MISTAKES for mistake, expected in found],
 )
 def test_the_dags_import_error_names_the_argument(
-    operator: Callable[..., Any], given: dict[str, Any], words: str
+    operator: Callable[..., Any], given: dict[str, Any], expected: str
 ) -> None:
     """Before any run, also where other arguments are known only when the task runs."""
     with pytest.raises(SpecError) as caught:
         operator(task_id="t", **given)
-    assert words in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(("operator", "given"), OTHERS)

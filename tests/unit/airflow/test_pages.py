@@ -89,12 +89,12 @@ def test_the_pool_page_shows_its_pods() -> None:
 
 def test_the_pool_page_shows_who_is_busy_and_who_waits() -> None:
     """Of those that say."""
-    said = PoolDemand(
+    logged = PoolDemand(
         teachers={"t0": TeacherReport(busy=0.754, over_s=10.0), "t1": None},
         students={"s0": StudentReport(waiting=0.25, samples_per_s=81.4)},
     )
     teachers = [Member(id="t0", address="h:1"), Member(id="t1", address="h:2")]
-    page = pages.pool_page(PageUrls("c", "p"), None, teachers, [Member(id="s0", address="h:3")], said, trouble="")
+    page = pages.pool_page(PageUrls("c", "p"), None, teachers, [Member(id="s0", address="h:3")], logged, trouble="")
     for part in ("<td>75 %</td><td>t0</td>", "<td></td><td>t1</td>", "<td>25 %</td>", "<td>81</td>"):
         assert part in page
 

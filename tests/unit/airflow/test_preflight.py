@@ -52,7 +52,7 @@ def test_what_is_there_passes(given: dict[str, Any], folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "expected"),
     [
         ({"command": ["python", "tran.py"], "cwd": "jobs"}, "jobs/tran.py', allowed is an existing file"),
         ({"command": ["python", "-X", "dev", "/no/train.py"]}, "trainer.command: got '/no/train.py'"),
@@ -65,9 +65,9 @@ def test_what_is_there_passes(given: dict[str, Any], folder: Path) -> None:
         ({"command": ["python", "train.py"], "cwd": "job"}, "/job', allowed is an existing folder"),
     ],
 )
-def test_what_is_not_there_is_named(given: dict[str, Any], words: str, folder: Path) -> None:
+def test_what_is_not_there_is_named(given: dict[str, Any], expected: str, folder: Path) -> None:
     """With the path that was looked for."""
-    with pytest.raises(SpecError, match=re.escape(words)):
+    with pytest.raises(SpecError, match=re.escape(expected)):
         check_script("trainer", TrainerSpec(**given), folder)
 
 
@@ -107,7 +107,7 @@ def test_a_folder_that_can_not_be_written_in_is_named(url: str, folder: Path) ->
 
 
 def _saved(folder: Path, *outputs: str) -> None:
-    """Write what Paddle 3 writes of a model, as much of it as tells its outputs."""
+    """Write what Paddle 3 writes of a model, as much of it as names its outputs."""
     fetches = [{"#": "1.fetch", "A": [{"AT": {"#": "0.a_str", "D": name}, "N": "name"}]} for name in outputs]
     program = {"program": {"regions": [{"blocks": [{"ops": [{"#": "p", "A": [0, 1]}, *fetches]}]}]}}
     (folder / "net.json").write_bytes(msgspec.json.encode(program))
@@ -115,17 +115,17 @@ def _saved(folder: Path, *outputs: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "outputs", "words"),
+    ("model", "outputs", "expected"),
     [
         ("jobs", ["logits=fetch_name_1"], "no output 'fetch_name_1'; it has fetch_name_0"),
         ("models", [], "models': there is no such folder"),
         ("net.onnx", [], "net.onnx': there is no such file"),
     ],
 )
-def test_a_model_is_looked_at_without_loading_it(model: str, outputs: list[str], words: str, folder: Path) -> None:
-    """A program of today's Paddle tells its outputs."""
+def test_a_model_is_looked_at_without_loading_it(model: str, outputs: list[str], expected: str, folder: Path) -> None:
+    """A program of Paddle 3 names its outputs."""
     _saved(folder / "jobs", "fetch_name_0")
-    with pytest.raises(ModelError, match=re.escape(words)):
+    with pytest.raises(ModelError, match=re.escape(expected)):
         check_model(TeacherSpec(model=model, outputs=outputs), folder)
 
 
@@ -139,7 +139,7 @@ def test_what_tells_nothing_before_it_is_loaded_passes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "expected"),
     [
         ({"student": TrainerSpec(command=["python", "/no/student.py"])}, "student.command: got '/no/student.py'"),
         (
@@ -150,14 +150,14 @@ def test_what_tells_nothing_before_it_is_loaded_passes(folder: Path) -> None:
     ],
 )
 def test_nothing_is_started_for_what_is_not_there(
-    changes: dict[str, Any], words: str, context: Any, site: FakeClient, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], expected: str, context: Any, site: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither is there a wait for teachers."""
     monkeypatch.setattr("edl_airflow.operators.distill.check_script", check_script)
     monkeypatch.setattr("edl_airflow.operators.distill.check_model", check_model)
     monkeypatch.setattr("edl_airflow.operators.distill.check_checkpoint_folder", check_checkpoint_folder)
     given = {"teacher": TeacherSpec(model="answers:double"), "student": TrainerSpec(command=["python", "-c", "pass"])}
-    with pytest.raises(AirflowFailException, match=re.escape(words)) as caught:
+    with pytest.raises(AirflowFailException, match=re.escape(expected)) as caught:
         rendered(distill(**{**given, **changes}), context).execute(context)
     assert site.backend.deeds == []
     assert caught.value.__cause__ is None

@@ -17,22 +17,22 @@ from edl_runtime.progress import Progress
 VIEW = TaskState(trainer=job_status("student"), started=True)
 
 
-async def _told(site: FakeClient, reports: list[dict[str, Any]]) -> list[str]:
-    said: list[str] = []
-    async with ProgressLogger(spec_of(), site, said.append) as progress_logger:
+async def _logged(site: FakeClient, reports: list[dict[str, Any]]) -> list[str]:
+    logged: list[str] = []
+    async with ProgressLogger(spec_of(), site, logged.append) as progress_logger:
         for step, given in enumerate(reports, start=1):
             site.reports["student"] = Progress(step=step, updated_at=100.0 + step, **given)
             await progress_logger.update(VIEW)
-    return said
+    return logged
 
 
 async def test_who_is_the_limit_is_said_when_that_changes(site: FakeClient) -> None:
     """Not with each percent, and not again because it was unclear for a while."""
     waits: list[dict[str, Any]] = [{"limit": "teachers", "waiting": share} for share in (0.38, 0.41)]
     reports: list[dict[str, Any]] = [{}, *waits, {}, waits[0], {"limit": "student", "busy": 0.1}, waits[1]]
-    said = await _told(site, reports)
-    assert len([line for line in said if "samples/s" in line]) == len(reports)
-    assert [line for line in said if "samples/s" not in line] == [
+    logged = await _logged(site, reports)
+    assert len([line for line in logged if "samples/s" in line]) == len(reports)
+    assert [line for line in logged if "samples/s" not in line] == [
         "step 2 · the teachers are the limit: the student waits 38 % of the time; more teachers would help",
         "step 6 · the student is the limit: teachers are idle 90 % of the time",
         "step 7 · the teachers are the limit: the student waits 41 % of the time; more teachers would help",
@@ -43,8 +43,8 @@ async def test_a_teacher_in_quarantine_is_named_once(site: FakeClient) -> None:
     """However often it comes back; and of many, a few are."""
     flaps = {"quarantined": {"a:1": "a:1: its answer has a wrong shape"}}
     many = {"quarantined": {f"b:{port}": "timed out" for port in range(1, 6)}}
-    said = await _told(site, [flaps, {}, flaps, many])
-    assert [line for line in said if "samples/s" not in line] == [
+    logged = await _logged(site, [flaps, {}, flaps, many])
+    assert [line for line in logged if "samples/s" not in line] == [
         "step 1 · in quarantine: a:1 (its answer has a wrong shape)",
         "step 4 · in quarantine: b:1 (timed out); b:2 (timed out); b:3 (timed out); and 2 more",
     ]
@@ -62,19 +62,19 @@ def _with(name: str, *reasons: str, going: bool = True, **changes: Any) -> JobSt
     return job_status(name, instances=instances, reason=reasons[0] if reasons else "", **changes)
 
 
-async def _said_of(site: FakeClient, *views: TaskState) -> list[str]:
-    said: list[str] = []
-    async with ProgressLogger(spec_of(), site, said.append) as progress_logger:
+async def _logged_of(site: FakeClient, *views: TaskState) -> list[str]:
+    logged: list[str] = []
+    async with ProgressLogger(spec_of(), site, logged.append) as progress_logger:
         for view in views:
             await progress_logger.update(view)
-    return said
+    return logged
 
 
-async def test_an_instance_that_the_cluster_ends_is_told_of_once(site: FakeClient) -> None:
-    """As a count, and not as a trouble besides; other troubles are told of as ever."""
+async def test_an_instance_that_the_cluster_ends_is_logged_once(site: FakeClient) -> None:
+    """As a count, and not as a trouble besides; other troubles are logged as before."""
     lost, late = _with("student", "instance 0 is lost", "instance 1 is lost"), _with("student", "no place", going=False)
     views = [TaskState(trainer=job, started=True) for job in (lost, lost, late, late)]
-    assert await _said_of(site, *views) == [
+    assert await _logged_of(site, *views) == [
         "'student': instance 0 is lost",
         "'student': instance 1 is lost",
         "'student': no place",
@@ -87,8 +87,8 @@ async def test_teachers_that_the_cluster_ends_are_counted(site: FakeClient) -> N
         _with("digits", *reasons, kind="pool", going=going)
         for reasons, going in ((["a", "b"], True), (["a", "b"], True), (["c"], True), (["no place"], False))
     ]
-    said = await _said_of(site, *(TaskState(pool=pool, teachers=()) for pool in pools))
-    assert [line for line in said if not line.startswith("Waiting")] == [
+    logged = await _logged_of(site, *(TaskState(pool=pool, teachers=()) for pool in pools))
+    assert [line for line in logged if not line.startswith("Waiting")] == [
         "Pool 'digits': a: 1 by now",
         "Pool 'digits': b: 2 by now",
         "Pool 'digits': c: 3 by now",
@@ -101,8 +101,8 @@ async def test_teachers_that_their_nodes_have_evicted_are_counted(site: FakeClie
     going = _with("digits", "a", kind="pool")
     gone = job_status("digits", kind="pool", replaced={"digits-a": "pod digits-a was ended", "b": "pod b was ended"})
     many = msgspec.structs.replace(gone, replaced={**gone.replaced, **{f"c{n}": f"pod c{n}" for n in range(9)}})
-    said = await _said_of(site, *(TaskState(pool=pool, teachers=()) for pool in (going, gone, gone, many, many)))
-    assert [line for line in said if not line.startswith("Waiting")] == [
+    logged = await _logged_of(site, *(TaskState(pool=pool, teachers=()) for pool in (going, gone, gone, many, many)))
+    assert [line for line in logged if not line.startswith("Waiting")] == [
         "Pool 'digits': a: 1 by now",
         "Pool 'digits': pod b was ended: 2 by now",
         "Pool 'digits': pod c6: 9 by now",
@@ -120,46 +120,46 @@ async def test_what_is_wrong_is_said_once_each_time(site: FakeClient, about: str
         )
         for reason in ("nobody answers", "nobody answers", "", "nobody answers")
     ]
-    assert await _said_of(site, *views) == [f"{name}: nobody answers"] * 2
+    assert await _logged_of(site, *views) == [f"{name}: nobody answers"] * 2
 
 
-async def test_the_last_words_are_said_unless_a_later_try_says_them(site: FakeClient) -> None:
+async def test_the_last_lines_are_logged_unless_a_later_try_logs_them(site: FakeClient) -> None:
     """Also those of a training that is ended by force."""
     site.backend.written = [LogLine(0, "the last words")]
-    for token, phase, said_at_last in (
+    for token, phase, logged_at_last in (
         ("try-1", "succeeded", ["[0] the last words"]),
         ("try-1", "running", ["[0] the last words"]),
         ("try-2", "running", []),
     ):
-        said: list[str] = []
+        logged: list[str] = []
         job = job_status("student", token, phase=phase)
         site.backend.jobs, site.positions = {"student": job}, {}
         view = TaskState(trainer=job, started=True)
-        async with ProgressLogger(spec_of(progress_every_s=60.0), site, said.append) as progress_logger:
+        async with ProgressLogger(spec_of(progress_every_s=60.0), site, logged.append) as progress_logger:
             await progress_logger.update(view)
             await asyncio.sleep(0.05)
             await progress_logger.finish(view, is_over=phase != "running")
-        assert said == said_at_last
+        assert logged == logged_at_last
 
 
 async def test_how_far_it_came_is_said_at_the_end(site: FakeClient) -> None:
     """Once, also of a training that is over before its first report was looked for again; nothing if Redis is away."""
     for is_away in (False, True):
         site.reports.clear()
-        said: list[str] = []
-        async with ProgressLogger(spec_of(progress_every_s=60.0), site, said.append) as progress_logger:
+        logged: list[str] = []
+        async with ProgressLogger(spec_of(progress_every_s=60.0), site, logged.append) as progress_logger:
             await progress_logger.update(VIEW)
             site.reports["student"] = Progress(step=7, updated_at=101.0)
             site.away = is_away
             for _ in range(2):
                 await progress_logger.finish(VIEW, is_over=False)
-        assert [line.partition(" · ")[0] for line in said] == ([] if is_away else ["step 7"])
+        assert [line.partition(" · ")[0] for line in logged] == ([] if is_away else ["step 7"])
 
 
 async def test_that_redis_is_away_is_said_once(site: FakeClient) -> None:
     """However often it is looked."""
     site.away = True
-    (line,) = await _said_of(site, VIEW, VIEW, VIEW)
+    (line,) = await _logged_of(site, VIEW, VIEW, VIEW)
     assert "The training continues" in line
 
 
@@ -172,9 +172,9 @@ async def test_that_a_job_is_suspended_is_said_once(site: FakeClient) -> None:
         TaskState(trainer=job_status("student", **waits)),
     )
     both = TaskState(pool=job_status(**pool, **waits), trainer=job_status("student"), started=True)
-    said = "suspended: it resumes when it is resized to one or more instances"
-    assert await _said_of(site, runs, rests, rests, runs, both, both, rests) == [
-        f"'student': {said}",
-        f"Pool 'digits': {said}",
-        f"'student': {said}",
+    logged = "suspended: it resumes when it is resized to one or more instances"
+    assert await _logged_of(site, runs, rests, rests, runs, both, both, rests) == [
+        f"'student': {logged}",
+        f"Pool 'digits': {logged}",
+        f"'student': {logged}",
     ]

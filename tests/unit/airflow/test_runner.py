@@ -21,9 +21,9 @@ ALONE = spec_of(pool="", pool_job=None, stream="nightly/train", ends_at=1000.0, 
 ALONE_TODAY = msgspec.structs.replace(ALONE, ends_at=None)
 
 
-async def test_progress_is_told_as_it_is_reported(site: FakeClient) -> None:
+async def test_progress_is_logged_as_it_is_reported(site: FakeClient) -> None:
     """Each report once, none of a former run, and the answers by teacher are in the outcome."""
-    said: list[str] = []
+    logged: list[str] = []
     site.backend.jobs = {"student": job_status("student", created_at=100.0)}
     former = Progress(step=99, updated_at=99.0)
     first, last = Progress(step=1, updated_at=100.0), Progress(step=2, updated_at=101.0, answered={"a": 7})
@@ -36,10 +36,10 @@ async def test_progress_is_told_as_it_is_reported(site: FakeClient) -> None:
         return report
 
     site.progress = progress  # type: ignore[method-assign]
-    outcome = await runner.run(spec_of(), site, said.append)
+    outcome = await runner.run(spec_of(), site, logged.append)
     assert outcome.progress
     assert outcome.progress.answered == {"a": 7}
-    assert [line.split(" · ")[0] for line in said] == ["step 1", "step 2"]
+    assert [line.split(" · ")[0] for line in logged] == ["step 1", "step 2"]
 
 
 async def test_a_result_that_nobody_fetched_is_fetched(site: FakeClient) -> None:
@@ -182,8 +182,8 @@ LOST = RegistryUnavailableError("nowhere:1", "refused")
 async def test_a_training_is_asked_to_end_until_its_grace_is_over(
     site: FakeClient, monkeypatch: pytest.MonkeyPatch, answers: list[bool | Exception], asked: int, ended: str
 ) -> None:
-    """The grace begins when it is first asked, however late that is; it is said once, when somebody has heard."""
-    now, said = {"at": 5000.0}, list[str]()
+    """The grace begins when it is first asked, however late that is; it is logged once, when one was received."""
+    now, logged = {"at": 5000.0}, list[str]()
     left, reasons = list(answers), list[str]()
     monkeypatch.setattr(runner, "clock", lambda: now["at"])
     site.backend.jobs = {"student": job_status("student")}
@@ -201,9 +201,9 @@ async def test_a_training_is_asked_to_end_until_its_grace_is_over(
         return answer
 
     monkeypatch.setattr(site, "request_stop", ask)
-    outcome = await runner.run(ALONE, site, said.append)
+    outcome = await runner.run(ALONE, site, logged.append)
     assert reasons == ["its time to train is over"] * asked
-    assert len([line for line in said if "asked to end" in line]) == 1
+    assert len([line for line in logged if "asked to end" in line]) == 1
     assert outcome.ended == ended
     assert site.backend.deeds == ([] if ended == "succeeded" else [("delete", "student")])
     if ended == "succeeded":

@@ -177,7 +177,7 @@ def test_when_windows_are_changed_the_one_that_holds_now_has_a_run(clock: Any) -
     ],
 )
 def test_windows_that_never_begin_are_refused_when_the_dag_is_read(windows: dict[str, Any], only: str | None) -> None:
-    """There would be no runs, and nobody would be told; what is there already, as in a scheduler, has none."""
+    """There would be no runs, and no error; what is there already, as in a scheduler, has none."""
     timetable = TrafficWindowTimetable(windows, only=only)
     with pytest.raises(SpecError, match="begins within 400 days"):
         timetable.validate()

@@ -71,7 +71,7 @@ def test_windows_are_the_same_however_they_are_given(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "expected"),
     [
         (
             TEXT.replace("22:00", "23:00", 1),
@@ -89,12 +89,12 @@ def test_windows_are_the_same_however_they_are_given(tmp_path: Path, monkeypatch
         ("variable:bad", "windows, Variable 'bad', line 2: windows: got 'all'"),
     ],
 )
-def test_mistakes_are_told_with_where_they_are(given: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_name_their_place(given: Any, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file or Variable, the line, the field, what is given and what is allowed."""
     monkeypatch.setenv("AIRFLOW_VAR_BAD", "# mine\nwindows: all\n")
     with pytest.raises(SpecError) as caught:
         load_windows(given)
-    assert str(caught.value).startswith(words)
+    assert str(caught.value).startswith(expected)
 
 
 def test_a_variable_is_left_for_the_run_and_all_else_is_read_with_the_dag(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_an_unknown_window_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "words"),
+    ("sizes", "expected"),
     [
         ({}, "all"),
         ({"cluster": "40%"}, "at most 40% of all"),
@@ -190,13 +190,13 @@ def test_an_unknown_window_is_refused_with_the_known_ones() -> None:
         ({"pools": {"p": 0}}, "p at most 0"),
     ],
 )
-def test_sizes_in_words(sizes: dict[str, Any], words: str) -> None:
+def test_sizes_in_words(sizes: dict[str, Any], expected: str) -> None:
     """For people."""
-    assert describe_sizes(to_windows({"default": sizes}).sizes_at(datetime.now(UTC))) == words
+    assert describe_sizes(to_windows({"default": sizes}).sizes_at(datetime.now(UTC))) == expected
 
 
 @pytest.mark.parametrize(
-    ("days", "words"),
+    ("days", "expected"),
     [
         (DAYS, ""),
         (DAYS[:5], "mon to fri"),
@@ -204,9 +204,9 @@ def test_sizes_in_words(sizes: dict[str, Any], words: str) -> None:
         (("sun", "mon", "holiday"), "mon, sun, holiday"),
     ],
 )
-def test_days_in_words(days: tuple[str, ...], words: str) -> None:
+def test_days_in_words(days: tuple[str, ...], expected: str) -> None:
     """Those in a row by the first and the last."""
-    assert describe_days(days) == words
+    assert describe_days(days) == expected
 
 
 def test_a_window_leaves_a_part_of_all_nodes_and_no_more_than_a_quota() -> None:
@@ -328,8 +328,8 @@ def test_windows_in_a_variable_are_read_when_the_task_runs(
     """Mistakes in it are the task's, which changes nothing and is not tried again."""
     site.backend.jobs, site.trainings = {"student": STUDENT}, {"student": TrainingStatus(members=(0, 1, 2))}
     monkeypatch.setenv("AIRFLOW_VAR_TRAFFIC", "windows: []\ndefault: {jobs: {student: 3}}")
-    for name, words in (("none", "Variable 'none', name"), ("traffic", "window: got 'night', allowed is one of")):
-        with pytest.raises(AirflowFailException, match=words):
+    for name, expected in (("none", "Variable 'none', name"), ("traffic", "window: got 'night', allowed is one of")):
+        with pytest.raises(AirflowFailException, match=expected):
             resize(windows=f"variable:{name}", window="night").execute(context)
     assert site.backend.deeds == []
     assert resize(windows="variable:traffic").execute(context)["instances"] == 3
@@ -410,7 +410,7 @@ def test_what_is_waited_for(wait: TrafficCondition, now: float, ended: str | Non
     assert (outcome.ended if outcome else None) == ended
 
 
-def test_what_lacks_is_said() -> None:
+def test_the_error_names_what_is_missing() -> None:
     """When the time is up, or when it never comes."""
     late = evaluate(msgspec.structs.replace(WAIT, until=NOON), view_of(WAIT, NOON), NOON)
     assert late
@@ -491,12 +491,12 @@ def test_the_log_says_what_is_waited_for(context: Any, clock: Any, capsys: pytes
     """Before hours of sleep, and once, however often it is looked."""
     clock(NOON)
     deferred_by(wait_for_night(), context)
-    said = "Waiting for \"window 'night'\": 'day' holds until 2026-01-01T22:00:00+00:00"
-    assert said in capsys.readouterr().out
+    logged = "Waiting for \"window 'night'\": 'day' holds until 2026-01-01T22:00:00+00:00"
+    assert logged in capsys.readouterr().out
     looks = wait_for_night(deferrable=False)
     assert not looks.poke(context)
     assert not looks.poke(context)
-    assert capsys.readouterr().out.count(said) == 1
+    assert capsys.readouterr().out.count(logged) == 1
 
 
 def test_a_wait_for_room_is_of_what_the_cluster_has(context: Any, clock: Any, site: FakeClient) -> None:

@@ -42,7 +42,7 @@ def _plan(context: Any, **changes: Any) -> TaskSpec:
 
 
 def test_the_job_is_agents_that_run_the_script(context: Any) -> None:
-    """Each knows the bounds, the gear, where checkpoints are and where it is told that one is saved."""
+    """Each knows the bounds, the gear, where checkpoints are and the stream for their events."""
     keeps = Checkpoint(url="s3://runs/{{ params.high }}", every_steps=100)
     spec = _plan(context, trainers="{{ params.low }}:{{ params.high }}", gear="warm", checkpoint=keeps)
     job = spec.trainer_job
@@ -117,7 +117,7 @@ def test_the_first_half_starts_the_training_and_defers(context: Any, site: FakeC
 
 
 def test_a_training_returns_its_newest_checkpoint(context: Any, site: FakeClient) -> None:
-    """The newest checkpoint, what the script said of it, and how the training has ended."""
+    """The newest checkpoint, its metrics from the script, and how the training has ended."""
     deferred = deferred_by(rendered(_train(job="digits"), context), context)
     ended = TaskOutcome(
         ended="succeeded",
@@ -298,6 +298,6 @@ def test_one_of_several_is_named() -> None:
     both = manifest("digits") + "---" + manifest("letters")
     operator = EdlTrainOperator.from_manifest(both, task_id="train", name="letters")
     assert operator.trainer.env["PADDLE_JOB_NAME"] == "letters"
-    for name in ("", "words"):
+    for name in ("", "expected"):
         with pytest.raises(SpecError, match=rf"name: got '{name}', allowed is one of .* 'digits', 'letters'"):
             EdlTrainOperator.from_manifest(both, task_id="train", name=name)

@@ -28,18 +28,18 @@ WORK = spec_of(pool_job=None, at_least=1)
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What triggers of jobs log, each with its traceback if it has one."""
-    said: list[str] = []
+    logged: list[str] = []
 
-    class Told(logging.Handler):
+    class LogCollector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(self.format(record))
+            logged.append(self.format(record))
 
     log = logging.Logger("triggers of jobs")  # noqa: LOG001 - none that others configure
-    log.addHandler(Told())
+    log.addHandler(LogCollector())
     monkeypatch.setattr(EdlTaskTrigger, "log", log)
-    return said
+    return logged
 
 
 def _job_trigger(**changes: Any) -> EdlTaskTrigger:
@@ -96,7 +96,7 @@ async def test_what_a_person_has_ended_is_stopped_though_nobody_calls_on_kill(
 ) -> None:
     """Airflow forgets to where it cancels a trigger once more meanwhile; one that only shuts down stops nothing.
 
-    What follows the job may raise a cancellation anew, without Airflow's words.
+    What follows the job may raise another cancellation, without Airflow's message.
     """
     assert ENDED_BY_A_PERSON == triggerer_job_runner._USER_ACTION_CANCEL_MSG
     site.backend.jobs = {"student": job_status("student", "try-1")}
@@ -121,9 +121,9 @@ async def test_what_a_person_has_ended_is_stopped_though_nobody_calls_on_kill(
 
 
 async def test_what_on_kill_has_begun_is_tried_again_until_the_cluster_is_back(
-    site: FakeClient, monkeypatch: pytest.MonkeyPatch, said: list[str]
+    site: FakeClient, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
-    """However often the backend's own patience ends before; that is said once."""
+    """However often the backend's own patience ends before; that is logged once."""
     failures = [ClusterUnavailableError("https://a:6443", "refused")] * 3
     delete = site.backend.delete
 
@@ -138,13 +138,13 @@ async def test_what_on_kill_has_begun_is_tried_again_until_the_cluster_is_back(
     site.backend.jobs["student"] = job_status("student")
     await _job_trigger().on_kill()
     assert (site.backend.jobs, failures) == ({}, [])
-    (line,) = said
+    (line,) = logged
     assert "'student'" in line
     assert "a:6443" in line
 
 
 async def test_what_on_kill_has_begun_goes_on_and_names_jobs_that_can_not_be_stopped_when_airflow_waits_no_longer(
-    site: FakeClient, monkeypatch: pytest.MonkeyPatch, said: list[str]
+    site: FakeClient, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
     """Nobody is there any more to raise it to; with what is to be done."""
     refused = asyncio.Event()
@@ -158,9 +158,9 @@ async def test_what_on_kill_has_begun_goes_on_and_names_jobs_that_can_not_be_sto
         await asyncio.wait_for(_job_trigger(pool_job=POOL).on_kill(), timeout=0.05)
     refused.set()
     async with asyncio.timeout(60):
-        while not said:  # noqa: ASYNC110
+        while not logged:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    (line,) = said
+    (line,) = logged
     assert "'student', 'digits'" in line
     assert "edl stop" in line
     assert "is forbidden" in line

@@ -145,7 +145,7 @@ def test_what_a_wait_for_a_pool_is_for(
         (NOBODY, JobObservation(job=LEAVING), "1 instances have yet to leave"),
     ],
 )
-def test_what_a_wait_for_a_job_lacks_is_said(wait: JobCondition, view: JobObservation, lack: str) -> None:
+def test_what_a_wait_for_a_job_lacks_is_in_the_error(wait: JobCondition, view: JobObservation, lack: str) -> None:
     """When its time is up."""
     outcome = evaluate(wait, view, now=10)
     assert outcome
@@ -220,7 +220,7 @@ def test_what_a_wait_for_a_checkpoint_is_for(changes: dict[str, Any], ended: int
 
 
 def test_a_job_that_has_ended_without_such_a_checkpoint_ends_the_wait() -> None:
-    """It is said what it has not reached; while Redis is away nothing is known."""
+    """The error names what it has not reached; while Redis is away nothing is known."""
     wait = msgspec.structs.replace(SAVED, job="student", step=9, metric=BETTER)
     outcome = evaluate(wait, CheckpointObservation(job=DONE, saved=(saved(3),)), now=5)
     assert outcome
@@ -458,7 +458,7 @@ async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: FakeC
     ],
 )
 def test_a_trigger_comes_back_from_its_serialized_form(trigger: Any) -> None:
-    """Another process makes the same trigger of JSON, and tells by class and arguments that it is."""
+    """Another process makes the same trigger of JSON, and knows it by class and arguments."""
     path, kwargs = trigger.serialize()
     again = resolve_name(path)(**json.loads(json.dumps(kwargs)))
     assert again.serialize() == (path, kwargs)
