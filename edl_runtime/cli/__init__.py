@@ -1,4 +1,4 @@
-"""The `edl` command: one module a subcommand, each with a click command of the module's name.
+"""The `edl` command. Its subcommands are in modules of their names; `resize` and `stop` are in `jobs`.
 
 A subcommand's module is imported only when it is run, so that `edl --help` is quick and `edl jobs` needs no Redis.
 """
@@ -37,6 +37,8 @@ SUMMARIES = {
 }
 """Every subcommand, with its line in `edl --help`."""
 
+_MODULES = {"resize": "jobs", "stop": "jobs"}
+
 _PERMANENT_ERRORS = (SpecError, ModelError, PoolMismatchError, CheckpointHeldError)
 
 
@@ -47,7 +49,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if cmd_name not in SUMMARIES:
             return None
-        command: click.Command = getattr(importlib.import_module(f"{__name__}.{cmd_name}"), cmd_name)
+        module = importlib.import_module(f"{__name__}.{_MODULES.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above

@@ -12,8 +12,8 @@ import click
 import msgspec
 import structlog
 
-from edl_runtime.cli.options import require_redis
 from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
+from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings, count_gpus
 from edl_runtime.specs import Bounds, check_name
 
@@ -43,7 +43,8 @@ def agent(*, instances: str, gear: Gear, as_json: bool, command: tuple[str, ...]
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     bounds = Bounds.parse(instances, "--instances")
     settings = RuntimeSettings.from_env(os.environ)
-    require_redis(settings, "the Redis of the job's agents")
+    if not settings.redis_url:
+        raise SpecError("EDL_REDIS_URL", "", "the Redis of the job's agents, as redis://127.0.0.1:6379/0")
     check_name("EDL_JOB", settings.job)
     ending = asyncio.run(_run(command, settings, bounds, gear))
     if as_json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -12,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
-import msgspec
 
 from edl_runtime.autoscale.errors import NoSamplesError, RescalingError, SourceError
 from edl_runtime.autoscale.planner import RescalingRules
@@ -24,7 +22,7 @@ from edl_runtime.autoscale.traffic.schema import read_windows
 from edl_runtime.autoscale.traffic.sources.learner import check_source
 from edl_runtime.autoscale.traffic.windows import TrafficWindows
 from edl_runtime.cli import backends
-from edl_runtime.cli.options import print_table, require_redis
+from edl_runtime.cli.options import print_json_line, print_table, read_settings
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -75,14 +73,13 @@ def autoscale(
     Uses the Redis of EDL_REDIS_URL and the namespace EDL_NAMESPACE. Passes of several commands, or of Airflow, wait for
     each other.
     """
-    settings = RuntimeSettings.from_env(os.environ)
-    require_redis(settings, "the Redis of the jobs")
+    settings = read_settings(redis="the Redis of the jobs")
     if every_s is not None and not 0 < every_s < STARVATION_S - LEAD_S:
         raise SpecError("--every", every_s, f"seconds above 0, less than {STARVATION_S - LEAD_S:g}")
     windows = None if file is None else _windows(file)
     rules = RescalingRules(windows=windows, max_load=max_load, lead_s=LEAD_S + (every_s or 0.0))
     policy = _policy(policy_name) if policy_name is not None else decide
-    show = _show_json if as_json else _show_table if every_s is None else _Changes().show
+    show = print_json_line if as_json else _show_table if every_s is None else _Changes().show
     asyncio.run(_passes(settings, rules, policy, every_s, show, dry_run=dry_run))
 
 
@@ -135,10 +132,6 @@ def _windows(file: Path) -> TrafficWindows:
         raise SpecError("--windows", str(file), f"a file of YAML or JSON ({error})") from None
     except SpecError as error:
         raise SpecError(f"{file}, {error.field}", error.given, error.allowed) from None
-
-
-def _show_json(done: RescaleOutcome) -> None:
-    click.echo(msgspec.json.encode(done))
 
 
 def _show_table(done: RescaleOutcome) -> None:

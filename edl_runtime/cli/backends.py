@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import structlog
 
 from edl_runtime.backends.errors import JobRunsError, UnknownJobError
 from edl_runtime.backends.interface import Backend
@@ -24,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def open_backend(settings: RuntimeSettings) -> Backend:
-    """Return the backend that EDL_BACKEND names. Raises SpecError for a kubeconfig or context that can't be used.
-
-    Logs go to stderr from now on, because stdout is for a command's output.
-    """
-    _log_to_stderr()
+    """Return the backend that EDL_BACKEND names. Raises SpecError for a kubeconfig or context that can't be used."""
     if settings.backend == "local":
         from edl_runtime.backends.local.backend import LocalBackend
 
@@ -45,7 +39,6 @@ async def watch_backend(settings: RuntimeSettings) -> AsyncIterator[Backend]:
     if settings.backend == "local":
         yield open_backend(settings)
         return
-    _log_to_stderr()
     async with _kubernetes_backend(settings).following() as followed:
         yield followed
 
@@ -57,10 +50,6 @@ def _kubernetes_backend(settings: RuntimeSettings) -> KubernetesBackend:
     context = settings.kube_context or None
     namespace = kubeconfig_namespace(context=context)
     return KubernetesBackend(connect_by_kubeconfig(context=context), namespace=settings.kube_namespace or namespace)
-
-
-def _log_to_stderr() -> None:
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 
 def describe_location(settings: RuntimeSettings) -> str:

@@ -9,12 +9,11 @@ from typing import Any
 
 import click
 import msgspec
-import structlog
 
 from edl_runtime.checkpoint.errors import UnfinishedCheckpointError, UnreadableCheckpointError
 from edl_runtime.checkpoint.file_format import CheckpointInfo, position_of
 from edl_runtime.checkpoint.store import CheckpointStore
-from edl_runtime.cli.options import print_table
+from edl_runtime.cli.options import log_to_stderr, print_json, print_table
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Checkpoint
 
@@ -33,7 +32,7 @@ def checkpoints() -> None:
     and the usual variables (AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, ...) are needed. All print
     JSON with --json.
     """
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    log_to_stderr()
 
 
 @checkpoints.command
@@ -48,7 +47,7 @@ def ls(url: str, *, as_json: bool) -> None:
     store = CheckpointStore(Checkpoint(url=url))
     found = [(name, _seen(store.info, name)) for name in store.names()]
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode([_plain(name, seen) for name, seen in found])))
+        print_json([_plain(name, seen) for name, seen in found])
     elif found:
         headings = ["GENERATION", "STEP", "EPOCH", "INSTANCES", "CREATED", "MB", "METRICS", "NAME", "PROBLEM"]
         print_table(headings, [_row(name, seen) for name, seen in found])
@@ -73,7 +72,7 @@ def verify(url: str, *, as_json: bool) -> None:
     ]
     if as_json:
         views = [{"name": name, "state": state, "problem": problem} for name, state, problem in states]
-        click.echo(msgspec.json.format(msgspec.json.encode(views)))
+        print_json(views)
     elif found:
         print_table(["NAME", "STATE", "PROBLEM"], states)
     else:
@@ -101,7 +100,7 @@ def prune(url: str, *, keep_last: int, keep_every: int | None, dry_run: bool, as
     doomed = store.prune(dry_run=dry_run)
     if as_json:
         views = [{"name": name, "removed": not dry_run} for name in doomed]
-        click.echo(msgspec.json.format(msgspec.json.encode(views)))
+        print_json(views)
         return
     for name in doomed:
         click.echo(f"{'would remove' if dry_run else 'removed'} {name}")

@@ -11,9 +11,8 @@ from types import FrameType
 from typing import Self
 
 import click
-import msgspec
 
-from edl_runtime.cli.options import parse_gpu_ids, print_table, split_list
+from edl_runtime.cli.options import parse_gpu_ids, print_json, print_table, split_list
 from edl_runtime.compare.comparison import Comparison
 from edl_runtime.compare.comparison import compare as measure
 from edl_runtime.compare.results import HEADINGS, TITLES, WAYS, ComparisonRow, json_rows, parse_ways, table_cells
@@ -93,7 +92,7 @@ def compare(
 
 def _show(rows: list[ComparisonRow], *, as_json: bool) -> None:
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(json_rows(rows))))
+        print_json(json_rows(rows))
         return
     print_table(HEADINGS, table_cells(rows))
     for row in rows:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 
 import click
 import msgspec
-import structlog
 
+from edl_runtime.cli.options import read_settings
 from edl_runtime.errors import SpecError
-from edl_runtime.settings import RuntimeSettings
 
 
 @click.command
@@ -29,9 +26,7 @@ def discovery(*, host: str, port: int, as_json: bool) -> None:
     except ModuleNotFoundError as error:
         raise SpecError("edl discovery", f"no module {error.name}", "the extra edl-airflow[discovery]") from None
 
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-
     def on_ready(url: str) -> None:
         click.echo(msgspec.json.encode({"url": url}) if as_json else f"discovery ready on {url}")
 
-    asyncio.run(serve(host, port, RuntimeSettings.from_env(os.environ), on_ready))
+    asyncio.run(serve(host, port, read_settings(), on_ready))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 
 import click
 import msgspec
 
-from edl_runtime.cli.options import require_redis
+from edl_runtime.cli.options import read_settings
 from edl_runtime.elastic.rendezvous.redis_store import Event, follow_events, read_events
-from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
 
 DESERTED_S = 10.0
@@ -29,8 +27,7 @@ def events(job: str, *, follows: bool, as_json: bool) -> None:
 
     Uses the Redis of EDL_REDIS_URL and the namespace EDL_NAMESPACE. Events are kept for a day.
     """
-    settings = RuntimeSettings.from_env(os.environ)
-    require_redis(settings, "the Redis that the trainers register in")
+    settings = read_settings(redis="the Redis that the trainers register in")
 
     def show(event: Event) -> None:
         click.echo(msgspec.json.encode(event) if as_json else event.line())

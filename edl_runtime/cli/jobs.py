@@ -1,9 +1,8 @@
-"""`edl jobs`: jobs and pools, and their progress."""
+"""`edl jobs`, `edl resize` and `edl stop`: shows and changes jobs and pools."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +10,10 @@ from typing import Any
 import click
 import msgspec
 
-from edl_runtime.backends.interface import JobStatus
+from edl_runtime.backends.errors import UnknownJobError
+from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.cli import backends
-from edl_runtime.cli.options import print_table
+from edl_runtime.cli.options import print_json, print_table, read_settings
 from edl_runtime.progress import Progress, progress_of_run, read_progress
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -31,11 +31,11 @@ def jobs(name: str | None, *, as_json: bool) -> None:
 
     Progress is shown when EDL_REDIS_URL is the Redis of the jobs.
     """
-    settings = RuntimeSettings.from_env(os.environ)
+    settings = read_settings()
     statuses, reports = asyncio.run(_read(settings, name))
     if as_json:
         views = [_plain(status, reports.get(status.name)) for status in statuses]
-        click.echo(msgspec.json.format(msgspec.json.encode(views[0] if name else views)))
+        print_json(views[0] if name else views)
     elif statuses:
         headings = ["NAME", "KIND", "PHASE", "INSTANCES", "AGE", "PROGRESS OR REASON"]
         print_table(headings, [_row(status, reports.get(status.name)) for status in statuses])
@@ -82,3 +82,57 @@ def _duration(seconds: float) -> str:
     parts = ((days, "d"), (hours, "h"), (minutes, "m"), (seconds, "s"))
     first = next((place for place, (number, _) in enumerate(parts) if number), 3)
     return " ".join(f"{number}{unit}" for number, unit in parts[first : first + 2])
+
+
+@click.command(context_settings={"ignore_unknown_options": True})  # -1 is an invalid number, not an option
+@click.argument("name")
+@click.argument("instances", type=int)
+@click.option("--json", "as_json", is_flag=True, help="Print the job's status as JSON.")
+def resize(name: str, instances: int, *, as_json: bool) -> None:
+    """Resize job or pool NAME to so many INSTANCES, within its bounds; 0 suspends it.
+
+    A suspended job continues when it is resized again: elastic trainers from the checkpoint that they wrote when they
+    were suspended, others from the beginning.
+
+    Returns when the request is recorded; the instance with the highest number leaves first.
+    """
+    status = asyncio.run(backends.open_backend(read_settings()).resize(name, instances))
+    if as_json:
+        print_json(status)
+    elif status.is_suspended:
+        click.echo(f"{status.name} is suspended; `edl resize {status.name} N` or a rescaling resumes it")
+    else:
+        click.echo(f"{status.name} will have {status.wanted} instance{'' if status.wanted == 1 else 's'}")
+
+
+@click.command
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print its last status as JSON.")
+def stop(name: str, *, as_json: bool) -> None:
+    """Stop and delete job or pool NAME, whoever started it. Its output is kept.
+
+    All instances get SIGTERM at once, and SIGKILL after their grace period. Elastic trainers write a last checkpoint in
+    that time; if they can't, the error is shown.
+
+    Returns when its last process has ended. The Airflow task that runs it fails without a retry.
+    """
+    status, errors, has_log = asyncio.run(_stop(backends.open_backend(read_settings()), name))
+    for error in errors:
+        click.echo(error, err=True)
+    if as_json:
+        print_json(status)
+    else:
+        log = f"`edl logs {name}` shows its output" if has_log else "its output could not be kept"
+        click.echo(f"{name} is stopped; {log}")
+
+
+async def _stop(backend: Backend, name: str) -> tuple[JobStatus, list[str], bool]:
+    """Return its last status, the errors of its agents, and whether its log is kept."""
+    status = await backend.get(name)
+    await backend.delete(name)
+    try:
+        last = {line.text async for line in backend.logs(name, tail=1)}
+    except UnknownJobError:
+        return status, [], False
+    ended_here = status.elastic and not status.has_ended
+    return status, sorted(line for line in last if ended_here and line.startswith("edl: ")), True

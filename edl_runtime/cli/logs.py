@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Coroutine
 from contextlib import aclosing, suppress
 
 import click
-import msgspec
 
 from edl_runtime.backends.errors import ClusterUnavailableError
 from edl_runtime.backends.interface import Backend
 from edl_runtime.cli import backends
-from edl_runtime.settings import RuntimeSettings
+from edl_runtime.cli.options import print_json_line, read_settings
 
 POLL_EVERY_S = 2.0
 """Seconds between two polls of the job's status."""
@@ -34,17 +32,16 @@ def logs(name: str, *, instance: int | None, tail: int | None, follow: bool, as_
     Lines start with their instance's number in brackets unless --instance selects one. With --follow, problems of the
     job are printed to stderr.
     """
-    settings = RuntimeSettings.from_env(os.environ)
 
     async def show() -> None:
         async with aclosing(backend.logs(name, instance=instance, tail=tail, follow=follow)) as lines:
             async for line in lines:
                 if as_json:
-                    click.echo(msgspec.json.encode(line))
+                    print_json_line(line)
                 else:
                     click.echo(line.text if instance is not None else f"[{line.instance}] {line.text}")
 
-    backend = backends.open_backend(settings)
+    backend = backends.open_backend(read_settings())
     asyncio.run(_follow(show(), backend, name) if follow else show())
 
 

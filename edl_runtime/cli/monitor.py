@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import time
@@ -13,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from edl_runtime.autoscale import history
 from edl_runtime.cli import backends
-from edl_runtime.cli.options import parse_duration, print_table, require_redis
+from edl_runtime.cli.options import parse_duration, print_json_line, print_table, read_settings
 from edl_runtime.concurrency import unless_stopped
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.monitor.snapshot import HEADINGS, MonitorSnapshot, summary_row, take_snapshot
@@ -67,7 +65,7 @@ def monitor(
     The members of pools, targets and the history are in the Redis of EDL_REDIS_URL, in the namespace EDL_NAMESPACE. The
     history is kept for a week.
     """
-    settings = RuntimeSettings.from_env(os.environ)
+    settings = read_settings(redis="the Redis with the history" if past else "")
     if png and not past:
         raise SpecError("--png", str(png), "a file for the drawing, with --history 6h")
     if past:
@@ -86,7 +84,7 @@ async def _show_once(settings: RuntimeSettings, *, as_json: bool) -> None:
     async with _redis(settings) as client:
         seen = await take_snapshot(backends.open_backend(settings), client, settings.namespace)
     if as_json:
-        click.echo(msgspec.json.encode(seen))
+        print_json_line(seen)
     else:
         print_picture(seen)
 
@@ -101,7 +99,7 @@ async def _watch(settings: RuntimeSettings, every_s: float, metrics: str | None,
     async with _redis(settings) as client, backends.watch_backend(settings) as backend:
         with ExitStack() as shown:
             server = _MetricsServer(metrics, settings.monitor_token, shown)
-            show = shown.enter_context(live()) if on_screen else _show_json if as_json else _lines()
+            show = shown.enter_context(live()) if on_screen else print_json_line if as_json else _lines()
             while not stop.is_set():
                 try:
                     seen = await unless_stopped(stop, take_snapshot(backend, client, settings.namespace))
@@ -117,13 +115,12 @@ async def _watch(settings: RuntimeSettings, every_s: float, metrics: str | None,
 
 
 async def _show_history(settings: RuntimeSettings, length_s: float, png: Path | None, *, as_json: bool) -> None:
-    url = require_redis(settings, "the Redis with the history")
     now = time.time()
-    async with connect(url) as client:
+    async with connect(settings.redis_url) as client:
         points = await history.read_points(client, settings.namespace, since=now - length_s)
     if as_json:
         for point in points:
-            click.echo(msgspec.json.encode(point))
+            print_json_line(point)
     elif points:
         print_table(HISTORY_HEADINGS, history_rows(points, since=now - length_s, until=now))
     else:
@@ -139,10 +136,6 @@ async def _show_history(settings: RuntimeSettings, length_s: float, png: Path | 
 
 def _redis(settings: RuntimeSettings) -> AbstractAsyncContextManager[Redis | None]:
     return connect(settings.redis_url) if settings.redis_url else nullcontext()
-
-
-def _show_json(seen: MonitorSnapshot) -> None:
-    click.echo(msgspec.json.encode(seen))
 
 
 def _lines() -> Callable[[MonitorSnapshot], None]:

@@ -1,11 +1,16 @@
-"""Options and tables that several commands share."""
+"""What several commands share: settings, options, and output as tables and JSON."""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import click
+import msgspec
+import structlog
 
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
@@ -47,11 +52,31 @@ weight_option = click.option(
 )
 
 
-def require_redis(settings: RuntimeSettings, purpose: str) -> str:
-    """Return the URL of Redis. Raises SpecError where EDL_REDIS_URL is not set."""
-    if not settings.redis_url:
-        raise SpecError("EDL_REDIS_URL", "", f"{purpose}, as redis://127.0.0.1:6379/0")
-    return settings.redis_url
+def log_to_stderr() -> None:
+    """Log to stderr, because stdout is for a command's output."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+
+
+def read_settings(*, redis: str = "") -> RuntimeSettings:
+    """Return the settings in the environment, and log to stderr.
+
+    `redis` is the purpose of a Redis that the command can't do without. Raises SpecError.
+    """
+    log_to_stderr()
+    settings = RuntimeSettings.from_env(os.environ)
+    if redis and not settings.redis_url:
+        raise SpecError("EDL_REDIS_URL", "", f"{redis}, as redis://127.0.0.1:6379/0")
+    return settings
+
+
+def print_json(value: Any) -> None:
+    """Print indented JSON."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value)))
+
+
+def print_json_line(value: Any) -> None:
+    """Print JSON on one line."""
+    click.echo(msgspec.json.encode(value))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 import click
-import msgspec
 
-from edl_runtime.cli.options import print_table
+from edl_runtime.cli.options import print_json, print_table, read_settings
 from edl_runtime.discovery.client import DiscoveryClient
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import TensorSpec
@@ -33,13 +31,13 @@ def pools(name: str | None, *, as_json: bool) -> None:
     Uses the Redis of EDL_REDIS_URL and the namespace EDL_NAMESPACE; without it, the `edl discovery` at
     EDL_DISCOVERY_URL.
     """
-    settings = RuntimeSettings.from_env(os.environ)
+    settings = read_settings()
     if not (settings.redis_url or settings.discovery_url):
         allowed = "the Redis that pools register in, as redis://127.0.0.1:6379/0, or EDL_DISCOVERY_URL in its place"
         raise SpecError("EDL_REDIS_URL", "", allowed)
     views = asyncio.run(_read(settings, name))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(views[0] if name else views)))
+        print_json(views[0] if name else views)
     elif name:
         _print_members(views[0])
     else:

@@ -23,7 +23,7 @@ from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
 from edl_runtime.cli.backends import remove_ended_job, warn_of_eviction
-from edl_runtime.cli.options import priority_option, require_redis, weight_option
+from edl_runtime.cli.options import priority_option, read_settings, weight_option
 from edl_runtime.elastic.agent.launch import elastic_job, parse_entrypoint
 from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
 from edl_runtime.elastic.rendezvous import redis_store
@@ -101,9 +101,7 @@ def run(
     if command[0].startswith("-"):  # an unknown option, which click takes for the command
         raise click.NoSuchOption(command[0].partition("=")[0])
     bounds = Bounds.parse(instances, "--instances")
-    settings = RuntimeSettings.from_env(os.environ)
-    if detach:
-        require_redis(settings, "with --detach, a Redis that outlives this command")
+    settings = read_settings(redis="with --detach, a Redis that outlives this command" if detach else "")
     keeping = _checkpoint(settings, checkpoint=checkpoint, every_steps=every_steps, every_s=every_s)
     script = JobSpec(
         name=name or _name_of(command),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import msgspec
 
 from edl_runtime.cli import backends
 from edl_runtime.cli.backends import remove_ended_job, warn_of_eviction
-from edl_runtime.cli.options import priority_option, require_redis, weight_option
+from edl_runtime.cli.options import priority_option, read_settings, weight_option
 from edl_runtime.compat.manifest_yaml import manifest_text
 from edl_runtime.compat.training_job import TrainingJob, read_training_job
 from edl_runtime.elastic.agent.launch import elastic_job
@@ -58,8 +57,7 @@ def submit(
     context and namespace. On this machine, a relative workspace is below the manifest's folder. EDL_CHECKPOINT is the
     default of --checkpoint. Scripts see the variables of the manifest, not those of this command.
     """
-    settings = RuntimeSettings.from_env(os.environ)
-    require_redis(settings, "the Redis of the trainers")
+    settings = read_settings(redis="the Redis of the trainers")
     jobs = read_training_job(manifest_text(path), name=name)
     is_here = settings.backend == "local"
     redis_url = _redis_of_instances(settings)

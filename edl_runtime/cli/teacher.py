@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 
 import click
-import msgspec
-import structlog
 
-from edl_runtime.cli.options import parse_gpu_ids, split_list
+from edl_runtime.cli.options import parse_gpu_ids, print_json_line, read_settings, split_list
 from edl_runtime.protocol.oip import ModelSignature
-from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
 
 
@@ -73,8 +68,7 @@ def teacher(
     from edl_runtime.teacher.models.model import ModelOptions
     from edl_runtime.teacher.service import TeacherOptions, serve
 
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    settings = RuntimeSettings.from_env(os.environ)
+    settings = read_settings()
     pool = pool or settings.pool
     options = TeacherOptions(
         model=ModelOptions(
@@ -91,7 +85,7 @@ def teacher(
 
     def on_ready(address: str, signature: ModelSignature) -> None:
         if as_json:
-            click.echo(msgspec.json.encode({"address": address, "pool": options.pool, "model": signature}))
+            print_json_line({"address": address, "pool": options.pool, "model": signature})
         else:
             click.echo(f"teacher ready on {address}, serving {model}")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -15,15 +13,13 @@ from typing import Any
 
 import click
 import msgspec
-import structlog
 
 from edl_runtime.autoscale.traffic.capacity import TrainingCapacity, format_amount, format_time, training_capacity
 from edl_runtime.autoscale.traffic.forecast import DAY_S, Forecast, Sample, zone_of
 from edl_runtime.autoscale.traffic.schema import read_windows
 from edl_runtime.autoscale.traffic.sources.learner import check_source, fetch_forecast
-from edl_runtime.autoscale.traffic.sources.spec import Traffic
 from edl_runtime.autoscale.traffic.windows import Size, Sizes, TrafficWindows, WindowSpan
-from edl_runtime.cli.options import print_table, split_list
+from edl_runtime.cli.options import print_json, print_table, read_settings, split_list
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
@@ -49,18 +45,16 @@ def windows(*, file: Path, total: str, at: str, as_json: bool) -> None:
     A mistake is reported with its line and exit status 78. Exit status 1 when the source does not answer, or has no
     samples of the last day; the windows are shown all the same.
     """
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is for the output
+    settings = read_settings()
     declared = read_windows(_text(file))
     whole = _total(total)
     now_s = time.time()
     moment = _moment(at, now_s, declared.time_zone)
-    forecast, trouble = (
-        asyncio.run(_read_source(declared.traffic, declared.time_zone, now_s)) if declared.traffic else (None, None)
-    )
+    forecast, trouble = asyncio.run(_read_source(settings, declared, now_s))
     spans = _spans(declared, moment)
     room = _room(declared, whole, moment, _as_if_then(forecast, moment) if at else forecast)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(_plain(moment, spans, room, whole, trouble))))
+        print_json(_plain(moment, spans, room, whole, trouble))
     else:
         print_table(["FROM", "WINDOW", "CLUSTER", "JOBS", "POOLS"], [_row(span, declared, moment) for span in spans])
         click.echo(f"\n{f'{moment:%a %d %b %H:%M}' if at else 'now'}: {room.why}")
@@ -79,13 +73,16 @@ def _text(file: Path) -> str:
         raise SpecError("FILE", str(file), f"a text in UTF-8 ({error.reason} at byte {error.start})") from None
 
 
-async def _read_source(traffic: Traffic, time_zone: str, now_s: float) -> tuple[Forecast | None, EdlError | None]:
-    """Return the forecast, or the error of the source."""
-    settings = RuntimeSettings.from_env(os.environ)
+async def _read_source(
+    settings: RuntimeSettings, declared: TrafficWindows, now_s: float
+) -> tuple[Forecast | None, EdlError | None]:
+    """Return the forecast, if the windows have a source, or the error of the source."""
+    if not (traffic := declared.traffic):
+        return None, None
     async with connect(settings.redis_url) if settings.redis_url else nullcontext() as client:
         try:
             await check_source(traffic, client, now_s=now_s)
-            return await fetch_forecast(traffic, client, settings.namespace, now_s, time_zone=time_zone), None
+            return await fetch_forecast(traffic, client, settings.namespace, now_s, time_zone=declared.time_zone), None
         except EdlError as error:
             return None, error
 
