@@ -52,12 +52,9 @@ def _listed(where: str, manifest: dict[str, Any]) -> Iterator[tuple[str, dict[st
 
 
 def _parsed(text: str) -> list[Any]:
-    try:
-        import yaml
-    except ModuleNotFoundError as error:
-        raise SpecError("manifest", f"no module {error.name}", "the extra edl-airflow[kubernetes]") from None
+    import yaml
 
-    class Loader(bounded_yaml_loader()):  # type: ignore[misc]  # made when PyYAML is there
+    class Loader(bounded_yaml_loader()):  # type: ignore[misc]
         """Refuses duplicate keys."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
 
-from edl_runtime.compat import removed_fields
 from edl_runtime.compat.manifest_yaml import below, read_manifests
-from edl_runtime.compat.volumes import read_volumes
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import GPU, Pod, Volume
 from edl_runtime.specs import Bounds, TrainerSpec, check_name
@@ -33,27 +32,58 @@ KIND = "TrainingJob"
 
 
 class _Known(NamedTuple):
-    """The fields of a mapping: those that are used, and the ignored ones with a note."""
+    """The fields of a mapping: those that are used, and the ignored ones with the reason or a replacement."""
 
     used: tuple[str, ...]
     ignored: Mapping[str, str]
 
 
-TOP = _Known(("apiVersion", "kind", "metadata", "spec"), removed_fields.TOP)
-METADATA = _Known(("name", "namespace", "labels", "annotations"), removed_fields.METADATA)
+_BY_THE_CONTROLLER = "EDL's controller set it"
+_NO_FRAMEWORK = "the script imports its framework, and min-instance and max-instance set the number of trainers"
+
+TOP = _Known(("apiVersion", "kind", "metadata", "spec"), {"status": _BY_THE_CONTROLLER})
+METADATA = _Known(
+    ("name", "namespace", "labels", "annotations"),
+    dict.fromkeys(
+        ("clusterName", "creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid"),
+        "the API server set it",
+    ),
+)
 SPEC = _Known(
     (
         *("image", "fault_tolerant", "passes", "volumes", "VolumeMounts", "volumeMounts", "schedulerName"),
         *("imagePullSecrets", "trainer"),
     ),
-    removed_fields.SPEC,
+    {
+        "annotations": "pods get metadata.annotations and metadata.labels",
+        "frame_work": _NO_FRAMEWORK,
+        **dict.fromkeys(("hostNetwork", "host_network"), "trainers connect to the addresses of their pods"),
+        "is_nccl": "trainers use NCCL wherever they have GPUs",
+        "local_job": _NO_FRAMEWORK,
+        "master": "a ledger in Redis assigns samples to trainers",
+        "matrix": "the image contains edl_runtime",
+        **dict.fromkeys(("mountPath", "mountpath", "nfsmount"), "volumes and VolumeMounts set the mounts"),
+        "podGroupName": "the label kueue.x-k8s.io/queue-name in metadata.labels starts all pods of a job together",
+        **dict.fromkeys(
+            ("port", "ports_num", "ports_num_for_sparse", "trainer_port", "trainer_ports_num"),
+            "there are no parameter servers, and trainers find each other's ports through Redis",
+        ),
+        "pserver": "every trainer holds the whole model, and trainers average their gradients",
+        "trainer_package": "the script is in the image, or on a volume",
+    },
 )
 TRAINER = _Known(
     (
         *("entrypoint", "workspace", "passes", "min-instance", "max-instance", "resources"),
         *("envs", "tolerations", "node_selector", "imagePullSecrets"),
     ),
-    removed_fields.TRAINER,
+    {
+        "etcd-endpoint": "trainers use the Redis of the connection, or of EDL_REDIS_URL",
+        "grace_period_seconds": "a trainer that leaves has 30 s to finish its step and write a checkpoint",
+        "pre_stop_cmd": "a trainer that leaves finishes its step and writes a checkpoint if needed",
+        **dict.fromkeys(("index_succeed", "replicaSpec"), _BY_THE_CONTROLLER),
+        **dict.fromkeys(("liveness_probe", "readiness_probe"), "trainers detect by themselves that one hangs or fails"),
+    },
 )
 RESOURCES = _Known(("limits", "requests"), {})
 
@@ -64,6 +94,15 @@ _SHELLS = ("sh", "bash")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
 _OPERATOR = re.compile(r"[();<>|&]+")
 _ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
+
+INSTANCE = "instance"
+"""The instance's container in a pod template; see `Pod.template`."""
+
+_PLAIN_MOUNT = frozenset({"name", "mountPath", "readOnly"})
+_MOUNT = _PLAIN_MOUNT | {"subPath", "subPathExpr", "mountPropagation", "recursiveReadOnly"}
+
+_At = tuple[str, Any]
+"""A field's path, and its value."""
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,7 +320,7 @@ def _volumes(parts: _Parts, notes: list[str]) -> tuple[list[Volume], dict[str, A
         raise SpecError(parts.path("spec.volumeMounts"), spec["volumeMounts"], "nothing beside VolumeMounts")
     mounts = "volumeMounts" if "volumeMounts" in spec else "VolumeMounts"
     at_volumes, at_mounts = parts.path("spec.volumes"), parts.path(f"spec.{mounts}")
-    return read_volumes((at_volumes, spec.get("volumes", [])), (at_mounts, spec.get(mounts, [])), notes)
+    return _read_volumes((at_volumes, spec.get("volumes", [])), (at_mounts, spec.get(mounts, [])), notes)
 
 
 def _pull_secrets(parts: _Parts) -> Iterator[str]:
@@ -341,3 +380,101 @@ def _errors_name(path: str) -> Iterator[None]:
     except SpecError as error:
         _, bracket, entry = error.field.partition("[")
         raise SpecError(path + bracket + entry, error.given, error.allowed) from None
+
+
+# Volumes and mounts, as `Volume`s and a pod template.
+
+
+def _read_volumes(volumes: _At, mounts: _At, notes: list[str]) -> tuple[list[Volume], dict[str, Any]]:
+    """Return the volumes that a `Volume` can express (mounted once, and whole), and a pod template's spec for others.
+
+    Volumes without a mount are left out, with a note.
+    """
+    sources = _by_name(*volumes)
+    mounted = _mounts(*mounts, sources)
+    times = Counter(mount["name"] for _, mount in mounted)
+    notes += [f"{volumes[0]} has {name!r}, which has no mount and is left out" for name in sources - times.keys()]
+    simple: list[Volume] = []
+    others: dict[str, str] = {}
+    template_mounts: list[dict[str, Any]] = []
+    for path, mount in mounted:
+        name = mount["name"]
+        if times[name] == 1 and mount.keys() <= _PLAIN_MOUNT:
+            simple.append(_volume(path, mount, sources[name]))
+        else:
+            others.setdefault(name, f"manifest-{len(others)}")
+            template_mounts.append({**mount, "name": others[name]})
+    if not others:
+        return simple, {}
+    return simple, {
+        "volumes": [{"name": known, **sources[name]} for name, known in others.items()],
+        "containers": [{"name": INSTANCE, "volumeMounts": template_mounts}],
+    }
+
+
+def _by_name(path: str, given: object) -> dict[str, dict[str, Any]]:
+    """Return the sources by volume name."""
+    sources: dict[str, dict[str, Any]] = {}
+    for number, entry in enumerate(_list(path, given)):
+        at = f"{path}[{number}]"
+        source = dict(_entry(at, entry, "a volume, as in {name: data, persistentVolumeClaim: {claimName: digits}}"))
+        name = _name(at, source.pop("name", None))
+        if name in sources:
+            raise SpecError(f"{at}.name", name, "a unique name for each volume")
+        if len(source) > 1 or not all(isinstance(value, dict) for value in source.values()):
+            raise SpecError(at, source, "one source, as in persistentVolumeClaim: {claimName: digits}")
+        sources[name] = source or {"emptyDir": {}}
+    return sources
+
+
+def _mounts(path: str, given: object, sources: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return each mount's path in the manifest, and the mount."""
+    mounts: list[tuple[str, dict[str, Any]]] = []
+    seen: set[str] = set()
+    for number, entry in enumerate(_list(path, given)):
+        at = f"{path}[{number}]"
+        mount = _entry(at, entry, "a mount, as in {name: data, mountPath: /data}")
+        if unknown := next((name for name in mount if name not in _MOUNT), None):
+            raise SpecError(f"{at}.{unknown}", mount[unknown], f"one of the fields {', '.join(sorted(_MOUNT))}")
+        if _name(at, mount.get("name")) not in sources:
+            raise SpecError(f"{at}.name", mount["name"], f"a volume's: {', '.join(sources) or 'there are none'}")
+        where, read_only = mount.get("mountPath"), mount.get("readOnly", False)
+        if not isinstance(where, str) or not where.startswith("/") or where in seen:
+            raise SpecError(f"{at}.mountPath", where, "an absolute path, unique for each mount")
+        if not isinstance(read_only, bool):
+            raise SpecError(f"{at}.readOnly", read_only, "true or false")
+        seen.add(where)
+        mounts.append((at, mount))
+    return mounts
+
+
+def _volume(path: str, mount: dict[str, Any], source: dict[str, Any]) -> Volume:
+    where, read_only = mount["mountPath"], mount.get("readOnly", False)
+    claim = source.get("persistentVolumeClaim", {})
+    try:
+        if claim and claim.keys() <= {"claimName", "readOnly"}:
+            read_only = read_only or claim.get("readOnly") is True
+            return Volume(path=where, claim=claim.get("claimName", ""), read_only=read_only)
+        return Volume(path=where, source=source, read_only=read_only)
+    except SpecError as error:
+        raise SpecError(f"{path}.name", error.given, error.allowed) from None
+    except TypeError:
+        raise SpecError(f"{path}.name", claim, "a claim by its name: {claimName: digits}") from None
+
+
+def _list(path: str, given: object) -> list[Any]:
+    if not isinstance(given, list):
+        raise SpecError(path, given, "a list")
+    return given
+
+
+def _entry(path: str, entry: object, allowed: str) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise SpecError(path, entry, allowed)
+    return {name: value for name, value in entry.items() if value is not None}
+
+
+def _name(path: str, name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise SpecError(f"{path}.name", name, "a name")
+    return name

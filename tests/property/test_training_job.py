@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from unit.compat.test_training_job import DEFINITION, TUTORIAL
 
 from edl_runtime.backends.kubernetes.manifests import pod_template
-from edl_runtime.compat import removed_fields
 from edl_runtime.compat.training_job import METADATA, SPEC, TRAINER, TrainingJob, read_training_job
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod
@@ -22,7 +21,7 @@ from edl_runtime.specs import JobSpec
 
 FIELDS = st.sampled_from(
     [
-        *(*METADATA.used, *SPEC.used, *TRAINER.used, *removed_fields.SPEC, *removed_fields.TRAINER),
+        *(*METADATA.used, *SPEC.used, *TRAINER.used, *SPEC.ignored, *TRAINER.ignored),
         *("limits", "requests", "cpu", "memory", "nvidia.com/gpu", "name", "mountPath", "claimName", "subPath"),
         *("persistentVolumeClaim", "emptyDir", "status", "items", "kind"),
     ]
