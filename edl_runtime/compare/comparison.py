@@ -17,7 +17,6 @@ from edl_runtime.compare.child_processes import answered_requests, run_script, r
 from edl_runtime.compare.results import TITLES, ComparisonRow, MeasuredRun, RunError, Way, measured_run
 from edl_runtime.distill.offline import RecordedAnswers
 from edl_runtime.distill.teachers import in_process_address, recorded_address, recording_address
-from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 
 OnProgress = Callable[[str], None]
@@ -51,12 +50,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     gpu_ids: tuple[int, ...] = ()
     pure: str = ""
     repeat: int = 1
-
-    def __post_init__(self) -> None:
-        """Raise SpecError for counts below 1."""
-        for field in ("teachers", "repeat"):
-            if getattr(self, field) < 1:
-                raise SpecError(field, getattr(self, field), "1 or more")
 
 
 def compare(comparison: Comparison, way: Way, on_progress: OnProgress) -> ComparisonRow:

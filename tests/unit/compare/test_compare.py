@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from edl_runtime.cli.compare import compare
 from edl_runtime.compare.child_processes import LAST_LINES, TAIL_BYTES, last_lines
-from edl_runtime.compare.comparison import Comparison, split_pure
+from edl_runtime.compare.comparison import split_pure
 from edl_runtime.compare.results import (
     ComparisonRow,
     MeasuredRun,
@@ -88,13 +88,6 @@ def test_what_is_not_there_is_told_before_the_script_is_run(
     assert isinstance(ran.exception, ModelError | SpecError)
     assert said in str(ran.exception)
     assert not Path("ran").exists()
-
-
-@pytest.mark.parametrize("field", ["teachers", "repeat"])
-def test_nothing_is_compared_with_no_teacher_or_run(field: str) -> None:
-    """The error names what was asked for."""
-    with pytest.raises(SpecError, match=field):
-        Comparison(model="m", command=("python",), **{field: 0})
 
 
 @pytest.mark.parametrize(
