@@ -24,7 +24,7 @@ from edl_runtime.autoscale.policy.model import (
     milli_available,
     milli_needed,
 )
-from edl_runtime.autoscale.policy.wrappers import Policy, ProtectUnresumable
+from edl_runtime.autoscale.policy.wrappers import Policy, protected_targets
 from edl_runtime.autoscale.traffic.capacity import LEAD_S, TrainingCapacity, training_capacity
 from edl_runtime.autoscale.traffic.windows import TrafficWindows, WindowSpan
 from edl_runtime.backends.interface import Capacity, JobStatus, Scaling
@@ -124,7 +124,7 @@ def make_plan(
     view = _NodeView(snapshot.capacity)
     jobs = [_to_workload(job, snapshot, spans, capacity, view) for job in movable]
     jobs = [_without_stranded(job, _stranded(resizable[job.name], job, view)) for job in jobs]
-    targets = ProtectUnresumable(policy)(jobs, view.nodes(), capacity, now_s=snapshot.at, pause_s=rules.pause_s)
+    targets = protected_targets(policy, jobs, view.nodes(), capacity, now_s=snapshot.at, pause_s=rules.pause_s)
     targets |= {job.name: _with_stranded(targets[job.name], job) for job in jobs if job.stranded}
     targets |= {
         name: Target(instances=resizable[name].wanted, reason=f"stays as it is: {why}") for name, why in stuck.items()

@@ -148,11 +148,13 @@ async def test_a_clock_that_jumps_back_is_no_trouble(server: StandIn, client: Re
     assert hours(server.asked[before:]) == FOUR_WEEKS
 
 
-async def test_what_redis_has_lost_or_spoilt_is_learned_anew(server: StandIn, client: Redis, namespace: str) -> None:
+async def test_a_profile_that_redis_lost_or_that_is_damaged_is_learned_again(
+    server: StandIn, client: Redis, namespace: str
+) -> None:
     """A value of something else under the key does no harm."""
     await room(traffic(server), client, namespace)
     [key] = [key async for key in client.scan_iter(f"edl:{{{namespace}}}*")]
-    for text in ("no JSON", '{"learned_s": 1, "working": [], "weekend": [], "latest": null}', "{}"):
+    for text in ("no JSON", '{"learned_s": 1, "profile": {}, "latest": null}', "{}"):
         await client.set(key, text)
         assert (await room(traffic(server), client, namespace)).need is not None
     assert 0 < await client.ttl(key) <= 2 * DAY_S

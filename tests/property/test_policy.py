@@ -446,13 +446,3 @@ def test_what_a_job_may_not_be(given: dict[str, object], says: str) -> None:
     with pytest.raises((SpecError, msgspec.ValidationError)) as raised:
         job("a", 1, 2, **given)
     assert says in str(raised.value)
-
-
-def test_names_are_told_apart() -> None:
-    """Two jobs of one name could not be told apart in the answer."""
-    with pytest.raises(SpecError, match="jobs: got 'a', allowed is a unique name"):
-        counts([job("a", 1, 2), job("a", 1, 2)], 4)
-    with pytest.raises(SpecError, match=r"capacity\['gpu'\]: got -1, allowed is a number, 0 or more"):
-        counts([job("a", 1, 2)], -1)
-    with pytest.raises(SpecError, match="pause_s: got -1, allowed is seconds, 0 or more"):
-        counts([job("a", 1, 2)], 1, pause_s=-1)

@@ -145,13 +145,13 @@ def test_a_holiday_is_no_day_of_the_week() -> None:
 def test_sizes_say_what_training_may_have() -> None:
     """Numbers, shares, and all of what is not named."""
     windows = read_windows(DAY)
-    evening = windows.sizes_at(datetime(2026, 6, 1, 17, tzinfo=UTC))
+    evening = windows.at(datetime(2026, 6, 1, 17, tzinfo=UTC)).sizes
     capacity = evening.capacity({"gpu": 32, "cpu": 64})
     assert capacity == {"gpu": 14, "cpu": 64}
     assert evening.most("jobs", "nightly", {"gpu": 1}, capacity) == 3
     assert evening.most("pools", "resnext", {"gpu": 1}, capacity) == 2
     assert evening.most("jobs", "another", {"gpu": 1}, capacity) is None
-    assert windows.sizes_at(datetime(2026, 6, 1, 10, tzinfo=UTC)).capacity({"gpu": 32}) == {"gpu": 24}
+    assert windows.at(datetime(2026, 6, 1, 10, tzinfo=UTC)).sizes.capacity({"gpu": 32}) == {"gpu": 24}
 
 
 def test_yaml_and_python_are_one_schema() -> None:

@@ -23,13 +23,11 @@ once and called again, the policy changes nothing, because a granted job only mo
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from edl_runtime.autoscale.policy.allocation import Allocation, Allocator, DenialReason
 from edl_runtime.autoscale.policy.model import QUANTUM, Node, Speedup, Target, Workload
-from edl_runtime.errors import SpecError
 
 RESIZE_COOLDOWN_S = 300.0
 """A job grows, or starts again, only this long after its last resize."""
@@ -52,9 +50,8 @@ def decide(
 
     `capacity`: what all instances together may use, by resource; other resources are limited by the nodes alone.
     `now_s`: by the clock of the jobs' times. `pause_s`: how long a resize stops a job. Instances on nodes that are not
-    in `nodes` count as unplaced. Raises SpecError for two jobs or nodes of one name, and for capacities below 0.
+    in `nodes` count as unplaced.
     """
-    _check(jobs, nodes, capacity, pause_s)
     by_rank = sorted(jobs, key=lambda job: _rank(job, now_s))
     allocator = Allocator(by_rank, nodes, capacity)
     _admit(allocator, now_s)
@@ -69,18 +66,6 @@ def decide(
         for allocation in allocator.allocations
     }
     return {job.name: targets[job.name] for job in jobs}
-
-
-def _check(jobs: Sequence[Workload], nodes: Sequence[Node], capacity: Mapping[str, float], pause_s: float) -> None:
-    for field, names in (("jobs", [job.name for job in jobs]), ("nodes", [node.name for node in nodes])):
-        if len(set(names)) < len(names):
-            twice = next(name for number, name in enumerate(names) if name in names[:number])
-            raise SpecError(field, twice, "a unique name")
-    for resource, amount in capacity.items():
-        if not 0 <= amount < math.inf:
-            raise SpecError(f"capacity[{resource!r}]", amount, "a number, 0 or more")
-    if not 0 <= pause_s < math.inf:
-        raise SpecError("pause_s", pause_s, "seconds, 0 or more")
 
 
 def _rank(job: Workload, now_s: float) -> tuple[int, int, float, bool, float, str]:

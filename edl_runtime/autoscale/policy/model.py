@@ -49,15 +49,11 @@ class Speedup(msgspec.Struct, frozen=True, kw_only=True):
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """The most `instances` that a job may have now, and the `reason`, as "window 'evening' allows 2".
 
-    Below the job's minimum it means none. Raises SpecError below 0.
+    Below the job's minimum it means none.
     """
 
     instances: int
     reason: str
-
-    def __post_init__(self) -> None:
-        if self.instances < 0:
-            raise SpecError("limit.instances", self.instances, "0 or more")
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +71,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     - `speedup`: as measured, None without measurements.
     - `limit`: a limit below its maximum, None without one.
     - `resumes`: whether it resumes from a checkpoint after being suspended. One that does not is never suspended while
-      it runs; see `edl_runtime.autoscale.policy.wrappers.ProtectUnresumable`.
+      it runs; see `edl_runtime.autoscale.policy.wrappers.protected_targets`.
     - `students`: how many use a pool now: while some do it is not suspended either; None for a job.
     - `stranded`: the indexes of further instances that lost their node, fit on no other and are left pending. All other
       fields are without them.
@@ -99,17 +95,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     stranded: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise SpecError("job.name", self.name, "a name")
         _check_quantities(f"job {self.name!r}: resources", self.resources)
         if not any(self.resources.values()):
             raise SpecError(f"job {self.name!r}: resources", dict(self.resources), "at least one quantity above 0")
         if not 0 < self.weight < math.inf:
             raise SpecError(f"job {self.name!r}: weight", self.weight, "a number above 0")
-        for field in ("submitted_s", "changed_s", "resized_s"):
-            value = getattr(self, field)
-            if value is not None and not math.isfinite(value):
-                raise SpecError(f"job {self.name!r}: {field}", value, "a number of seconds")
 
     @property
     def most(self) -> int:
@@ -156,8 +146,6 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     free: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise SpecError("node.name", self.name, "a name")
         _check_quantities(f"node {self.name!r}: free", self.free)
 
 

@@ -1,4 +1,4 @@
-"""The policy interface, and `ProtectUnresumable`, which wraps any policy. Pure."""
+"""The interface of policies, and how one is asked. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def import_policy(name: str) -> Policy:
     return found
 
 
-def ask_policy(
+def _ask_policy(
     policy: Policy,
     jobs: Sequence[Workload],
     nodes: Sequence[Node],
@@ -72,7 +72,7 @@ def ask_policy(
     return {job.name: answer[job.name] for job in jobs}
 
 
-def left_beside(
+def _left_beside(
     kept: Sequence[tuple[Workload, int]], nodes: Sequence[Node], capacity: Mapping[str, float]
 ) -> tuple[list[Node], dict[str, float]]:
     """Return the nodes and the capacity beside jobs that keep so many instances.
@@ -89,41 +89,30 @@ def left_beside(
     return [Node(name=name, free=much) for name, much in free.items()], left
 
 
-class ProtectUnresumable:
-    """Wraps a policy so that no running job is suspended that would lose work.
+def protected_targets(
+    policy: Policy,
+    jobs: Sequence[Workload],
+    nodes: Sequence[Node],
+    capacity: Mapping[str, float],
+    *,
+    now_s: float,
+    pause_s: float,
+) -> dict[str, Target]:
+    """Return the targets of a policy, but suspend no running job that would lose work.
 
     That is a job without checkpoints (see `Workload.resumes`), and a pool with students, who would hold their GPUs and
     wait for it. Such a job keeps its minimum, and the policy decides again about the others.
     """
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    def __call__(
-        self,
-        jobs: Sequence[Workload],
-        nodes: Sequence[Node],
-        capacity: Mapping[str, float],
-        *,
-        now_s: float,
-        pause_s: float,
-    ) -> dict[str, Target]:
-        """Decide as the policy does, beside the protected jobs."""
-        kept: dict[str, Target] = {}
-        while True:
-            others = [job for job in jobs if job.name not in kept]
-            staying = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
-            targets = ask_policy(
-                self._policy, others, *left_beside(staying, nodes, capacity), now_s=now_s, pause_s=pause_s
-            )
-            lost = [job for job in others if job.runs and _is_protected(job) and not targets[job.name].instances]
-            if not lost:
-                return {**targets, **kept}
-            kept |= {job.name: _minimum_of(job, targets[job.name]) for job in lost}
-
-
-def _is_protected(job: Workload) -> bool:
-    return not job.resumes or bool(job.students)
+    kept: dict[str, Target] = {}
+    while True:
+        others = [job for job in jobs if job.name not in kept]
+        staying = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
+        targets = _ask_policy(policy, others, *_left_beside(staying, nodes, capacity), now_s=now_s, pause_s=pause_s)
+        protected = [job for job in others if job.runs and (job.students or not job.resumes)]
+        lost = [job for job in protected if not targets[job.name].instances]
+        if not lost:
+            return {**targets, **kept}
+        kept |= {job.name: _minimum_of(job, targets[job.name]) for job in lost}
 
 
 def _minimum_of(job: Workload, due: Target) -> Target:

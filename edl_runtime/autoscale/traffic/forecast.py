@@ -84,9 +84,9 @@ class ForecastOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What the web needs in each known slot of a working day (False) and of a weekend's day (True)."""
+    """What the web needs in each known slot: those of a working day, and then those of a weekend's day."""
 
-    slots: Mapping[tuple[bool, int], float]
+    slots: Mapping[int, float]
     time_zone: str = "UTC"
     slot_s: int = 600
 
@@ -100,17 +100,18 @@ def learn_profile(
 ) -> Profile:
     """Return the profile of the samples until now; later ones, of a clock that jumped, are ignored."""
     forecast_options = forecast_options or ForecastOptions()
-    seen: dict[tuple[bool, int], list[float]] = {}
+    seen: dict[int, list[float]] = {}
     for sample in samples:
         if now_s - forecast_options.memory_s <= sample.at_s <= now_s and sample.valid:
             seen.setdefault(_slot(sample.at_s, time_zone, forecast_options.slot_s), []).append(sample.needed)
     count = DAY_S // forecast_options.slot_s
     carried = CARRY_FORWARD_S // forecast_options.slot_s
-    slots: dict[tuple[bool, int], float] = {}
-    for weekend, slot in seen:
-        near = [need for by in (-1, 0, 1) for need in seen.get((weekend, (slot + by) % count), ())]
+    slots: dict[int, float] = {}
+    for slot in seen:
+        first = slot - slot % count  # of this kind of day
+        near = [need for by in (-1, 0, 1) for need in seen.get(first + (slot + by) % count, ())]
         for by in range(carried + 1):
-            following = weekend, (slot + by) % count
+            following = first + (slot + by) % count
             if by and following in seen:
                 break
             slots[following] = median(near)
@@ -175,9 +176,10 @@ def _silence(recent: Sequence[Sample], last: Sample | None, now_s: float) -> str
     return f"no {'valid ' if recent else ''}sample from the source"
 
 
-def _slot(at_s: float, time_zone: str, slot_s: int) -> tuple[bool, int]:
+def _slot(at_s: float, time_zone: str, slot_s: int) -> int:
     wall = datetime.fromtimestamp(at_s, zone_of(time_zone))
-    return wall.weekday() >= 5, (wall.hour * 3600 + wall.minute * 60 + wall.second) // slot_s
+    slot = (wall.hour * 3600 + wall.minute * 60 + wall.second) // slot_s
+    return slot + (DAY_S // slot_s if wall.weekday() >= 5 else 0)
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):

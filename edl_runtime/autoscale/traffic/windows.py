@@ -172,13 +172,8 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
         """Return the window at a moment, which must have a time zone."""
         window = self._window(moment)
         edges = [self._edge(moment, step) for step in (-1, 1)]
-        name, sizes = (window.name, window.sizes) if window else ("default", self._default())
+        name, sizes = (window.name, window.sizes) if window else ("default", self.default or Sizes())
         return WindowSpan(name=name, sizes=sizes, start=edges[0], end=edges[1])
-
-    def sizes_at(self, moment: datetime) -> Sizes:
-        """Return the sizes at a moment."""
-        window = self._window(moment)
-        return window.sizes if window else self._default()
 
     def capacity(self, moment: datetime, total: Mapping[str, float], *, lead_s: float = 0.0) -> dict[str, float]:
         """Return the least that training may use of each resource from a moment until the lead time is over."""
@@ -193,9 +188,6 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
         while span.end is not None and span.end <= until:
             span = self.at(span.end)
             yield span
-
-    def _default(self) -> Sizes:
-        return self.default or Sizes()
 
     def _kind(self, day: date) -> str:
         return "holiday" if day in self.holidays else WEEK[day.weekday()]

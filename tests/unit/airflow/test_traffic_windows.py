@@ -192,7 +192,7 @@ def test_an_unknown_window_is_refused_with_the_known_ones() -> None:
 )
 def test_sizes_in_words(sizes: dict[str, Any], expected: str) -> None:
     """For people."""
-    assert describe_sizes(to_windows({"default": sizes}).sizes_at(datetime.now(UTC))) == expected
+    assert describe_sizes(to_windows({"default": sizes}).at(datetime.now(UTC)).sizes) == expected
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_window_leaves_a_part_of_all_nodes_and_no_more_than_a_quota() -> None:
         nodes=tuple(NodeCapacity(name=name, total={"gpu": 4.0, "cpu": 8.0}, free={}) for name in "ab")
     ).total
     assert total == {"gpu": 8, "cpu": 16}
-    half = to_windows({"default": {"cluster": "50%"}}).sizes_at(datetime.now(UTC))
+    half = to_windows({"default": {"cluster": "50%"}}).at(datetime.now(UTC)).sizes
     assert capacity_in_window(half, total, {}) == {"gpu": 4, "cpu": 8}
     assert capacity_in_window(half, total, {"gpu": 3.0, "cpu": 12.0}) == {"gpu": 3, "cpu": 8}
 
@@ -281,7 +281,7 @@ HALF = "window 'night' has 50% of what training may use for it, which is"
 )
 def test_how_many_a_window_has(sizes: dict[str, Any], scaling: Scaling, instances: int, reason: str) -> None:
     """Of a cluster of 8 GPUs and 16 cores, within the job's bounds, or none for now."""
-    found = to_windows({"default": sizes}).sizes_at(datetime.now(UTC))
+    found = to_windows({"default": sizes}).at(datetime.now(UTC)).sizes
     room = capacity_in_window(found, {"gpu": 8.0, "cpu": 16.0}, {})
     assert target_in_window("night", found, STUDENT, scaling, room) == (instances, reason)
     if not scaling.resumes:  # but who is suspended already has nothing to lose

@@ -41,17 +41,11 @@ PROFILE_TTL_S = 2 * DAY_S
 
 
 class LearnedProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile as it is kept in Redis: by slot, with the time it was learned and the latest sample."""
+    """A profile as it is kept in Redis, with the time it was learned and the latest sample."""
 
     learned_s: float
-    working: list[float | None]
-    weekend: list[float | None]
-    latest: Sample | None
-
-    def profile(self, traffic: Traffic, time_zone: str) -> Profile:
-        days = ((False, self.working), (True, self.weekend))
-        slots = {(weekend, slot): need for weekend, day in days for slot, need in enumerate(day) if need is not None}
-        return Profile(slots=slots, time_zone=time_zone, slot_s=traffic.forecast_options.slot_s)
+    profile: Profile
+    latest: Sample | None = None
 
 
 def open_source(traffic: Traffic, client: Redis | None) -> TrafficSource:
@@ -101,15 +95,14 @@ async def fetch_forecast(
     RegistryUnavailableError.
     """
     key = keys.traffic_profile(namespace, _digest(traffic, time_zone))
-    kept = await _cached_profile(client, key, traffic) if client else None
+    kept = await _cached_profile(client, key) if client else None
     due = kept is None or not 0 <= now_s - kept.learned_s < LEARN_EVERY_S
     samples, trouble = (
         await _samples_or_trouble(traffic, client, now_s, traffic.forecast_options.memory_s) if due else ([], "")
     )
     if samples:
-        kept = await asyncio.to_thread(
-            _learn_profile, samples, traffic, time_zone, now_s
-        )  # a month of minutes takes a while
+        # In a thread, because a month of minutes takes a while.
+        kept = await asyncio.to_thread(_learn_profile, samples, traffic, time_zone, now_s)
     else:
         samples, silence = await _samples_or_trouble(traffic, client, now_s, traffic.forecast_options.silent_after_s)
         trouble = silence or trouble
@@ -122,7 +115,7 @@ async def fetch_forecast(
             await client.set(key, msgspec.json.encode(kept), ex=PROFILE_TTL_S)
     return Forecast(
         resource=traffic.resource,
-        profile=kept.profile(traffic, time_zone),
+        profile=kept.profile,
         recent=(last,) if last else samples[-1:],
         forecast_options=traffic.forecast_options,
         trouble=trouble,
@@ -139,20 +132,14 @@ async def _samples_or_trouble(
         return [], str(error)
 
 
-async def _cached_profile(client: Redis, key: str, traffic: Traffic) -> LearnedProfile | None:
-    """Return the kept profile, None if there is none that fits the options."""
+async def _cached_profile(client: Redis, key: str) -> LearnedProfile | None:
     with unavailable_if_lost(client):
-        text = await client.get(key)
-    kept = decode_record(text, LearnedProfile)
-    slots = DAY_S // traffic.forecast_options.slot_s
-    return kept if kept and len(kept.working) == len(kept.weekend) == slots else None
+        return decode_record(await client.get(key), LearnedProfile)
 
 
 def _learn_profile(samples: list[Sample], traffic: Traffic, time_zone: str, now_s: float) -> LearnedProfile:
     profile = learn_profile(samples, now_s=now_s, forecast_options=traffic.forecast_options, time_zone=time_zone)
-    slots = range(DAY_S // traffic.forecast_options.slot_s)
-    working, weekend = ([profile.slots.get((kind, slot)) for slot in slots] for kind in (False, True))
-    return LearnedProfile(learned_s=now_s, working=working, weekend=weekend, latest=None)
+    return LearnedProfile(learned_s=now_s, profile=profile)
 
 
 def _digest(traffic: Traffic, time_zone: str) -> str:
