@@ -215,6 +215,7 @@ def _to_workload(
 ) -> Workload:
     scaling = _scaling(job)
     nodes = _nodes_of(job, snapshot.capacity)
+    began_s = min((one.started_at for one in job.instances if one.started_at), default=job.created_at)
     return Workload(
         name=job.name,
         bounds=scaling.bounds,
@@ -223,10 +224,9 @@ def _to_workload(
         priority=scaling.priority,
         weight=scaling.weight,
         submitted_s=job.created_at,
-        changed_s=_began_s(job) if any(nodes) else scaling.resized_at,
-        resized_s=None
-        if job.kind == "pool"
-        else scaling.resized_at,  # a pool has no cooldown: its students continue while it is resized
+        changed_s=began_s if any(nodes) else scaling.resized_at,
+        # A pool has no cooldown: its students continue while it is resized.
+        resized_s=None if job.kind == "pool" else scaling.resized_at,
         speedup=snapshot.speedups.get(job.name),
         limit=_limit(job, snapshot, spans, capacity),
         resumes=scaling.resumes,
@@ -267,11 +267,6 @@ def _with_stranded(target: Target, job: Workload) -> Target:
         return target
     reason = f"{target.reason}, beside {instances - target.instances} that no node has room for"
     return Target(instances=instances, reason=reason)
-
-
-def _began_s(job: JobStatus) -> float:
-    """Return when its first instance started."""
-    return min((one.started_at for one in job.instances if one.started_at), default=job.created_at)
 
 
 def _limit(

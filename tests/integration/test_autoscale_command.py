@@ -84,7 +84,7 @@ def wanted(backend: LocalBackend) -> int:
     return asyncio.run(backend.get("job")).wanted
 
 
-def test_a_pass_says_what_each_job_has_and_gets_and_why(edl: Edl, backend: LocalBackend, tmp_path: Path) -> None:
+def test_a_pass_shows_what_each_job_has_and_gets_and_why(edl: Edl, backend: LocalBackend, tmp_path: Path) -> None:
     """First what it would do, then the same by doing it; nothing is left for another pass."""
     (tmp_path / "windows.yaml").write_text("windows: []\ndefault: {jobs: {job: 2}}\n")
     words = ("--windows", "windows.yaml")
@@ -116,7 +116,9 @@ def test_a_pass_says_what_each_job_has_and_gets_and_why(edl: Edl, backend: Local
         (["--windows", "mine.py"], "mine.py"),
     ],
 )
-def test_a_mistake_is_said_and_changes_nothing(edl: Edl, backend: LocalBackend, words: list[str], said: str) -> None:
+def test_a_mistake_is_an_error_and_changes_nothing(
+    edl: Edl, backend: LocalBackend, words: list[str], said: str
+) -> None:
     """With the status of what a restart can't mend."""
     status, printed, complaint = edl(*words)
     assert (status, printed) == (EX_CONFIG, "")
@@ -124,7 +126,7 @@ def test_a_mistake_is_said_and_changes_nothing(edl: Edl, backend: LocalBackend, 
     assert wanted(backend) == 3
 
 
-def test_a_redis_that_is_not_named_or_away_is_said(
+def test_a_redis_that_is_not_set_or_down_is_an_error(
     edl: Edl, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what to do."""
@@ -151,9 +153,7 @@ def test_jobs_shrink_by_the_last_pass_before_a_window(edl: Edl, tmp_path: Path) 
     assert alone > one_of_many == 1
 
 
-def test_passes_go_on_until_they_are_told_to_end(
-    environ: dict[str, str], backend: LocalBackend, tmp_path: Path
-) -> None:
+def test_passes_repeat_until_sigterm(environ: dict[str, str], backend: LocalBackend, tmp_path: Path) -> None:
     """Each change is a line, once; and SIGTERM is an end in order."""
     command = [sys.executable, "-m", "edl_runtime.cli", "autoscale", "--policy", "mine:two_each", "--every", "0.2"]
     going = subprocess.Popen(command, env={**os.environ, **environ}, cwd=tmp_path, stdout=subprocess.PIPE, text=True)

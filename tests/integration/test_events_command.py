@@ -120,7 +120,7 @@ async def test_following_goes_on_while_somebody_is_there(
             await anext(following)
 
 
-def test_following_a_job_that_is_not_there_says_so_and_ends(redis_url: str, namespace: str) -> None:
+def test_following_an_unknown_job_reports_that_and_ends(redis_url: str, namespace: str) -> None:
     """Its name may be wrong, or it begins soon."""
     result = run({"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace}, "digit", "--follow")
     assert result.stderr.splitlines() == [
@@ -136,7 +136,7 @@ def test_programs_get_a_json_object_a_line(environ: dict[str, str]) -> None:
     assert said[1].keys() == {"kind", "id", "at", "generation", "members", "pause_s", "total_s"}
 
 
-def test_a_job_without_events_is_told_of(environ: dict[str, str]) -> None:
+def test_a_job_without_events_is_reported(environ: dict[str, str]) -> None:
     """Its name may be wrong, or it was too long ago."""
     result = run(environ, "letters")
     assert (result.stdout, result.exit_code) == ("", 0)

@@ -301,7 +301,7 @@ def test_history_is_shown(edl: Edl, environ: dict[str, str], tmp_path: Path) -> 
     assert (point["window"], point["use"]["cpu"]["allowed"]) == ("night", 1.5)
 
 
-def test_a_past_in_which_nobody_looked_says_so(edl: Edl) -> None:
+def test_an_empty_history_is_reported(edl: Edl) -> None:
     """It is no empty drawing."""
     status, printed, complaint = edl("--history", "1h")
     assert (status, printed) == (0, "")

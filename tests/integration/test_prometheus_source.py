@@ -149,7 +149,7 @@ async def test_a_server_in_trouble_is_asked_again_later(server: StandIn, status:
         (200, b"\xff\xfe", {}, "as Prometheus does not"),
     ],
 )
-async def test_a_url_of_something_else_is_said(
+async def test_a_url_of_something_else_is_an_error(
     server: StandIn, status: int, body: bytes, headers: dict[str, str], says: str
 ) -> None:
     """And no redirection is followed, which would take the token along."""
@@ -204,7 +204,7 @@ async def test_an_answer_that_breaks_off_is_trouble_that_may_pass(server: StandI
         await source(server).samples(NOW_S - 60, NOW_S)
 
 
-async def test_nobody_there_is_said() -> None:
+async def test_a_server_that_is_down_is_an_error() -> None:
     """A port at which nothing listens, and a host that can't be one."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -127,7 +127,7 @@ def submit(
     wait_until_gone(work_dir)
 
 
-def test_a_manifest_is_run_as_it_says(submit: Submitting) -> None:
+def test_a_manifest_runs_as_it_is_written(submit: Submitting) -> None:
     """Its folder, environment and arguments are the script's; the shell's are not; and what is outdated is said."""
     submit.write(TELLS, manifest("digits"))
     status, printed, complaint = submit("--checkpoint", "kept", "--json")
@@ -196,7 +196,7 @@ AWAY = "redis://:sesame@127.0.0.1:1/0"
         ("", ["-f", "none.yaml"], AWAY, (EX_CONFIG, "manifest: got 'none.yaml', allowed is a file that can be read")),
     ],
 )
-def test_what_can_not_work_is_said_before_anything_runs(
+def test_what_can_not_work_is_an_error_before_anything_runs(
     submit: Submitting, text: str, words: list[str], redis_url: str, refused: tuple[int, str]
 ) -> None:
     """With the exit status that says whether a restart could help, and without the password."""

@@ -133,7 +133,7 @@ def test_what_was_learned_is_kept_in_redis(
         assert spans == [pytest.approx(86_400, abs=60), pytest.approx(1_800, abs=60)]
 
 
-def test_a_source_that_says_nothing_is_an_error_and_windows_are_shown(edl: Edl, file: Path) -> None:
+def test_a_silent_source_is_an_error_and_windows_are_shown(edl: Edl, file: Path) -> None:
     """With the status of a mistake where it is one."""
     with prometheus() as server:
         for query, expected, says in (
@@ -149,7 +149,7 @@ def test_a_source_that_says_nothing_is_an_error_and_windows_are_shown(edl: Edl, 
     assert (status, "EDL_REDIS_URL, which is not set" in complaint) == (EX_CONFIG, True)
 
 
-def test_what_a_source_can_do_only_half_is_said_beside_what_is_shown(edl: Edl, file: Path, tmp_path: Path) -> None:
+def test_an_error_of_the_source_is_shown_beside_the_windows(edl: Edl, file: Path, tmp_path: Path) -> None:
     """Lines of a file that can't be read, and a server that has no time for a long range; JSON stays JSON."""
     path = two_weeks(tmp_path / "web.csv")
     path.write_text(path.read_text() + "noon,many\n")
@@ -174,14 +174,14 @@ def test_what_a_source_can_do_only_half_is_said_beside_what_is_shown(edl: Edl, f
         (("--at", "9999-12-31T23:59+01:00"), "allowed is a time of the years 1970 to 2999"),
     ],
 )
-def test_wrong_words_are_said(edl: Edl, file: Path, words: tuple[str, ...], says: str) -> None:
+def test_wrong_options_are_errors(edl: Edl, file: Path, words: tuple[str, ...], says: str) -> None:
     """What was given, and what is allowed."""
     status, _, complaint = edl(file, *words)
     assert status == EX_CONFIG
     assert says in complaint
 
 
-def test_a_mistake_in_the_file_is_told_with_its_line(edl: Edl, file: Path) -> None:
+def test_a_mistake_in_the_file_is_reported_with_its_line(edl: Edl, file: Path) -> None:
     """And nothing else is shown."""
     file.write_text(WINDOWS.replace("23:00", "25:00"))
     status, printed, complaint = edl(file)

@@ -77,7 +77,7 @@ async def test_entries_that_cant_be_read_are_skipped_and_counted(client: Redis, 
     ]
 
 
-async def test_a_stream_without_entries_of_that_time_says_what_it_has(client: Redis, stream: str) -> None:
+async def test_the_error_of_a_stream_without_entries_shows_what_it_has(client: Redis, stream: str) -> None:
     """None at all, of a clock that runs ahead, or such that can't be read."""
     source = StreamSource(RedisStream(stream=stream), client)
     for fields, late_s, hint in (
@@ -93,7 +93,7 @@ async def test_a_stream_without_entries_of_that_time_says_what_it_has(client: Re
         assert str(raised.value).startswith(said)
 
 
-async def test_a_key_of_something_else_is_said(client: Redis, stream: str) -> None:
+async def test_a_key_of_another_type_is_an_error(client: Redis, stream: str) -> None:
     """And so are entries that are no texts."""
     await client.set(stream, "14.2")
     with pytest.raises(SpecError, match=f"traffic.redis.stream: got '{stream}', allowed is the key of a stream; Redis"):
@@ -162,7 +162,7 @@ async def test_lines_that_cant_be_read_are_skipped_and_counted(tmp_path: Path) -
         ("\0\0\0\xff\n", "without time and needed"),
     ],
 )
-async def test_a_file_of_something_else_is_said(tmp_path: Path, text: str, says: str) -> None:
+async def test_a_file_of_another_format_is_an_error(tmp_path: Path, text: str, says: str) -> None:
     """The error shows the line in which the columns should be."""
     path = tmp_path / "web.csv"
     path.write_bytes(text.encode("latin-1"))
@@ -172,7 +172,7 @@ async def test_a_file_of_something_else_is_said(tmp_path: Path, text: str, says:
     assert says in str(raised.value)
 
 
-async def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+async def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     """Also a folder, and a pipe that would keep us waiting; an empty file has nothing yet."""
     path = tmp_path / "web.csv"
     with pytest.raises(SpecError, match=r"a CSV file that can be read \(No such file or directory"):

@@ -143,7 +143,7 @@ def test_the_order_of_the_jobs_does_not_matter(
 def test_more_capacity_is_never_less_used(
     cluster: tuple[list[Workload], list[Node]], capacity: int, more: int, pause_s: float
 ) -> None:
-    """With more capacity, as many instances run or more, unless room is saved for one that waits for long."""
+    """With more capacity, as many instances run or more, unless room is reserved for a job that waits for long."""
     jobs, _ = cluster
     nodes = [Node(name=name, free={"gpu": 100.0}) for name in ["big", *(f"node-{number}" for number in range(4))]]
     jobs = [msgspec.structs.replace(job, submitted_s=NOW, changed_s=NOW) for job in jobs]
@@ -309,7 +309,7 @@ def test_room_is_saved_for_one_that_has_waited_for_long() -> None:
     running = job("runs", 1, 1, 1, changed_s=NOW)
     jobs = [running, job("large", 4, 4, submitted_s=NOW - STARVATION_S), job("small", 1, 1, submitted_s=NOW)]
     assert counts(jobs, 4) == {"runs": 1, "large": 0, "small": 0}
-    assert reasons(jobs, 4)["small"] == "waits: room is saved for one that has waited for long"
+    assert reasons(jobs, 4)["small"] == "waits: room is reserved for a job that has waited for long"
     tried = job("large", 4, 4, submitted_s=0, changed_s=0, resized_s=NOW)  # to start, where no node had room
     assert counts([running, tried, jobs[2]], 4) == {"runs": 1, "large": 0, "small": 0}
     too_large = [running, job("large", 5, 5, submitted_s=NOW - STARVATION_S), jobs[2]]
@@ -364,7 +364,7 @@ def test_what_a_limit_takes_from_one_goes_to_others() -> None:
     assert counts(old, 4) == {"large": 0, "new": 2}
 
 
-def test_a_pool_at_its_most_says_what_its_students_need() -> None:
+def test_the_reason_of_a_pool_at_its_maximum_has_what_its_students_need() -> None:
     """Also where that is all that its bounds allow; what allows more than these is no reason."""
     need = Limit(instances=6, reason="students wait 40 % of the time: 6 could do what they ask")
     wide = Limit(instances=8, reason="window 'night' allows 8")
@@ -426,7 +426,7 @@ def test_what_a_refused_job_leaves_goes_to_others() -> None:
 
 
 def test_instances_on_a_node_that_is_gone_have_no_place() -> None:
-    """They are placed anew."""
+    """They are placed again."""
     lost = job("lost", 2, 2, nodes=("gone", "gone"))
     assert placed([lost], Node(name="node", free={"gpu": 2}))["lost"].nodes == ("node", "node")
 

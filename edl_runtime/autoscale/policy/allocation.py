@@ -101,8 +101,8 @@ class DenialReason(Enum):
     CAPACITY = "the capacity is used up"
     ROOM = "no node has room"
     PREEMPTED = "others took its place"
-    SAVED = "room is saved for one that has waited for long"
-    RESTS = "it was resized within the last minutes"
+    RESERVED = "room is reserved for a job that has waited for long"
+    COOLDOWN = "it was resized within the last minutes"
     NO_GAIN = "it would not make up for the pause"
     NO_SPEEDUP = "more instances would not train faster"
 

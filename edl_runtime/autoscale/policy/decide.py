@@ -89,9 +89,9 @@ def _admit(allocator: Allocator, now_s: float) -> None:
         for allocation in equals:
             job = allocation.job
             if not job.instances and not _cooled_down(job, now_s):
-                allocation.denial = DenialReason.RESTS
+                allocation.denial = DenialReason.COOLDOWN
             elif not job.runs and saving and allocation.most >= allocation.least:
-                allocation.denial = DenialReason.SAVED
+                allocation.denial = DenialReason.RESERVED
             elif allocator.admit(allocation):
                 continue
             if allocation.denial is DenialReason.LIMIT:
@@ -113,7 +113,7 @@ def _hold(allocator: Allocator, now_s: float, pause_s: float) -> None:
         if not allocation.granted or have < allocation.least or have >= allocation.most:
             continue
         if not _cooled_down(allocation.job, now_s):
-            allocation.most, allocation.denial = have, DenialReason.RESTS
+            allocation.most, allocation.denial = have, DenialReason.COOLDOWN
         elif allocation.gain(have) > 0 and not _pays_back(allocation.speedup, have, have + 1, pause_s):
             ideal = ideal or allocator.ideal()
             if not _pays_back(allocation.speedup, have, max(ideal[allocation], have + 1), pause_s):

@@ -119,6 +119,6 @@ def _minimum_of(job: Workload, due: Target) -> Target:
     """Return the smallest target that keeps one placed instance; the highest indexes leave first."""
     placed = [index for index, node in enumerate(job.nodes, start=1) if node]
     count = max(job.bounds.min, placed[: job.bounds.min][-1])
-    since = "students use it" if job.students else "it has no checkpoint to be suspended with"
-    why = f"goes on with {count}, since {since}; else it {due.reason}"
+    since = "students use it" if job.students else "it has no checkpoint to resume from"
+    why = f"keeps {count}, because {since}; otherwise it {due.reason}"
     return Target(instances=count, reason=why, nodes=job.nodes[:count])

@@ -49,7 +49,7 @@ def test_the_policy_in_the_documents_makes_a_plan() -> None:
         ),
     ],
 )
-def test_a_wrong_answer_is_a_mistake_that_is_told(answer: Any, words: str) -> None:
+def test_a_wrong_answer_of_a_policy_is_an_error(answer: Any, words: str) -> None:
     """It names the job and what is allowed."""
 
     def policy(*_: object, **__: object) -> Any:

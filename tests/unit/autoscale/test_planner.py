@@ -153,7 +153,7 @@ def test_who_has_no_checkpoint_is_not_suspended() -> None:
     found = planned(jobs, 10.0, max_load=0.4)
     assert counts(found) == {"first": 0, "second": 2, "third": 0}
     assert reasons(found)["second"] == (
-        "goes on with 2, since it has no checkpoint to be suspended with; else it is suspended: its minimum "
+        "keeps 2, because it has no checkpoint to resume from; otherwise it is suspended: its minimum "
         "of 2 does not fit beside those that come first"
     )
     assert counts(planned(jobs, 10.0, max_load=0.5)) == {"first": 3, "second": 2, "third": 0}
@@ -169,7 +169,7 @@ def test_a_pool_is_not_suspended_while_students_use_it() -> None:
     used = planned(jobs, 4.0, windows=ONE_CPU, students={"teachers": 1})
     assert counts(used) == {"teachers": 1}
     assert reasons(used)["teachers"] == (
-        "goes on with 1, since students use it; else it is suspended: its minimum of 1 needs 1 cpu, training may use 0"
+        "keeps 1, because students use it; otherwise it is suspended: its minimum of 1 needs 1 cpu, training may use 0"
     )
     unused = planned(jobs, 4.0, windows=ONE_CPU, students={"teachers": 0})
     assert reasons(unused) == {"teachers": "is suspended: its minimum of 1 needs 1 cpu, training may use 0"}

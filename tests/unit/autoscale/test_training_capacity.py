@@ -99,7 +99,7 @@ def test_windows_say_it_of_other_resources() -> None:
         ),
     ],
 )
-def test_when_the_source_says_nothing_windows_hold(recent: list[tuple[str, float]], why: str) -> None:
+def test_windows_hold_while_the_source_is_silent(recent: list[tuple[str, float]], why: str) -> None:
     """A stale metric, a clock that jumps and what is no number: the declared windows, and the reason in words."""
     found = room("20:00", *recent)
     assert found.capacity == {"gpu": 14, "cpu": 128}
@@ -128,7 +128,7 @@ def test_a_profile_that_does_not_know_the_day_leaves_it_to_windows() -> None:
     assert found.why.startswith("no earlier day like this one has samples of this time: the default sizes")
 
 
-def test_trouble_with_the_source_is_said_at_once_and_counts_once_its_last_word_is_old() -> None:
+def test_an_error_of_the_source_is_shown_at_once_and_counts_when_its_last_sample_is_old() -> None:
     """One pass that could not ask changes nothing; once the source is silent for long, windows hold."""
     found = room("08:00", ("07:50", 4.0), trouble="it is away")
     assert found.capacity["gpu"] == pytest.approx(27.4)

@@ -101,7 +101,7 @@ def test_the_module_is_the_command(work_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("jobs",), ("logs",), ("resize", "1"), ("stop",)])
-def test_an_unknown_name_is_an_error_that_says_where_it_was_looked_for(
+def test_an_error_of_an_unknown_name_shows_where_it_was_searched(
     edl: Edl, work_dir: Path, words: tuple[str, ...]
 ) -> None:
     """No command takes a job that is not there for one with nothing to show or to do."""
@@ -255,7 +255,7 @@ def test_logs_of_instances_that_never_start_say_why_and_end(edl: Edl, monkeypatc
     assert edl("logs", "-f", "job") == (0, "", "edl: no such image\n")
 
 
-def test_a_stop_says_that_the_log_could_not_be_kept(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_reports_that_the_log_could_not_be_kept(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job is gone all the same."""
     monkeypatch.setattr(backends, "open_backend", lambda _: as_told("running", log=False))
     assert edl("stop", "job") == (0, "job is stopped; its output could not be kept\n", "")

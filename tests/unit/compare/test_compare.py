@@ -52,7 +52,7 @@ def test_accuracy_speed_and_batch_are_read() -> None:
         (b'{"metrics":{"accuracy":0.5,"samples_per_s":null}}', r"got `null` - at `\$.metrics.samples_per_s` .*NaN"),
     ],
 )
-def test_a_result_that_cant_be_compared_says_what_to_write(result: bytes | None, complaint: str) -> None:
+def test_the_error_of_a_wrong_result_shows_what_to_write(result: bytes | None, complaint: str) -> None:
     """The reason names what is there, and the call that leaves what is not."""
     with pytest.raises(RunError, match=complaint):
         measured_run(result)
@@ -78,7 +78,7 @@ def test_other_words_for_ways_are_refused(text: str) -> None:
         ("a.module:teach", "missing.py", "missing.py"),
     ],
 )
-def test_what_is_not_there_is_told_before_the_script_is_run(
+def test_a_missing_model_or_script_is_an_error_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, script: str, said: str
 ) -> None:
     """The first way trains without teachers, for as long as that takes."""
@@ -98,7 +98,7 @@ def test_what_is_not_there_is_told_before_the_script_is_run(
         ("DISTILL=0 NAME= --n a=b", ({"DISTILL": "0", "NAME": ""}, ["--n", "a=b"])),
     ],
 )
-def test_a_script_is_told_by_flags_or_variables(pure: str, split: tuple[dict[str, str], list[str]]) -> None:
+def test_pure_has_variables_and_flags(pure: str, split: tuple[dict[str, str], list[str]]) -> None:
     """As in a shell, variables come first."""
     assert split_pure(pure) == split
 

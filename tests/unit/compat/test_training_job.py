@@ -153,7 +153,7 @@ def test_the_definitions_form() -> None:
     )
 
 
-def test_what_is_outdated_is_said_with_what_takes_its_place() -> None:
+def test_ignored_fields_are_reported_with_their_replacement() -> None:
     """One sentence each, and none for a field that says nothing."""
     assert [note.partition(":")[0] for note in read(DEFINITION).notes] == [
         "status is ignored",
@@ -289,7 +289,7 @@ def test_several_documents_and_lists() -> None:
         read_training_job(yaml.safe_dump_all([TUTORIAL, second]), name="copy")
 
 
-def test_the_example_says_all_that_the_tutorials_did() -> None:
+def test_the_example_has_all_fields_of_the_tutorials() -> None:
     """And runs the script beside it for as many epochs as it has passes."""
     examples = EXAMPLES
     job = read(yaml.safe_load((examples / "training_job" / "examplejob.yaml").read_text()))
