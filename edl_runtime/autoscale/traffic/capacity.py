@@ -23,14 +23,12 @@ LEAD_S = 60.0
 class TrainingCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """What training may use of each resource, and `why`.
 
-    - `window`: the current window's name, or "default".
     - `until`: when the windows' capacity may change, lead time included; None for never.
     - `need`: what the web needs of the forecast's resource; None when windows alone decide.
     """
 
     capacity: Mapping[str, float]
     why: str
-    window: str
     until: datetime | None
     need: TrafficNeed | None = None
 
@@ -69,7 +67,6 @@ def declared_capacity(
     return TrainingCapacity(
         capacity=windows.capacity(now, total, lead_s=lead_s),
         why=why,
-        window=span.name,
         until=min(ends, default=None),
     )
 

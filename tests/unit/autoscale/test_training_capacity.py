@@ -142,7 +142,7 @@ def test_windows_give_way_before_one_begins() -> None:
     quiet = training_capacity(WINDOWS, TOTAL, now=at("12:00"))
     assert (quiet.capacity, quiet.until) == ({"gpu": 24, "cpu": 64}, at("17:59"))
     soon = training_capacity(WINDOWS, TOTAL, now=at("17:59:30"))
-    assert (soon.capacity, soon.until, soon.window) == ({"gpu": 14, "cpu": 64}, at("18:00"), "default")
+    assert (soon.capacity, soon.until) == ({"gpu": 14, "cpu": 64}, at("18:00"))
     assert soon.why == "the default sizes hold, and from 18:00 on window 'evening'"
     assert training_capacity(WINDOWS, TOTAL, now=at("18:00")).why == "window 'evening' holds until 23:00"
     quiet_day = {"name": "quiet", "start": "00:00", "end": "24:00", "days": ["holiday"], "sizes": {}}
