@@ -1,7 +1,7 @@
-"""The backends that have to keep the contract.
+"""The backends that the contract is tested with.
 
-On a cluster CI runs only what is marked `on_pods`, with the backend that operators use, which follows its jobs by
-watches. `make test-deep` runs all of it, with the plain backend too, which asks each time.
+On a cluster CI runs only the tests marked `on_pods`, with the backend that operators use, which watches its jobs.
+`make test-deep` runs all tests, also with the plain backend, which sends a request each time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def new_backend(request: pytest.FixtureRequest, work_dir: Path, tmp_path: Path) 
 
 @pytest.fixture
 async def backend(new_backend: Backend, request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
-    """Each backend in turn, without jobs; what a test leaves is removed."""
+    """Each backend in turn, without jobs; a test's jobs are deleted afterwards."""
     if isinstance(new_backend, KubernetesBackend) and "followed" in request.node.callspec.id:
         async with new_backend.following() as followed:
             yield followed

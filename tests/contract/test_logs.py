@@ -1,4 +1,4 @@
-"""Reading what instances wrote."""
+"""Reading the logs of instances."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edl_runtime.backends.interface import Backend
 COUNTS = "import os\nfor n in range(5): print(os.environ['EDL_INSTANCE'], n)"
 
 
-async def test_logs_are_those_of_all_instances_or_of_one(backend: Backend) -> None:
+async def test_logs_of_all_instances_or_of_one_are_returned(backend: Backend) -> None:
     """Each line comes with its instance, in the order it was written; a tail is the end of each log."""
     await backend.submit(job(COUNTS, kind="trainer", instances=2), token="mine", secrets={})
     await ended(backend)
@@ -24,8 +24,8 @@ async def test_logs_are_those_of_all_instances_or_of_one(backend: Backend) -> No
     assert await lines(backend, tail=0) == []
 
 
-async def test_standard_error_and_broken_text_are_in_the_log(backend: Backend) -> None:
-    """Nothing that an instance writes is lost or breaks the reader, a last line without a newline included.
+async def test_logs_contain_standard_error_and_invalid_utf_8(backend: Backend) -> None:
+    """No line is lost or raises an error, a last line without a newline included.
 
     What goes to standard error may come before or after what goes to standard output.
     """
@@ -37,8 +37,8 @@ async def test_standard_error_and_broken_text_are_in_the_log(backend: Backend) -
 
 
 @pytest.mark.on_pods
-async def test_following_shows_later_instances_and_ends_with_the_job(backend: Backend) -> None:
-    """Whoever follows sees the output of instances that come later, and is let go when the job ends."""
+async def test_following_a_log_shows_later_instances_and_ends_with_the_job(backend: Backend) -> None:
+    """The stream contains lines of an instance that was added by a resize, and ends when the job is deleted."""
     await backend.submit(job(WAITS), token="mine", secrets={})
     seen: list[tuple[int, str]] = []
     later = asyncio.Event()
@@ -59,8 +59,8 @@ async def test_following_shows_later_instances_and_ends_with_the_job(backend: Ba
 
 
 @pytest.mark.on_pods
-async def test_logs_outlive_a_job_that_had_ended(backend: Backend) -> None:
-    """Also when it is deleted at once, whatever its number of instances."""
+async def test_logs_of_an_ended_job_are_kept_when_it_is_deleted(backend: Backend) -> None:
+    """Of all its instances, also when it is deleted at once."""
     await backend.submit(job(COUNTS, kind="trainer", instances=3), token="mine", secrets={})
     await ended(backend)
     await backend.delete("job")

@@ -1,4 +1,4 @@
-"""How jobs end, what instances are given and what they hand back."""
+"""Outcomes of jobs, the environment of instances, and results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ write_result(checkpoint="/tmp/model", metrics={"accuracy": 0.5})
 
 
 @pytest.mark.on_pods
-async def test_a_failing_trainer_fails_its_job_and_says_why(backend: Backend) -> None:
-    """The first instance that fails ends the job; its exit code and last lines are in the status."""
+async def test_a_failing_trainer_fails_its_job_with_its_exit_status_and_last_lines(backend: Backend) -> None:
+    """The first instance that fails ends the others."""
     code = """
 import os, time
 for n in range(100): print("line", n)
@@ -37,26 +37,26 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "reason"),
     [
         ("os.kill(os.getpid(), 9)", describe_exit(-9)),
         ("raise SystemExit(78)", "exited with 78"),
     ],
 )
-async def test_however_a_trainer_ends_badly_it_fails_its_job(backend: Backend, end: str, said: str) -> None:
-    """It would begin anew from nothing, and has no members to spare; whoever started the job may try again."""
+async def test_a_killed_or_misconfigured_trainer_fails_its_job(backend: Backend, end: str, reason: str) -> None:
+    """A trainer that is not elastic is never restarted by the backend."""
     submitted = await backend.submit(
         job(f"import os; print('reading'); {end}", kind="trainer"), token="mine", secrets={}
     )
     status = await ended(backend)
-    assert (status.phase, status.reason) == ("failed", f"instance 0 {said}")
+    assert (status.phase, status.reason) == ("failed", f"instance 0 {reason}")
     assert (status.last_lines, status.instances[0].restarts) == (("reading",), 0)
     assert not submitted.elastic
 
 
 @pytest.mark.on_pods
-async def test_an_elastic_trainer_that_is_killed_is_started_again(backend: Backend, tmp_path: Path) -> None:
-    """A signal, as of the out-of-memory killer or of a node that goes, is nothing that the script has decided."""
+async def test_an_elastic_trainer_that_is_killed_is_restarted(backend: Backend, tmp_path: Path) -> None:
+    """A signal, as of the out-of-memory killer, is no failure of the script."""
     code = f"""
 import os, pathlib
 was_here = pathlib.Path({str(tmp_path / "was-here")!r})
@@ -72,8 +72,8 @@ if os.environ["EDL_INSTANCE"] == "1" and not was_here.exists():
     assert [(instance.restarts, instance.exit_code) for instance in status.instances] == [(0, 0), (1, 0)]
 
 
-async def test_a_command_that_is_not_there_fails_the_job(backend: Backend) -> None:
-    """A program that can't be run is a failure that names it."""
+async def test_a_command_that_does_not_exist_fails_the_job(backend: Backend) -> None:
+    """With exit status 127 and the command's name in the last line."""
     spec = msgspec.structs.replace(job("", kind="trainer"), command=("no-such-program",))
     await backend.submit(spec, token="mine", secrets={})
     status = await ended(backend)
@@ -82,8 +82,8 @@ async def test_a_command_that_is_not_there_fails_the_job(backend: Backend) -> No
 
 
 @pytest.mark.on_pods
-async def test_an_instance_of_a_pool_is_started_again(backend: Backend, tmp_path: Path) -> None:
-    """A pool replaces who ends and counts how often."""
+async def test_a_failed_instance_of_a_pool_is_restarted(backend: Backend, tmp_path: Path) -> None:
+    """The status counts its restarts."""
     code = f"""
 import sys, time
 from pathlib import Path
@@ -100,8 +100,8 @@ time.sleep(600)
 
 
 @pytest.mark.on_pods
-async def test_the_newest_result_that_was_left_is_in_the_status(backend: Backend, tmp_path: Path) -> None:
-    """What a script leaves by `write_result` outlives it; of several instances the last that left one counts."""
+async def test_the_status_has_the_newest_result(backend: Backend, tmp_path: Path) -> None:
+    """Of several instances the last that called `write_result` counts."""
     code = f"""
 import os, time
 from pathlib import Path
@@ -116,8 +116,8 @@ if number:
 
 
 @pytest.mark.on_pods
-async def test_instances_are_given_their_environment_and_succeed_when_all_exit_with_0(backend: Backend) -> None:
-    """Each has the job's name, its own number, the spec's variables, and secrets, which stand in no status."""
+async def test_instances_get_their_environment_and_succeed_when_all_exit_with_0(backend: Backend) -> None:
+    """Each has the job's name, its index, the spec's variables, and secrets, which no status contains."""
     code = "import os; print(*(os.environ[name] for name in ('EDL_JOB', 'EDL_INSTANCE', 'COLOUR', 'PASSWORD')))"
     spec = job(code, kind="trainer", instances=2, env={"COLOUR": "blue"})
     submitted = await backend.submit(spec, token="mine", secrets={"PASSWORD": "sesame"})

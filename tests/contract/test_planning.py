@@ -1,4 +1,4 @@
-"""What a planner needs to know: what decides a job's size, and what there is."""
+"""What the autoscaler reads from a job's status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.backends.jobs import WAITS, WITHIN_S, ended, job, reach, says
+from support.backends.jobs import WAITS, WITHIN_S, ended, job, reach, wait_for_line
 
 from edl_runtime.backends.interface import Backend, Scaling
 from edl_runtime.pods import Pod
@@ -17,15 +17,15 @@ from edl_runtime.specs import Bounds
 MIB = 1 << 20
 
 
-def given(scaling: Scaling | None) -> dict[str, float]:
-    """Return what an instance reserves, of what all backends know."""
+def resources_of(scaling: Scaling | None) -> dict[str, float]:
+    """Return what an instance requests, without "pods", which only clusters know."""
     assert scaling is not None
     return {name: much for name, much in scaling.resources.items() if name != "pods"}
 
 
 @pytest.mark.on_pods
-async def test_a_job_tells_what_decides_its_size_until_it_has_ended(backend: Backend) -> None:
-    """Its bounds, priority and weight as they were submitted; an instance reserves something though nothing is said."""
+async def test_the_status_has_bounds_priority_weight_and_resources_until_the_job_has_ended(backend: Backend) -> None:
+    """As they were submitted; without resources in the spec an instance still requests some."""
     pod = Pod(resources={"cpu": "30m", "memory": "48Mi"})
     asked = msgspec.structs.replace(job(WAITS), priority=-3, weight=2.5, pod=pod)
     submitted = await backend.submit(asked, token="mine", secrets={})
@@ -33,7 +33,7 @@ async def test_a_job_tells_what_decides_its_size_until_it_has_ended(backend: Bac
         scaling = status.scaling
         assert scaling is not None
         assert (scaling.bounds, scaling.priority, scaling.weight) == (Bounds(1, 4), -3, 2.5)
-        assert given(scaling) == pytest.approx({"cpu": 0.03, "memory": 48 * MIB})
+        assert resources_of(scaling) == pytest.approx({"cpu": 0.03, "memory": 48 * MIB})
     plain = (await backend.submit(job("pass", kind="trainer"), token="mine", secrets={})).scaling
     assert plain is not None
     assert (plain.priority, plain.weight, bool(plain.resources)) == (0, 1.0, True)
@@ -42,8 +42,8 @@ async def test_a_job_tells_what_decides_its_size_until_it_has_ended(backend: Bac
 
 
 @pytest.mark.on_pods
-async def test_a_job_that_is_being_deleted_is_nobodys_to_plan(backend: Backend, tmp_path: Path) -> None:
-    """From the delete on, as long as its instances take to leave, nothing decides any more how many it has."""
+async def test_a_job_that_is_being_deleted_has_no_scaling(backend: Backend, tmp_path: Path) -> None:
+    """From the delete on, while its instances still run."""
     go = tmp_path / "go"
     code = f"""
 import pathlib, signal, time
@@ -52,7 +52,7 @@ print("up")
 while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)
 """
     await backend.submit(job(code, instances=2, grace_s=WITHIN_S), token="mine", secrets={})
-    await says(backend, "up", instances=2)
+    await wait_for_line(backend, "up", instances=2)
     deleting = asyncio.create_task(backend.delete("job"))
     leaving = await reach(backend, "job", lambda status: status.scaling is None)
     assert not leaving.has_ended
@@ -71,8 +71,10 @@ while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)
         ({"kind": "trainer", "env": {"EDL_CHECKPOINT": "/tmp/x"}}, False),
     ],
 )
-async def test_who_goes_on_where_it_was_says_so(backend: Backend, asked: dict[str, Any], *, resumes: bool) -> None:
-    """Pools, which have nothing to lose, and elastic trainers that keep checkpoints."""
+async def test_the_status_has_whether_a_suspended_job_would_resume(
+    backend: Backend, asked: dict[str, Any], *, resumes: bool
+) -> None:
+    """Pools, and elastic trainers with checkpoints."""
     submitted = await backend.submit(job(WAITS, **asked), token="mine", secrets={})
     assert submitted.scaling is not None
     assert submitted.scaling.resumes is resumes

@@ -1,10 +1,21 @@
-"""Changing the number of instances while a job runs."""
+"""Resizing a job while it runs."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
-from support.backends.jobs import SAYS_GOODBYE, WAITS, breaks, ended, eventually, followed, job, lines, reach, says
+from support.backends.jobs import (
+    EXITS_GRACEFULLY,
+    WAITS,
+    ended,
+    eventually,
+    exits_at,
+    followed,
+    job,
+    lines,
+    reach,
+    wait_for_line,
+)
 
 from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.errors import EX_CONFIG, BackendError, SpecError
@@ -16,44 +27,44 @@ def indices(status: JobStatus) -> list[int]:
 
 
 @pytest.mark.on_pods
-async def test_a_pool_grows_without_touching_who_is_there(backend: Backend) -> None:
-    """New instances come on top; the old ones are not started again."""
+async def test_growing_a_pool_keeps_its_instances(backend: Backend) -> None:
+    """New instances get the next indices; the old ones are not restarted."""
     await backend.submit(job(WAITS), token="mine", secrets={})
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     assert (await backend.resize("job", 3)).wanted == 3
-    await says(backend, "up", instances=3)
+    await wait_for_line(backend, "up", instances=3)
     assert indices(await backend.get("job")) == [0, 1, 2]
     assert await lines(backend, instance=0) == [(0, "up")]
 
 
 @pytest.mark.on_pods
-async def test_the_highest_index_leaves_first(backend: Backend) -> None:
-    """A smaller pool keeps its lowest indices, and who leaves gets the grace to finish."""
-    await backend.submit(job(SAYS_GOODBYE, instances=3), token="mine", secrets={})
-    await says(backend, "up", instances=3)
+async def test_shrinking_removes_the_highest_indices_first(backend: Backend) -> None:
+    """The removed instances get their grace period."""
+    await backend.submit(job(EXITS_GRACEFULLY, instances=3), token="mine", secrets={})
+    await wait_for_line(backend, "up", instances=3)
     async with followed(backend) as seen:
         await backend.resize("job", 1)
         await reach(backend, "job", lambda status: indices(status) == [0])
 
-        async def all_said() -> bool:
+        async def all_have_ended() -> bool:
             return seen == [(0, "up"), (1, "up"), (1, "goodbye"), (2, "up"), (2, "goodbye")]
 
-        await eventually(all_said, f"the words of those who leave, of {seen}")
+        await eventually(all_have_ended, f"the last lines of removed instances, of {seen}")
 
 
 @pytest.mark.on_pods
-async def test_an_instance_wanted_again_while_it_leaves_comes_back(backend: Backend) -> None:
-    """Shrinking and growing at once ends with the wanted number, the leaver replaced by a new instance."""
-    await backend.submit(job(SAYS_GOODBYE, instances=2), token="mine", secrets={})
-    await says(backend, "up", instances=2)
+async def test_an_instance_that_is_removed_and_added_again_at_once_is_replaced(backend: Backend) -> None:
+    """Shrinking and growing at once ends with the wanted number of instances."""
+    await backend.submit(job(EXITS_GRACEFULLY, instances=2), token="mine", secrets={})
+    await wait_for_line(backend, "up", instances=2)
     async with followed(backend) as seen:
         await backend.resize("job", 1)
         await backend.resize("job", 2)
 
-        async def it_left() -> bool:
+        async def has_ended() -> bool:
             return (1, "goodbye") in seen
 
-        await eventually(it_left, "the leaver's last word")
+        await eventually(has_ended, "the last line of the removed instance")
 
         def is_back(status: JobStatus) -> bool:
             return [instance.phase for instance in status.instances] == ["running", "running"]
@@ -63,37 +74,37 @@ async def test_an_instance_wanted_again_while_it_leaves_comes_back(backend: Back
 
 @pytest.mark.parametrize("instances", [-1, 5, "two", True])
 async def test_a_number_outside_the_bounds_is_refused(backend: Backend, instances: int) -> None:
-    """The error says what is allowed, and the job stays as it is."""
+    """The error names the allowed numbers; the job is not changed."""
     await backend.submit(job(WAITS), token="mine", secrets={})
     with pytest.raises(SpecError, match=r"0, or 1 to 4|a whole number"):
         await backend.resize("job", instances)
     assert (await backend.get("job")).wanted == 1
 
 
-async def test_a_job_that_has_ended_is_not_resized(backend: Backend) -> None:
-    """There is nothing to give instances to."""
+async def test_resizing_an_ended_job_is_refused(backend: Backend) -> None:
+    """The error advises to submit it again."""
     await backend.submit(job("pass", kind="trainer"), token="mine", secrets={})
     await ended(backend)
     with pytest.raises(BackendError, match="submit it again"):
         await backend.resize("job", 2)
 
 
-async def test_a_trainer_job_succeeds_without_the_instances_it_gave_up(backend: Backend) -> None:
-    """Instances that left by a resize don't count for the outcome."""
+async def test_a_trainer_job_succeeds_without_removed_instances(backend: Backend) -> None:
+    """Instances that a resize has removed don't count for the outcome."""
     code = "import os, time; print('up'); time.sleep(600 * int(os.environ['EDL_INSTANCE']))"
     await backend.submit(job(code, kind="trainer", instances=2), token="mine", secrets={})
-    await says(backend, "up", instances=2)
+    await wait_for_line(backend, "up", instances=2)
     await backend.resize("job", 1)
     status = await ended(backend)
     assert (status.phase, indices(status)) == ("succeeded", [0])
 
 
 @pytest.mark.on_pods
-async def test_nobody_leaves_while_there_is_one_that_was_given_up(backend: Backend) -> None:
-    """As many stay as are asked for, of those that live: else there would be fewer than the bounds' least."""
-    spec = job(breaks("0", EX_CONFIG) + WAITS, kind="trainer", elastic=True, instances=4)
+async def test_shrinking_removes_given_up_instances_first(backend: Backend) -> None:
+    """No running instance is removed, or there would be fewer than the minimum."""
+    spec = job(exits_at("0", EX_CONFIG) + WAITS, kind="trainer", elastic=True, instances=4)
     await backend.submit(msgspec.structs.replace(spec, bounds=Bounds(3, 4)), token="mine", secrets={})
-    await says(backend, "up", instances=3)
+    await wait_for_line(backend, "up", instances=3)
     before = await reach(backend, "job", lambda status: status.attainable == 3)
     await backend.resize("job", 3)
     status = await reach(backend, "job", lambda status: status.has_ended or indices(status) == [1, 2, 3])

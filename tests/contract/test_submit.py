@@ -1,11 +1,11 @@
-"""Submitting is getting or creating, unless it is somebody else's job that runs."""
+"""Submitting: get or create, adopt, replace, and ownership."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from support.backends.jobs import WAITS, ended, job, lines, says
+from support.backends.jobs import WAITS, ended, job, lines, wait_for_line
 
 from edl_runtime.backends.errors import OwnedElsewhereError
 from edl_runtime.backends.interface import Backend, token_owner
@@ -14,17 +14,17 @@ FAILS = "import sys; sys.exit(3)"
 
 
 @pytest.mark.on_pods
-async def test_submits_at_once_make_one_job(backend: Backend) -> None:
-    """Of several submits at the same time one creates the job and the others adopt it."""
+async def test_concurrent_submits_create_one_job(backend: Backend) -> None:
+    """One creates it and the others adopt it."""
     statuses = await asyncio.gather(*(backend.submit(job(WAITS), token=str(n), secrets={}) for n in range(3)))
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     assert len({status.created_at for status in statuses}) == 1
     assert await lines(backend) == [(0, "up")]
 
 
 @pytest.mark.on_pods
 async def test_a_job_that_succeeded_is_adopted(backend: Backend) -> None:
-    """What is done is not done again; its new owner gets the old outcome."""
+    """It is not run again; its new owner gets the old outcome."""
     spec = job("print('done')", kind="trainer")
     first = await backend.submit(spec, token="first", secrets={})
     await ended(backend)
@@ -35,8 +35,8 @@ async def test_a_job_that_succeeded_is_adopted(backend: Backend) -> None:
 
 
 @pytest.mark.on_pods
-async def test_a_job_that_failed_is_started_anew(backend: Backend) -> None:
-    """The same spec after a failure is a new job, and the old one's reason is gone."""
+async def test_a_job_that_failed_is_started_again(backend: Backend) -> None:
+    """As a new job, without the old one's reason."""
     first = await backend.submit(job(FAILS, kind="trainer"), token="first", secrets={})
     assert (await ended(backend)).phase == "failed"
     second = await backend.submit(job(FAILS, kind="trainer"), token="second", secrets={})
@@ -45,20 +45,20 @@ async def test_a_job_that_failed_is_started_anew(backend: Backend) -> None:
 
 
 @pytest.mark.on_pods
-async def test_another_spec_stops_the_old_job_first(backend: Backend) -> None:
-    """A changed spec of the same name replaces the job, after the old one's instances were told to go."""
+async def test_a_changed_spec_replaces_the_job(backend: Backend) -> None:
+    """After the old job's instances have ended."""
     await backend.submit(job(WAITS), token="first", secrets={})
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     changed = job("import time; print('changed'); time.sleep(600)")
     await backend.submit(changed, token="second", secrets={})
-    await says(backend, "changed")
+    await wait_for_line(backend, "changed")
     status = await backend.get("job")
     assert (status.digest, status.token) == (changed.digest, "second")
     assert await lines(backend) == [(0, "changed")]
 
 
-async def test_a_job_resized_since_is_adopted_as_it_is(backend: Backend) -> None:
-    """The spec's number is where a job starts: a resize is no reason to start it anew."""
+async def test_a_resized_job_is_adopted_with_its_size(backend: Backend) -> None:
+    """`instances` of the spec is only where a job starts."""
     first = await backend.submit(job(WAITS), token="first", secrets={})
     await backend.resize("job", 2)
     second = await backend.submit(job(WAITS), token="second", secrets={})
@@ -68,16 +68,16 @@ async def test_a_job_resized_since_is_adopted_as_it_is(backend: Backend) -> None
 @pytest.mark.parametrize(
     ("token", "owner"), [("dag.task/try-1", "dag.task"), ("runs/a/try-1", "runs/a"), ("mine", ""), ("", "")]
 )
-def test_the_owner_stands_before_the_try(token: str, owner: str) -> None:
-    """A token is "OWNER/TRY"; one without an owner is nobody's."""
+def test_the_owner_of_a_token_is_what_precedes_the_try(token: str, owner: str) -> None:
+    """A token is "OWNER/TRY"."""
     assert token_owner(token) == owner
 
 
 @pytest.mark.on_pods
-async def test_a_later_try_of_the_owner_takes_the_job_over(backend: Backend) -> None:
-    """The same owner's next try adopts what runs, as anybody does what runs by hand, or replaces another spec."""
+async def test_a_later_try_of_the_owner_adopts_the_job(backend: Backend) -> None:
+    """As any owner does with a job that has none; with another spec it replaces the job."""
     first = await backend.submit(job(WAITS), token="by-hand", secrets={})
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     for token in ("task/1", "task/2"):
         later = await backend.submit(job(WAITS), token=token, secrets={})
         assert (later.created_at, later.token, (await backend.get("job")).token) == (first.created_at, token, token)
@@ -86,22 +86,22 @@ async def test_a_later_try_of_the_owner_takes_the_job_over(backend: Backend) -> 
     assert third.created_at > first.created_at
 
 
-@pytest.mark.parametrize("stranger", ["other/1", "unowned"])
-async def test_a_running_job_of_somebody_else_is_left_alone(backend: Backend, stranger: str) -> None:
-    """Neither the same spec nor another one takes over a job of another owner; the error says whose it is."""
+@pytest.mark.parametrize("token", ["other/1", "unowned"])
+async def test_a_running_job_of_another_owner_is_not_changed(backend: Backend, token: str) -> None:
+    """Neither by the same spec nor by another one; the error names the owner."""
     await backend.submit(job(WAITS), token="task/1", secrets={})
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     for spec in (job(WAITS), job(WAITS, instances=2)):
         with pytest.raises(OwnedElsewhereError, match=r"'job' belongs to 'task'") as caught:
-            await backend.submit(spec, token=stranger, secrets={})
+            await backend.submit(spec, token=token, secrets={})
         assert (caught.value.name, caught.value.kind, caught.value.owner) == ("job", "pool", "task")
     status = await backend.get("job")
     assert (status.phase, status.token, await lines(backend)) == ("running", "task/1", [(0, "up")])
 
 
 @pytest.mark.on_pods
-async def test_of_two_owners_at_once_one_gets_the_name(backend: Backend) -> None:
-    """Strangers that come at the same time don't take the job from each other."""
+async def test_one_of_several_concurrent_owners_gets_the_job(backend: Backend) -> None:
+    """The others get an error."""
     submits = (backend.submit(job(WAITS), token=f"task-{n}/1", secrets={}) for n in range(3))
     outcomes = await asyncio.gather(*submits, return_exceptions=True)
     [won] = [outcome for outcome in outcomes if not isinstance(outcome, OwnedElsewhereError)]
@@ -111,8 +111,8 @@ async def test_of_two_owners_at_once_one_gets_the_name(backend: Backend) -> None
 
 
 @pytest.mark.parametrize("code", ["pass", "raise SystemExit(1)"])
-async def test_a_job_that_has_ended_is_anybodys(backend: Backend, code: str) -> None:
-    """The name is free once the job has succeeded or failed."""
+async def test_an_ended_job_may_be_replaced_by_any_owner(backend: Backend, code: str) -> None:
+    """Once it has succeeded or failed."""
     await backend.submit(job(code, kind="trainer"), token="task/1", secrets={})
     await ended(backend)
     assert (await backend.submit(job(code, kind="trainer"), token="other/1", secrets={})).token == "other/1"

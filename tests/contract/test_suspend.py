@@ -1,4 +1,4 @@
-"""A job or pool without instances for a while."""
+"""Suspending and resuming jobs and pools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import msgspec
 import pytest
-from support.backends.jobs import SAYS_GOODBYE, WAITS, eventually, followed, job, lines, reach, says
+from support.backends.jobs import EXITS_GRACEFULLY, WAITS, eventually, followed, job, lines, reach, wait_for_line
 
 from edl_runtime.backends.interface import SUSPENDED, Backend, JobStatus
 from edl_runtime.specs import Bounds, JobKind, JobSpec
@@ -37,14 +37,14 @@ async def suspended(backend: Backend) -> JobStatus:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.on_pods
-async def test_a_suspended_job_has_no_instances_and_goes_on_with_as_many_as_it_is_given(
+async def test_a_suspended_job_has_no_instances_and_resumes_with_the_given_number(
     backend: Backend, kind: JobKind
 ) -> None:
-    """0 is allowed whatever the bounds; it has neither ended nor failed meanwhile, and says what it waits for."""
+    """0 is allowed whatever the bounds; a suspended job is pending, with a reason."""
     submitted = await backend.submit(two(kind), token="mine", secrets={})
-    await says(backend, "up", instances=2)
-    told = await backend.resize("job", 0)
-    assert (told.wanted, told.phase, told.reason, told.is_suspended) == (0, "pending", SUSPENDED, True)
+    await wait_for_line(backend, "up", instances=2)
+    answer = await backend.resize("job", 0)
+    assert (answer.wanted, answer.phase, answer.reason, answer.is_suspended) == (0, "pending", SUSPENDED, True)
     status = await reach(backend, "job", is_empty)
     assert (status.wanted, status.phase, status.reason, status.attainable) == (0, "pending", SUSPENDED, 0)
     assert [(one.name, one.phase) for one in await backend.list()] == [("job", "pending")]
@@ -56,8 +56,8 @@ async def test_a_suspended_job_has_no_instances_and_goes_on_with_as_many_as_it_i
 
 
 @pytest.mark.parametrize("elastic", [pytest.param(False, marks=pytest.mark.deep), True])
-async def test_a_trainer_job_may_be_suspended_again_and_again(backend: Backend, *, elastic: bool) -> None:
-    """More often than an instance may fail: that it was told to leave is no failure of its."""
+async def test_a_trainer_job_may_be_suspended_many_times(backend: Backend, *, elastic: bool) -> None:
+    """More often than an instance may fail: being suspended is no failure."""
     await backend.submit(two("trainer", elastic=elastic), token="mine", secrets={})
     for _ in range(6):
         await reach(backend, "job", runs)
@@ -69,8 +69,8 @@ async def test_a_trainer_job_may_be_suspended_again_and_again(backend: Backend, 
 
 @pytest.mark.parametrize("kind", ["pool", pytest.param("trainer", marks=pytest.mark.deep)])
 @pytest.mark.on_pods
-async def test_a_suspended_job_is_adopted_replaced_and_deleted_as_any_other(backend: Backend, kind: JobKind) -> None:
-    """A try that finds it so waits for what suspended it; another job in its place is not suspended."""
+async def test_a_suspended_job_is_adopted_replaced_and_deleted_like_any_other(backend: Backend, kind: JobKind) -> None:
+    """A try that adopts it keeps it suspended; a job that replaces it is not suspended."""
     first = await backend.submit(two(kind), token="first", secrets={})
     await suspended(backend)
     second = await backend.submit(two(kind), token="second", secrets={})
@@ -87,28 +87,28 @@ async def test_a_suspended_job_is_adopted_replaced_and_deleted_as_any_other(back
 
 @pytest.mark.parametrize("kind", TRAINER_FIRST)
 @pytest.mark.on_pods
-async def test_instances_of_a_suspended_job_get_their_grace(backend: Backend, kind: JobKind) -> None:
-    """Who follows the log sees their last words, and those of who comes when the job goes on."""
-    await backend.submit(two(kind, SAYS_GOODBYE), token="mine", secrets={})
-    await says(backend, "up", instances=2)
+async def test_suspending_a_job_gives_instances_their_grace_period(backend: Backend, kind: JobKind) -> None:
+    """A followed log has their last lines, and those of the instances after the resume."""
+    await backend.submit(two(kind, EXITS_GRACEFULLY), token="mine", secrets={})
+    await wait_for_line(backend, "up", instances=2)
     async with followed(backend) as seen:
         await suspended(backend)
         assert {line for _, line in await lines(backend)} <= {"up", "goodbye"}  # it can be read meanwhile
         await backend.resize("job", 2)
         await reach(backend, "job", runs)
 
-        async def all_said() -> bool:
-            return seen == [(number, word) for number in range(2) for word in ("up", "goodbye", "up")]
+        async def all_lines_seen() -> bool:
+            return seen == [(number, line) for number in range(2) for line in ("up", "goodbye", "up")]
 
-        await eventually(all_said, f"the words of all, of {seen}")
+        await eventually(all_lines_seen, f"the lines of all instances, of {seen}")
 
 
 @pytest.mark.parametrize("kind", TRAINER_FIRST)
 @pytest.mark.on_pods
-async def test_a_job_may_be_resumed_while_its_instances_leave(backend: Backend, kind: JobKind) -> None:
-    """They leave, and others take their places."""
-    await backend.submit(two(kind, SAYS_GOODBYE), token="mine", secrets={})
-    await says(backend, "up", instances=2)
+async def test_a_job_may_be_resumed_while_its_instances_terminate(backend: Backend, kind: JobKind) -> None:
+    """They end, and others replace them."""
+    await backend.submit(two(kind, EXITS_GRACEFULLY), token="mine", secrets={})
+    await wait_for_line(backend, "up", instances=2)
     before = await reach(backend, "job", runs)
     await backend.resize("job", 0)
     await backend.resize("job", 2)
@@ -121,8 +121,8 @@ async def test_a_job_may_be_resumed_while_its_instances_leave(backend: Backend, 
     assert (await reach(backend, "job", are_others)).phase == "running"
 
 
-async def test_a_resize_is_remembered_with_its_time(backend: Backend) -> None:
-    """Of the last one that changed anything; a new job has never been resized."""
+async def test_the_status_has_the_time_of_the_last_resize(backend: Backend) -> None:
+    """Of the last one that changed the size; a new job has none."""
     await backend.submit(two("pool"), token="mine", secrets={})
     same = await backend.resize("job", 2)
     assert same.scaling is not None

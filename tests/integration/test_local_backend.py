@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from support.backends.jobs import WAITS, WITHIN_S, ended, eventually, lines, says
+from support.backends.jobs import WAITS, WITHIN_S, ended, eventually, lines, wait_for_line
 from support.backends.local_processes import below, job, processes, supervisor, wait_until_gone
 
 from edl_runtime.backends.errors import SubmitError
@@ -53,7 +53,7 @@ async def test_secrets_are_on_no_disk_and_in_no_argument(backend: LocalBackend, 
     go = tmp_path / "go"
     secrets = {"PASSWORD": "open sesame"}
     await backend.submit(until_it_is_there(go, work_dir, kind="trainer"), token="token", secrets=secrets)
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     (of_instance,) = [one for one in processes(work_dir) if str(go) in one.cmdline() and not one.children()]
     assert of_instance.environ()["PASSWORD"] == "open sesame"
     arguments = [word for process in processes(work_dir) for word in process.cmdline()]
@@ -68,7 +68,7 @@ async def test_secrets_are_on_no_disk_and_in_no_argument(backend: LocalBackend, 
 async def test_the_work_folder_is_the_owners_only(backend: LocalBackend, work_dir: Path) -> None:
     """Nobody else can read logs and statuses or talk to the supervisor."""
     await backend.submit(job(WAITS, work_dir), token="mine", secrets={})
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     modes = {}
     for path in [work_dir, *below(work_dir, "**/*")]:
         with suppress(FileNotFoundError):  # a status is being replaced by the next
@@ -176,7 +176,7 @@ async def test_starting_and_stopping_leave_the_event_loop_free(
     await others_run()
     go.set()
     await submitting
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     deleting = asyncio.create_task(backend.delete("job"))
     await others_run()
     assert not deleting.done()
@@ -194,7 +194,7 @@ async def test_capacity_is_the_machine_beside_what_instances_reserve(
     assert (empty.total["cpu"], empty.total["memory"]) == (cores, psutil.virtual_memory().total)
     assert empty.free == empty.total
     await backend.submit(until_it_is_there(tmp_path / "go", work_dir, instances=2), token="mine", secrets={})
-    await says(backend, "up", instances=2)
+    await wait_for_line(backend, "up", instances=2)
     (node,) = (await backend.capacity()).nodes
     assert node.free == {**empty.free, "cpu": max(0, cores - 2)}
     leaving = await backend.resize("job", 0)
@@ -240,7 +240,7 @@ async def test_names_that_come_once_dont_fill_the_disk(backend: LocalBackend, wo
         f"night-{number:03}" for number in range(2, MAX_RUNS_OF_REMOVED_JOBS + 2)
     }
     assert below(work_dir / "runs", "night-000") == []
-    await says(backend, "up", name="older")
+    await wait_for_line(backend, "up", name="older")
 
 
 async def test_what_an_instance_wrote_beside_it_outlives_the_job(backend: LocalBackend, work_dir: Path) -> None:

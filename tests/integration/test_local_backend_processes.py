@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from support.backends.jobs import IGNORES_SIGTERM, WAITS, ended, eventually, lines, reach, says
+from support.backends.jobs import IGNORES_SIGTERM, WAITS, ended, eventually, lines, reach, wait_for_line
 from support.backends.local_processes import below, job, processes, supervisor, wait_until_gone
 from support.paths import TESTS
 from support.teachers.process import PATIENCE_S, is_gone, wait_until
@@ -45,7 +45,7 @@ def family(work_dir: Path, *, lives_s: float) -> JobSpec:
 async def test_a_delete_leaves_no_descendant(backend: LocalBackend, work_dir: Path) -> None:
     """Grandchildren go with their instance, also those in sessions of their own and orphans."""
     await backend.submit(family(work_dir, lives_s=600), token="mine", secrets={})
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     wait_until(lambda: len(processes(work_dir)) == 1 + 2 + 3)  # supervisor, wrapper and command, descendants
     keeper = supervisor(work_dir).pid
     await backend.delete("job")
@@ -76,7 +76,7 @@ async def test_instances_die_with_their_supervisor(backend: LocalBackend, work_d
     """A supervisor killed without a chance to say a word takes everything with it, and the status says so."""
     spec = family(work_dir, lives_s=600)
     first = await backend.submit(spec, token="mine", secrets={})
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     supervisor(work_dir).kill()
     wait_until_gone(work_dir)
     status = await backend.get("job")
@@ -91,7 +91,7 @@ async def test_instances_die_with_their_supervisor(backend: LocalBackend, work_d
 async def test_a_job_of_a_dead_supervisor_is_deleted_with_all_it_had(backend: LocalBackend, work_dir: Path) -> None:
     """A delete right after the supervisor's death waits for the instances, too."""
     await backend.submit(job(IGNORES_SIGTERM, work_dir, instances=2), token="mine", secrets={})
-    await says(backend, "up", instances=2)
+    await wait_for_line(backend, "up", instances=2)
     supervisor(work_dir).kill()
     assert not await backend.delete("job", token="other")
     assert await backend.delete("job", token="mine")
@@ -104,7 +104,7 @@ async def test_a_stuck_supervisor_is_killed(
 ) -> None:
     """A supervisor that does not answer can't keep its job from being deleted."""
     await backend.submit(job(WAITS, work_dir), token="mine", secrets={})
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     supervisor(work_dir).suspend()
     monkeypatch.setattr("edl_runtime.backends.local.backend.REPLY_TIMEOUT_S", 0.1)
     assert await backend.delete("job")
@@ -114,7 +114,7 @@ async def test_a_stuck_supervisor_is_killed(
 async def test_a_supervisor_told_to_stop_stops_its_instances(backend: LocalBackend, work_dir: Path) -> None:
     """SIGTERM, as a machine sends it that shuts down, ends the job in good order."""
     await backend.submit(job(WAITS, work_dir), token="mine", secrets={})
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     supervisor(work_dir).terminate()
     status = await ended(backend)
     assert (status.phase, status.reason) == ("failed", "its supervisor was stopped by SIGTERM")
@@ -124,7 +124,7 @@ async def test_a_supervisor_told_to_stop_stops_its_instances(backend: LocalBacke
 async def test_a_killed_wrapper_takes_its_command_with_it(backend: LocalBackend, work_dir: Path) -> None:
     """When the process between supervisor and command is killed, the command does not run on beside its successor."""
     await backend.submit(job(IGNORES_SIGTERM, work_dir), token="mine", secrets={})
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     [wrapper] = supervisor(work_dir).children()
     [command] = wrapper.children()
     wrapper.kill()
@@ -198,6 +198,6 @@ async def test_a_caller_killed_while_it_starts_a_job_leaves_one_job_or_none(
     caller.kill()
     await caller.wait()
     await backend.submit(job(WAITS, work_dir), token="second", secrets={})
-    await says(backend, "up")
+    await wait_for_line(backend, "up")
     wait_until(lambda: len(processes(work_dir)) == 3)
     assert (await backend.get("job")).token == "second"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import count
 
 import pytest
-from support.backends.jobs import WAITS, eventually, job, reach, says
+from support.backends.jobs import WAITS, eventually, job, reach, wait_for_line
 from support.cluster.cluster import Cluster
 from support.depth import examples
 from support.network.proxy import Proxy
@@ -59,7 +59,7 @@ async def test_verbs_that_are_asked_for_meanwhile_are_done_when_it_is_back(
     status, submitted, resized, deleted, listed = await asyncio.gather(*asked)
     assert (status.name, submitted.token, resized.wanted, deleted) == ("stays", "mine", 2, True)
     assert "stays" in [one.name for one in listed]
-    await says(backend, "up", name="comes")
+    await wait_for_line(backend, "up", name="comes")
     assert [one.name for one in await backend.list()] == ["comes", "stays"]
     assert len(await cluster.found("jobs")) == 1
 

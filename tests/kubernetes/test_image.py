@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import skip_on_a_laptop
-from support.backends.jobs import WAITS, ended, job, says
+from support.backends.jobs import WAITS, ended, job, wait_for_line
 from support.cluster.cluster import Cluster
 from support.cluster.manifests import create, run_pod
 from support.paths import ROOT
@@ -108,6 +108,6 @@ async def test_pools_and_trainers_run_where_restricted_is_enforced(restricted: C
     await backend.submit(job(WAITS, name="pool", instances=2), token="mine", secrets={"WORD": "x"})
     trainer = job("print('up')", name="trainer", kind="trainer", instances=2, elastic=True)
     await backend.submit(trainer, token="mine", secrets={})
-    await says(backend, "up", name="pool", instances=2)
+    await wait_for_line(backend, "up", name="pool", instances=2)
     assert (await ended(backend, "trainer")).phase == "succeeded"
-    await says(backend, "up", name="trainer", instances=2)
+    await wait_for_line(backend, "up", name="trainer", instances=2)

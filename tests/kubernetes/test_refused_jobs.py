@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.backends.jobs import WAITS, job, says
+from support.backends.jobs import WAITS, job, wait_for_line
 from support.cluster.cluster import Cluster
 from support.cluster.pod_faults import kubeconfig_with, token_of
 
@@ -183,7 +183,7 @@ async def test_who_may_read_no_logs_is_told(cluster: Cluster, tmp_path: Path, *,
     """An error that names the missing verb, in place of a log that seems empty."""
     strong, backend = cluster.backend(), await weak(cluster, tmp_path, {**RIGHTS, "/pods": READS})
     await strong.submit(job(WAITS), token="mine", secrets={})
-    await says(strong, "up")
+    await wait_for_line(strong, "up")
     with pytest.raises(ClusterError, match='cannot get resource "pods/log"'):
         async with asyncio.timeout(30):
             assert [line async for line in backend.logs("job", follow=follow)] == []

@@ -11,7 +11,17 @@ from typing import Any, cast
 import msgspec
 import pytest
 from kubernetes_asyncio.client import ApiClient
-from support.backends.jobs import WAITS, add_places, eventually, followed, job, lines, reach, says, takes_a_place
+from support.backends.jobs import (
+    WAITS,
+    add_slots,
+    eventually,
+    exits_without_slot,
+    followed,
+    job,
+    lines,
+    reach,
+    wait_for_line,
+)
 from support.cluster.cluster import Cluster, own_namespace
 from support.cluster.manifests import create, manifests, path_of, remove
 from support.cluster.pod_faults import kubeconfig_with
@@ -127,26 +137,26 @@ async def as_account(home: Cluster, folder: Path) -> Cluster:
 
 async def live(backend: KubernetesBackend, folder: Path) -> None:
     """Have a pool and an elastic trainer job do all that jobs do."""
-    gives_up = takes_a_place(folder) + WAITS
-    add_places(folder, 1)
+    gives_up = exits_without_slot(folder) + WAITS
+    add_slots(folder, 1)
     await backend.submit(job(gives_up, name="pool", instances=2), token="mine", secrets={"WORD": "x"})
-    await says(backend, "up", name="pool")
+    await wait_for_line(backend, "up", name="pool")
     await reach(backend, "pool", lambda status: any(one.given_up for one in status.instances))
     await backend.resize("pool", 3)
-    add_places(folder, 9)
-    await says(backend, "up", name="pool", instances=3)
+    add_slots(folder, 9)
+    await wait_for_line(backend, "up", name="pool", instances=3)
     await backend.resize("pool", 1)
 
     trainer = job(WAITS, name="trainer", kind="trainer", instances=1, elastic=True)
     await backend.submit(trainer, token="mine", secrets={})
-    await says(backend, "up", name="trainer")
+    await wait_for_line(backend, "up", name="trainer")
     await backend.resize("trainer", 2)
-    await says(backend, "up", name="trainer", instances=2)
+    await wait_for_line(backend, "up", name="trainer", instances=2)
 
     await backend.resize("trainer", 0)
     await reach(backend, "trainer", lambda status: not status.instances)
     await backend.resize("trainer", 2)
-    await says(backend, "up", name="trainer", instances=2)
+    await wait_for_line(backend, "up", name="trainer", instances=2)
 
     async with backend.following() as watched:
         assert (await watched.get("trainer")).wanted == 2

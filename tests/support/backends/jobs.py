@@ -1,4 +1,4 @@
-"""What the contract's tests ask backends for, and how they wait."""
+"""Jobs that the tests of backends submit, and helpers that wait for their states and logs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 
 WAITS = "import time; print('up'); time.sleep(600)"
-"""A program that says that it is up and goes with the first SIGTERM."""
+"""A program that prints "up" and ends at the first SIGTERM."""
 
-SAYS_GOODBYE = """
+EXITS_GRACEFULLY = """
 import signal, sys, time
 def leave(*_):
     time.sleep(0.2)
@@ -24,36 +24,36 @@ signal.signal(signal.SIGTERM, leave)
 print("up")
 time.sleep(600)
 """
-"""A program that needs a moment to leave."""
+"""A program that prints "goodbye" at SIGTERM and ends a moment later."""
 
 IGNORES_SIGTERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(600)"
-"""A program that has to be killed."""
+"""A program that only SIGKILL ends."""
 
 
-def takes_a_place(folder: Path, words: str = "no such model") -> str:
-    """Return the head of a program that gives up unless it finds a place there; see `add_places`."""
+def exits_without_slot(folder: Path, message: str = "no such model") -> str:
+    """Return the start of a program that exits with 78 unless it finds a slot in `folder`; see `add_slots`."""
     return f"""
 import os, pathlib, sys, time
-for place in pathlib.Path({str(folder)!r}).glob("free-*"):
+for slot in pathlib.Path({str(folder)!r}).glob("free-*"):
     try:
-        place.rename(place.with_name(f"taken-{{place.name}}"))
+        slot.rename(slot.with_name(f"taken-{{slot.name}}"))
         break
     except FileNotFoundError:
         continue
 else:
-    print({words!r})
+    print({message!r})
     sys.exit(78)
 """
 
 
-def add_places(folder: Path, count: int) -> None:
-    """Let so many more programs find a place."""
+def add_slots(folder: Path, count: int) -> None:
+    """Let `count` more programs find a slot."""
     for number in range(count):
         (folder / f"free-{time.monotonic_ns()}-{number}").touch()
 
 
-def breaks(instance: str, exit_code: int) -> str:
-    """Return the head of a program that says what is missing and ends at once when it is that instance."""
+def exits_at(instance: str, exit_code: int) -> str:
+    """Return the first lines of a program that prints an error and exits when it runs as this instance."""
     return f"""
 import os, sys
 if os.environ["EDL_INSTANCE"] == {instance!r}:
@@ -63,7 +63,7 @@ if os.environ["EDL_INSTANCE"] == {instance!r}:
 
 
 WITHIN_S = 200.0
-"""Longest wait for anything that has to happen."""
+"""Longest wait for an expected state."""
 
 
 def job(
@@ -89,24 +89,26 @@ def job(
     )
 
 
-async def eventually(look: Callable[[], Awaitable[bool]], what: str, within_s: float = WITHIN_S) -> None:
-    """Wait until `look` finds it so."""
+async def eventually(condition: Callable[[], Awaitable[bool]], what: str, within_s: float = WITHIN_S) -> None:
+    """Wait until `condition` is true. Raises AssertionError that names `what` after `within_s`."""
     try:
         async with asyncio.timeout(within_s):
-            while not await look():  # noqa: ASYNC110 - another process makes it so
+            while not await condition():  # noqa: ASYNC110 - another process makes it so
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise AssertionError(f"{what}: not within {within_s:.0f} s") from None
 
 
-async def reach(backend: Backend, name: str, so: Callable[[JobStatus], bool], within_s: float = WITHIN_S) -> JobStatus:
-    """Return the first status of the job that is `so`."""
+async def reach(
+    backend: Backend, name: str, condition: Callable[[JobStatus], bool], within_s: float = WITHIN_S
+) -> JobStatus:
+    """Return the first status of the job that meets the condition."""
     status = await backend.get(name)
 
     async def look() -> bool:
         nonlocal status
         status = await backend.get(name)
-        return so(status)
+        return condition(status)
 
     await eventually(look, f"status of {name!r}, last seen as {status}", within_s)
     return status
@@ -124,7 +126,7 @@ async def lines(
 
 @asynccontextmanager
 async def followed(backend: Backend, name: str = "job") -> AsyncIterator[list[tuple[int, str]]]:
-    """Give the lines that somebody sees who follows the job from now on, sorted by instance."""
+    """Follow the job's log in the block: a list that grows with it, sorted by instance."""
     seen: list[tuple[int, str]] = []
     first = asyncio.Event()
 
@@ -144,8 +146,8 @@ async def followed(backend: Backend, name: str = "job") -> AsyncIterator[list[tu
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def says(backend: Backend, text: str, *, name: str = "job", instances: int = 1) -> None:
-    """Wait until that many instances have written `text`."""
+async def wait_for_line(backend: Backend, text: str, *, name: str = "job", instances: int = 1) -> None:
+    """Wait until `instances` instances have written the line `text`."""
 
     async def look() -> bool:
         return len({index for index, line in await lines(backend, name) if line == text}) >= instances

@@ -1,4 +1,4 @@
-"""Looking at the local backend's processes from outside."""
+"""The local backend's processes, as the operating system lists them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WITHIN_S = 60.0
 
 
 def job(code: str, work_dir: Path, *, kind: JobKind = "pool", instances: int = 1, grace_s: float = 5.0) -> JobSpec:
-    """Return the spec of a job of which all processes can be told from others; see `processes`."""
+    """Return the spec of a job whose processes `processes` finds by a variable."""
     env = {"STARTED_BY_TEST_IN": str(work_dir)}
     return jobs.job(code, kind=kind, instances=instances, env=env, grace_s=grace_s)
 
@@ -25,11 +25,11 @@ def processes(work_dir: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            known = process.environ().get("STARTED_BY_TEST_IN") == str(work_dir)
+            is_marked = process.environ().get("STARTED_BY_TEST_IN") == str(work_dir)
             supervises = any(word.startswith(str(work_dir)) for word in process.cmdline())
         except psutil.Error:  # it has just ended, or is a zombie
             continue
-        if known or supervises:
+        if is_marked or supervises:
             found.append(process)
     return found
 
@@ -39,7 +39,7 @@ def supervisor(work_dir: Path) -> psutil.Process:
 
 
 def wait_until_gone(work_dir: Path) -> None:
-    """Wait until no process of the work folder's jobs is left; says which are."""
+    """Wait until no process of the work folder's jobs is left."""
     deadline = time.monotonic() + WITHIN_S
     while left := processes(work_dir):
         assert time.monotonic() < deadline, left
