@@ -36,9 +36,9 @@ LOOK_EVERY_S = 1.0
 
 def why_not(kubeconfig: str) -> str:
     """Return why nothing can be measured on that cluster, empty if it can be."""
-    from support.cluster.cluster import why_none
+    from support.cluster.cluster import unavailable_reason
 
-    if why := why_none(kubeconfig):
+    if why := unavailable_reason(kubeconfig):
         return why
     if not os.environ.get(PADDLE_IMAGE):
         return f"{PADDLE_IMAGE} names no image with Paddle that the cluster has; see deploy/Dockerfile"
@@ -79,7 +79,9 @@ class PodsJob(Job):
         if self._begun:
             asyncio.run(self._backend.resize(NAME, instance + 1))
             return
-        asyncio.run(self._backend.submit(self._spec, token="mine", secrets={"EDL_REDIS_URL": self._redis.url_inside}))
+        asyncio.run(
+            self._backend.submit(self._spec, token="mine", secrets={"EDL_REDIS_URL": self._redis.url_in_cluster})
+        )
         self._begun = True
 
     def terminate(self, instance: int) -> None:
@@ -132,7 +134,7 @@ class PodsJob(Job):
         from kubernetes_asyncio.stream import WsApiClient
 
         path = f"/api/v1/namespaces/{self._cluster.namespace}/pods?labelSelector={names.JOB}={NAME}"
-        pods: list[dict[str, Any]] = (await self._cluster.ask("GET", path))["items"]
+        pods: list[dict[str, Any]] = (await self._cluster.request("GET", path))["items"]
         (pod,) = [
             one["metadata"]["name"]
             for one in pods

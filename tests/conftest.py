@@ -29,13 +29,13 @@ if "AIRFLOW_HOME" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["AIRFLOW_HOME"], ignore_errors=True)
 os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
 
-# Where tests are started in the background SIGINT is ignored, and so it would be by all processes that they interrupt.
+# A shell ignores SIGINT for commands in the background; processes that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def skip_on_a_laptop(why: str) -> NoReturn:
-    """Skip, but fail in CI: what CI lacks must not hide the tests that need it."""
+    """Skip, but fail in CI: a missing service must not hide tests in CI."""
     if os.environ.get("CI"):
         pytest.fail(f"{why}; CI must have it")
     pytest.skip(why)
@@ -57,10 +57,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A namespace of this session's own in a real cluster."""
-    from support.cluster.cluster import IMAGE, own_namespace, why_none
+    from support.cluster.cluster import IMAGE, own_namespace, unavailable_reason
 
     kubeconfig = request.config.getoption("--kubeconfig")
-    if why := why_none(kubeconfig):
+    if why := unavailable_reason(kubeconfig):
         skip_on_a_laptop(why)
     with own_namespace(kubeconfig, os.environ[IMAGE]) as made:
         yield made
@@ -77,7 +77,7 @@ def redis_service(cluster: Cluster) -> Iterator[RedisService]:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
-    """No thread of a reader outlives its test, but for what a busy machine takes to end it."""
+    """Check that no thread of a reader outlives its test."""
     yield
     for thread in threading.enumerate():
         if thread.name.startswith("edl"):
@@ -98,7 +98,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def redis_url(redis_server: RedisServer) -> str:
-    """The address of a running Redis, password included. Use `namespace` to be alone in it."""
+    """The address of the session's Redis, password included. Use `namespace` for keys of the test's own."""
     return redis_server.url
 
 
@@ -110,7 +110,7 @@ def namespace() -> str:
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis of the test's own, to be hurt."""
+    """A Redis of the test's own, for faults."""
     from edl_runtime.store.redis_server import RedisServer
 
     with RedisServer(tmp_path / "redis") as server:
@@ -119,7 +119,7 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def settings(redis_url: str, namespace: str) -> RuntimeSettings:
-    """Settings of a student with a registry of its own, in which the dead are noticed soon."""
+    """Settings of a student with a registry of its own and short leases."""
     from edl_runtime.settings import RuntimeSettings
 
     return RuntimeSettings(redis_url=redis_url, namespace=namespace, teacher_wait_s=15.0, lease_ttl_s=1.0)

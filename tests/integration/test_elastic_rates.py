@@ -72,18 +72,18 @@ def test_a_step_that_is_lost_lowers_no_rate(tmp_path: Path) -> None:
     options: dict[str, Any] = {"gates": [EARLY, LATE], "decay": DECAY, "after": AFTER}
     with trainers(tmp_path, 3, script=SCRIPT, **options) as [first, second, third]:
         join([first, second, third], 1)
-        second.await_word(StepDone)
+        second.await_message(StepDone)
         first.process.kill()
         open_gate(tmp_path, EARLY)
         for trainer in (second, third):
-            assert trainer.await_word(GenerationLost).generation == 1
+            assert trainer.await_message(GenerationLost).generation == 1
         join([third, second], 2)
-        third.await_word(StepDone, lambda word: word.generation == 2)
+        third.await_message(StepDone, lambda word: word.generation == 2)
         second.process.kill()
         open_gate(tmp_path, LATE)
-        assert third.await_word(GenerationLost).generation == 2
+        assert third.await_message(GenerationLost).generation == 2
         join([third], 3)
-        assert third.await_word(WorkerFinished).why == "done"
+        assert third.await_message(WorkerFinished).why == "done"
         assert third.wait() == 0
     assert_as_wanted(tmp_path)
     ((found,), (undisturbed,)) = (weights_of(tmp_path), weights_of(alone))
@@ -97,17 +97,17 @@ def test_newcomers_go_on_with_the_rate_that_the_others_have(tmp_path: Path) -> N
     options["environ"] = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
     with trainers(tmp_path, 3, script=SCRIPT, **options) as [first, second, last]:
         join([first], 1)
-        first.await_word(StepDone)
+        first.await_message(StepDone)
         join([first, second], 2)
         open_gate(tmp_path, EARLY)
-        assert second.await_word(GenerationEntered).source == "peer"
-        second.await_word(StepDone)
+        assert second.await_message(GenerationEntered).source == "peer"
+        second.await_message(StepDone)
         leave(first)
         leave(second, checkpoint=True)
         open_gate(tmp_path, LATE)
-        step = second.await_word(WorkerFinished).step
+        step = second.await_message(WorkerFinished).step
         join([last], 3)
-        assert last.await_word(GenerationEntered) == GenerationEntered(
+        assert last.await_message(GenerationEntered) == GenerationEntered(
             generation=3, step=step, source="checkpoint", live=True
         )
         assert last.wait() == 0

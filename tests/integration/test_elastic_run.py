@@ -48,7 +48,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarra
     out = tmp_path_factory.mktemp("undisturbed")
     with trainers(out, 1, epochs=EPOCHS) as (only,):
         join([only], 1)
-        assert only.await_word(WorkerFinished).why == "done"
+        assert only.await_message(WorkerFinished).why == "done"
         assert only.wait() == 0
     assert stepped(out) == ONCE
     return weights(out)
@@ -66,21 +66,21 @@ def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undistur
     with trainers(tmp_path, 3, **options) as [first, second, third]:
         assert all(trainer.said(WorkerReady)[0].live for trainer in (first, second, third))
         join([first], 1)
-        first.await_word(StepDone)
+        first.await_message(StepDone)
         join([first, second, third], 2)
         open_gate(tmp_path, EARLY)
         for trainer in (first, second, third):
-            up = trainer.await_word(GenerationEntered, lambda word: word.generation == 2)
+            up = trainer.await_message(GenerationEntered, lambda word: word.generation == 2)
             assert up.source == "peer"
-            trainer.await_word(StepDone, lambda word: word.generation == 2)
+            trainer.await_message(StepDone, lambda word: word.generation == 2)
         leave(second)
         join([first, third], 3)
         open_gate(tmp_path, LATE)
-        last = [trainer.await_word(StepDone, lambda word: word.step == len(ONCE)) for trainer in (first, third)]
+        last = [trainer.await_message(StepDone, lambda word: word.step == len(ONCE)) for trainer in (first, third)]
         assert [word.generation for word in last] == [3, 3]
         assert last[0].loss == last[1].loss
         assert last[0].samples == 150 * EPOCHS
-        assert second.await_word(WorkerFinished).why == "left"
+        assert second.await_message(WorkerFinished).why == "left"
         assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
         assert all(not trainer.said(GenerationLost) for trainer in (first, second, third))
     assert stepped(tmp_path) == ONCE
@@ -103,20 +103,20 @@ def test_samples_that_workers_load_count_once_while_instances_come_and_go(tmp_pa
     options = {"samples": 65, "global_batch": 8, "micro_batch": 3, "num_workers": 2, "epochs": 6}
     with trainers(tmp_path, 3, **options, gates=[EARLY, LATE]) as [first, second, third]:
         join([first, second], 1)
-        first.await_word(StepDone)
+        first.await_message(StepDone)
         seen = loading(first)
         assert len(seen) == 2
         join([first, second, third], 2)
         open_gate(tmp_path, EARLY)
         for trainer in (first, second, third):
-            trainer.await_word(StepDone, lambda word: word.generation == 2)
+            trainer.await_message(StepDone, lambda word: word.generation == 2)
         assert psutil.wait_procs(seen, timeout=PATIENCE_S)[1] == []
         seen += [worker for trainer in (first, second, third) for worker in loading(trainer)]
         leave(second)
         leave(third)
         join([first], 3)
         open_gate(tmp_path, LATE)
-        assert first.await_word(WorkerFinished).why == "done"
+        assert first.await_message(WorkerFinished).why == "done"
         assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
     assert stepped(tmp_path) == batches_of(65, 8, 6)
     assert len(seen) > 2
@@ -127,7 +127,7 @@ def test_workers_that_load_samples_die_with_their_trainer(tmp_path: Path) -> Non
     """However it dies: nobody else knows of them."""
     with trainers(tmp_path, 1, num_workers=2, epochs=EPOCHS, gates=[EARLY]) as (only,):
         join([only], 1)
-        only.await_word(StepDone)
+        only.await_message(StepDone)
         wait_until(lambda: len(loading(only)) == 2)  # the second may take longer than a step
         workers = loading(only)
         only.process.kill()
@@ -139,20 +139,20 @@ def test_the_killed_and_the_stopped_are_not_waited_for(tmp_path: Path, undisturb
     gates = [EARLY, LATE]
     with trainers(tmp_path, 3, epochs=EPOCHS, step_s=0.03, gates=gates, reader=True) as [first, second, third]:
         join([first, second, third], 1)
-        second.await_word(StepDone, lambda word: word.step > 3)
+        second.await_message(StepDone, lambda word: word.step > 3)
         first.process.kill()
         open_gate(tmp_path, EARLY)
         for trainer in (second, third):
-            assert trainer.await_word(GenerationLost).generation == 1
+            assert trainer.await_message(GenerationLost).generation == 1
         join([second, third], 2)
         for trainer in (second, third):
-            trainer.await_word(StepDone, lambda word: word.generation == 2)
+            trainer.await_message(StepDone, lambda word: word.generation == 2)
         third.process.send_signal(signal.SIGSTOP)
         second.line.send(AbortGeneration(generation=2))
         open_gate(tmp_path, LATE)
-        second.await_word(GenerationLost)
+        second.await_message(GenerationLost)
         join([second], 3)
-        assert second.await_word(WorkerFinished).why == "done"
+        assert second.await_message(WorkerFinished).why == "done"
         assert second.wait() == 0
     assert_same(weights(tmp_path), undisturbed)
     assert_all_but_the_dead_wrote(stepped(tmp_path))
@@ -170,7 +170,7 @@ def test_a_loop_that_one_rank_leaves_is_an_error(tmp_path: Path) -> None:
     """Who is left behind says which rank has gone, instead of waiting for it; and that one says so, too."""
     with trainers(tmp_path, 2, epochs=EPOCHS, leave_at={"1": 5}) as both:
         join(both, 1)
-        assert "rank 1 of 2 left the loop over the data after step 5" in both[1].await_word(ScriptFailed).reason
+        assert "rank 1 of 2 left the loop over the data after step 5" in both[1].await_message(ScriptFailed).reason
         assert [trainer.wait() for trainer in both] == [1, 1]
     errors = "".join(file.read_text() for file in tmp_path.glob("stderr-*"))
     assert "EarlyEndError: rank 1 of 2 left the loop" in errors
@@ -181,7 +181,7 @@ def test_a_loop_that_all_ranks_leave_is_an_end(tmp_path: Path) -> None:
     environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
     with trainers(tmp_path, 2, epochs=EPOCHS, leave_at={"0": 5, "1": 5}, environ=environ) as both:
         join(both, 1)
-        assert [trainer.await_word(WorkerFinished) for trainer in both] == [WorkerFinished(step=5, why="done")] * 2
+        assert [trainer.await_message(WorkerFinished) for trainer in both] == [WorkerFinished(step=5, why="done")] * 2
         assert [trainer.wait() for trainer in both] == [0, 0]
     assert [path.name.startswith("step-") for path in (tmp_path / "kept").iterdir()] == [True]
 
@@ -191,7 +191,7 @@ def test_who_had_no_batch_in_the_last_step_ends_with_the_others(tmp_path: Path) 
     options: dict[str, Any] = {"samples": 65, "epochs": EPOCHS, "finish_at": 2}
     with trainers(tmp_path, 2, **options) as both:
         join(both, 1)
-        assert [trainer.await_word(WorkerFinished) for trainer in both] == [WorkerFinished(step=2, why="done")] * 2
+        assert [trainer.await_message(WorkerFinished) for trainer in both] == [WorkerFinished(step=2, why="done")] * 2
         assert [trainer.wait() for trainer in both] == [0, 0]
     assert stepped(tmp_path) == {step: batches_of(65, 64, 1)[step] for step in (1, 2)}
 
@@ -268,10 +268,10 @@ def test_a_checkpoint_is_read_before_the_ranks_meet(tmp_path: Path) -> None:
     options: dict[str, Any] = {"epochs": EPOCHS, "gates": [LATE], "environ": {"EDL_CHECKPOINT": str(kept)}}
     with trainers(tmp_path, 3, **options) as [first, *others]:
         join([first], 1)
-        first.await_word(StepDone)
+        first.await_message(StepDone)
         leave(first, checkpoint=True)
         open_gate(tmp_path, LATE)
-        step = first.await_word(WorkerFinished).step
+        step = first.await_message(WorkerFinished).step
         (slow,) = kept.glob("step-*/extra.json")
         content = slow.read_bytes()
         slow.unlink()
@@ -287,7 +287,7 @@ def test_a_checkpoint_is_read_before_the_ranks_meet(tmp_path: Path) -> None:
         os.write(reading, content)
         os.close(reading)
         for trainer in others:
-            assert trainer.await_word(GenerationEntered) == GenerationEntered(
+            assert trainer.await_message(GenerationEntered) == GenerationEntered(
                 generation=2, step=step, source="checkpoint", live=True
             )
 
@@ -360,7 +360,7 @@ def pair(out: Path, *, ending: str, first: int) -> Iterator[list[Trainer]]:
     with trainers(out, 2, script=script, warm=False) as both:
         join(both, 1)
         for trainer in both:
-            trainer.await_word(GenerationEntered)
+            trainer.await_message(GenerationEntered)
         yield both
 
 
@@ -371,7 +371,7 @@ def pair(out: Path, *, ending: str, first: int) -> Iterator[list[Trainer]]:
 def test_a_group_is_closed_before_the_interpreter_ends(tmp_path: Path, ending: str, status: int) -> None:
     """The others notice it while the process that fails is still there."""
     with pair(tmp_path / "out", ending=ending, first=1) as both:
-        both[0].await_word(GenerationLost)
+        both[0].await_message(GenerationLost)
         assert both[1].process.poll() is None
         (tmp_path / "out" / "go").touch()
         assert both[1].wait() == status

@@ -56,17 +56,17 @@ def test_records_count_once_an_epoch_whichever_rank_dies_or_joins(tmp_path: Path
     options: dict[str, Any] = {"shards": 12, "epochs": 2, "gates": [4, 9], "environ": environ}
     with trainers(tmp_path, 3, **options) as [first, second, third]:
         join([first, second], 1)
-        second.await_word(StepDone)
+        second.await_message(StepDone)
         join([first, second, third], 2)
         open_gate(tmp_path, 4)
-        third.await_word(StepDone)
+        third.await_message(StepDone)
         wait_until(lambda: 8 in steps_of(tmp_path, first))
         first.process.kill()  # in the middle of a batch: what it stepped is written down
         open_gate(tmp_path, 9)
         for trainer in (second, third):
-            trainer.await_word(GenerationLost)
+            trainer.await_message(GenerationLost)
         join([second, third], 3)
-        assert [trainer.await_word(WorkerFinished).why for trainer in (second, third)] == ["done"] * 2
+        assert [trainer.await_message(WorkerFinished).why for trainer in (second, third)] == ["done"] * 2
         assert [trainer.wait() for trainer in (second, third)] == [0, 0]
     assert counted(tmp_path) == ALL_TWICE
 
@@ -79,7 +79,7 @@ def test_a_redis_that_forgot_the_ledger_sends_all_ranks_back_together(
     options: dict[str, Any] = {"shards": 12, "epochs": 1, "gates": [7], "environ": environ}
     with trainers(tmp_path / "out", 3, **options) as first:
         join(first, 1)
-        saved = max(trainer.await_word(CheckpointSaved).step for trainer in first[:1])
+        saved = max(trainer.await_message(CheckpointSaved).step for trainer in first[:1])
         with redis.Redis.from_url(redis_url) as client:
             assert client.delete(*keys.ledger_keys(namespace, "sharded"))
         open_gate(tmp_path / "out", 7)
@@ -93,8 +93,8 @@ def all_go_back(first: list[Trainer], out: Path, options: dict[str, Any], saved:
     assert [trainer.said(GenerationLost) for trainer in first] == [[]] * len(first)
     with trainers(out, 2, **options) as second:
         join(second, 3)
-        assert second[0].await_word(GenerationEntered).step >= saved
-        assert [trainer.await_word(WorkerFinished).why for trainer in second] == ["done"] * 2
+        assert second[0].await_message(GenerationEntered).step >= saved
+        assert [trainer.await_message(WorkerFinished).why for trainer in second] == ["done"] * 2
         assert [trainer.wait() for trainer in second] == [0, 0]
 
 
@@ -109,13 +109,13 @@ def test_a_redis_that_came_back_older_sends_all_ranks_back_together(
     out = tmp_path / "out"
     with trainers(out, 1, **options) as both:
         both.append(Trainer(out, **options, shard_batch=4))  # slower, so not both begin a shard in the same step
-        both[1].await_word(WorkerReady)
+        both[1].await_message(WorkerReady)
         join(both, 1)
         with redis.Redis.from_url(own_redis.url) as client:
             await_leases(client, namespace, 2)
             client.save()
             open_gate(out, 2)
-            saved = both[0].await_word(CheckpointSaved).step
+            saved = both[0].await_message(CheckpointSaved).step
             await_leases(client, namespace, 3)
         own_redis.kill()
         own_redis.start()

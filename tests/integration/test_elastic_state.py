@@ -73,26 +73,26 @@ def test_what_a_script_registers_is_that_of_an_undisturbed_run(tmp_path: Path) -
         second.process.kill()  # the others lose the step, after which their scripts do what they do after each
         open_gate(out, 6)
         for trainer in (first, third):
-            assert trainer.await_word(GenerationLost).generation == 2
+            assert trainer.await_message(GenerationLost).generation == 2
         join([first, third], 3)
         await_at(out, 11, first, third)
         leave(first)
         join([third], 4)
         open_gate(out, 11)
-        assert first.await_word(WorkerFinished).why == "left"
+        assert first.await_message(WorkerFinished).why == "left"
         await_at(out, 14, third)
         leave(third, checkpoint=True)
         open_gate(out, 14)
-        step = third.await_word(WorkerFinished).step
+        step = third.await_message(WorkerFinished).step
         fourth, fifth = later
         join([fourth], 5)
-        assert fourth.await_word(GenerationEntered) == GenerationEntered(
+        assert fourth.await_message(GenerationEntered) == GenerationEntered(
             generation=5, step=step, source="checkpoint", live=True
         )
         await_at(out, 20, fourth)
         join([fourth, fifth], 6)
         open_gate(out, 20)
-        assert [trainer.await_word(WorkerFinished).why for trainer in later] == ["done", "done"]
+        assert [trainer.await_message(WorkerFinished).why for trainer in later] == ["done", "done"]
         assert [trainer.wait() for trainer in later] == [0, 0]
     both = ended(out)
     assert len(both) == 2
@@ -116,11 +116,11 @@ def test_two_models_with_their_optimizers_are_those_of_an_undisturbed_run(tmp_pa
         leave(first)
         join([second], 3)
         open_gate(out, 12)
-        assert first.await_word(WorkerFinished).why == "left"
+        assert first.await_message(WorkerFinished).why == "left"
         await_at(out, 18, second)
         leave(second, checkpoint=True)
         open_gate(out, 18)
-        assert second.await_word(WorkerFinished).why == "left"
+        assert second.await_message(WorkerFinished).why == "left"
         (kept,) = (tmp_path / "kept").glob("step-*")
         assert {file.stem for file in kept.glob("*.safetensors")} == {"model", "optimizer", "model-2", "optimizer-2"}
         join([third, fourth], 4)

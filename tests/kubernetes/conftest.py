@@ -10,7 +10,7 @@ import pytest
 from conftest import skip_on_a_laptop
 from support.cluster.cluster import PADDLE_IMAGE, Cluster, own_namespace
 from support.cluster.manifests import RESTRICTED
-from support.cluster.pod_faults import kubeconfig_with, leaving_nothing, server_of
+from support.cluster.pod_faults import kubeconfig_with, server_of, without_leftovers
 from support.network.proxy import Proxy, running_proxy
 
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
@@ -27,23 +27,23 @@ def paddle_image() -> str:
 
 @pytest.fixture(scope="module")
 def restricted(cluster: Cluster) -> Iterator[Cluster]:
-    """A namespace that takes no other pods than those of PodSecurity's level `restricted`."""
+    """A namespace that enforces the PodSecurity level `restricted`."""
     with own_namespace(cluster.kubeconfig, cluster.image, RESTRICTED) as made:
         yield made
 
 
 @pytest.fixture
 async def backend(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
-    """A backend whose pods see the test's `tmp_path`; its jobs are deleted, and what is left of them is counted."""
+    """A backend whose pods see the test's `tmp_path`; afterwards no object of its jobs remains."""
     made = cluster.backend(tmp_path)
-    async with leaving_nothing(made, cluster):
+    async with without_leftovers(made, cluster):
         yield made
 
 
 @pytest.fixture
 def proxied(cluster: Cluster, tmp_path: Path) -> Iterator[tuple[Cluster, Proxy]]:
-    """The same cluster by a way that can be cut."""
+    """The same cluster through a proxy."""
     with running_proxy(*server_of(cluster)) as proxy:
-        way = Cluster(kubeconfig_with(cluster, tmp_path / "kubeconfig", port=proxy.port), cluster.image)
-        way.namespace = cluster.namespace
-        yield way, proxy
+        proxied = Cluster(kubeconfig_with(cluster, tmp_path / "kubeconfig", port=proxy.port), cluster.image)
+        proxied.namespace = cluster.namespace
+        yield proxied, proxy

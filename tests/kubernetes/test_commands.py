@@ -1,4 +1,4 @@
-"""`edl monitor`, from a shell whose kubeconfig leads to a real cluster."""
+"""`edl monitor` with a kubeconfig of a real cluster."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from edl_runtime.pods import Pod
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 
-async def test_pods_are_monitored(backend: Backend, cluster: Cluster) -> None:
-    """A line for each look, also of a pod that has no room, with the share of the nodes' CPUs; SIGTERM ends it."""
+async def test_monitor_prints_pods_and_the_share_of_reserved_cpus(backend: Backend, cluster: Cluster) -> None:
+    """A line each interval, also with a pod that can't be scheduled; SIGTERM ends it."""
     for name, cpu in (("fits", "50m"), ("waits", "900")):
         spec = job(WAITS, name=name, kind="trainer", instances=2)
         await backend.submit(msgspec.structs.replace(spec, pod=Pod(resources={"cpu": cpu})), token="mine", secrets={})
     await reach(backend, "fits", lambda status: [one.phase for one in status.instances] == ["running"] * 2)
-    words = ["-P", "-m", "edl_runtime.cli", "monitor", "--every", "0.5"]
-    process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE, env=cluster.environ())
+    command = ["-P", "-m", "edl_runtime.cli", "monitor", "--every", "0.5"]
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE, env=cluster.environ())
     assert process.stdout
     async with asyncio.timeout(300):
         lines = [(await process.stdout.readline()).decode().rstrip("\n").split("\t") for _ in range(4)]

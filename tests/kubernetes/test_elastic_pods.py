@@ -43,46 +43,46 @@ PAUSES = "seconds without a step, after each growth and after shrinking"
 
 @pytest.fixture
 async def backend(cluster: Cluster, paddle_image: str, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
-    """Of pods that see the test's folder, and its scripts."""
+    """A backend whose pods see the test's folder and scripts."""
     made = cluster.backend(tmp_path, image=paddle_image)
     yield made
     for status in await made.list():
         await made.delete(status.name)
 
 
-class Place(NamedTuple):
-    """Where checkpoints are kept: as pods see it, with what they need for that, and as this machine does."""
+class Storage(NamedTuple):
+    """Storage of checkpoints: its URL in pods, the volumes or secrets that pods need, and its URL on this machine."""
 
     url: str
     pod: Pod
-    seen: str
+    local_url: str
 
 
 @pytest.fixture
-async def claim(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Place]:
-    """A PersistentVolumeClaim on a volume made by hand: a folder of this machine, where the only node is."""
+async def claim(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Storage]:
+    """A PersistentVolumeClaim of a folder of this machine, the only node."""
     folder = tmp_path / "volume"
     folder.mkdir()
     folder.chmod(0o777)
     async with cluster.volume(folder) as name:
         pod = Pod(volumes=[Volume(path="/checkpoints", claim=name)])
-        yield Place("/checkpoints/elastic", pod, str(folder / "elastic"))
+        yield Storage("/checkpoints/elastic", pod, str(folder / "elastic"))
 
 
 @pytest.fixture
-def object_store(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """A bucket of an S3 server in a pod, which refuses whoever has not the key in the Secret."""
+def object_store(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    """A bucket of an S3 server in a pod, which requires the key in the Secret."""
     if not os.environ.get(S3_IMAGE):
         skip_on_a_laptop(f"{S3_IMAGE} names no image with an S3 server that the cluster has; see services/Dockerfile")
     with ObjectStoreService(cluster) as service:
         for name, value in service.environ.items():
             monkeypatch.setenv(name, value)
         url = f"s3://{BUCKET}/elastic"
-        yield Place(url, Pod(env_from_secrets=[service.secret]), url)
+        yield Storage(url, Pod(env_from_secrets=[service.secret]), url)
 
 
-def training(out: Path, place: Place, epochs: int, *gates: int) -> JobSpec:
-    """Return a job of one to three instances, of which each takes part in each step."""
+def training(out: Path, storage: Storage, epochs: int, *gates: int) -> JobSpec:
+    """Return a job of one to three instances."""
     script = [str(TRAINING_SCRIPTS / "elastic_script.py"), str(out)]
     options = {"epochs": epochs, "step_s": 0.03, "gates": gates}
     pod = Pod(volumes=[Volume(path=str(TESTS), source={"hostPath": {"path": str(TESTS)}}, read_only=True)])
@@ -95,25 +95,25 @@ def training(out: Path, place: Place, epochs: int, *gates: int) -> JobSpec:
         instances=1,
         env={
             "SCRIPT_OPTIONS": json.dumps(options),
-            "EDL_NAMESPACE": out.name,  # so that it sees no events of the test before
-            "EDL_CHECKPOINT": place.url,
+            "EDL_NAMESPACE": out.name,  # or it would read the events of an earlier test
+            "EDL_CHECKPOINT": storage.url,
             "EDL_CHECKPOINT_EVERY_STEPS": "10",
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore",
         },
         grace_s=30.0,
-        pod=pod.over(place.pod),
+        pod=pod.over(storage.pod),
     )
 
 
 async def test_a_job_grows_and_shrinks_with_checkpoints_on_a_claim(
     backend: KubernetesBackend,
     redis_service: RedisService,
-    claim: Place,
+    claim: Storage,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """One pod, three, two: each sample exactly once, the weights of one undisturbed trainer."""
+    """One pod, three, two: each sample exactly once, and the weights of an undisturbed run."""
     record_property(PAUSES, await grow_and_shrink(backend, redis_service, claim, tmp_path))
 
 
@@ -121,49 +121,51 @@ async def test_a_job_grows_and_shrinks_with_checkpoints_on_a_claim(
 async def test_a_job_grows_and_shrinks_with_checkpoints_on_s3(
     backend: KubernetesBackend,
     redis_service: RedisService,
-    object_store: Place,
+    object_store: Storage,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """The same, and the next run goes on from there; without the Secret's key nobody reads them."""
+    """The next run resumes from them; they can't be read without the Secret's key."""
     record_property(PAUSES, await grow_and_shrink(backend, redis_service, object_store, tmp_path))
 
     await backend.delete("elastic")
     again = tmp_path / "again"
     again.mkdir()
     again.chmod(0o777)
-    secrets = {"EDL_REDIS_URL": redis_service.url_inside}
+    secrets = {"EDL_REDIS_URL": redis_service.url_in_cluster}
     await backend.submit(training(again, object_store, EPOCHS + 2), token="mine", secrets=secrets)
     status = await ended(backend, "elastic", WITHIN_S)
     assert (status.phase, status.reason) == ("succeeded", ""), "\n".join(status.last_lines)
     longer = batches_of(150, 64, EPOCHS + 2)
     assert stepped(again) == {step: samples for step, samples in longer.items() if step > len(ONCE)}
 
-    stranger = fsspec.filesystem("s3", key=os.environ["AWS_ACCESS_KEY_ID"], secret="another", skip_instance_cache=True)
+    unauthorized = fsspec.filesystem(
+        "s3", key=os.environ["AWS_ACCESS_KEY_ID"], secret="another", skip_instance_cache=True
+    )
     with pytest.raises(PermissionError):
-        stranger.ls(BUCKET)
+        unauthorized.ls(BUCKET)
 
 
 @pytest.mark.deep
-async def test_a_training_that_is_suspended_goes_on_where_it_was(
-    backend: KubernetesBackend, redis_service: RedisService, claim: Place, tmp_path: Path
+async def test_a_suspended_training_resumes_from_its_checkpoint(
+    backend: KubernetesBackend, redis_service: RedisService, claim: Storage, tmp_path: Path
 ) -> None:
-    """Its pods leave together, one of them writes what it has, and others go on from there."""
+    """Its pods end together after one of them has written a checkpoint, from which others resume."""
     async with connect(redis_service.url) as client:
 
-        async def told(kind: str) -> set[int | None]:
+        async def instances_with(kind: str) -> set[int | None]:
             found = await redis_store.read_events(client, tmp_path.name, "elastic")
             return {each.instance for each in found if each.kind == kind}
 
         async def both_are(kind: str) -> bool:
-            return await told(kind) == {0, 1}
+            return await instances_with(kind) == {0, 1}
 
         async def two_train() -> bool:
             found = await redis_store.read_events(client, tmp_path.name, "elastic")
             return any(each.kind == "resumed" and len(each.members) == 2 for each in found)
 
         spec = msgspec.structs.replace(training(tmp_path, claim, EPOCHS, EARLY, LATE), instances=2)
-        secrets = {"EDL_REDIS_URL": redis_service.url_inside}
+        secrets = {"EDL_REDIS_URL": redis_service.url_in_cluster}
         submitted = await backend.submit(spec, token="mine", secrets=secrets)
         assert submitted.scaling is not None
         assert submitted.scaling.resumes
@@ -171,12 +173,12 @@ async def test_a_training_that_is_suspended_goes_on_where_it_was(
         open_gate(tmp_path, EARLY)
         await eventually(two_train, "two that train", WITHIN_S)
         await backend.resize("elastic", 0)
-        await eventually(lambda: both_are("leaving"), "both told to go", WITHIN_S)
+        await eventually(lambda: both_are("leaving"), "both leaving", WITHIN_S)
         open_gate(tmp_path, LATE)
         status = await reach(backend, "elastic", lambda status: not status.instances, WITHIN_S)
         assert (status.phase, status.is_suspended, status.reason) == ("pending", True, SUSPENDED)
         done = max(stepped(tmp_path))
-        assert steps_of(CheckpointStore(Checkpoint(url=claim.seen)))[0] == done < len(ONCE)
+        assert steps_of(CheckpointStore(Checkpoint(url=claim.local_url)))[0] == done < len(ONCE)
 
         await backend.resize("elastic", 3)
         status = await ended(backend, "elastic", WITHIN_S)
@@ -186,43 +188,43 @@ async def test_a_training_that_is_suspended_goes_on_where_it_was(
 
 
 async def grow_and_shrink(
-    backend: KubernetesBackend, redis_service: RedisService, place: Place, tmp_path: Path
+    backend: KubernetesBackend, redis_service: RedisService, storage: Storage, tmp_path: Path
 ) -> list[float]:
-    """Train with one pod, three and two; return for how many seconds training paused each time."""
+    """Train with one pod, three and two; return the seconds of each pause."""
     async with connect(redis_service.url) as client:
 
-        async def told() -> list[Event]:
+        async def all_events() -> list[Event]:
             return await redis_store.read_events(client, tmp_path.name, "elastic")
 
         async def happened(kind: str, instances: int) -> bool:
-            """Whether this happened to so many instances, or to a generation of so many."""
-            sizes = {each.generation: len(each.members) for each in await told() if each.kind == "forming"}
-            found = [each for each in await told() if each.kind == kind]
+            """Whether there is such an event of a generation of this size, or of this number of instances."""
+            sizes = {each.generation: len(each.members) for each in await all_events() if each.kind == "forming"}
+            found = [each for each in await all_events() if each.kind == kind]
             of_generations = [each for each in found if sizes.get(each.generation) == instances]
             return bool(of_generations) if kind == "resumed" else len({each.instance for each in found}) == instances
 
-        secrets = {"EDL_REDIS_URL": redis_service.url_inside}
-        await backend.submit(training(tmp_path, place, EPOCHS, EARLY, LATE), token="mine", secrets=secrets)
+        secrets = {"EDL_REDIS_URL": redis_service.url_in_cluster}
+        await backend.submit(training(tmp_path, storage, EPOCHS, EARLY, LATE), token="mine", secrets=secrets)
         await eventually(lambda: happened("resumed", 1), "one that trains", WITHIN_S)
         await backend.resize("elastic", 3)
         await eventually(lambda: happened("ready", 3), "two more that can join", WITHIN_S)
         open_gate(tmp_path, EARLY)
         await eventually(lambda: happened("resumed", 3), "three that train", WITHIN_S)
         await backend.resize("elastic", 2)
-        await eventually(lambda: happened("leaving", 1), "one that was told to go", WITHIN_S)
+        await eventually(lambda: happened("leaving", 1), "one that is leaving", WITHIN_S)
         open_gate(tmp_path, LATE)
         status = await ended(backend, "elastic", WITHIN_S)
         assert (status.phase, status.reason) == ("succeeded", ""), "\n".join(status.last_lines)
         assert await happened("resumed", 2)
-        pauses = [round(each.pause_s, 2) for each in await told() if each.kind == "resumed" and each.pause_s]
-    assert len(pauses) in {2, 3}  # the two that come may join one after the other
+        pauses = [round(each.pause_s, 2) for each in await all_events() if each.kind == "resumed" and each.pause_s]
+    assert len(pauses) in {2, 3}  # the two new instances may join one after the other
     assert stepped(tmp_path) == ONCE
-    assert steps_of(CheckpointStore(Checkpoint(url=place.seen)))[0] == len(ONCE)
+    assert steps_of(CheckpointStore(Checkpoint(url=storage.local_url)))[0] == len(ONCE)
 
     (tmp_path / "alone").mkdir()
     with trainers(tmp_path / "alone", 1, epochs=EPOCHS) as (only,):
         join([only], 1)
-        assert only.await_word(WorkerFinished).why == "done"
+        assert only.await_message(WorkerFinished).why == "done"
         assert only.wait() == 0
     undisturbed = weights(tmp_path / "alone")
     for name, value in weights(tmp_path).items():

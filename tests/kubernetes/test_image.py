@@ -1,7 +1,7 @@
-"""deploy/Dockerfile: the image that it makes, and what runs in one where PodSecurity enforces its level `restricted`.
+"""deploy/Dockerfile: its image, and jobs of that image in a namespace with the PodSecurity level `restricted`.
 
-EDL_TEST_BUILD is the command that builds images, with its options, as in "podman build --network=host"; without it
-`docker build` is taken where a Docker engine answers.
+EDL_TEST_BUILD is the command that builds images, with its options, as in "podman build --network=host"; the
+default is `docker build`, if a Docker engine answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 BUILT = "localhost/edl-runtime-test:built"
 OUR_LAYER = 8_000_000
-"""Bytes that a new version of ours may add to what nodes have already: the code and its bytecode, 5 MB by now."""
+"""Most bytes of the layer that changes with our code: the code and its bytecode, 5 MB by now."""
 
 
 def builder() -> list[str]:
@@ -39,7 +39,7 @@ def builder() -> list[str]:
 
 @pytest.fixture(scope="module")
 def engine() -> str:
-    """The program that has an image of this very source, without Paddle, as `BUILT`."""
+    """The program that has built `BUILT`, an image of this source without Paddle."""
     command = builder()
     if not command:
         skip_on_a_laptop("no Docker engine answers, and EDL_TEST_BUILD names no other command that builds images")
@@ -49,29 +49,29 @@ def engine() -> str:
     return command[0]
 
 
-def told(engine: str, *command: str) -> str:
+def output_of(engine: str, *command: str) -> str:
     return subprocess.run([engine, *command], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.deep
-def test_our_own_layer_is_small_and_nobody_is_root(engine: str) -> None:
-    """What was installed before comes from other layers, which stay when only our code changes."""
-    (image,) = json.loads(told(engine, "image", "inspect", BUILT))
+def test_the_image_has_a_small_layer_of_our_code_and_a_user_other_than_root(engine: str) -> None:
+    """Dependencies are in other layers, which are reused when only our code changes."""
+    (image,) = json.loads(output_of(engine, "image", "inspect", BUILT))
     assert image["Config"]["User"] == "10001:10001"
-    history = told(engine, "history", "--no-trunc", "--format", "{{.Size}}\t{{.CreatedBy}}", BUILT)
+    history = output_of(engine, "history", "--no-trunc", "--format", "{{.Size}}\t{{.CreatedBy}}", BUILT)
     steps = [line.split("\t", 1) for line in history.splitlines() if line]
     (others,) = [number for number, (_, step) in enumerate(steps) if "paddlepaddle-gpu" in step]
     assert 0 < sum(size_of(size) for size, _ in steps[:others]) < OUR_LAYER  # the newest come first
 
 
 @pytest.mark.deep
-def test_the_code_in_it_is_this(engine: str, tmp_path: Path) -> None:
-    """No layer of an earlier build is taken for that of another source."""
-    made = told(engine, "create", BUILT).strip()
+def test_the_image_has_the_code_of_this_source(engine: str, tmp_path: Path) -> None:
+    """No cached layer of an earlier build is used for another source."""
+    made = output_of(engine, "create", BUILT).strip()
     try:
-        told(engine, "cp", f"{made}:/usr/local/lib", str(tmp_path))
+        output_of(engine, "cp", f"{made}:/usr/local/lib", str(tmp_path))
     finally:
-        told(engine, "rm", made)
+        output_of(engine, "rm", made)
     (package,) = tmp_path.rglob("edl_runtime")
     built, source = (
         {(str(file.relative_to(folder)), file.read_text()) for file in folder.rglob("*.py")}
@@ -81,31 +81,31 @@ def test_the_code_in_it_is_this(engine: str, tmp_path: Path) -> None:
 
 
 def size_of(text: str) -> float:
-    """Return the bytes that "3.57 MB" are, as Docker and Podman write it."""
+    """Return the bytes of a size such as "3.57 MB", as Docker and Podman print it."""
     found = re.fullmatch(r"([\d.]+) ?([kMG]?)B", text)
     assert found, text
     return float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[found[2]]
 
 
 async def test_the_command_runs_without_airflow_and_with_a_read_only_file_system(restricted: Cluster) -> None:
-    """As another user than root; of Airflow the provider's name alone is there, which holds the version."""
-    status, said = await run_pod(restricted, "version", ["edl", "--version"])
-    assert (status, said.split(",")[0]) == (0, "edl")
-    status, said = await run_pod(restricted, "writer", ["touch", "/edl/here"])
-    assert (status, "Read-only file system" in said) == (1, True)
+    """As another user than root."""
+    status, output = await run_pod(restricted, "version", ["edl", "--version"])
+    assert (status, output.split(",")[0]) == (0, "edl")
+    status, output = await run_pod(restricted, "writer", ["touch", "/edl/here"])
+    assert (status, "Read-only file system" in output) == (1, True)
     find = "import importlib.util as u; print([name for name in ('airflow', 'sqlalchemy') if u.find_spec(name)])"
     assert await run_pod(restricted, "imports", ["python", "-c", find]) == (0, "[]\n")
 
 
-async def test_pools_and_trainers_run_where_restricted_is_enforced(restricted: Cluster) -> None:
-    """A pool and an elastic trainer job come up, and the trainers end well; a careless pod is refused."""
-    careless = {"containers": [{"name": "main", "image": restricted.image}]}
+async def test_pools_and_trainers_run_in_a_restricted_namespace(restricted: Cluster) -> None:
+    """A pool runs and an elastic trainer job succeeds; a pod without a security context is refused."""
+    unrestricted = {"containers": [{"name": "main", "image": restricted.image}]}
     with pytest.raises(RuntimeError, match="violates PodSecurity"):
         await create(
-            restricted, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "careless"}, "spec": careless}
+            restricted, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "unrestricted"}, "spec": unrestricted}
         )
     backend = restricted.backend()
-    await backend.submit(job(WAITS, name="pool", instances=2), token="mine", secrets={"WORD": "x"})
+    await backend.submit(job(WAITS, name="pool", instances=2), token="mine", secrets={"KEY": "x"})
     trainer = job("print('up')", name="trainer", kind="trainer", instances=2, elastic=True)
     await backend.submit(trainer, token="mine", secrets={})
     await wait_for_line(backend, "up", name="pool", instances=2)

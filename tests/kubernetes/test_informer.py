@@ -1,4 +1,4 @@
-"""What is followed is known without asking, and as surely as if it were asked for."""
+"""The informer: watched objects are read from memory, and are as current as those of a request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The requests that this process sends to the API server, as they are sent."""
+    """The requests that this process sends to the API server."""
     sent: list[str] = []
     call_api = ApiClient.call_api
 
@@ -36,7 +36,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sent
 
 
-async def knows(backend: Backend, name: str) -> bool:
+async def job_exists(backend: Backend, name: str) -> bool:
     try:
         await backend.get(name)
     except UnknownJobError:
@@ -44,8 +44,8 @@ async def knows(backend: Backend, name: str) -> bool:
     return True
 
 
-async def test_a_thousand_looks_cost_what_one_costs(backend: KubernetesBackend, requests: list[str]) -> None:
-    """However often, and for however many who follow, what is watched is asked for once."""
+async def test_reads_of_a_followed_backend_send_no_requests(backend: KubernetesBackend, requests: list[str]) -> None:
+    """Objects are listed and watched once, for any number of reads and of followers."""
     for name in ("first", "second"):
         await backend.submit(job(WAITS, name=name), token="mine", secrets={})
         await reach(backend, name, lambda status: [one.phase for one in status.instances] == ["running"])
@@ -57,19 +57,19 @@ async def test_a_thousand_looks_cost_what_one_costs(backend: KubernetesBackend, 
         for _ in range(200):
             assert (await one.get("first")).wanted == 1
             assert (await other.get("second")).wanted == 1
-            assert not await knows(other, "third")
+            assert not await job_exists(other, "third")
             assert [status.name for status in await other.list()] == ["first", "second"]
             await asyncio.sleep(0.002)
     assert at_first == 5 + 5 + 2, requests  # a list and a watch of each kind, and once each job's pods
     assert requests[at_first:] == []
 
 
-async def test_what_others_do_is_seen_soon(backend: KubernetesBackend) -> None:
-    """A job that comes, changes and goes without us."""
+async def test_changes_by_others_are_seen(backend: KubernetesBackend) -> None:
+    """A job that another backend creates, resizes and deletes."""
     async with backend.following() as followed:
-        assert not await knows(followed, "job")
+        assert not await job_exists(followed, "job")
         await backend.submit(job(WAITS), token="theirs", secrets={})
-        await eventually(lambda: knows(followed, "job"), "the job")
+        await eventually(lambda: job_exists(followed, "job"), "the job")
         await backend.resize("job", 2)
         await reach(followed, "job", lambda status: status.wanted == 2)
         await reach(followed, "job", lambda status: [one.phase for one in status.instances] == ["running"] * 2)
@@ -77,20 +77,20 @@ async def test_what_others_do_is_seen_soon(backend: KubernetesBackend) -> None:
         await backend.delete("job")
 
         async def is_gone() -> bool:
-            return not await knows(followed, "job")
+            return not await job_exists(followed, "job")
 
         await eventually(is_gone, "the end of the job")
 
 
-async def test_an_api_server_that_is_away_and_back(
+async def test_a_followed_backend_survives_an_outage_of_the_api_server(
     backend: KubernetesBackend, proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was known last, which says so; an error after a while; and all that has happened since when it is back."""
+    """It returns the last known state with a reason, an error after a while, and the current state after the outage."""
     monkeypatch.setattr(informer, "SILENCE_REPORTED_S", 0.5)
-    way, proxy = proxied
+    far, proxy = proxied
     await backend.submit(job(WAITS), token="first", secrets={})
 
-    async def is_told() -> bool:
+    async def has_reason() -> bool:
         return (await followed.get("job")).reason.endswith(f":{proxy.port} does not answer")
 
     async def is_lost() -> bool:
@@ -106,32 +106,34 @@ async def test_an_api_server_that_is_away_and_back(
         now = await followed.get("job")
         return (now.token, now.reason) == ("second", "")
 
-    async with way.backend().following() as followed:
+    async with far.backend().following() as followed:
         before = await followed.get("job")
         proxy.cut()
         assert (await followed.get("job")).created_at == before.created_at
         await backend.submit(job(WAITS), token="second", secrets={})
         assert (await followed.get("job")).token == "first"
-        await eventually(is_told, "that nobody answers")
+        await eventually(has_reason, "a reason that names the API server")
         monkeypatch.setattr(informer, "MAX_OUTAGE_S", 1.0)
         await eventually(is_lost, "an error")
         proxy.mend()
-        await eventually(is_back, "the state of now")
+        await eventually(is_back, "the current state")
 
 
 @pytest.mark.deep
-async def test_nothing_is_left_open(proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No task and no connection: once nobody asks, and when nobody follows any more."""
-    way, proxy = proxied
+async def test_an_idle_or_closed_follower_has_no_tasks_and_connections(
+    proxied: tuple[Cluster, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the idle timeout, and after the last follower has ended."""
+    far, proxy = proxied
 
     async def all_closed() -> bool:
         return not proxy._peers and asyncio.all_tasks() == tasks
 
     tasks = asyncio.all_tasks()
-    backend = way.backend()
+    backend = far.backend()
     async with backend.following() as followed:
         assert asyncio.all_tasks() == tasks
-        assert not await knows(followed, "job")
+        assert not await job_exists(followed, "job")
         assert asyncio.all_tasks() > tasks
         assert proxy._peers
     assert asyncio.all_tasks() == tasks
@@ -141,10 +143,10 @@ async def test_nothing_is_left_open(proxied: tuple[Cluster, Proxy], monkeypatch:
 
     monkeypatch.setattr(informer, "IDLE_TIMEOUT_S", 0.5)
     async with backend.following() as followed:
-        assert not await knows(followed, "job")
+        assert not await job_exists(followed, "job")
         await eventually(all_closed, "the end of all connections")
         monkeypatch.undo()
-        assert not await knows(followed, "job")
+        assert not await job_exists(followed, "job")
         async with backend.following():
             pass
         assert asyncio.all_tasks() > tasks
@@ -153,17 +155,17 @@ async def test_nothing_is_left_open(proxied: tuple[Cluster, Proxy], monkeypatch:
 
 
 @pytest.mark.deep
-def test_an_event_loop_that_is_closed_at_once_leaves_no_connection(proxied: tuple[Cluster, Proxy]) -> None:
-    """Nobody waits for the API server to say goodbye, which it may never do."""
-    way, proxy = proxied
-    backend = way.backend()
+def test_closing_the_event_loop_leaves_no_unclosed_connection(proxied: tuple[Cluster, Proxy]) -> None:
+    """Closing does not wait for the API server's side, which may never answer."""
+    far, proxy = proxied
+    backend = far.backend()
 
     async def follow() -> None:
         async with backend.following() as followed:
             with pytest.raises(UnknownJobError):
                 await followed.get("job")
-            ((mirrored, _),) = backend._informers.values()
-            await eventually(lambda: _all_open(mirrored), "watches that are open")
+            ((informer_, _),) = backend._informers.values()
+            await eventually(lambda: _all_open(informer_), "watches that are open")
             proxy.lose()
 
     with warnings.catch_warnings(record=True) as warned:
@@ -174,5 +176,5 @@ def test_an_event_loop_that_is_closed_at_once_leaves_no_connection(proxied: tupl
     assert [str(one.message) for one in warned] == []
 
 
-async def _all_open(mirrored: informer.Informer) -> bool:
-    return all(indexer._is_open for indexer in mirrored._indexers)
+async def _all_open(informer_: informer.Informer) -> bool:
+    return all(indexer._is_open for indexer in informer_._indexers)

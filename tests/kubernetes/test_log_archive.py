@@ -1,4 +1,4 @@
-"""Logs of deleted jobs, kept in a real cluster."""
+"""Logs of deleted jobs, archived in a real cluster."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ LINES = [LogLine(0, "one"), LogLine(1, "two")]
 
 @pytest.fixture
 async def api(cluster: Cluster) -> AsyncIterator[KubernetesClient]:
-    """The namespace's, without what other tests have left to be read."""
+    """A client of the namespace, without archived logs of other tests."""
     async with cluster.connect() as client:
         opened = KubernetesClient(client, cluster.namespace)
-        await _forget_all(opened)
+        await _delete_all(opened)
         yield opened
-        await _forget_all(opened)
+        await _delete_all(opened)
 
 
-async def _forget_all(api: KubernetesClient) -> None:
+async def _delete_all(api: KubernetesClient) -> None:
     for config_map in (await api.list("ConfigMap"))[0]:
         await api.delete(config_map)
 
@@ -40,8 +40,8 @@ def config_map(name: str, **labels: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"lines": "mine"}}
 
 
-async def test_of_several_who_delete_a_job_who_has_read_most_keeps_its_log(api: KubernetesClient) -> None:
-    """Whoever comes last: some may have found no pods to read. The next job of the name replaces it."""
+async def test_the_longest_of_several_archived_logs_is_kept(api: KubernetesClient) -> None:
+    """In any order: a deleter may have found no pods any more. The next job of the name replaces it."""
     assert await log_archive.read_archived_log(api, "job") is None
     for lines in (LINES[:1], LINES, [], LINES[1:]):
         await log_archive.archive_log(api, "job", lines, run="one")
@@ -56,8 +56,8 @@ async def test_of_several_who_delete_a_job_who_has_read_most_keeps_its_log(api: 
 
 
 @pytest.mark.deep
-async def test_what_is_somebody_elses_is_left_alone(api: KubernetesClient) -> None:
-    """A ConfigMap may well have the name that ours would have; it is neither a log nor to be overwritten."""
+async def test_a_config_map_of_another_owner_is_not_changed(api: KubernetesClient) -> None:
+    """One with the name of an archived log is neither read nor overwritten."""
     await api.create(config_map("job-log"))
     await log_archive.archive_log(api, "job", LINES, run="one")
     assert await log_archive.read_archived_log(api, "job") is None
@@ -67,8 +67,8 @@ async def test_what_is_somebody_elses_is_left_alone(api: KubernetesClient) -> No
 
 
 @pytest.mark.deep
-async def test_the_oldest_are_forgotten(api: KubernetesClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those without a time before all others."""
+async def test_the_oldest_archived_logs_are_deleted(api: KubernetesClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those without a time first."""
     monkeypatch.setattr(log_archive, "MAX_JOBS", 2)
     await api.create(config_map("odd-log", **{names.LOG_OF: "odd"}))
     for job in ("a", "b", "c"):

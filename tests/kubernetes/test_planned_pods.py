@@ -1,4 +1,4 @@
-"""What the policy is told of jobs whose pods fare otherwise than their templates say."""
+"""Scaling in the status of jobs that wait for a node or in a queue of Kueue."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edl_runtime.pods import Pod
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 
-async def test_a_job_that_has_never_run_begins_as_soon_as_there_is_room(backend: KubernetesBackend) -> None:
-    """That it was suspended while it waited for a node is no pause after which it would have to rest."""
+async def test_suspending_a_job_that_has_never_run_is_no_resize(backend: KubernetesBackend) -> None:
+    """So there is no cooldown when there is room for it."""
     nowhere = msgspec.structs.replace(job(WAITS, kind="trainer"), pod=Pod(node_selector={"edl-test/place": "none"}))
     await backend.submit(nowhere, token="mine", secrets={})
     suspended = await backend.resize("job", 0)
@@ -24,10 +24,10 @@ async def test_a_job_that_has_never_run_begins_as_soon_as_there_is_room(backend:
     assert (suspended.is_suspended, suspended.scaling.resized_at) == (True, None)
 
 
-async def test_a_job_that_waits_in_a_queue_stays_there_whatever_its_size(
+async def test_a_job_in_a_queue_of_kueue_stays_suspended_when_it_is_resized(
     backend: KubernetesBackend, cluster: Cluster
 ) -> None:
-    """On a cluster without Kueue for ever: a resize that let it begin would pass others by."""
+    """Only Kueue may start it; this cluster has none."""
     queued = msgspec.structs.replace(job(WAITS, kind="trainer", elastic=True), pod=Pod(labels={names.QUEUE: "gpus"}))
     submitted = await backend.submit(queued, token="mine", secrets={})
     assert (submitted.phase, submitted.wanted, submitted.is_suspended) == ("pending", 1, False)
@@ -38,14 +38,14 @@ async def test_a_job_that_waits_in_a_queue_stays_there_whatever_its_size(
         await backend.resize("job", 0)
     resized = await backend.resize("job", 3)
     assert (resized.phase, resized.wanted) == ("pending", 3)
-    (owner,) = await cluster.found("jobs")
+    (owner,) = await cluster.list_objects("jobs")
     assert (owner["spec"]["suspend"], owner["spec"]["completions"]) == (True, 3)
 
 
-async def test_a_job_that_runs_in_a_queue_grows_when_all_have_been_admitted(
+async def test_a_job_in_a_queue_of_kueue_grows_once_all_its_pods_are_admitted(
     backend: KubernetesBackend, cluster: Cluster
 ) -> None:
-    """We do here what Kueue does: gate a job that is made, let it begin, and admit a pod by taking its gate away."""
+    """The test does what Kueue does: it gates the pods, starts the job, and removes a pod's gate."""
     gate = {"spec": {"schedulingGates": [{"name": names.ELASTIC_IN_QUEUE}]}}
     queued = msgspec.structs.replace(
         job(WAITS, kind="trainer", elastic=True), pod=Pod(labels={names.QUEUE: "gpus"}, template=gate)
@@ -53,14 +53,14 @@ async def test_a_job_that_runs_in_a_queue_grows_when_all_have_been_admitted(
     await backend.submit(queued, token="mine", secrets={})
     merge = "application/merge-patch+json"
     path = f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs/job"
-    begun = await cluster.ask("PATCH", path, {"spec": {"suspend": False}}, content=merge)
+    begun = await cluster.request("PATCH", path, {"spec": {"suspend": False}}, content=merge)
     assert begun["metadata"]["annotations"][names.ELASTIC_IN_QUEUE] == "true"
     await reach(backend, "job", lambda status: status.reason == "instance 0 waits in Kueue's queue")
     with pytest.raises(BackendError, match="1 pods of 'job' wait in Kueue's queue 'gpus'"):
         await backend.resize("job", 3)
-    (pod,) = await cluster.found("pods")
+    (pod,) = await cluster.list_objects("pods")
     path = f"/api/v1/namespaces/{cluster.namespace}/pods/{pod['metadata']['name']}"
-    await cluster.ask("PATCH", path, {"spec": {"schedulingGates": None}}, content=merge)
+    await cluster.request("PATCH", path, {"spec": {"schedulingGates": None}}, content=merge)
     await reach(backend, "job", lambda status: status.phase == "running")
     await backend.resize("job", 3)
     await reach(backend, "job", lambda status: len(status.instances) == 3)

@@ -1,4 +1,4 @@
-"""What the backend says and does when pods are in trouble; of each job nothing is left once it is deleted."""
+"""Faults of pods: the status names them, and no object of a deleted job remains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.backends.jobs import (
     reach,
 )
 from support.cluster.cluster import Cluster, own_namespace
-from support.cluster.pod_faults import evict, leaving_nothing, pods_of, priority_class, quota
+from support.cluster.pod_faults import evict, pods_of, priority_class, quota, without_leftovers
 
 from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
@@ -32,13 +32,13 @@ BARE_IMAGE = os.environ.get("EDL_TEST_BARE_IMAGE", "docker.io/library/python:3.1
 """An image with Python and without edl_runtime."""
 
 
-TOLD_WITHIN_S = 120.0
-"""For so long whoever looks may be left without a reason."""
+REASON_WITHIN_S = 120.0
+"""How long a status may be without its reason."""
 
 
 @pytest.fixture
 def own_cluster(cluster: Cluster) -> Iterator[Cluster]:
-    """A namespace of the test's own, to be changed."""
+    """A namespace of the test's own."""
     with own_namespace(cluster.kubeconfig, cluster.image) as made:
         yield made
 
@@ -55,22 +55,22 @@ def is_up(status: JobStatus) -> bool:
 @pytest.mark.deep
 @pytest.mark.parametrize("kind", ["trainer", "pool"])
 async def test_an_image_without_the_runtime_fails_the_job_at_once(backend: Backend, kind: Any) -> None:
-    """An image that has Python and nothing of ours is named as what is wrong."""
+    """The reason names the image."""
     await backend.submit(with_pod(job(WAITS, kind=kind), image=BARE_IMAGE), token="mine", secrets={})
     status = await ended(backend, within_s=180)
     assert (status.phase, status.invalid_spec) == ("failed", True)
     assert status.reason == f"instance 0 can't start: its image {BARE_IMAGE} has no edl_runtime"
 
 
-async def test_an_evicted_trainer_is_started_again(backend: Backend, cluster: Cluster) -> None:
-    """The cluster has ended it, not its script: that is no failure, and the status tells and counts it."""
+async def test_an_evicted_trainer_is_replaced(backend: Backend, cluster: Cluster) -> None:
+    """An eviction is no failure of the script; the status counts it."""
     await backend.submit(job(WAITS, kind="trainer", elastic=True), token="mine", secrets={})
     for times in range(2):
         await reach(backend, "job", lambda status, times=times: is_up(status) and _restarts(status) == times)
         assert await evict(cluster, (await pods_of(cluster, "job"))[0])
         count = f"{times + 1} of at most 20"
-        said = f"instance 0 was ended by the cluster (Eviction API: evicting) and is replaced: {count}"
-        status = await reach(backend, "job", lambda status, said=said: status.reason == said)
+        reason = f"instance 0 was ended by the cluster (Eviction API: evicting) and is replaced: {count}"
+        status = await reach(backend, "job", lambda status, reason=reason: status.reason == reason)
         assert (status.phase, status.invalid_spec, status.instances[0].given_up) == ("running", False, False)
     status = await reach(backend, "job", lambda status: is_up(status) and _restarts(status) == 2)
     assert status.instances[0].disruptions == 2
@@ -78,19 +78,19 @@ async def test_an_evicted_trainer_is_started_again(backend: Backend, cluster: Cl
 
 @pytest.mark.deep
 async def test_an_eviction_is_counted_while_there_is_no_successor(own_cluster: Cluster) -> None:
-    """A Job keeps the pod that was ended until there is one, and with it the number."""
-    async with leaving_nothing(own_cluster.backend(), own_cluster) as backend:
+    """The Job keeps the evicted pod, and the count in it, until there is a successor."""
+    async with without_leftovers(own_cluster.backend(), own_cluster) as backend:
         await backend.submit(with_pod(job(WAITS, kind="trainer"), disruptions=1), token="mine", secrets={})
         (pod,) = (await reach(backend, "job", is_up)).instances
         async with quota(own_cluster, {"pods": "0"}):
             assert await evict(own_cluster, pod.pod)
-            told = "exceeded quota: tight"
+            message = "exceeded quota: tight"
             waiting = await reach(backend, "job", lambda status: status.instances[0].phase == "failed")
             assert [(one.pod, one.disruptions) for one in waiting.instances] == [(pod.pod, 1)]
 
             async def is_refused() -> bool:
                 path = f"/api/v1/namespaces/{own_cluster.namespace}/events?fieldSelector=reason=FailedCreate"
-                return any(told in event["message"] for event in (await own_cluster.ask("GET", path))["items"])
+                return any(message in event["message"] for event in (await own_cluster.request("GET", path))["items"])
 
             await eventually(is_refused, "a refusal")
             again = await backend.get("job")
@@ -104,8 +104,8 @@ def _restarts(status: JobStatus) -> int:
 
 
 @pytest.mark.deep
-async def test_a_trainer_that_makes_room_for_others_is_started_again(backend: Backend, cluster: Cluster) -> None:
-    """Preempted by a pod of a higher priority, it waits for its place and goes on when that has gone."""
+async def test_a_preempted_trainer_is_replaced(backend: Backend, cluster: Cluster) -> None:
+    """It waits while the pod of the higher priority runs."""
     async with priority_class(cluster, 10) as low, priority_class(cluster, 1000) as high:
         all_gpus = await _gpus_of_a_node(cluster)
         spec = with_pod(job(WAITS, kind="trainer", name="low"), resources={"gpu": all_gpus}, priority_class=low)
@@ -121,7 +121,7 @@ async def test_a_trainer_that_makes_room_for_others_is_started_again(backend: Ba
 
 
 async def _gpus_of_a_node(cluster: Cluster) -> int:
-    nodes = (await cluster.ask("GET", "/api/v1/nodes"))["items"]
+    nodes = (await cluster.request("GET", "/api/v1/nodes"))["items"]
     gpus = max(int(node["status"]["allocatable"].get("nvidia.com/gpu", 0)) for node in nodes)
     if not gpus:
         skip_on_a_laptop("no node of the cluster has, or claims, nvidia.com/gpu")
@@ -129,19 +129,19 @@ async def _gpus_of_a_node(cluster: Cluster) -> int:
 
 
 async def test_a_pool_keeps_all_but_one_while_its_node_is_drained(backend: Backend, cluster: Cluster) -> None:
-    """Its PodDisruptionBudget lets one go at a time, the next one when there is another in its place."""
+    """Its PodDisruptionBudget allows one eviction at a time, the next one when the first is replaced."""
     await backend.submit(job(WAITS, instances=3), token="mine", secrets={})
     await reach(backend, "job", is_up)
     before = await pods_of(cluster, "job")
 
     async def allows_one() -> bool:
-        budget = (await cluster.found("poddisruptionbudgets", "job"))[0]
+        budget = (await cluster.list_objects("poddisruptionbudgets", "job"))[0]
         return bool(budget["status"].get("disruptionsAllowed") == 1)
 
     await eventually(allows_one, "a budget for one")
     at_once = await asyncio.gather(*(evict(cluster, pod) for pod in before))
-    assert at_once.count(True) == 1  # before there is another in its place
-    for pod in (pod for pod, is_going in zip(before, at_once, strict=True) if not is_going):
+    assert at_once.count(True) == 1  # the others are refused until it is replaced
+    for pod in (pod for pod, is_evicted in zip(before, at_once, strict=True) if not is_evicted):
 
         async def has_gone(pod: str = pod) -> bool:
             return await evict(cluster, pod)
@@ -152,36 +152,36 @@ async def test_a_pool_keeps_all_but_one_while_its_node_is_drained(backend: Backe
     assert not set(before) & set(await pods_of(cluster, "job"))
 
 
-async def test_a_quota_that_is_used_up_is_told_and_waited_for(own_cluster: Cluster) -> None:
-    """Whoever raises the quota finds the job starting by itself, and no old reason in its status."""
-    async with leaving_nothing(own_cluster.backend(), own_cluster) as backend:
+async def test_a_job_waits_for_an_exhausted_quota_with_a_reason(own_cluster: Cluster) -> None:
+    """It starts when the quota is raised, and the reason is gone."""
+    async with without_leftovers(own_cluster.backend(), own_cluster) as backend:
         async with quota(own_cluster, {"pods": "1"}):
             await backend.submit(job(WAITS, kind="trainer", instances=2), token="mine", secrets={})
-            said = "exceeded quota: tight, requested: pods=1, used: pods=1, limited: pods=1"
-            status = await reach(backend, "job", lambda status: said in status.reason, TOLD_WITHIN_S)
+            reason = "exceeded quota: tight, requested: pods=1, used: pods=1, limited: pods=1"
+            status = await reach(backend, "job", lambda status: reason in status.reason, REASON_WITHIN_S)
             assert (status.phase, status.invalid_spec) == ("running", False)
         await reach(backend, "job", is_up, within_s=180)
 
 
-async def test_a_volume_that_can_not_be_mounted_is_told_and_waited_for(
+async def test_a_job_waits_for_a_volume_that_can_not_be_mounted_with_a_reason(
     backend: KubernetesBackend, cluster: Cluster
 ) -> None:
-    """Only the pod's events tell; whoever follows is told as well, and nobody once it runs, though they are kept."""
+    """From the pod's events, for a followed backend, too; the reason is gone once it runs, though the events remain."""
     secret = "volume-of-job"
     volume = Volume(path="/user", source={"secret": {"secretName": secret}})
     secrets = f"/api/v1/namespaces/{cluster.namespace}/secrets"
-    said = f'secret "{secret}" not found'
+    reason = f'secret "{secret}" not found'
 
-    def says_why(status: JobStatus) -> bool:
-        return status.reason.startswith("instance 0 can't start yet: FailedMount: ") and said in status.reason
+    def has_reason(status: JobStatus) -> bool:
+        return status.reason.startswith("instance 0 can't start yet: FailedMount: ") and reason in status.reason
 
     async with backend.following() as followed:
         await backend.submit(with_pod(job(WAITS, kind="trainer"), volumes=[volume]), token="mine", secrets={})
         for way in (backend, followed):
-            status = await reach(way, "job", says_why, TOLD_WITHIN_S)
+            status = await reach(way, "job", has_reason, REASON_WITHIN_S)
             assert (status.phase, status.invalid_spec, status.instances[0].phase) == ("running", False, "pending")
-        assert [says_why(one) for one in await backend.list()] == [True]
-        await cluster.ask("POST", secrets, {"metadata": {"name": secret}, "stringData": {"KEY": "word"}})
+        assert [has_reason(one) for one in await backend.list()] == [True]
+        await cluster.request("POST", secrets, {"metadata": {"name": secret}, "stringData": {"KEY": "value"}})
         for way in (backend, followed):
             await reach(way, "job", is_up, within_s=180)
-    await cluster.ask("DELETE", f"{secrets}/{secret}")
+    await cluster.request("DELETE", f"{secrets}/{secret}")

@@ -1,4 +1,4 @@
-"""A pool of teachers in pods, whose size changes while a student reads."""
+"""A pool of teachers in pods that is resized while a student reads."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ WITHIN_S = 120.0
 async def test_a_pool_grows_and_shrinks_while_a_student_reads(
     backend: KubernetesBackend, redis_service: RedisService, namespace: str
 ) -> None:
-    """One teacher, four, two: each sample comes once, in order and with its own answer; who is told to go drains."""
+    """One teacher, four, two: each sample comes once, in order and with its own answer; removed teachers drain."""
     settings = RuntimeSettings(
         redis_url=redis_service.url, namespace=namespace, teacher_token=TOKEN, teacher_wait_s=WITHIN_S
     )
     pod = Pod(volumes=[Volume(path=str(TESTS), source={"hostPath": {"path": str(TESTS)}}, read_only=True)])
     teacher = TeacherSpec(model="support.models:slow", pod=pod)
     pool = pool_job_spec(POOL, teacher, Bounds(1, 4), namespace=namespace, folder=TESTS)
-    secrets = {"EDL_REDIS_URL": redis_service.url_inside, "EDL_TEACHER_TOKEN": TOKEN}
+    secrets = {"EDL_REDIS_URL": redis_service.url_in_cluster, "EDL_TEACHER_TOKEN": TOKEN}
     await backend.submit(pool, token="mine", secrets=secrets)
 
     epochs: list[list[object]] = []

@@ -1,4 +1,4 @@
-"""deploy/redis.yaml and deploy/discovery.yaml in a namespace that takes none but `restricted` pods.
+"""deploy/redis.yaml and deploy/discovery.yaml in a namespace with the PodSecurity level `restricted`.
 
 EDL_TEST_REDIS_IMAGE names an image with a redis-server that the cluster has, or can pull: see services/Dockerfile.
 """
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 PASSWORD = "5ecae7"
 TOKEN = "70c3a"
 
-REACHES = """
+WAITS_FOR_SERVICE = """
 import socket, sys, time
 from urllib.parse import urlsplit
 deadline = time.monotonic() + 60
@@ -31,18 +31,18 @@ while True:
             raise
         time.sleep(0.2)
 """
-"""Waits until the node knows of the Service at a URL, which is a moment after its pod is ready."""
+"""Waits until the Service at a URL is reachable, a moment after its pod is ready."""
 
-ASKS = f"""{REACHES}
+RUNS_COMMAND = f"""{WAITS_FOR_SERVICE}
 import redis
 try:
     print(getattr(redis.Redis.from_url(sys.argv[1]), sys.argv[2])(*sys.argv[3:]))
 except redis.AuthenticationError as error:
     sys.exit(f"refused: {{error}}")
 """
-"""Asks Redis at a URL one thing and prints the answer."""
+"""Runs one command in the Redis at a URL and prints the answer."""
 
-LISTS_POOLS = f"""{REACHES}
+LISTS_POOLS = f"""{WAITS_FOR_SERVICE}
 import urllib.error, urllib.request
 request = urllib.request.Request(sys.argv[1], headers={{"Authorization": f"Bearer {{sys.argv[2]}}"}})
 try:
@@ -53,7 +53,7 @@ except urllib.error.HTTPError as error:
 
 
 def volume(home: Cluster, folder: Path) -> dict[str, Any]:
-    """Return a volume for Redis's claim and no other, for clusters that make none by themselves."""
+    """Return a volume for Redis's claim, for clusters without a provisioner."""
     folder.mkdir()
     folder.chmod(0o777)
     claim = {"namespace": home.namespace, "name": "data-edl-redis-0"}
@@ -73,7 +73,7 @@ def volume(home: Cluster, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 async def redis(restricted: Cluster, tmp_path: Path) -> AsyncIterator[dict[str, Any]]:
-    """The pod of a Redis that is ready."""
+    """The pod of a ready Redis."""
     objects = manifests("redis.yaml", restricted.namespace)
     container(objects)["image"] = REDIS_IMAGE
     objects = [volume(restricted, tmp_path / "data"), secret("edl-redis", password=PASSWORD), *objects]
@@ -88,27 +88,27 @@ def url(password: str = "") -> str:
     return f"redis://{f':{password}@' if password else ''}edl-redis:6379/0"
 
 
-async def ask(home: Cluster, name: str, address: str, *words: str) -> tuple[int, str]:
-    status, said = await run_pod(home, name, ["python", "-c", ASKS, address, *words])
-    return status, said.strip()
+async def run_command(home: Cluster, name: str, address: str, *command: str) -> tuple[int, str]:
+    status, output = await run_pod(home, name, ["python", "-c", RUNS_COMMAND, address, *command])
+    return status, output.strip()
 
 
-async def test_redis_and_discovery_ask_who_comes_and_redis_keeps_its_data(
+async def test_redis_and_discovery_require_credentials_and_redis_keeps_its_data(
     restricted: Cluster, redis: dict[str, Any]
 ) -> None:
-    """By its Service, from other pods; what was written before its pod was deleted is there in the next."""
-    for name, password in (("nobody", ""), ("stranger", "wrong")):
-        status, said = await ask(restricted, name, url(password), "get", "word")
-        assert (status, said[:8]) == (1, "refused:")
-    assert await ask(restricted, "writer", url(PASSWORD), "set", "word", "kept") == (0, "True")
-    await restricted.ask("DELETE", path_of(restricted, "Pod", redis["metadata"]["name"]))
+    """Through their Services; data written before Redis's pod was deleted is in the next pod."""
+    for name, password in (("anonymous", ""), ("wrong", "wrong")):
+        status, output = await run_command(restricted, name, url(password), "get", "key")
+        assert (status, output[:8]) == (1, "refused:")
+    assert await run_command(restricted, "writer", url(PASSWORD), "set", "key", "kept") == (0, "True")
+    await restricted.request("DELETE", path_of(restricted, "Pod", redis["metadata"]["name"]))
     await ready_pod(restricted, "app.kubernetes.io/name=edl-redis", other_than=redis["metadata"]["uid"])
-    assert await ask(restricted, "reader", url(PASSWORD), "get", "word") == (0, "b'kept'")
-    await discovery_needs_its_token(restricted)
+    assert await run_command(restricted, "reader", url(PASSWORD), "get", "key") == (0, "b'kept'")
+    await check_discovery_requires_its_token(restricted)
 
 
-async def discovery_needs_its_token(home: Cluster) -> None:
-    """Have discovery run beside that Redis, and students ask it."""
+async def check_discovery_requires_its_token(home: Cluster) -> None:
+    """Start discovery beside that Redis and send requests with a wrong and the right token."""
     objects = [secret("edl-discovery", token=TOKEN), *manifests("discovery.yaml", home.namespace)]
     container(objects)["image"] = home.image
     await create(home, *objects)

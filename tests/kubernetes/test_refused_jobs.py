@@ -1,4 +1,4 @@
-"""Jobs that the cluster, or we, refuse: what is said, and that nothing is created."""
+"""Jobs that the cluster or the backend refuses: the error, and that nothing is created."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RIGHTS: Mapping[str, Sequence[str]] = {
     "/secrets": ("create", "patch"),
     "/configmaps": ("patch",),
 }
-"""What submitting a job takes, and what resizing and deleting it will."""
+"""Rights for submitting, resizing and deleting jobs."""
 
 IN_DEEP = {
     "trainer": (
@@ -43,25 +43,25 @@ IN_DEEP = {
         *("/pods patch", "/pods delete", "/secrets create"),
     ),
 }
-"""Rights that a job of a kind lacks in `make test-deep` only."""
+"""Rights whose absence is only tested by `make test-deep`, by kind of job."""
 
 
 POD = {"spec": {"containers": [{"name": "theirs", "image": "theirs"}], "restartPolicy": "Never"}}
-"""Of a Job that is somebody else's."""
+"""The template of a Job that is not ours."""
 
 
 async def refused(backend: KubernetesBackend, cluster: Cluster, kind: Any, error: type[Exception], **pod: Any) -> str:
-    """Return what is said of a job that is refused; nothing of it is there."""
+    """Submit a job that must be refused; return the error's text. No object of it is created."""
     spec = msgspec.structs.replace(job(WAITS, kind=kind), pod=Pod(**pod))
     with pytest.raises(error) as raised:
         await backend.submit(spec, token="mine", secrets={"PASSWORD": "open sesame"})
-    assert await cluster.there() == []
+    assert await cluster.objects() == []
     assert "sesame" not in str(raised.value)
     return str(raised.value)
 
 
-async def weak(cluster: Cluster, folder: Path, rights: Mapping[str, Sequence[str]]) -> KubernetesBackend:
-    """Return a backend that may do no more than `rights`."""
+async def limited_backend(cluster: Cluster, folder: Path, rights: Mapping[str, Sequence[str]]) -> KubernetesBackend:
+    """Return a backend with these rights only."""
     file = kubeconfig_with(
         cluster, folder / "weak", token=await token_of(cluster, {what: may for what, may in rights.items() if may})
     )
@@ -70,11 +70,11 @@ async def weak(cluster: Cluster, folder: Path, rights: Mapping[str, Sequence[str
     )
 
 
-async def test_a_template_that_is_no_pods_is_refused(cluster: Cluster) -> None:
-    """The cluster judges what we don't know, and names the field."""
+async def test_a_template_with_an_invalid_field_is_refused(cluster: Cluster) -> None:
+    """By the cluster, whose error names the field."""
     template = {"spec": {"restartPolicy": "Always", "dnsPolicy": "Sometimes"}}
-    said = await refused(cluster.backend(), cluster, "pool", SubmitError, template=template)
-    assert 'spec.template.spec.dnsPolicy: Unsupported value: "Sometimes"' in said
+    message = await refused(cluster.backend(), cluster, "pool", SubmitError, template=template)
+    assert 'spec.template.spec.dnsPolicy: Unsupported value: "Sometimes"' in message
 
 
 @pytest.mark.parametrize(
@@ -86,74 +86,74 @@ async def test_a_template_that_is_no_pods_is_refused(cluster: Cluster) -> None:
         ("trainer", "apis/batch/v1/jobs", {"metadata": {"name": "job"}, "spec": {"suspend": True, "template": POD}}),
     ],
 )
-async def test_what_is_somebody_elses_is_named_and_left_alone(
+async def test_an_object_of_another_owner_is_named_and_not_changed(
     cluster: Cluster, kind: Any, plural: str, theirs: dict[str, Any]
 ) -> None:
-    """Any object may well have the name that one of the job's would have."""
+    """When it has the name of one of the job's objects."""
     group, _, resource = plural.rpartition("/")
     path = f"/{group}/namespaces/{cluster.namespace}/{resource}"
     name = theirs["metadata"]["name"]
-    await cluster.ask("DELETE", f"{path}/{name}")  # the log of an earlier test's job, say
-    made = await cluster.ask("POST", path, theirs)
+    await cluster.request("DELETE", f"{path}/{name}")  # it may be the log of an earlier test's job
+    made = await cluster.request("POST", path, theirs)
     try:
-        said = await refused(cluster.backend(), cluster, kind, SubmitError)
-        assert f"the {made['kind']} {name!r} exists and is not ours; give the job another name" in said
-        now = await cluster.ask("GET", f"{path}/{name}")
+        message = await refused(cluster.backend(), cluster, kind, SubmitError)
+        assert f"the {made['kind']} {name!r} exists and is not ours; give the job another name" in message
+        now = await cluster.request("GET", f"{path}/{name}")
         assert now.get("data") == made.get("data")
         assert now["metadata"]["uid"] == made["metadata"]["uid"]
         assert names.JOB not in now["metadata"].get("labels", {})
     finally:
-        await cluster.ask("DELETE", f"{path}/{name}")
+        await cluster.request("DELETE", f"{path}/{name}")
 
 
 @pytest.mark.deep
-async def test_what_has_become_somebody_elses_is_left_alone(cluster: Cluster) -> None:
-    """A job that is submitted again finds its Secret replaced by another of that name."""
+async def test_a_replaced_secret_of_a_job_is_not_changed(cluster: Cluster) -> None:
+    """A job that is submitted again finds another owner's Secret in the place of its own."""
     backend, path = cluster.backend(), f"/api/v1/namespaces/{cluster.namespace}/secrets"
-    await backend.submit(job(WAITS), token="mine", secrets={"WORD": "ours"})
-    await cluster.ask("DELETE", f"{path}/job-env")
-    await cluster.ask("POST", path, {"metadata": {"name": "job-env"}, "stringData": {"KEY": "theirs"}})
+    await backend.submit(job(WAITS), token="mine", secrets={"TOKEN": "ours"})
+    await cluster.request("DELETE", f"{path}/job-env")
+    await cluster.request("POST", path, {"metadata": {"name": "job-env"}, "stringData": {"KEY": "theirs"}})
     with pytest.raises(SubmitError, match="the Secret 'job-env' exists and is not ours"):
-        await backend.submit(job(WAITS), token="mine", secrets={"WORD": "ours"})
-    assert (await cluster.ask("GET", f"{path}/job-env"))["data"].keys() == {"KEY"}
-    await cluster.ask("DELETE", f"{path}/job-env")
-    await backend.submit(job(WAITS), token="mine", secrets={"WORD": "ours"})
-    assert (await cluster.ask("GET", f"{path}/job-env"))["data"].keys() == {"WORD"}
+        await backend.submit(job(WAITS), token="mine", secrets={"TOKEN": "ours"})
+    assert (await cluster.request("GET", f"{path}/job-env"))["data"].keys() == {"KEY"}
+    await cluster.request("DELETE", f"{path}/job-env")
+    await backend.submit(job(WAITS), token="mine", secrets={"TOKEN": "ours"})
+    assert (await cluster.request("GET", f"{path}/job-env"))["data"].keys() == {"TOKEN"}
     assert await backend.delete("job")
-    assert await cluster.still_there() == []
+    assert await cluster.remaining_objects() == []
 
 
-async def test_a_namespace_that_is_not_there_is_named(cluster: Cluster) -> None:
-    """It is not made in passing, either."""
+async def test_a_missing_namespace_is_named(cluster: Cluster) -> None:
+    """And not created."""
     backend = KubernetesBackend(cluster.connect, namespace="edl-not-there", defaults=Pod(image=cluster.image))
     assert 'namespaces "edl-not-there" not found' in await refused(backend, cluster, "trainer", SubmitError)
     with pytest.raises(UnknownJobError):
         await backend.get("job")
     assert await backend.list() == []
-    assert (await cluster.ask("GET", "/api/v1/namespaces/edl-not-there"))["reason"] == "NotFound"
+    assert (await cluster.request("GET", "/api/v1/namespaces/edl-not-there"))["reason"] == "NotFound"
 
 
 @pytest.mark.deep
-async def test_who_may_do_nothing_is_told_what_is_missing(cluster: Cluster, tmp_path: Path) -> None:
-    """Verb, resource and namespace are named, and where the rights are listed."""
-    backend = await weak(cluster, tmp_path, {})
-    said = await refused(backend, cluster, "trainer", ClusterError)
-    assert 'cannot list resource "' in said
-    assert f'in the namespace "{cluster.namespace}"' in said
-    assert "deploy/role.yaml grants all that is needed" in said
-    for asking in (backend.get("job"), backend.list(), backend.delete("job"), backend.resize("job", 1)):
+async def test_a_user_without_rights_gets_errors_that_name_the_missing_ones(cluster: Cluster, tmp_path: Path) -> None:
+    """With verb, resource and namespace, and the manifest that grants them."""
+    backend = await limited_backend(cluster, tmp_path, {})
+    message = await refused(backend, cluster, "trainer", ClusterError)
+    assert 'cannot list resource "' in message
+    assert f'in the namespace "{cluster.namespace}"' in message
+    assert "deploy/role.yaml grants all that is needed" in message
+    for request in (backend.get("job"), backend.list(), backend.delete("job"), backend.resize("job", 1)):
         with pytest.raises(ClusterError, match='cannot list resource "'):
-            await asking
+            await request
 
 
-async def test_a_token_that_is_none_is_told(cluster: Cluster, tmp_path: Path) -> None:
-    """Credentials that have expired are told from rights that are missing."""
+async def test_an_expired_token_is_reported(cluster: Cluster, tmp_path: Path) -> None:
+    """With another error than missing rights."""
     file = kubeconfig_with(cluster, tmp_path / "expired", token="expired")
     backend = KubernetesBackend(
         connect_by_kubeconfig(file), namespace=cluster.namespace, defaults=Pod(image=cluster.image)
     )
-    said = await refused(backend, cluster, "trainer", ClusterError)
-    assert said.endswith("the credentials of the cluster are wrong or have expired")
+    message = await refused(backend, cluster, "trainer", ClusterError)
+    assert message.endswith("the credentials of the cluster are wrong or have expired")
 
 
 @pytest.mark.parametrize(
@@ -162,42 +162,44 @@ async def test_a_token_that_is_none_is_told(cluster: Cluster, tmp_path: Path) ->
         ("trainer", "/pods", "list"),
         ("pool", "policy/poddisruptionbudgets", "patch"),
         *(
-            pytest.param(kind, *lacks.split(), marks=pytest.mark.deep)
-            for kind, all_lacks in IN_DEEP.items()
-            for lacks in all_lacks
+            pytest.param(kind, *missing.split(), marks=pytest.mark.deep)
+            for kind, rights in IN_DEEP.items()
+            for missing in rights
         ),
     ],
 )
-async def test_who_may_do_half_of_it_leaves_nothing_half_done(
+async def test_a_user_with_some_of_the_rights_creates_nothing(
     cluster: Cluster, tmp_path: Path, kind: Any, resource: str, verb: str
 ) -> None:
-    """All that a job takes is asked for before the first of it is created; the missing verb is named."""
+    """All rights are checked before the first object is created; the error names the missing verb."""
     rights = {**RIGHTS, resource: [one for one in RIGHTS[resource] if one != verb]}
-    said = await refused(await weak(cluster, tmp_path, rights), cluster, kind, SubmitError)
-    assert f'cannot {verb} resource "{resource.rpartition("/")[2]}"' in said
+    message = await refused(await limited_backend(cluster, tmp_path, rights), cluster, kind, SubmitError)
+    assert f'cannot {verb} resource "{resource.rpartition("/")[2]}"' in message
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("follow", [False, True])
-async def test_who_may_read_no_logs_is_told(cluster: Cluster, tmp_path: Path, *, follow: bool) -> None:
-    """An error that names the missing verb, in place of a log that seems empty."""
-    strong, backend = cluster.backend(), await weak(cluster, tmp_path, {**RIGHTS, "/pods": READS})
-    await strong.submit(job(WAITS), token="mine", secrets={})
-    await wait_for_line(strong, "up")
+async def test_a_user_without_the_right_to_logs_gets_an_error(
+    cluster: Cluster, tmp_path: Path, *, follow: bool
+) -> None:
+    """Which names the missing verb, instead of an empty log."""
+    admin, backend = cluster.backend(), await limited_backend(cluster, tmp_path, {**RIGHTS, "/pods": READS})
+    await admin.submit(job(WAITS), token="mine", secrets={})
+    await wait_for_line(admin, "up")
     with pytest.raises(ClusterError, match='cannot get resource "pods/log"'):
         async with asyncio.timeout(30):
             assert [line async for line in backend.logs("job", follow=follow)] == []
-    assert await strong.delete("job")
-    assert await cluster.still_there() == []
+    assert await admin.delete("job")
+    assert await cluster.remaining_objects() == []
 
 
 @pytest.mark.deep
-async def test_those_rights_are_enough_to_submit(cluster: Cluster, tmp_path: Path) -> None:
-    """So each of the refusals above is for the one right that is missing."""
+async def test_the_tested_rights_are_enough_to_submit(cluster: Cluster, tmp_path: Path) -> None:
+    """So each refusal above is for the one missing right."""
     for kind in ("trainer", "pool"):
-        submitted = await (await weak(cluster, tmp_path, RIGHTS)).submit(
+        submitted = await (await limited_backend(cluster, tmp_path, RIGHTS)).submit(
             job(WAITS, kind=kind, name=kind), token="mine", secrets={"PASSWORD": "open sesame"}
         )
         assert submitted.wanted == 1
         assert await cluster.backend().delete(kind)
-    assert await cluster.still_there() == []
+    assert await cluster.remaining_objects() == []

@@ -1,4 +1,4 @@
-"""The resize benchmark measures pods as it does processes."""
+"""benchmarks/resize.py with pods."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BENCHMARK = BENCHMARKS / "resize.py"
 @pytest.mark.deep
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("paddle_image")
-def test_changes_of_pods_are_measured(cluster: Cluster, tmp_path: Path) -> None:
-    """Training goes on after each, live, from the same step; how fast is for people to judge."""
+def test_the_benchmark_measures_resizes_of_pods(cluster: Cluster, tmp_path: Path) -> None:
+    """Training continues after each, live, from the same step; the times are not checked."""
     flags = ["--pods", "--kubeconfig", cluster.kubeconfig, "--quick", "--json", "--keep", str(tmp_path)]
     command = [sys.executable, str(BENCHMARK), *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
@@ -30,8 +30,8 @@ def test_changes_of_pods_are_measured(cluster: Cluster, tmp_path: Path) -> None:
     check_resumed(found)
 
 
-def test_without_a_cluster_it_says_what_is_missing() -> None:
-    """Before anything is made."""
+def test_the_benchmark_names_a_missing_cluster() -> None:
+    """With exit status 2."""
     command = [sys.executable, str(BENCHMARK), "--pods", "--kubeconfig", "/nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""deploy/role.yaml has the verbs that the backend uses, all of them and no other."""
+"""deploy/role.yaml grants exactly the verbs that the backend uses."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _PATH = re.compile(
 
 
 class Recorder:
-    """An API client that notes in `used` and `outside` which verbs it needs, in a namespace and beyond.
+    """An API client that records the verbs it needs: `used` in the namespace, `outside` beyond it.
 
-    `meddle`: called before the first change of each Job and Deployment, so that it meets a newer one than it expects.
+    It changes each Job and Deployment once before the client does, so that the client meets a conflict.
     """
 
     def __init__(self, connect: Callable[[], AbstractAsyncContextManager[ApiClient]], admin: Cluster) -> None:
@@ -53,7 +53,7 @@ class Recorder:
         self.outside: set[Verb] = set()
         self._connect = connect
         self._admin = admin
-        self._met: set[str] = set()
+        self._changed: set[str] = set()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ApiClient]:
@@ -61,13 +61,13 @@ class Recorder:
             yield cast(ApiClient, _Recorded(client, self))
 
     async def before(self, kind: str, name: str) -> None:
-        """Change a Job or Deployment in its owner's place, once."""
-        if name not in self._met:
-            self._met.add(name)
+        """Change a Job or Deployment, once."""
+        if name not in self._changed:
+            self._changed.add(name)
             async with self._admin.connect() as client:
-                thing = {"kind": kind, "metadata": {"name": name}}
+                target = {"kind": kind, "metadata": {"name": name}}
                 change = {"metadata": {"annotations": {"example/seen": "yes"}}}
-                await KubernetesClient(client, self._admin.namespace).patch(thing, change)
+                await KubernetesClient(client, self._admin.namespace).patch(target, change)
 
 
 class _Recorded:
@@ -85,10 +85,10 @@ class _Recorded:
             await self._recorder.before(resource.removesuffix("s").capitalize(), found["name"])
         response = await self._client.call_api(path, method, **more)
         verbs = [_verb(method, named=bool(found["name"]), query=query)]
-        if method == "PATCH" and response.status == 201:  # what was applied was not there
+        if method == "PATCH" and response.status == 201:  # a server-side apply created it
             verbs.append("create")
-        noted = self._recorder.used if found["inside"] else self._recorder.outside
-        noted.update((found["group"] or "", resource, verb) for verb in verbs)
+        recorded = self._recorder.used if found["inside"] else self._recorder.outside
+        recorded.update((found["group"] or "", resource, verb) for verb in verbs)
         return response
 
 
@@ -108,38 +108,38 @@ def verbs_of(role: dict[str, Any]) -> set[Verb]:
     }
 
 
-def the(kind: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
+def only(kind: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
     (found,) = [one for one in objects if one["kind"] == kind]
     return found
 
 
 @pytest.fixture
 def home(cluster: Cluster) -> Iterator[Cluster]:
-    """A namespace of the test's own, of which the test is the administrator."""
+    """A namespace of the test's own, with all rights."""
     with own_namespace(cluster.kubeconfig, cluster.image) as made:
         yield made
 
 
 @pytest.fixture
 async def limited(home: Cluster, tmp_path: Path) -> Cluster:
-    """The same namespace by the token of role.yaml's service account alone."""
+    """The same namespace with the token of role.yaml's service account."""
     await create(home, *manifests("role.yaml", home.namespace))
     return await as_account(home, tmp_path)
 
 
 async def as_account(home: Cluster, folder: Path) -> Cluster:
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
-    token = await home.ask("POST", f"{path_of(home, 'ServiceAccount', 'edl')}/token", request)
+    token = await home.request("POST", f"{path_of(home, 'ServiceAccount', 'edl')}/token", request)
     made = Cluster(kubeconfig_with(home, folder / "kubeconfig", token=token["status"]["token"]), home.image)
     made.namespace = home.namespace
     return made
 
 
-async def live(backend: KubernetesBackend, folder: Path) -> None:
-    """Have a pool and an elastic trainer job do all that jobs do."""
+async def run_jobs(backend: KubernetesBackend, folder: Path) -> None:
+    """Run a pool and an elastic trainer job through all that jobs do."""
     gives_up = exits_without_slot(folder) + WAITS
     add_slots(folder, 1)
-    await backend.submit(job(gives_up, name="pool", instances=2), token="mine", secrets={"WORD": "x"})
+    await backend.submit(job(gives_up, name="pool", instances=2), token="mine", secrets={"KEY": "x"})
     await wait_for_line(backend, "up", name="pool")
     await reach(backend, "pool", lambda status: any(one.given_up for one in status.instances))
     await backend.resize("pool", 3)
@@ -162,7 +162,7 @@ async def live(backend: KubernetesBackend, folder: Path) -> None:
         assert (await watched.get("trainer")).wanted == 2
         ((informer, _),) = backend._informers.values()
 
-        async def all_open() -> bool:  # what is known was listed, and only then is it watched
+        async def all_open() -> bool:  # the informer lists first and watches then
             return all(indexer._is_open for indexer in informer._indexers)
 
         await eventually(all_open, "watches that are open")
@@ -183,11 +183,9 @@ async def live(backend: KubernetesBackend, folder: Path) -> None:
         assert (await lines(backend, name))[0] == (0, "up")
 
 
-async def test_the_role_has_the_verbs_that_are_used_and_no_other(
-    home: Cluster, limited: Cluster, tmp_path: Path
-) -> None:
-    """A life with the role alone; what it asked of the cluster is what the role has."""
-    for number in range(log_archive.MAX_JOBS):  # so that the next log that is kept is one too many
+async def test_the_role_grants_exactly_the_verbs_that_are_used(home: Cluster, limited: Cluster, tmp_path: Path) -> None:
+    """Jobs run with the role alone; the verbs they use are those of the role."""
+    for number in range(log_archive.MAX_JOBS):  # so that the next archived log is one too many
         label = {names.LOG_OF: f"old-{number}"}
         metadata = {"name": f"old-{number}-log", "labels": label, "annotations": {"edl-airflow/deleted-at": "1.0"}}
         await create(home, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
@@ -195,14 +193,14 @@ async def test_the_role_has_the_verbs_that_are_used_and_no_other(
     limited.connect = recorder.open
     shared = tmp_path / "shared"
     shared.mkdir()
-    await live(limited.backend(shared), shared)
-    role = the("Role", manifests("role.yaml", home.namespace))
+    await run_jobs(limited.backend(shared), shared)
+    role = only("Role", manifests("role.yaml", home.namespace))
     assert sorted(recorder.used) == sorted(verbs_of(role))
 
 
 @pytest.mark.deep
-async def test_capacity_is_the_quotas_until_the_nodes_may_be_seen(home: Cluster, limited: Cluster) -> None:
-    """Without cluster-role.yaml only what the quota limits is known; with it the nodes limit the rest."""
+async def test_capacity_is_that_of_the_quota_until_nodes_may_be_read(home: Cluster, limited: Cluster) -> None:
+    """Without cluster-role.yaml only the quota is known; with it the nodes, too."""
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
     await create(home, {**quota, "spec": {"hard": {"requests.cpu": "10m"}}})
     recorder = Recorder(limited.connect, home)
@@ -212,7 +210,7 @@ async def test_capacity_is_the_quotas_until_the_nodes_may_be_seen(home: Cluster,
     async def quota_counts() -> bool:
         try:
             return bool((await backend.capacity()).nodes)
-        except BackendError:  # nobody has looked at the quota yet
+        except BackendError:  # the quota has no status yet
             return False
 
     await eventually(quota_counts, "the quota in the capacity")
@@ -224,7 +222,7 @@ async def test_capacity_is_the_quotas_until_the_nodes_may_be_seen(home: Cluster,
     objects = manifests("cluster-role.yaml", home.namespace)
     for one in objects:  # all namespaces share these names
         one["metadata"]["name"] += f"-{home.namespace}"
-    the("ClusterRoleBinding", objects)["roleRef"]["name"] = the("ClusterRole", objects)["metadata"]["name"]
+    only("ClusterRoleBinding", objects)["roleRef"]["name"] = only("ClusterRole", objects)["metadata"]["name"]
     await create(home, *objects)
     try:
 
@@ -239,4 +237,4 @@ async def test_capacity_is_the_quotas_until_the_nodes_may_be_seen(home: Cluster,
     for node in both.nodes:
         assert 0 < node.free["memory"] <= node.total["memory"] < 1 << 50
         assert 0 < node.free["pods"] < node.total["pods"]
-    assert sorted(recorder.outside) == sorted(verbs_of(the("ClusterRole", objects)))
+    assert sorted(recorder.outside) == sorted(verbs_of(only("ClusterRole", objects)))

@@ -1,4 +1,4 @@
-"""Teachers, students, Redis and discovery in pods that speak TLS, as docs/kubernetes.md has it step by step."""
+"""TLS between teachers, students, Redis and discovery in pods, by the steps of docs/kubernetes.md."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SERVES_TLS = {"EDL_TLS_CERT": "/tls/tls.crt", "EDL_TLS_KEY": "/tls/tls.key", "SS
 
 
 def teachers_name(home: Cluster) -> str:
-    """Return the name that the certificate of all teachers holds; nothing has to answer there."""
+    """Return the name in the certificate of all teachers; it need not resolve."""
     return f"edl-teachers.{home.namespace}.svc"
 
 
@@ -44,14 +44,14 @@ def tls_secret(name: str, authority: Authority, shown: Shown) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def home(cluster: Cluster) -> Iterator[Cluster]:
-    """A namespace whose pods are the test's alone."""
+    """A namespace of the test's own."""
     with own_namespace(cluster.kubeconfig, cluster.image) as made:
         yield made
 
 
 @pytest.fixture
 async def secured(home: Cluster, tmp_path: Path) -> None:
-    """The steps of the page: Secrets, and Redis and discovery from deploy/ with the patches that make them TLS."""
+    """The steps of the page: Secrets, and Redis and discovery from deploy/ with the patches of deploy/tls/."""
     authority, wrong = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
     redis, discovery = (f"{name}.{home.namespace}.svc" for name in ("edl-redis", "edl-discovery"))
     await create(
@@ -71,18 +71,18 @@ async def secured(home: Cluster, tmp_path: Path) -> None:
 
 
 async def start_patched(home: Cluster, file: str, image: str) -> None:
-    """Create what is in a file of deploy/, with an image that the cluster has, and patch it by that of deploy/tls/."""
+    """Create the objects of a file in deploy/ and apply the patch of deploy/tls/."""
     objects = manifests(file, home.namespace)
     (workload,) = [one for one in objects if one["kind"] in {"StatefulSet", "Deployment"}]
     container(objects)["image"] = image
     workload["spec"]["replicas"] = 0
-    if workload["spec"].pop("volumeClaimTemplates", None):  # not every cluster makes volumes by itself
+    if workload["spec"].pop("volumeClaimTemplates", None):  # not every cluster has a provisioner
         workload["spec"]["template"]["spec"]["volumes"] = [{"name": "data", "emptyDir": {}}]
     await create(home, *objects)
     patch = yaml.safe_load((DEPLOY / "tls" / file).read_text().replace(".edl.svc", f".{home.namespace}.svc"))
     patch["spec"]["replicas"] = 1
     path = path_of(home, workload["kind"], workload["metadata"]["name"])
-    await home.ask("PATCH", path, patch, content="application/strategic-merge-patch+json")
+    await home.request("PATCH", path, patch, content="application/strategic-merge-patch+json")
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ async def backend(home: Cluster, secured: None) -> AsyncIterator[KubernetesBacke
 
 
 def student(home: Cluster, name: str, *command: str, **more: str) -> JobSpec:
-    """Return a student as the page has it: it has the authority's certificate, and the name that teachers show."""
+    """Return a student as on the page, with the authority's certificate and the teachers' name in it."""
     settings = RuntimeSettings(
         namespace="default",
         job=name,
@@ -110,8 +110,8 @@ def student(home: Cluster, name: str, *command: str, **more: str) -> JobSpec:
     return trainer_job_spec(trainer, None, settings=settings, folder=None)
 
 
-async def test_pods_speak_tls_with_each_other_and_with_nobody_else(home: Cluster, backend: KubernetesBackend) -> None:
-    """Students get answers by the registry and by discovery; who has no TLS, or another authority, gets none."""
+async def test_pods_accept_only_tls_by_the_right_authority(home: Cluster, backend: KubernetesBackend) -> None:
+    """Students read by the registry and by discovery; clients without TLS or of another authority fail."""
     redis = f"rediss://:{PASSWORD}@edl-redis.{home.namespace}.svc:6379/0"
     discovery = f"https://edl-discovery.{home.namespace}.svc:8000"
     pod = Pod(volumes=[Volume(path="/tls", source={"secret": {"secretName": "edl-teachers-tls"}}), SCRIPTS])
@@ -121,8 +121,8 @@ async def test_pods_speak_tls_with_each_other_and_with_nobody_else(home: Cluster
     await backend.submit(pool, token="mine", secrets=both)
 
     async def ready() -> bool:
-        """Whether the kubelet, which asks over TLS, finds it so."""
-        pods = await home.ask("GET", f"{path_of(home, 'Pod')}?labelSelector=edl-airflow/job={POOL}")
+        """Whether the kubelet's probe over TLS succeeds."""
+        pods = await home.request("GET", f"{path_of(home, 'Pod')}?labelSelector=edl-airflow/job={POOL}")
         states = [one["ready"] for pod in pods["items"] for one in pod["status"].get("containerStatuses", ())]
         return states == [True]
 
@@ -131,23 +131,23 @@ async def test_pods_speak_tls_with_each_other_and_with_nobody_else(home: Cluster
     script = str(SUPPORT / "students" / "tiny_student.py")
     by_registry = student(home, "by-registry", script)
     by_discovery = student(home, "by-discovery", script, EDL_DISCOVERY_URL=discovery)
-    strangers = student(
-        home, "strangers", str(SUPPORT / "network" / "tls_clients.py"), POOL, EDL_DISCOVERY_URL=discovery
+    wrong_clients = student(
+        home, "wrong-clients", str(SUPPORT / "network" / "tls_clients.py"), POOL, EDL_DISCOVERY_URL=discovery
     )
     await backend.submit(by_registry, token="mine", secrets=both)
-    behind = {"EDL_DISCOVERY_TOKEN": DISCOVERY_TOKEN, "EDL_TEACHER_TOKEN": TOKEN}
-    await backend.submit(by_discovery, token="mine", secrets=behind)
-    await backend.submit(strangers, token="mine", secrets=both)
+    by_token = {"EDL_DISCOVERY_TOKEN": DISCOVERY_TOKEN, "EDL_TEACHER_TOKEN": TOKEN}
+    await backend.submit(by_discovery, token="mine", secrets=by_token)
+    await backend.submit(wrong_clients, token="mine", secrets=both)
     for name in ("by-registry", "by-discovery"):
         status = await ended(backend, name, WITHIN_S)
         assert status.phase == "succeeded", "\n".join(status.last_lines)
         assert status.result is not None
         assert status.result["metrics"]["accuracy"] > 0.99
 
-    status = await ended(backend, "strangers", WITHIN_S)
+    status = await ended(backend, "wrong-clients", WITHIN_S)
     assert status.phase == "succeeded", "\n".join(status.last_lines)
-    (said,) = [json.loads(line) for _, line in await lines(backend, "strangers") if line.startswith("{")]
-    assert said.pop("one of ours") == "True"
+    (outcomes,) = [json.loads(line) for _, line in await lines(backend, "wrong-clients") if line.startswith("{")]
+    assert outcomes.pop("right settings") == "True"
     expected = {
         "HTTP to a teacher": "closed",
         "student without TLS": "closed the connection",
@@ -157,4 +157,4 @@ async def test_pods_speak_tls_with_each_other_and_with_nobody_else(home: Cluster
         "Redis without TLS": "RegistryUnavailableError",
         "Redis by another authority": "certificate verify failed",
     }
-    assert {who: words in said[who] for who, words in expected.items()} == dict.fromkeys(said, True), said
+    assert {name: text in outcomes[name] for name, text in expected.items()} == dict.fromkeys(outcomes, True), outcomes

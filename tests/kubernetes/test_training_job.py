@@ -1,4 +1,4 @@
-"""What a TrainingJob manifest asks of its pods, on a real cluster."""
+"""Pods of a TrainingJob manifest on a real cluster."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from edl_runtime.specs import Bounds, JobSpec
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
 
-TELLS = """
+PRINTS_JSON = """
 import json, os, pathlib
 pathlib.Path("/out/part").mkdir(exist_ok=True)
-pathlib.Path("/out/part/told").write_text("through the other mount")
+pathlib.Path("/out/part/text").write_text("through the other mount")
 try:
     pathlib.Path("/given/new").write_text("")
     can_write = True
@@ -35,34 +35,34 @@ except OSError:
 print(json.dumps({
     "cwd": os.getcwd(),
     "passes": os.environ["PADDLE_INIT_NUM_PASSES"],
-    "given": pathlib.Path("/given/told").read_text(),
+    "given": pathlib.Path("/given/text").read_text(),
     "can_write": can_write,
-    "again": pathlib.Path("/again/part/told").read_text(),
+    "again": pathlib.Path("/again/part/text").read_text(),
 }))
 """
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Path:
-    """A folder of the node, with a file."""
-    (tmp_path / "told").write_text("by the node")
+def node_folder(tmp_path: Path) -> Path:
+    """A folder of the node with the file `text`."""
+    (tmp_path / "text").write_text("by the node")
     tmp_path.chmod(0o777)
     return tmp_path
 
 
-async def test_a_pod_has_what_the_manifest_asks_for(cluster: Cluster, told: Path) -> None:
-    """Volumes in one place and in several, environment, workspace, GPUs by their old name, labels and tolerations."""
+async def test_a_pod_has_what_the_manifest_specifies(cluster: Cluster, node_folder: Path) -> None:
+    """Volumes with one and several mounts, environment, workspace, GPUs by their old name, labels and tolerations."""
     manifest = {
         "apiVersion": "paddlepaddle.org/v1",
         "kind": "TrainingJob",
-        "metadata": {"name": "asks", "labels": {"team": "vision"}, "annotations": {"owner": "Ada"}},
+        "metadata": {"name": "manifest", "labels": {"team": "vision"}, "annotations": {"owner": "Ada"}},
         "spec": {
             "image": cluster.image,
             "passes": 3,
             "port": 7164,
             "schedulerName": "default-scheduler",
             "volumes": [
-                {"name": "given", "hostPath": {"path": str(told)}},
+                {"name": "given", "hostPath": {"path": str(node_folder)}},
                 {"name": "shared", "emptyDir": {}},
             ],
             "VolumeMounts": [
@@ -75,7 +75,7 @@ async def test_a_pod_has_what_the_manifest_asks_for(cluster: Cluster, told: Path
                 "workspace": "/out",
                 "min-instance": 1,
                 "max-instance": 1,
-                "envs": {"SCRIPT": TELLS},
+                "envs": {"SCRIPT": PRINTS_JSON},
                 "tolerations": [{"key": "gpu", "operator": "Exists"}],
                 "node_selector": {"kubernetes.io/os": "linux"},
                 "resources": {
@@ -100,7 +100,7 @@ async def test_a_pod_has_what_the_manifest_asks_for(cluster: Cluster, told: Path
     backend = cluster.backend()
     await backend.submit(spec, token="mine", secrets={})
     try:
-        status, lines = await _end_of(backend, "asks")
+        status, lines = await _end_of(backend, "manifest")
         assert status.phase == "succeeded", (status, lines)
         assert json.loads(lines[-1]) == {
             "cwd": "/out",
@@ -109,7 +109,7 @@ async def test_a_pod_has_what_the_manifest_asks_for(cluster: Cluster, told: Path
             "can_write": False,
             "again": "through the other mount",
         }
-        pods = await cluster.ask("GET", f"/api/v1/namespaces/{cluster.namespace}/pods?labelSelector=team%3Dvision")
+        pods = await cluster.request("GET", f"/api/v1/namespaces/{cluster.namespace}/pods?labelSelector=team%3Dvision")
         (pod,) = pods["items"]
         (container,) = pod["spec"]["containers"]
         assert container["resources"] == {
@@ -120,12 +120,12 @@ async def test_a_pod_has_what_the_manifest_asks_for(cluster: Cluster, told: Path
         assert {"key": "gpu", "operator": "Exists"} in pod["spec"]["tolerations"]
         assert pod["metadata"]["annotations"]["owner"] == "Ada"
     finally:
-        await backend.delete("asks")
+        await backend.delete("manifest")
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
-    """The examples with their digits, as an image would have them in /workspace, and a folder for checkpoints."""
+    """The examples with their data, as an image would have them in /workspace, and a folder for checkpoints."""
     for name in ("elastic_train", "mnist_distill"):
         shutil.copytree(EXAMPLES / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     load = "import sys; from pathlib import Path; from digits import load_digits; load_digits(Path(sys.argv[1]))"
@@ -140,7 +140,7 @@ def workspace(tmp_path: Path) -> Path:
 def test_the_example_trains_in_several_copies(
     cluster: Cluster, redis_service: RedisService, paddle_image: str, workspace: Path
 ) -> None:
-    """As on one machine, but as pods: of one image, each copy with checkpoints of its own on a volume."""
+    """As on one machine, but in pods of one image; each copy has its own checkpoints on a volume."""
     manifest = yaml.safe_load((EXAMPLES / "training_job" / "examplejob.yaml").read_text())
     spec = manifest["spec"]
     spec["image"] = paddle_image
@@ -150,7 +150,7 @@ def test_the_example_trains_in_several_copies(
     spec["trainer"]["resources"] = {"requests": {"cpu": "20m"}, "limits": {"memory": "1Gi"}}
     file = workspace / "job.yaml"
     file.write_text(yaml.safe_dump(manifest))
-    environ = cluster.environ(EDL_REDIS_URL=redis_service.url, EDL_REDIS_FOR_PODS=redis_service.inside)
+    environ = cluster.environ(EDL_REDIS_URL=redis_service.url, EDL_REDIS_FOR_PODS=redis_service.address_in_cluster)
     edl = [sys.executable, "-P", "-m", "edl_runtime.cli"]
     submit = [*edl, "submit", "-f", str(file), "--checkpoint", "/workspace/kept"]
     backend = cluster.backend()
@@ -168,7 +168,7 @@ def test_the_example_trains_in_several_copies(
     finally:
         for name in names:
             asyncio.run(backend.delete(name))
-    assert asyncio.run(cluster.still_there()) == []
+    assert asyncio.run(cluster.remaining_objects()) == []
 
 
 async def _end_of(backend: KubernetesBackend, name: str) -> tuple[JobStatus, list[str]]:

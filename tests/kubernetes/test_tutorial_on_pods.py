@@ -14,7 +14,7 @@ from edl_runtime.backends.interface import Backend
 from edl_runtime.store.redis_client import connect
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.deep, pytest.mark.system, pytest.mark.timeout(900)]
-"""It needs a cluster in which nothing else comes and goes, so it runs after all that shares one."""
+"""It needs a cluster without other load, so it runs after the tests that share one."""
 
 
 async def _cpus(backend: Backend) -> tuple[float, float]:
@@ -26,7 +26,7 @@ async def _cpus(backend: Backend) -> tuple[float, float]:
 
 @asynccontextmanager
 async def _other_load(cluster: Cluster, cpus: float) -> AsyncIterator[None]:
-    """Reserve so much by a pod that does nothing and belongs to no job."""
+    """Reserve `cpus` by an idle pod that belongs to no job."""
     pods = f"/api/v1/namespaces/{cluster.namespace}/pods"
     container = {
         "name": "other-load",
@@ -36,20 +36,22 @@ async def _other_load(cluster: Cluster, cpus: float) -> AsyncIterator[None]:
         "resources": {"requests": {"cpu": f"{round(cpus * 1000)}m"}},
     }
     spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
-    await cluster.ask(
+    await cluster.request(
         "POST", pods, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other-load"}, "spec": spec}
     )
     try:
         yield
     finally:
-        await cluster.ask("DELETE", f"{pods}/other-load")
+        await cluster.request("DELETE", f"{pods}/other-load")
 
 
-async def test_jobs_make_way_for_a_third(cluster: Cluster, redis_service: RedisService, namespace: str) -> None:
-    """The first runs 10, the second joins with 8, the third pends, both shrink, and nothing is pending any more."""
+async def test_two_jobs_shrink_to_make_room_for_a_third(
+    cluster: Cluster, redis_service: RedisService, namespace: str
+) -> None:
+    """The first has 10 trainers, the second 8, the third is pending; both shrink until none is pending."""
     backend = cluster.backend()
     cpus, reserved = await _cpus(backend)
     assert reserved <= OTHER_LOAD * cpus, f"the cluster is too busy for this test: {reserved:g} of {cpus:g} CPUs"
     async with _other_load(cluster, OTHER_LOAD * cpus - reserved), connect(redis_service.url) as client:
-        tutorial = Tutorial(backend, client, namespace, redis_service.url_inside, RescalingRules(max_load=MAX_LOAD))
+        tutorial = Tutorial(backend, client, namespace, redis_service.url_in_cluster, RescalingRules(max_load=MAX_LOAD))
         await tutorial.play(cpus, OTHER_LOAD)

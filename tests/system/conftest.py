@@ -17,7 +17,7 @@ import pytest
 from laptop.launcher import Laptop
 from support.airflow.places import Pods
 from support.airflow.shared import Airflow
-from support.cluster.cluster import PADDLE_IMAGE, why_none
+from support.cluster.cluster import PADDLE_IMAGE, unavailable_reason
 from support.cluster.pod_faults import kubeconfig_with, server_of
 from support.network.proxy import Proxy, running_proxy
 from support.paths import ROOT
@@ -101,7 +101,7 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pods(request: pytest.FixtureRequest) -> Iterator[Pods | None]:
     """Where tests on pods have them, with a Redis of its own; None without a cluster, or where no test wants one."""
     wanted = any(item.get_closest_marker("kubernetes") for item in request.session.items)
-    if not wanted or why_none(request.config.getoption("--kubeconfig")):
+    if not wanted or unavailable_reason(request.config.getoption("--kubeconfig")):
         yield None
         return
     yield Pods(request.getfixturevalue("cluster"), request.getfixturevalue("redis_service"))
@@ -194,7 +194,7 @@ def _connections(pods: Pods, proxy: Proxy, home: Path) -> dict[str, dict[str, An
             "backend": "kubernetes",
             "kubernetes_conn_id": conn_id,
             "kubernetes_namespace": pods.cluster.namespace,
-            "redis_for_pods": pods.redis.inside,
+            "redis_for_pods": pods.redis.address_in_cluster,
             "pod": {"image": image, "volumes": volumes, **more},
         }
         return {"conn_type": "edl", "host": pods.redis.host, "password": pods.redis.password, "extra": extra}

@@ -76,7 +76,7 @@ class Pods:
         return phases.get(student, "Failed") not in ("Succeeded", "Failed")
 
     def left(self, marks: tuple[str, ...]) -> list[str]:
-        objects = [one for one in asyncio.run(self.cluster.there()) if one.partition(" ")[2].startswith(marks)]
+        objects = [one for one in asyncio.run(self.cluster.objects()) if one.partition(" ")[2].startswith(marks)]
         return [*objects, *(pool for pool in asyncio.run(_registered(self.redis.url)) if pool.startswith(marks))]
 
     def tokens(self, marks: tuple[str, ...]) -> set[str]:
@@ -89,7 +89,7 @@ class Pods:
 
     def _ask(self, path: str) -> list[dict[str, Any]]:
         found: dict[str, Any] = asyncio.run(
-            self.cluster.ask("GET", f"/api/v1/namespaces/{self.cluster.namespace}{path}")
+            self.cluster.request("GET", f"/api/v1/namespaces/{self.cluster.namespace}{path}")
         )
         return found["items"]
 

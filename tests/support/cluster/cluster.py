@@ -1,4 +1,4 @@
-"""A real cluster for tests, in a namespace of their own: the one that KUBECONFIG, or --kubeconfig, names."""
+"""A namespace in the real cluster that KUBECONFIG or --kubeconfig names, and servers in its pods."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ KINDS = {
     "pods": "/api/v1",
     "secrets": "/api/v1",
 }
-"""All that belongs to a job, with where the API has it."""
+"""Kinds of objects that belong to a job, with their API paths."""
 
 COLLECTED_WITHIN_S = 200.0
-"""For so long what a job owned may outlive it: the cluster's garbage collector has to come by."""
+"""How long objects of a deleted job may remain: the cluster's garbage collector is slow."""
 
 ANSWERS_WITHIN_S = 120.0
-"""For so long a server in a pod may take to answer, its image included."""
+"""How long a server in a pod may take to answer, the pull of its image included."""
 
 
 class Cluster:
@@ -64,27 +64,27 @@ class Cluster:
         where = {"KUBECONFIG": self.kubeconfig, "EDL_BACKEND": "kubernetes", "EDL_KUBE_NAMESPACE": self.namespace}
         return {**clean, **where, **more}
 
-    async def still_there(self) -> list[str]:
-        """Return what is there of any job, by kind and name, once the cluster had its time to collect it."""
+    async def remaining_objects(self) -> list[str]:
+        """Return the kind and name of all jobs' objects that the cluster has not collected in time."""
         deadline = time.monotonic() + COLLECTED_WITHIN_S
-        while (there := await self.there()) and time.monotonic() < deadline:  # noqa: ASYNC110 -- nobody tells of it
+        while (objects := await self.objects()) and time.monotonic() < deadline:  # noqa: ASYNC110 -- no event
             await asyncio.sleep(0.2)
-        return there
+        return objects
 
-    async def there(self) -> list[str]:
-        """Return everything of any job that is there now, by kind and name."""
-        return [f"{kind} {one['metadata']['name']}" for kind in KINDS for one in await self.found(kind)]
+    async def objects(self) -> list[str]:
+        """Return the kind and name of all jobs' objects."""
+        return [f"{kind} {one['metadata']['name']}" for kind in KINDS for one in await self.list_objects(kind)]
 
-    async def found(self, kind: str, job: str = "") -> list[dict[str, Any]]:
-        """Return the objects of a kind, as in `KINDS`, that belong to a job, or to any."""
+    async def list_objects(self, kind: str, job: str = "") -> list[dict[str, Any]]:
+        """Return the objects of a kind of `KINDS` that belong to a job, by default to any."""
         label = f"{names.JOB}={job}" if job else names.JOB
         path = f"{KINDS[kind]}/namespaces/{self.namespace}/{kind}?labelSelector={label}"
-        items: list[dict[str, Any]] = (await self.ask("GET", path))["items"]
+        items: list[dict[str, Any]] = (await self.request("GET", path))["items"]
         return items
 
     @asynccontextmanager
     async def volume(self, folder: Path) -> AsyncIterator[str]:
-        """Give the name of a PersistentVolumeClaim that is bound to a folder of this machine, the only node."""
+        """Make a PersistentVolumeClaim of a folder of this machine, the only node; yield its name."""
         name = f"edl-test-{secrets.token_hex(3)}"
         size = {"storage": "1Gi"}
         volume = {
@@ -106,16 +106,16 @@ class Cluster:
             "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": name, "resources": {"requests": size}},
         }
         claims = f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims"
-        await self.ask("POST", "/api/v1/persistentvolumes", volume)
-        await self.ask("POST", claims, claim)
+        await self.request("POST", "/api/v1/persistentvolumes", volume)
+        await self.request("POST", claims, claim)
         try:
             yield name
         finally:
-            await self.ask("DELETE", f"{claims}/{name}")
-            await self.ask("DELETE", f"/api/v1/persistentvolumes/{name}")
+            await self.request("DELETE", f"{claims}/{name}")
+            await self.request("DELETE", f"/api/v1/persistentvolumes/{name}")
 
-    async def ask(self, method: str, path: str, body: Any = None, *, content: str = "application/json") -> Any:
-        """Ask the API server something that the backend has no verb for."""
+    async def request(self, method: str, path: str, body: Any = None, *, content: str = "application/json") -> Any:
+        """Send a request to the API server. Raises RuntimeError for a status of 300 or more but 404."""
         import json
 
         async with self.connect() as client:
@@ -138,23 +138,23 @@ class Cluster:
 def own_namespace(kubeconfig: str, image: str, labels: Mapping[str, str] | None = None) -> Iterator[Cluster]:
     """Make a namespace, and remove it with all that is in it.
 
-    Jobs first: a namespace that goes removes pods before Jobs, and a Job that would replace a pod before it lets go of
-    it can't do so there. Both would stay for ever.
+    Jobs first: a terminating namespace deletes pods before Jobs, and a Job that would replace a pod before it removes
+    its finalizer can't do so there. Both would remain for ever.
     """
     cluster = Cluster(kubeconfig, image)
     metadata = {"name": cluster.namespace, "labels": dict(labels or {})}
     made = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
-    asyncio.run(cluster.ask("POST", "/api/v1/namespaces", made))
+    asyncio.run(cluster.request("POST", "/api/v1/namespaces", made))
     try:
         yield cluster
     finally:
         jobs = f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs?propagationPolicy=Background"
-        asyncio.run(cluster.ask("DELETE", jobs))
-        asyncio.run(cluster.ask("DELETE", f"/api/v1/namespaces/{cluster.namespace}"))
+        asyncio.run(cluster.request("DELETE", jobs))
+        asyncio.run(cluster.request("DELETE", f"/api/v1/namespaces/{cluster.namespace}"))
 
 
-def why_none(kubeconfig: str) -> str:
-    """Return why there is no cluster to test on, empty if there is one."""
+def unavailable_reason(kubeconfig: str) -> str:
+    """Return why there is no cluster for tests, empty if there is one."""
     if not kubeconfig:
         return "no Kubernetes here: KUBECONFIG names none (a kind or k3d cluster will do)"
     if not Path(kubeconfig).exists():
@@ -165,7 +165,7 @@ def why_none(kubeconfig: str) -> str:
 
 
 class PodService:
-    """A server in a pod, behind a Service of its name in a cluster's namespace. `host`: its address for everybody."""
+    """A server in a pod, behind a Service of its name in a cluster's namespace. `host`: its cluster IP."""
 
     name: str
     port: int
@@ -183,8 +183,8 @@ class PodService:
         self._services = f"/api/v1{space}/services"
 
     @property
-    def inside(self) -> str:
-        """Its address for pods, with its port."""
+    def address_in_cluster(self) -> str:
+        """HOST:PORT of its Service, for pods."""
         return f"{self.name}.{self._cluster.namespace}.svc:{self.port}"
 
     def __enter__(self) -> Self:
@@ -199,11 +199,11 @@ class PodService:
         about = {"metadata": {"name": self.name}}
         template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": self.name, **self._container}]}}
         deployment = {**about, "spec": {"selector": {"matchLabels": labels}, "template": template}}
-        await self._cluster.ask(
+        await self._cluster.request(
             "POST", self._deployments, {"apiVersion": "apps/v1", "kind": "Deployment", **deployment}
         )
         service = {**about, "spec": {"selector": labels, "ports": [{"port": self.port}]}}
-        made = await self._cluster.ask("POST", self._services, {"apiVersion": "v1", "kind": "Service", **service})
+        made = await self._cluster.request("POST", self._services, {"apiVersion": "v1", "kind": "Service", **service})
         self.host = made["spec"]["clusterIP"]
         async with asyncio.timeout(ANSWERS_WITHIN_S):
             while not await asyncio.to_thread(self._answers):  # noqa: ASYNC110 -- another machine makes it so
@@ -211,7 +211,7 @@ class PodService:
 
     async def _stop(self) -> None:
         for path in (self._deployments, self._services):
-            await self._cluster.ask("DELETE", f"{path}/{self.name}")
+            await self._cluster.request("DELETE", f"{path}/{self.name}")
 
     def _answers(self) -> bool:
         raise NotImplementedError
@@ -233,8 +233,8 @@ class RedisService(PodService):
         return f"redis://:{self.password}@{self.host}:{self.port}/0"
 
     @property
-    def url_inside(self) -> str:
-        return f"redis://:{self.password}@{self.inside}/0"
+    def url_in_cluster(self) -> str:
+        return f"redis://:{self.password}@{self.address_in_cluster}/0"
 
     def _answers(self) -> bool:
         from redis import Redis

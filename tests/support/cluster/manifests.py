@@ -1,4 +1,4 @@
-"""The manifests in deploy/ as tests use them: in a namespace of the test's own."""
+"""The manifests in deploy/, applied to a namespace of a test, and pods with a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.cluster.cluster import Cluster
 from support.paths import DEPLOY
 
 WITHIN_S = 120.0
-"""Longest wait for a pod, image included."""
+"""Longest wait for a pod, the pull of its image included."""
 
 _PATHS = {
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
@@ -32,7 +32,7 @@ _PATHS = {
 }
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
-"""Labels of a namespace that takes no pods but those of the PodSecurity level `restricted`."""
+"""Labels of a namespace that enforces the PodSecurity level `restricted`."""
 
 _POD_RESTRICTED = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
 _CONTAINER_RESTRICTED = {
@@ -43,7 +43,7 @@ _CONTAINER_RESTRICTED = {
 
 
 def manifests(file: str, namespace: str) -> list[dict[str, Any]]:
-    """Return the objects of a file in deploy/, as someone edits it who has jobs and Airflow in that one namespace."""
+    """Return the objects of a file in deploy/, with its namespaces `edl` and `airflow` replaced by `namespace`."""
     text = (DEPLOY / file).read_text()
     return list(yaml.safe_load_all(re.sub("namespace: (edl|airflow)\n", f"namespace: {namespace}\n", text)))
 
@@ -66,19 +66,19 @@ def path_of(cluster: Cluster, kind: str, name: str = "") -> str:
 
 async def create(cluster: Cluster, *objects: dict[str, Any]) -> None:
     for one in objects:
-        await cluster.ask("POST", path_of(cluster, one["kind"]), one)
+        await cluster.request("POST", path_of(cluster, one["kind"]), one)
 
 
 async def remove(cluster: Cluster, *objects: dict[str, Any]) -> None:
     for one in objects:
-        await cluster.ask("DELETE", path_of(cluster, one["kind"], one["metadata"]["name"]))
+        await cluster.request("DELETE", path_of(cluster, one["kind"], one["metadata"]["name"]))
 
 
 async def ready_pod(cluster: Cluster, labels: str, *, other_than: str = "") -> dict[str, Any]:
-    """Return the pod with the labels once it is ready. `other_than`: the uid of one that is to be replaced."""
+    """Return the pod with the labels once it is ready. `other_than`: the uid of a pod that is being replaced."""
     deadline = time.monotonic() + WITHIN_S
     while True:
-        pods = (await cluster.ask("GET", f"{path_of(cluster, 'Pod')}?labelSelector={labels}"))["items"]
+        pods = (await cluster.request("GET", f"{path_of(cluster, 'Pod')}?labelSelector={labels}"))["items"]
         for pod in pods:
             conditions = {one["type"]: one["status"] for one in pod["status"].get("conditions", ())}
             if conditions.get("Ready") == "True" and pod["metadata"]["uid"] != other_than:
@@ -91,7 +91,7 @@ async def ready_pod(cluster: Cluster, labels: str, *, other_than: str = "") -> d
 async def run_pod(
     cluster: Cluster, name: str, command: list[str], env: dict[str, str] | None = None
 ) -> tuple[int, str]:
-    """Run a command in a pod of the runtime's image; return its exit status and what it said."""
+    """Run a command in a pod of the runtime's image; return its exit status and output."""
     container = {
         "name": "main",
         "image": cluster.image,
@@ -110,7 +110,7 @@ async def run_pod(
     await create(cluster, pod)
     deadline = time.monotonic() + WITHIN_S
     while True:
-        status = (await cluster.ask("GET", path_of(cluster, "Pod", name)))["status"]
+        status = (await cluster.request("GET", path_of(cluster, "Pod", name)))["status"]
         if status.get("phase") in ("Succeeded", "Failed"):
             ended = status["containerStatuses"][0]["state"]["terminated"]
             return ended["exitCode"], ended.get("message", "")

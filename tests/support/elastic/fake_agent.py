@@ -91,7 +91,7 @@ class Trainer:
         self._listener = threading.Thread(target=self._listen, name="edl-test-listener", daemon=True)
         self._listener.start()
 
-    def await_word(self, kind: type[Message], such: Callable[[Message], bool] = lambda _: True) -> Message:
+    def await_message(self, kind: type[Message], such: Callable[[Message], bool] = lambda _: True) -> Message:
         """Return the next message of that kind, passing over others. Fails after 150 s, or when the trainer ends."""
         until = time.monotonic() + 150
         while (word := self._news.get(timeout=max(0.01, until - time.monotonic()))) is not None:
@@ -153,7 +153,7 @@ def trainers(out: Path, count: int, **options: Any) -> Iterator[list[Trainer]]:
     started = [Trainer(out, **options) for _ in range(count)]
     try:
         for trainer in started:
-            trainer.await_word(WorkerReady)
+            trainer.await_message(WorkerReady)
         yield started
     finally:
         for trainer in started:

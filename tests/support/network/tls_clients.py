@@ -1,7 +1,7 @@
-"""What those meet who come to teachers and Redis over TLS as they must not: python tls_clients.py POOL.
+"""Clients of teachers, discovery and Redis with wrong TLS settings: python tls_clients.py POOL.
 
-Run with the settings of a student that does it right; /wrong/ca.crt is another authority's. One line of JSON says for
-each stranger what came of it.
+Run with the settings of a student that may connect; /wrong/ca.crt is another authority's. Prints one line of JSON: the
+result of each client, or its error.
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ async def members(url: str, pool: str) -> list[str]:
         return [member.address for member in await Directory(client, SETTINGS.namespace).members(pool)]
 
 
-def asks(address: str, settings: RuntimeSettings) -> bool:
+def is_ready(address: str, settings: RuntimeSettings) -> bool:
     """Ask a teacher whether it is ready."""
     token = settings.teacher_token
     with TeacherConnection(address, token=token, timeout_s=5.0, trust=client_trust(settings)) as teacher:
         return teacher.ready()
 
 
-def comes_of(attempt: Callable[[], object]) -> str:
-    """Return what an attempt answers, or how it fails."""
+def result_of(attempt: Callable[[], object]) -> str:
+    """Return an attempt's result, or its error."""
     try:
         return repr(attempt())
-    except Exception as error:  # noqa: BLE001 - whatever it is, the test reads it
+    except Exception as error:  # noqa: BLE001 - the test reads it
         return f"{type(error).__name__}: {error}"
 
 
 def main(pool: str) -> None:
-    """Try, and tell."""
+    """Try all clients and print the results."""
     url = SETTINGS.redis_url
     (address,) = asyncio.run(members(url, pool))
     plain_redis = url.replace("rediss://", "redis://")
     discovery = urlsplit(SETTINGS.discovery_url).netloc
 
     def with_other(**settings: str) -> Callable[[], object]:
-        return lambda: asks(address, msgspec.structs.replace(SETTINGS, **settings))
+        return lambda: is_ready(address, msgspec.structs.replace(SETTINGS, **settings))
 
-    found = {
-        "one of ours": comes_of(with_other()),
-        "HTTP to a teacher": comes_of(lambda: urllib.request.urlopen(f"http://{address}/v2/health/live", timeout=5)),
-        "student without TLS": comes_of(with_other(teacher_ca="", teacher_tls_name="")),
-        "student of another authority": comes_of(with_other(teacher_ca=WRONG)),
-        "teacher of another name": comes_of(with_other(teacher_tls_name="edl-redis")),
-        "HTTP to discovery": comes_of(lambda: urllib.request.urlopen(f"http://{discovery}/v1/health/live", timeout=5)),
-        "Redis without TLS": comes_of(lambda: asyncio.run(members(plain_redis, pool))),
+    results = {
+        "right settings": result_of(with_other()),
+        "HTTP to a teacher": result_of(lambda: urllib.request.urlopen(f"http://{address}/v2/health/live", timeout=5)),
+        "student without TLS": result_of(with_other(teacher_ca="", teacher_tls_name="")),
+        "student of another authority": result_of(with_other(teacher_ca=WRONG)),
+        "teacher of another name": result_of(with_other(teacher_tls_name="edl-redis")),
+        "HTTP to discovery": result_of(lambda: urllib.request.urlopen(f"http://{discovery}/v1/health/live", timeout=5)),
+        "Redis without TLS": result_of(lambda: asyncio.run(members(plain_redis, pool))),
     }
     os.environ["SSL_CERT_FILE"] = WRONG
-    found["Redis by another authority"] = comes_of(lambda: asyncio.run(members(url, pool)))
-    sys.stdout.write(f"{json.dumps(found)}\n")
+    results["Redis by another authority"] = result_of(lambda: asyncio.run(members(url, pool)))
+    sys.stdout.write(f"{json.dumps(results)}\n")
 
 
 if __name__ == "__main__":
