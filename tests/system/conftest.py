@@ -1,4 +1,4 @@
-"""One Airflow for all system tests, also those on pods: starting it takes the better part of a minute."""
+"""One Airflow for all system tests, also those on pods: starting it takes about a minute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import psutil
 import pytest
 from laptop.launcher import Laptop
-from support.airflow.places import Pods
+from support.airflow.job_hosts import PodHost
 from support.airflow.shared import Airflow
 from support.cluster.cluster import PADDLE_IMAGE, unavailable_reason
 from support.cluster.pod_faults import kubeconfig_with, server_of
@@ -28,22 +28,22 @@ from edl_runtime.store.redis_server import RedisServer
 EXAMPLES = ROOT / "examples"
 OURS = ROOT / "tests" / "system" / "dags"
 OPTIONS = {
-    "CORE__PARALLELISM": "12",  # tasks that wait for each other's tests
+    "CORE__PARALLELISM": "12",  # the tests' tasks run at the same time
     "WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
     "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
     "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
-    # Who is only slow on a busy machine is not lost: tests set the heartbeats of what they have killed back
+    # Slow processes are not lost: tests expire the heartbeats of those that they have killed
     "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "600",
     "SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "600",
     "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "600",
-    "TRIGGERER__ON_KILL_TIMEOUT": "15",  # 30 otherwise, as long as the API server is away
-    # Nor does it give up what is only slow
+    "TRIGGERER__ON_KILL_TIMEOUT": "15",  # 30 by default, as long as the outage of the API server
+    # Slow imports and heartbeats do not fail, either
     "CORE__DAGBAG_IMPORT_TIMEOUT": "300",
     "DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "300",
     "WORKERS__EXECUTION_API_TIMEOUT": "60",
     "WORKERS__MAX_FAILED_HEARTBEATS": "30",
 }
-"""Of an Airflow that looks often for what it has lost."""
+"""Options of an Airflow that checks heartbeats often."""
 
 FAILS = """
 from airflow.providers.standard.operators.bash import BashOperator
@@ -56,7 +56,7 @@ with DAG("fails", schedule=None):
 
 @pytest.fixture(scope="session")
 def training(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Popen[bytes], Path]:
-    """An example that trains its teacher, meanwhile a database is made."""
+    """A process that trains the example's teacher in a folder, while the database is made."""
     folder = tmp_path_factory.mktemp("trained")
     where = ["--data-dir", str(folder / "data"), "--model-dir", str(folder / "teacher")]
     command = [sys.executable, str(EXAMPLES / "mnist_distill" / "train_teacher.py"), *where]
@@ -65,7 +65,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Popen
 
 @pytest.fixture(scope="session")
 def trained(training: tuple[subprocess.Popen[bytes], Path]) -> Path:
-    """The folder of an example that has trained its teacher: `data` and `teacher`."""
+    """The folder of the example's trained teacher: `data` and `teacher`."""
     process, folder = training
     assert process.wait() == 0
     return folder
@@ -73,7 +73,7 @@ def trained(training: tuple[subprocess.Popen[bytes], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def new_airflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
-    """Make a folder the home of an Airflow that was never started; its database is a copy of one, as is its secret."""
+    """Make a folder the home of an Airflow that was never started, with a copy of one database and secret."""
     first = tmp_path_factory.mktemp("airflow")
     environ = {**os.environ, "AIRFLOW_HOME": str(first), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
     subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], env=environ, check=True, capture_output=True)
@@ -89,7 +89,7 @@ def new_airflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], No
 
 @pytest.fixture(scope="session")
 def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our DAGs, and those of the tests."""
+    """A folder with our DAGs and those of the tests."""
     folder = tmp_path_factory.mktemp("dags")
     for file in (*(ROOT / "dags").glob("*.py"), *OURS.glob("*.py")):
         (folder / file.name).symlink_to(file)
@@ -98,18 +98,18 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pods(request: pytest.FixtureRequest) -> Iterator[Pods | None]:
-    """Where tests on pods have them, with a Redis of its own; None without a cluster, or where no test wants one."""
+def pods(request: pytest.FixtureRequest) -> Iterator[PodHost | None]:
+    """The cluster of tests on pods, with a Redis; None without a cluster or without such tests."""
     wanted = any(item.get_closest_marker("kubernetes") for item in request.session.items)
     if not wanted or unavailable_reason(request.config.getoption("--kubeconfig")):
         yield None
         return
-    yield Pods(request.getfixturevalue("cluster"), request.getfixturevalue("redis_service"))
+    yield PodHost(request.getfixturevalue("cluster"), request.getfixturevalue("redis_service"))
 
 
 @pytest.fixture(scope="session")
-def proxy(pods: Pods | None) -> Iterator[Proxy | None]:
-    """A way to the cluster's API server that can be cut."""
+def proxy(pods: PodHost | None) -> Iterator[Proxy | None]:
+    """A proxy before the cluster's API server."""
     if pods is None:
         yield None
         return
@@ -120,11 +120,11 @@ def proxy(pods: Pods | None) -> Iterator[Proxy | None]:
 @pytest.fixture(scope="session")
 def home(
     tmp_path_factory: pytest.TempPathFactory,
-    training: object,  # noqa: ARG001 -- begins before the database does
+    training: object,  # noqa: ARG001 -- starts before the database is made
     new_airflow: Callable[[Path], None],
     trained: Path,
 ) -> Path:
-    """The folder of an Airflow that was never started, with a teacher of the example for each place."""
+    """The folder of an Airflow that was never started, with the example's teacher for local tasks and for pods."""
     home = tmp_path_factory.mktemp("laptop")
     shared = home / "airflow" / "on_pods"
     new_airflow(home / "airflow")
@@ -137,9 +137,9 @@ def home(
 
 @pytest.fixture(scope="session")
 def laptop(
-    home: Path, dags: Path, redis_server: RedisServer, pods: Pods | None, proxy: Proxy | None
+    home: Path, dags: Path, redis_server: RedisServer, pods: PodHost | None, proxy: Proxy | None
 ) -> Iterator[Laptop]:
-    """A running Airflow; when it ends, every process that it ever started must have ended too."""
+    """A running Airflow; afterwards no process that it has started remains."""
     connections = {"edl_rescaled": _rescaled(redis_server, home / "rescaled")}
     if pods and proxy:
         connections |= _connections(pods, proxy, home)
@@ -149,14 +149,14 @@ def laptop(
         yield laptop
         started = set(psutil.Process().children(recursive=True)) - others
     assert [process.name() for process in started if process.is_running() and process.status() != "zombie"] == []
-    assert belonging_to(laptop.home) == []
+    assert processes_in(laptop.home) == []
 
 
 @pytest.fixture(scope="session")
 def airflow(
-    request: pytest.FixtureRequest, laptop: Laptop, pods: Pods | None, proxy: Proxy | None
+    request: pytest.FixtureRequest, laptop: Laptop, pods: PodHost | None, proxy: Proxy | None
 ) -> Iterator[Airflow]:
-    """The running Airflow, in which all tests that go on beside others begin at once."""
+    """The running Airflow, in which all parallel tests start at once."""
     with laptop.client() as client:
         airflow = Airflow(laptop, client, rescaled=laptop.home / "rescaled", pods=pods, proxy=proxy)
         airflow.start(request.session.items)
@@ -167,7 +167,7 @@ def airflow(
 
 
 def _rescaled(redis: RedisServer, work_dir: Path) -> dict[str, Any]:
-    """Return a connection with jobs of its own, which no other test wonders about when they are rescaled."""
+    """Return a connection with jobs of its own, as rescaling would change those of other tests."""
     at = urlsplit(redis.url)
     return {
         "conn_type": "edl",
@@ -178,13 +178,13 @@ def _rescaled(redis: RedisServer, work_dir: Path) -> dict[str, Any]:
     }
 
 
-def _connections(pods: Pods, proxy: Proxy, home: Path) -> dict[str, dict[str, Any]]:
-    """Return those that lead to the cluster: `edl_far` goes by the proxy, and the pods of `edl_pods` have Paddle.
+def _connections(pods: PodHost, proxy: Proxy, home: Path) -> dict[str, dict[str, Any]]:
+    """Return the connections to the cluster: `edl_far` uses the proxy, and pods of `edl_pods` have Paddle.
 
-    Pods see the DAGs of the tests, the folder by which students and tests talk, and those of the examples.
+    Pods see the DAGs of the tests, the folder of dags/interrupted.py, and the examples.
     """
-    talking = home / "interrupted"
-    talking.mkdir()
+    interrupted = home / "interrupted"
+    interrupted.mkdir()
     uid = {"name": "STUDENT", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}
     env = [uid, {"name": "PYTHONPATH", "value": str(OURS)}]
 
@@ -201,7 +201,7 @@ def _connections(pods: Pods, proxy: Proxy, home: Path) -> dict[str, dict[str, An
 
     plain: dict[str, Any] = {
         "image": pods.cluster.image,
-        "folders": (OURS, talking),
+        "folders": (OURS, interrupted),
         "resources": {"cpu": "20m"},
         "template": {"spec": {"containers": [{"name": names.CONTAINER, "env": env}]}},
     }
@@ -216,8 +216,8 @@ def _connections(pods: Pods, proxy: Proxy, home: Path) -> dict[str, dict[str, An
     }
 
 
-def belonging_to(home: Path) -> list[str]:
-    """The commands of all processes that work in `home`."""
+def processes_in(home: Path) -> list[str]:
+    """Return the commands of all processes with their working directory in `home`."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.system, pytest.mark.browser, pytest.mark.slow, pytest.
 DAG_ID = "edl_quickstart_distill"
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 SLOWEST_MS = 180_000
-"""How long anything may take to be seen: other tests use the same Airflow."""
+"""Longest wait for an element: other tests use the same Airflow."""
 
-QUIET = (
+FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -45,11 +45,11 @@ def page() -> Iterator[Page]:
 
 
 def _launched(playwright: Playwright, program: str) -> Browser:
-    return playwright.chromium.launch(executable_path=program, args=QUIET, timeout=SLOWEST_MS)
+    return playwright.chromium.launch(executable_path=program, args=FLAGS, timeout=SLOWEST_MS)
 
 
-def test_the_form_starts_a_run_with_its_values(airflow: Airflow, page: Page) -> None:
-    """A person logs in, changes the form's values, triggers, and sees the run succeed with them."""
+def test_the_trigger_form_starts_a_run_with_its_values(airflow: Airflow, page: Page) -> None:
+    """A user logs in, changes the form's values, triggers a run, and sees it succeed with them."""
     laptop, client = airflow.laptop, airflow.client
     laptop.wait_for_dag(client, DAG_ID)
     client.unpause(DAG_ID)

@@ -1,4 +1,4 @@
-"""`dag.test()` of our DAGs: how an author tries one, without a scheduler."""
+"""`dag.test()` of our DAGs, without a scheduler."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ TRIES = Path({tries!r})
 SCRIPT = f"open({tries!r}, 'a').write('train;'); print('no such data set'); raise SystemExit(78)"
 
 
-def leaves(word):
-    return TrainerSpec(command=("python", "-c", f"open({tries!r}, 'a').write('{{word}};')"))
+def writes(name):
+    return TrainerSpec(command=("python", "-c", f"open({tries!r}, 'a').write('{{name}};')"))
 
 
-def tries(what):
+def record(name):
     with TRIES.open("a") as file:
-        file.write(f"{{what}};")
+        file.write(f"{{name}};")
 
 
 with DAG("retries", schedule=None, default_args={{"retries": 2, "retry_delay": timedelta(0)}}):
 
     @task(retry_policy=EdlRetryPolicy())
     def mistaken():
-        tries("mistaken")
+        record("mistaken")
         Bounds(3, 1)
 
     @task(retry_policy=EdlRetryPolicy())
     def unlucky():
-        tries("unlucky")
+        record("unlucky")
         raise RegistryUnavailableError("redis:6379", "refused")
 
     @task
     def without_policy():
-        tries("without_policy")
+        record("without_policy")
         Bounds(3, 1)
 
     EdlTrainOperator(task_id="train", trainer=TrainerSpec(command=("python", "-c", SCRIPT)))
@@ -74,19 +74,19 @@ with DAG("given", schedule=None, default_args={{"retries": 2, "retry_delay": tim
 
     @task
     def made():
-        return leaves("made")
+        return writes("made")
 
     @task
     def several():
-        tries("several")
-        return [leaves("first"), leaves("second").serialize(), {{"comand": "third"}}]
+        record("several")
+        return [writes("first"), writes("second").serialize(), {{"comand": "third"}}]
 
     EdlTrainOperator(task_id="train", trainer=made())
     EdlTrainOperator.partial(task_id="each", priority=1).expand(trainer=several())
 """
 
 Runs = Sequence[tuple[str, dict[str, Any], str]]
-"""Of DAGs, with the values of their forms and a pattern of tasks that are only assumed to have succeeded."""
+"""DAG ids with their conf and a pattern of tasks that are marked as successful without running."""
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +96,9 @@ def environ(
     trained: Path,
     new_airflow: Callable[[Path], None],
 ) -> Iterator[dict[str, str]]:
-    """The environment of an Airflow that is nothing but a database; jobs that a failed test leaves are stopped."""
+    """The environment of an Airflow that is only a database; jobs of a failed test are stopped."""
     home = tmp_path_factory.mktemp("airflow")
-    dags = tmp_path_factory.mktemp("tried")
+    dags = tmp_path_factory.mktemp("dags")
     for file in DAGS.iterdir():
         (dags / file.name).symlink_to(file)
     (dags / "retries.py").write_text(RETRIES.format(tries=str(dags / "tries")))
@@ -110,7 +110,7 @@ def environ(
         redis_url=redis_server.url,
         work_dir=home / "jobs",
         passwords=home / "passwords.json",
-        options={"CORE__DAGBAG_IMPORT_TIMEOUT": "300"},  # a DAG file that is only read slowly has no error
+        options={"CORE__DAGBAG_IMPORT_TIMEOUT": "300"},  # a slow import is no error
     )
     new_airflow(home)
     shutil.copytree(trained, home / "mnist_distill")
@@ -119,54 +119,54 @@ def environ(
         asyncio.run(LocalBackend(home / "jobs").delete(job))
 
 
-@pytest.mark.usefixtures("airflow")  # which other tests use meanwhile
-def test_steps_succeed_and_mistakes_have_one_try(environ: dict[str, str]) -> None:
-    """Deferred tasks run in one process, too. What passes has all tries, a mistake has one.
+@pytest.mark.usefixtures("airflow")  # other tests use it meanwhile
+def test_dags_with_deferred_tasks_succeed_and_mistakes_are_not_retried(environ: dict[str, str]) -> None:
+    """Deferred tasks run in one process. Transient errors are retried, mistakes are not.
 
-    In tasks of one's own that is by the policy, in ours without a word; Airflow alone would try each three times.
+    In the user's tasks by EdlRetryPolicy, in our operators always; without it Airflow tries three times.
     """
-    states, said = tried(environ, [("edl_distill_steps", {"epochs": 1, "teachers": 1}, ""), ("retries", {}, "")])
+    states, output = run_dags(environ, [("edl_distill_steps", {"epochs": 1, "teachers": 1}, ""), ("retries", {}, "")])
     assert {"run", "train_teacher", "distill", "report"} <= set(states["edl_distill_steps"])
-    assert set(states["edl_distill_steps"].values()) == {"success"}, said[-6000:]
+    assert set(states["edl_distill_steps"].values()) == {"success"}, output[-6000:]
     assert set(states["retries"].values()) == {"failed"}
     made = Counter((Path(environ["AIRFLOW__CORE__DAGS_FOLDER"]) / "tries").read_text().split(";")[:-1])
     assert made == {"mistaken": 1, "unlucky": 3, "without_policy": 3, "train": 1}
-    assert "bounds: got '3:1', allowed is min at most max" in said
-    assert "no such data set" in said
+    assert "bounds: got '3:1', allowed is min at most max" in output
+    assert "no such data set" in output
 
 
 @pytest.mark.usefixtures("airflow")
 def test_specs_come_from_upstream_tasks(environ: dict[str, str]) -> None:
-    """As they are and as dicts, one or a list; what is none fails at once and says so."""
+    """As specs and as dicts, one or a list; an invalid one fails at once with its field."""
     tries = Path(environ["AIRFLOW__CORE__DAGS_FOLDER"]) / "tries"
     tries.unlink(missing_ok=True)
-    states, said = tried(environ, [("given", {}, "")])
-    assert (states["given"]["made"], states["given"]["train"]) == ("success", "success"), said[-6000:]
+    states, output = run_dags(environ, [("given", {}, "")])
+    assert (states["given"]["made"], states["given"]["train"]) == ("success", "success"), output[-6000:]
     made = Counter(tries.read_text().split(";")[:-1])
     assert made == {"made": 1, "several": 1, "first": 1, "second": 1}
-    assert "trainer: got 'comand', allowed is the fields of TrainerSpec" in said
-    assert said.count("Retry policy decision") == 1
+    assert "trainer: got 'comand', allowed is the fields of TrainerSpec" in output
+    assert output.count("Retry policy decision") == 1
 
 
 @pytest.mark.deep
-def test_the_quickstart_a_night_and_the_evaluation_of_its_checkpoint_succeed(environ: dict[str, str]) -> None:
-    """What grows beside the training is assumed, as it would grow too late; the evaluation is told its checkpoint."""
+def test_the_quickstart_nightly_and_evaluation_dags_succeed(environ: dict[str, str]) -> None:
+    """Tasks that would resize the job too late are skipped; the evaluation gets the checkpoint in its conf."""
     night = {"epochs": 1, "pause_s": 0, "ends_by": "PT10M"}
     runs = [
         ("edl_quickstart_distill", {"epochs": 1}, "pool_in_use|grow_pool"),
         ("edl_nightly_elastic_training", night, "training|grow"),
     ]
-    states, said = tried(environ, runs)
+    states, output = run_dags(environ, runs)
     assert {"run", "train_teacher", "distill", "report"} <= set(states["edl_quickstart_distill"])
     assert {"run", "train"} <= set(states["edl_nightly_elastic_training"])
-    assert {state for tasks in states.values() for state in tasks.values()} == {"success"}, said[-6000:]
+    assert {state for tasks in states.values() for state in tasks.values()} == {"success"}, output[-6000:]
     *_, newest = sorted((Path(environ["AIRFLOW_HOME"]) / "elastic_train" / "checkpoints").iterdir())
-    states, _ = tried(environ, [("edl_evaluate_on_checkpoint", {"checkpoint": str(newest)}, "")])
+    states, _ = run_dags(environ, [("edl_evaluate_on_checkpoint", {"checkpoint": str(newest)}, "")])
     assert states == {"edl_evaluate_on_checkpoint": {"run": "success", "evaluate": "success"}}
 
 
-def tried(environ: dict[str, str], runs: Runs) -> tuple[dict[str, dict[str, str]], str]:
-    """Run `dag.test()` of each; return their states and those of their tasks, and what was said. No job is left."""
+def run_dags(environ: dict[str, str], runs: Runs) -> tuple[dict[str, dict[str, str]], str]:
+    """Run `dag.test()` of each; return the states of runs and tasks, and the output. No job remains."""
     command = [sys.executable, str(RUN), environ["AIRFLOW__CORE__DAGS_FOLDER"], json.dumps(runs)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

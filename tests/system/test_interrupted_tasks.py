@@ -1,9 +1,8 @@
-"""Tasks that are ended, cleared, timed out or lost in a real Airflow: nothing leaks, nothing doubles.
+"""Tasks that are ended, cleared, timed out or lost in a real Airflow: no job is leaked, none is run twice.
 
-The students are processes of this machine or pods, and the task runs in a worker or is deferred: of these four each
-interruption is shown in one or two, and in the others by `make test-deep`. On pods alone: a component of Airflow that
-is ended with its children, which on this machine are jobs, too: so the triggerer that has begun jobs on this machine is
-lost before another is told to go.
+Students are processes of this machine or pods, and the task runs in a worker or is deferred. Of these four cases each
+interruption is tested in one or two, and in the others by `make test-deep`. Components of Airflow are stopped with
+their children only where jobs are pods: on this machine jobs are among the children.
 """
 
 from __future__ import annotations
@@ -12,227 +11,233 @@ import time
 from itertools import product
 
 import pytest
-from support.airflow.processes import another_scheduler, another_triggerer, halted_triggerer, is_alive, next_triggerer
-from support.airflow.shared import Airflow, alone, beside_others
+from support.airflow.processes import (
+    is_alive,
+    killed_scheduler,
+    killed_triggerer,
+    restarted_triggerer,
+    suspended_triggerer,
+)
+from support.airflow.shared import Airflow, exclusive, in_parallel
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 AWAY_S = 20.0
-"""For so long there is no API server; Airflow waits 15 seconds for what a person has ended, see conftest.py."""
+"""Outage of the API server, longer than the 15 seconds that Airflow waits for `on_kill`, see conftest.py."""
 
 
-def over(
-    *shown: str, states: tuple[str, ...] = ("running", "deferred"), places: tuple[str, ...] = ("local", "pods")
+def cases(
+    *tested: str, states: tuple[str, ...] = ("running", "deferred"), backends: tuple[str, ...] = ("local", "pods")
 ) -> pytest.MarkDecorator:
-    """Give a test each state and place; only those that are `shown` ("running-pods") outside of `make test-deep`."""
+    """Parametrize a test by state and backend; `make test` runs those in `tested` ("running-pods") only."""
 
-    def marks(state: str, place: str) -> list[pytest.MarkDecorator]:
-        on_pods = [pytest.mark.kubernetes] if place == "pods" else []
-        return on_pods if f"{state}-{place}" in shown else [*on_pods, pytest.mark.deep]
+    def marks(state: str, backend: str) -> list[pytest.MarkDecorator]:
+        on_pods = [pytest.mark.kubernetes] if backend == "pods" else []
+        return on_pods if f"{state}-{backend}" in tested else [*on_pods, pytest.mark.deep]
 
-    pairs = product(states, places)
+    pairs = product(states, backends)
     params = [pytest.param(*pair, marks=marks(*pair), id="-".join(pair)) for pair in pairs]
-    return pytest.mark.parametrize(("state", "place"), params)
+    return pytest.mark.parametrize(("state", "backend"), params)
 
 
-@over("running-local", "deferred-pods")
-@beside_others
-def test_marked_failed(airflow: Airflow, state: str, place: str) -> None:
-    """The student gets its time to save, which is longer than the five seconds that Airflow gives the task."""
-    case = airflow.case("marked_failed", state, place)
-    case.student()
-    case.reaches(state)
+@cases("running-local", "deferred-pods")
+@in_parallel
+def test_marking_a_task_failed_stops_its_jobs(airflow: Airflow, state: str, backend: str) -> None:
+    """The student gets the time to save, longer than the five seconds that Airflow gives the task."""
+    case = airflow.case("marked_failed", state, backend)
+    case.wait_for_student()
+    case.wait_for_state(state)
     task = case.task_process() if state == "running" else None
     case.mark("failed")
-    case.ends("failed")
-    case.leaves_nothing()
+    case.wait_for_end("failed")
+    case.wait_until_nothing_remains()
     if task:
-        case.until(lambda: not is_alive(task.pid), lambda: "the task's process goes on")
+        case.wait_until(lambda: not is_alive(task.pid), lambda: "the task's process still runs")
     assert case.has_saved()
     assert case.jobs() == 1
 
 
-@over("running-pods", states=("running",))
-@beside_others
-def test_cleared(airflow: Airflow, state: str, place: str) -> None:
-    """The next try has one student, which nothing of the last try ends."""
-    case = airflow.case("cleared", state, place)
-    case.student()
-    case.reaches("running")
+@cases("running-pods", states=("running",))
+@in_parallel
+def test_clearing_a_task_leaves_one_student(airflow: Airflow, state: str, backend: str) -> None:
+    """The next try has one student, which the earlier try does not end."""
+    case = airflow.case("cleared", state, backend)
+    case.wait_for_student()
+    case.wait_for_state("running")
     case.clear()
-    case.reaches("running", try_number=2)
-    case.trains_to_the_end()
+    case.wait_for_state("running", try_number=2)
+    case.train_to_the_end()
     assert case.jobs() in (1, 2)
 
 
-@over("running-pods", "deferred-local")
-@beside_others
-def test_timed_out(airflow: Airflow, state: str, place: str) -> None:
-    """execution_timeout ends a task in a worker, and one that is deferred, for which Airflow itself has no timer."""
-    for name in ("timed_out", "timed_out_later"):  # no student trains in time on a machine that is too slow
-        case = airflow.case(name, state, place)
-        case.ends("failed")
+@cases("running-pods", "deferred-local")
+@in_parallel
+def test_a_timeout_stops_the_jobs_of_a_task(airflow: Airflow, state: str, backend: str) -> None:
+    """execution_timeout ends a task in a worker and a deferred one, for which Airflow itself has no timer."""
+    for name in ("timed_out", "timed_out_later"):  # on a slow machine no student starts before the first timeout
+        case = airflow.case(name, state, backend)
+        case.wait_for_end("failed")
         if case.students():
             break
     assert ("AirflowTaskTimeout" if state == "running" else "execution_timeout") in case.log()
-    case.leaves_nothing()
+    case.wait_until_nothing_remains()
     assert len(case.students()) == 1
     assert case.has_saved()
     assert case.jobs() == 1
 
 
-@over("running-pods", states=("running",))
-@beside_others
-def test_stopped_task_process(airflow: Airflow, state: str, place: str) -> None:
-    """A task that is told to go by its machine stops all it has; the retry starts anew."""
-    case = airflow.case("stopped_task_process", state, place)
-    student = case.student()
+@cases("running-pods", states=("running",))
+@in_parallel
+def test_a_stopped_task_process_stops_its_jobs(airflow: Airflow, state: str, backend: str) -> None:
+    """A task that gets SIGTERM stops its jobs; the retry starts new ones."""
+    case = airflow.case("stopped_task_process", state, backend)
+    student = case.wait_for_student()
     case.task_process().terminate()
-    case.reaches("running", try_number=2)
+    case.wait_for_state("running", try_number=2)
     assert case.has_saved()
-    assert case.trains_to_the_end() != student
+    assert case.train_to_the_end() != student
     assert case.jobs() == 2
 
 
-@over("running-pods", states=("running",))
-@beside_others
-def test_lost_task_process(airflow: Airflow, state: str, place: str) -> None:
-    """The retry takes over the student of a task process that was killed, for want of memory perhaps."""
-    case = airflow.case("lost_task_process", state, place)
-    student = case.student()
+@cases("running-pods", states=("running",))
+@in_parallel
+def test_the_retry_of_a_lost_task_process_adopts_its_job(airflow: Airflow, state: str, backend: str) -> None:
+    """The retry adopts the student of a task process that was killed, as by the out-of-memory killer."""
+    case = airflow.case("lost_task_process", state, backend)
+    student = case.wait_for_student()
     case.task_process().kill()
-    case.reaches("running", try_number=2)
-    case.is_taken_over(student)
+    case.wait_for_state("running", try_number=2)
+    case.check_taken_over(student)
 
 
-@over("running-local", states=("running",))
-@beside_others
-def test_lost_worker(airflow: Airflow, state: str, place: str) -> None:
-    """The retry takes over the student of a worker that was killed with its task."""
-    case = airflow.case("lost_worker", state, place)
-    student = case.student()
+@cases("running-local", states=("running",))
+@in_parallel
+def test_the_retry_of_a_lost_worker_adopts_its_job(airflow: Airflow, state: str, backend: str) -> None:
+    """The retry adopts the student of a worker that was killed with its task."""
+    case = airflow.case("lost_worker", state, backend)
+    student = case.wait_for_student()
     task = case.task_process()
     worker = task.parent()
     assert worker
     worker.kill()
     task.kill()
-    case.misses_its_worker()
-    case.reaches("running", try_number=2)
-    case.is_taken_over(student)
+    case.expire_worker_heartbeat()
+    case.wait_for_state("running", try_number=2)
+    case.check_taken_over(student)
 
 
-@over("running-local", states=("running",))
-@beside_others
-def test_lost_supervisor(airflow: Airflow, state: str, place: str) -> None:
-    """The retry takes over the student of a worker that was killed alone; its task can't reach Airflow any more."""
-    case = airflow.case("lost_supervisor", state, place)
-    student = case.student()
+@cases("running-local", states=("running",))
+@in_parallel
+def test_the_retry_of_a_lost_supervisor_adopts_its_job(airflow: Airflow, state: str, backend: str) -> None:
+    """The retry adopts the student of a worker that was killed alone; its task can't reach Airflow any more."""
+    case = airflow.case("lost_supervisor", state, backend)
+    student = case.wait_for_student()
     worker = case.task_process().parent()
     assert worker
     worker.kill()
-    case.misses_its_worker()
-    case.reaches("running", try_number=2)
-    case.is_taken_over(student)
+    case.expire_worker_heartbeat()
+    case.wait_for_state("running", try_number=2)
+    case.check_taken_over(student)
 
 
-@over("deferred-local", states=("deferred",), places=("local",))
-@beside_others
-def test_failed_steps(airflow: Airflow, state: str, place: str) -> None:
-    """Training that fails says why, and its pool goes by teardown; setup makes it again when training is cleared."""
-    case = airflow.case("failed_steps", state, place)
-    case.student()
-    case.go()
-    case.ends("failed")
+@cases("deferred-local", states=("deferred",), backends=("local",))
+@in_parallel
+def test_a_failed_step_can_be_cleared(airflow: Airflow, state: str, backend: str) -> None:
+    """A failed training has its reason in the log and its pool is stopped; clearing it starts the pool again."""
+    case = airflow.case("failed_steps", state, backend)
+    case.wait_for_student()
+    case.finish()
+    case.wait_for_end("failed")
     assert [case.task(task_id).state for task_id in ("start", "distill", "stop")] == ["success", "failed", "success"]
     assert "exited with 3" in case.log()
     assert "loss is not a number" in case.log()
-    case.leaves_nothing()
+    case.wait_until_nothing_remains()
     case.clear()
-    case.ends("success")
+    case.wait_for_end("success")
     assert [case.task(task_id).try_number for task_id in ("start", "distill", "stop")] == [2, 2, 2]
-    case.leaves_nothing()
+    case.wait_until_nothing_remains()
 
 
 @pytest.mark.kubernetes
-@beside_others
-def test_api_server_away_from_pods(airflow: Airflow) -> None:
-    """A task follows its student for longer than that, another hears of its student's end, a third is ended after all.
+@in_parallel
+def test_tasks_survive_an_outage_of_the_api_server(airflow: Airflow) -> None:
+    """One task follows its student beyond the outage, another sees its student's end, and a third stops its jobs.
 
-    That one was marked as failed, and Airflow does not wait for so long. Its trigger stops it all once it can.
+    The third was marked as failed in the outage; its trigger stops the jobs once the API server answers.
     """
     assert airflow.proxy
     followed = airflow.case("unreachable", "running", "pods")
     ends = airflow.case("unreachable", "deferred", "pods")
     marked = airflow.case("marked_unreachable", "deferred", "pods")
-    student, _, _ = followed.student(), ends.student(), marked.student()
-    followed.reaches("running")
-    ends.reaches("deferred")
-    marked.reaches("deferred")
+    student, _, _ = followed.wait_for_student(), ends.wait_for_student(), marked.wait_for_student()
+    followed.wait_for_state("running")
+    ends.wait_for_state("deferred")
+    marked.wait_for_state("deferred")
     airflow.proxy.cut()
     back_at = time.monotonic() + AWAY_S
-    ends.go()
+    ends.finish()
     marked.mark("failed")
     for case in (followed, ends):
-        case.until(lambda case=case: "does not answer" in case.log(), lambda: "the log says nothing")
+        case.wait_until(lambda case=case: "does not answer" in case.log(), lambda: "the log has no line of the outage")
     time.sleep(max(0.0, back_at - time.monotonic()))
     airflow.proxy.mend()
 
-    followed.reaches("running")
-    followed.is_taken_over(student)
-    ends.ends("success")
-    marked.ends("failed")
+    followed.wait_for_state("running")
+    followed.check_taken_over(student)
+    ends.wait_for_end("success")
+    marked.wait_for_end("failed")
     for case in (ends, marked):
-        case.leaves_nothing()
+        case.wait_until_nothing_remains()
         assert case.jobs() == len(case.students()) == 1
     assert marked.has_saved()
 
 
-@over("deferred-local", states=("deferred",))
-@alone("cleared")
-def test_cleared_while_no_trigger_runs(airflow: Airflow, state: str, place: str) -> None:
-    """The next try takes over the student, also from the last try's trigger, which is only ended after that."""
-    case = airflow.case("cleared", state, place)
-    student = case.student()
-    case.reaches("deferred")
-    with halted_triggerer(airflow.laptop):
+@cases("deferred-local", states=("deferred",))
+@exclusive("cleared")
+def test_clearing_a_task_without_a_triggerer_adopts_its_job(airflow: Airflow, state: str, backend: str) -> None:
+    """The next try adopts the student, also from the earlier try's trigger, which only ends after that."""
+    case = airflow.case("cleared", state, backend)
+    student = case.wait_for_student()
+    case.wait_for_state("deferred")
+    with suspended_triggerer(airflow.laptop):
         case.clear()
-        case.reaches("deferred", try_number=2)
-    case.is_taken_over(student)
+        case.wait_for_state("deferred", try_number=2)
+    case.check_taken_over(student)
 
 
-@over("deferred-local", states=("deferred",))
-@alone("lost_triggerer")
-def test_lost_triggerer(airflow: Airflow, state: str, place: str) -> None:
-    """The training goes on, and the next triggerer follows it to its end."""
-    case = airflow.case("lost_triggerer", state, place)
-    student = case.student()
-    case.reaches("deferred")
-    with another_triggerer(airflow.laptop):
-        case.is_taken_over(student)
+@cases("deferred-local", states=("deferred",))
+@exclusive("lost_triggerer")
+def test_the_next_triggerer_adopts_jobs_of_a_killed_one(airflow: Airflow, state: str, backend: str) -> None:
+    """The training continues, and the next triggerer follows it to its end."""
+    case = airflow.case("lost_triggerer", state, backend)
+    student = case.wait_for_student()
+    case.wait_for_state("deferred")
+    with killed_triggerer(airflow.laptop):
+        case.check_taken_over(student)
 
 
-@over("deferred-pods", states=("deferred",), places=("pods",))
-@alone("stopped_triggerer")
-def test_stopped_triggerer(airflow: Airflow, state: str, place: str) -> None:
-    """A triggerer that is told to go ends no training; the next one follows it to its end."""
-    case = airflow.case("stopped_triggerer", state, place)
-    student = case.student()
-    case.reaches("deferred")
-    with next_triggerer(airflow.laptop):
-        case.is_taken_over(student)
+@cases("deferred-pods", states=("deferred",), backends=("pods",))
+@exclusive("stopped_triggerer")
+def test_the_next_triggerer_adopts_jobs_of_a_stopped_one(airflow: Airflow, state: str, backend: str) -> None:
+    """A triggerer that gets SIGTERM ends no training; the next one follows it to its end."""
+    case = airflow.case("stopped_triggerer", state, backend)
+    student = case.wait_for_student()
+    case.wait_for_state("deferred")
+    with restarted_triggerer(airflow.laptop):
+        case.check_taken_over(student)
 
 
-@over("deferred-pods", places=("pods",))
-@alone("lost_scheduler")
-def test_lost_scheduler(airflow: Airflow, state: str, place: str) -> None:
-    """The next one hears how a deferred task has ended, and starts one in a worker again, which has one student."""
-    case = airflow.case("lost_scheduler", state, place)
-    student = case.student()
-    case.reaches(state)
-    with another_scheduler(airflow.laptop):
+@cases("deferred-pods", backends=("pods",))
+@exclusive("lost_scheduler")
+def test_the_next_scheduler_adopts_tasks_of_a_killed_one(airflow: Airflow, state: str, backend: str) -> None:
+    """The next scheduler finishes a deferred task, and restarts one in a worker, which has one student."""
+    case = airflow.case("lost_scheduler", state, backend)
+    student = case.wait_for_student()
+    case.wait_for_state(state)
+    with killed_scheduler(airflow.laptop):
         if state == "running":
-            case.reaches("running", try_number=2)
-            case.trains_to_the_end()
+            case.wait_for_state("running", try_number=2)
+            case.train_to_the_end()
             assert case.jobs() in (1, 2)
         else:
-            case.is_taken_over(student)
+            case.check_taken_over(student)

@@ -1,4 +1,4 @@
-"""Rescaling in a real Airflow: the coming of a job starts it, a page shows it, and a person approves a shrink."""
+"""Rescaling in a real Airflow: a new job triggers it, a page shows it, and a user approves a shrink."""
 
 from __future__ import annotations
 
@@ -8,28 +8,25 @@ from typing import Any
 
 import pytest
 from laptop.client import DagRun
-from support.airflow.shared import Airflow, beside_others
+from support.airflow.shared import Airflow, in_parallel
 
 from edl_runtime.backends.local.backend import LocalBackend
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 READ_S = 5.0
-"""How long a question is read: Airflow may lose an answer within seconds of it, and the task then asks once more."""
+"""Wait before an answer: Airflow may lose one that comes within seconds, and the task then asks again."""
 
 
-@beside_others
-def test_a_job_that_comes_is_given_room_and_gives_it_back_when_a_person_approves(airflow: Airflow) -> None:
-    """Nobody has triggered the first run; the second asks a person, and only then does the job shrink.
-
-    Another job is given room, too.
-    """
+@in_parallel
+def test_a_new_job_grows_and_shrinks_after_approval(airflow: Airflow) -> None:
+    """An asset triggers the first run; the second waits for approval before the job shrinks; another job grows, too."""
     client = airflow.client
     airflow.laptop.wait_for_dag(client, "rescales")
     client.unpause("rescales")
     first = airflow.begin("submits", {"job": "first"})
-    _until_sizes(airflow, {"first": (3, 3)})
-    airflow.until(lambda: client.runs("rescales", ["success"]))
+    _wait_for_sizes(airflow, {"first": (3, 3)})
+    airflow.wait_until(lambda: client.runs("rescales", ["success"]))
     grows = client.runs("rescales", ["success"])[-1]
     assert grows.run_id.startswith("asset_triggered")
     result = client.xcom(grows, "rescale")
@@ -45,21 +42,21 @@ def test_a_job_that_comes_is_given_room_and_gives_it_back_when_a_person_approves
     assert question["subject"] == "Shrink jobs or pools?"
     assert "- first shrinks from 3 to 1" in question["body"]
     assert client.xcom(shrinks, "rescale")["targets"][0]["target"] == 1
-    _until_sizes(airflow, {"first": (1, 1)})
+    _wait_for_sizes(airflow, {"first": (1, 1)})
     assert "shrinks from 3 to 1" in _page(airflow, shrinks)
 
     second = airflow.begin("submits", {"job": "second"})
-    airflow.until(lambda: _sizes(airflow).get("second", (0, 0))[0] == 2, lambda: str(_sizes(airflow)))
-    assert _sizes(airflow)["first"][0] == 1  # it was resized just now, and rests
+    airflow.wait_until(lambda: _sizes(airflow).get("second", (0, 0))[0] == 2, lambda: str(_sizes(airflow)))
+    assert _sizes(airflow)["first"][0] == 1  # in its cooldown
 
     airflow.pause("rescales")
     for run in (first, second):
         client.fail(run)
-    _until_sizes(airflow, {})
+    _wait_for_sizes(airflow, {})
 
 
 def _answered(airflow: Airflow, run: DagRun) -> dict[str, Any]:
-    """Approve whatever the run asks until it has ended; return the first question."""
+    """Approve all questions of the run until it has ended; return the first."""
     client = airflow.client
     path = f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/approve/-1/hitlDetails"
     asked: list[dict[str, Any]] = []
@@ -76,13 +73,13 @@ def _answered(airflow: Airflow, run: DagRun) -> dict[str, Any]:
                 client._ask("PATCH", path, json={"chosen_options": ["Approve"], "params_input": {}})
         return client.state(run) in ("success", "failed")
 
-    airflow.until(has_ended, lambda: f"{client.tasks(run)}")
+    airflow.wait_until(has_ended, lambda: f"{client.tasks(run)}")
     assert client.state(run) == "success", client.tasks(run)
     return asked[0]
 
 
 def _page(airflow: Airflow, run: DagRun) -> str:
-    """Return the page that the task's link leads to."""
+    """Return the page of the task's link."""
     url = airflow.client.links(run, "rescale")["Rescaling"]
     assert url
     answer = airflow.client._http.get(url)
@@ -91,10 +88,10 @@ def _page(airflow: Airflow, run: DagRun) -> str:
 
 
 def _sizes(airflow: Airflow) -> dict[str, tuple[int, int]]:
-    """Return how many instances each job is asked to have, and how many run."""
+    """Return the wanted and the running instances of each job."""
     jobs = asyncio.run(LocalBackend(airflow.rescaled).list())
     return {job.name: (job.wanted, sum(one.phase == "running" for one in job.instances)) for job in jobs}
 
 
-def _until_sizes(airflow: Airflow, sizes: dict[str, tuple[int, int]]) -> None:
-    airflow.until(lambda: _sizes(airflow) == sizes, lambda: str(_sizes(airflow)))
+def _wait_for_sizes(airflow: Airflow, sizes: dict[str, tuple[int, int]]) -> None:
+    airflow.wait_until(lambda: _sizes(airflow) == sizes, lambda: str(_sizes(airflow)))

@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 from laptop.client import AirflowClient, DagRun
 from laptop.launcher import Laptop
-from support.airflow.shared import Airflow, beside_others
+from support.airflow.shared import Airflow, in_parallel
 
 from edl_runtime.backends.errors import JobFailedError
 from edl_runtime.backends.local.backend import LocalBackend
@@ -22,14 +22,14 @@ from edl_runtime.backends.local.backend import LocalBackend
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
-@beside_others
+@in_parallel
 def test_the_quickstart_grows_its_pool_while_the_student_trains(airflow: Airflow) -> None:
-    """The student uses the two teachers that come later without a restart, and leaves a typed result and a table."""
+    """The student uses the two later teachers without a restart, and returns a typed result and a table."""
     client = airflow.client
-    said: list[str] = []
-    for epochs in (20, 60):  # the student has longer on a machine that was too slow to grow its pool in time
-        said.clear()
-        run = airflow.run("edl_quickstart_distill", {"epochs": epochs, "seed": 5}, said.append)
+    lines: list[str] = []
+    for epochs in (20, 60):  # more epochs on a machine that is too slow to grow the pool in time
+        lines.clear()
+        run = airflow.run("edl_quickstart_distill", {"epochs": epochs, "seed": 5}, lines.append)
         result = client.xcom(run, "distill")
         if len(result["metrics"]["answered"]) == 3:
             break
@@ -37,43 +37,43 @@ def test_the_quickstart_grows_its_pool_while_the_student_trains(airflow: Airflow
     assert set(result) == {"job", "pool", "checkpoint", "metrics", "answered"}
     assert result["metrics"]["seeds"] == [5, 6, 7]
     assert len(result["metrics"]["answered"]) == 3
-    assert sum(result["metrics"]["answered"].values()) == 3 * epochs * 62 + 1  # that of the held-out digits
+    assert sum(result["metrics"]["answered"].values()) == 3 * epochs * 62 + 1  # one for the held-out digits
     assert set(client.xcom(run, "grow_pool")["teachers"]) == set(result["metrics"]["answered"])
     log = student_log(airflow.laptop, result["job"])
     assert [line for line in log if line.startswith("alone, seed 5")] == log[:1]
     assert_plausible(result)
     assert safetensors.numpy.load_file(result["checkpoint"])["1.weight"].shape == (28 * 28, 32)
     assert_kept(client, run, result)
-    assert any(line.startswith("distill: step ") and "3 teachers" in line for line in said)
-    airflow.nothing_is_left(result["job"], result["pool"])
+    assert any(line.startswith("distill: step ") and "3 teachers" in line for line in lines)
+    airflow.wait_until_nothing_remains(result["job"], result["pool"])
 
 
 @pytest.mark.deep
-@beside_others
-def test_the_quickstart_of_one_epoch(airflow: Airflow) -> None:
-    """The student has ended before the pool could grow: nothing fails, and there is a report."""
+@in_parallel
+def test_the_quickstart_succeeds_when_its_student_ends_before_the_pool_grows(airflow: Airflow) -> None:
+    """No task fails, and there is a report."""
     run = airflow.run("edl_quickstart_distill", {"epochs": 1})
     states = {task.task_id: task.state for task in airflow.client.tasks(run)}
     assert states.pop("pool_in_use") in ("success", "skipped")
     assert states.pop("grow_pool") in ("success", "skipped")
     assert set(states.values()) == {"success"}
     result = airflow.client.xcom(run, "distill")
-    airflow.nothing_is_left(result["job"], result["pool"])
+    airflow.wait_until_nothing_remains(result["job"], result["pool"])
 
 
-def test_the_edl_command_sees_the_laptop(airflow: Airflow) -> None:
-    """A shell that reads `edl.sh`, which nobody else may, needs no address and no password."""
+def test_the_edl_command_uses_the_variables_of_edl_sh(airflow: Airflow) -> None:
+    """A shell that has sourced `edl.sh`, a file with mode 600, needs no address and no password."""
     variables = airflow.laptop.edl_variables
     assert stat.S_IMODE(variables.stat().st_mode) == 0o600
-    words = '. "$0" && exec "$1" -m edl_runtime.cli pools --json'
-    shell = ["sh", "-c", words, str(variables), sys.executable]
+    script = '. "$0" && exec "$1" -m edl_runtime.cli pools --json'
+    shell = ["sh", "-c", script, str(variables), sys.executable]
     found = subprocess.run(shell, capture_output=True, check=True, text=True)
     assert isinstance(json.loads(found.stdout), list)
 
 
-@beside_others
+@in_parallel
 def test_the_steps_share_a_pool_that_their_teardown_stops(airflow: Airflow) -> None:
-    """A pool of a setup task serves the student of another task, and is gone after the teardown."""
+    """The pool of a setup task serves the student of another task, and is stopped by the teardown."""
     client = airflow.client
     run = airflow.run("edl_distill_steps", {"teachers": 2, "epochs": 3})
 
@@ -83,12 +83,12 @@ def test_the_steps_share_a_pool_that_their_teardown_stops(airflow: Airflow) -> N
     assert client.xcom(run, "pool_ready") == pool
     assert set(result["metrics"]["answered"]) == set(pool["teachers"])
     assert_kept(client, run, result)
-    airflow.nothing_is_left(result["job"], result["pool"])
+    airflow.wait_until_nothing_remains(result["job"], result["pool"])
 
 
-@beside_others
-def test_a_failing_run_is_told_with_the_task_and_its_last_words(airflow: Airflow) -> None:
-    """Who follows a run that fails learns which task it was and the end of its log."""
+@in_parallel
+def test_following_a_failing_run_raises_an_error_with_the_task_and_its_last_lines(airflow: Airflow) -> None:
+    """Of the task that failed."""
     with pytest.raises(JobFailedError, match=r"fails\.give_up") as caught:
         airflow.run("fails", {})
     assert "no digits today" in str(caught.value)
@@ -108,8 +108,8 @@ def assert_kept(client: AirflowClient, run: DagRun, result: dict[str, Any]) -> N
     numbers = Path(client.xcom(run, "report"))
     assert json.loads(numbers.read_text()) == result
     table = numbers.with_suffix(".txt").read_text()
-    for words in ("teacher", "student alone", "student distilled", "samples/s", *result["metrics"]["answered"]):
-        assert words in table
+    for text in ("teacher", "student alone", "student distilled", "samples/s", *result["metrics"]["answered"]):
+        assert text in table
 
 
 def student_log(laptop: Laptop, job: str) -> list[str]:

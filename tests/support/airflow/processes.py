@@ -1,4 +1,4 @@
-"""Processes of a running Airflow: to be killed, or to be found gone."""
+"""Faults of a running Airflow's processes: killed, suspended and restarted components."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ENDS_WITHIN_S = 300.0
 _JOB_TYPES = {"scheduler": "SchedulerJob", "triggerer": "TriggererJob"}
 
 
-def miss(laptop: Laptop, statement: str, *given: str) -> int:
-    """Set heartbeats of what was killed to a day ago, so that Airflow misses it at once, and nobody who is only slow.
+def expire_heartbeats(laptop: Laptop, statement: str, *given: str) -> int:
+    """Set heartbeats of killed processes to a day ago, so that Airflow misses them at once, and no slow process.
 
-    The time comes before what else is `given`. Returns how many there were.
+    The statement's parameters are the time and `given`. Returns how many rows were changed.
     """
     ago = dt.datetime.now(dt.UTC) - dt.timedelta(days=1)
     with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=60)) as database, database:
@@ -28,12 +28,12 @@ def miss(laptop: Laptop, statement: str, *given: str) -> int:
 
 
 @contextmanager
-def halted_triggerer(laptop: Laptop) -> Iterator[None]:
-    """Let the triggerer stand still until the end of the block, what it has started goes on."""
+def suspended_triggerer(laptop: Laptop) -> Iterator[None]:
+    """Suspend the triggerer in the block; processes that it has started continue."""
     processes = _airflow_below(_wrapper(_component(laptop, "triggerer")))
     try:
         _suspend(processes)
-        while _is_locked(laptop):  # perhaps by one of them
+        while _is_locked(laptop):  # a suspended one may hold the lock
             for process in processes:
                 process.resume()
             time.sleep(0.1)
@@ -45,31 +45,31 @@ def halted_triggerer(laptop: Laptop) -> Iterator[None]:
 
 
 @contextmanager
-def another_triggerer(laptop: Laptop) -> Iterator[None]:
-    """Kill the triggerer, and start another one to stay.
+def killed_triggerer(laptop: Laptop) -> Iterator[None]:
+    """Kill the triggerer and start another one, which stays.
 
-    Until the end of the block, what the first has started lives on, as it does where no launcher cleans up behind it.
+    In the block processes that the first has started continue, as without a launcher that would clean up.
     """
-    with _another(laptop, "triggerer", _airflow_below, psutil.Process.kill):
+    with _replaced(laptop, "triggerer", _airflow_below, psutil.Process.kill):
         yield
 
 
 @contextmanager
-def next_triggerer(laptop: Laptop) -> Iterator[None]:
-    """Tell the triggerer to end, as an update of Airflow does, and start another one to stay once it has."""
-    with _another(laptop, "triggerer", psutil.Process.children, _end):
+def restarted_triggerer(laptop: Laptop) -> Iterator[None]:
+    """Send SIGTERM to the triggerer, as an update of Airflow does, and start another one, which stays."""
+    with _replaced(laptop, "triggerer", psutil.Process.children, _end):
         yield
 
 
 @contextmanager
-def another_scheduler(laptop: Laptop) -> Iterator[None]:
-    """Kill the scheduler and start another one to stay; the first one's workers go on until the end of the block."""
-    with _another(laptop, "scheduler", psutil.Process.children, psutil.Process.kill):
+def killed_scheduler(laptop: Laptop) -> Iterator[None]:
+    """Kill the scheduler and start another one, which stays; in the block the first one's workers continue."""
+    with _replaced(laptop, "scheduler", psutil.Process.children, psutil.Process.kill):
         yield
 
 
 @contextmanager
-def _another(
+def _replaced(
     laptop: Laptop,
     name: str,
     processes: Callable[[psutil.Process], list[psutil.Process]],
@@ -84,12 +84,12 @@ def _another(
             end(process)
         if end is psutil.Process.kill:
             statement = "UPDATE job SET latest_heartbeat = ? WHERE state = 'running' AND job_type = ?"
-            assert miss(laptop, statement, _JOB_TYPES[name]) > 0, "nobody had a heartbeat"
+            assert expire_heartbeats(laptop, statement, _JOB_TYPES[name]) > 0, "there was no heartbeat"
         laptop._components[laptop._components.index(first)] = Component(
             first.name,
             wrapper.cmdline()[5:],
             env=wrapper.environ(),
-            log=first.log.with_name(f"another-{first.log.name}"),
+            log=first.log.with_name(f"next-{first.log.name}"),
             lock=int(descriptors.partition(",")[2]),
         )
         yield
@@ -123,11 +123,11 @@ def _is_locked(laptop: Laptop) -> bool:
 
 
 def _end(process: psutil.Process) -> None:
-    """Tell a process to end, and wait until it has."""
+    """Send SIGTERM to a process and wait until it has ended."""
     process.terminate()
     deadline = time.monotonic() + ENDS_WITHIN_S
     while is_alive(process.pid):
-        assert time.monotonic() < deadline, f"{process} goes on"
+        assert time.monotonic() < deadline, f"{process} still runs"
         time.sleep(0.1)
 
 
@@ -140,7 +140,7 @@ def _wrapper(component: Component) -> psutil.Process:
 
 
 def _airflow_below(wrapper: psutil.Process) -> list[psutil.Process]:
-    """Return the component's own processes; those of jobs that it has started are there, too."""
+    """Return the component's own processes, without those of jobs that it has started."""
     return [process for process in wrapper.children(recursive=True) if _is_airflow(process)]
 
 

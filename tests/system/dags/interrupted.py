@@ -1,4 +1,4 @@
-"""The runs of test_interrupted_tasks.py, each of a DAG "PLACE_TEST_while_STATE" with its own pool and student."""
+"""The DAGs of test_interrupted_tasks.py, "BACKEND_TEST_while_STATE", each with its own pool and student."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTe
 from edl_runtime.specs import TeacherSpec, TrainerSpec
 
 FOLDER = Path(os.environ.get("AIRFLOW_HOME", "")).parent / "interrupted"
-STUDENT = Path(__file__).resolve().with_name("trains.py")  # also for pods, which have the folder of that name
+STUDENT = Path(__file__).resolve().with_name("trains.py")  # pods have the folder at the same path
 TEACHER = TeacherSpec(model="answers:double")
 TIME = timedelta(seconds=90)
-"""By then the student trains; on a machine that is too slow for that, by twice this time."""
+"""By then the student trains; on a slow machine by twice this time."""
 
 CONNECTIONS = {"local": "edl_default", "pods": "edl_near"}
 SAVES = ("--saves-for-s", "8")  # longer than the five seconds that Airflow gives a task
 
 
-def distil(dag_id: str, *words: str, deferrable: bool, conn_id: str, **given: Any) -> None:
-    """Make a DAG of one task that does all of it."""
+def distil(dag_id: str, *flags: str, deferrable: bool, conn_id: str, **given: Any) -> None:
+    """Make a DAG with one distill task."""
     with DAG(dag_id, schedule=None):
         EdlDistillOperator(
             task_id="distill",
             teacher=TEACHER,
-            student=TrainerSpec(command=("python", f"{STUDENT}", f"{FOLDER}/{dag_id}", *words)),
+            student=TrainerSpec(command=("python", f"{STUDENT}", f"{FOLDER}/{dag_id}", *flags)),
             retry_delay=timedelta(seconds=1),
             deferrable=deferrable,
             edl_conn_id=conn_id,
@@ -37,19 +37,19 @@ def distil(dag_id: str, *words: str, deferrable: bool, conn_id: str, **given: An
         )
 
 
-for place, conn_id in CONNECTIONS.items():
+for backend, conn_id in CONNECTIONS.items():
     for deferrable, state in ((False, "running"), (True, "deferred")):
-        how: dict[str, Any] = {"deferrable": deferrable, "conn_id": conn_id}
-        distil(f"{place}_marked_failed_while_{state}", *SAVES, **how)
-        distil(f"{place}_cleared_while_{state}", **how)
-        distil(f"{place}_timed_out_while_{state}", execution_timeout=TIME, **how)
-        distil(f"{place}_timed_out_later_while_{state}", execution_timeout=2 * TIME, **how)
+        options: dict[str, Any] = {"deferrable": deferrable, "conn_id": conn_id}
+        distil(f"{backend}_marked_failed_while_{state}", *SAVES, **options)
+        distil(f"{backend}_cleared_while_{state}", **options)
+        distil(f"{backend}_timed_out_while_{state}", execution_timeout=TIME, **options)
+        distil(f"{backend}_timed_out_later_while_{state}", execution_timeout=2 * TIME, **options)
     running: dict[str, Any] = {"deferrable": False, "conn_id": conn_id, "retries": 1}
-    distil(f"{place}_lost_worker_while_running", **running)
-    distil(f"{place}_lost_supervisor_while_running", **running)
-    distil(f"{place}_lost_task_process_while_running", **running)
-    distil(f"{place}_stopped_task_process_while_running", *SAVES, **running)
-    distil(f"{place}_lost_triggerer_while_deferred", deferrable=True, conn_id=conn_id)
+    distil(f"{backend}_lost_worker_while_running", **running)
+    distil(f"{backend}_lost_supervisor_while_running", **running)
+    distil(f"{backend}_lost_task_process_while_running", **running)
+    distil(f"{backend}_stopped_task_process_while_running", *SAVES, **running)
+    distil(f"{backend}_lost_triggerer_while_deferred", deferrable=True, conn_id=conn_id)
 
 distil("pods_lost_scheduler_while_running", deferrable=False, conn_id="edl_near")
 distil("pods_lost_scheduler_while_deferred", deferrable=True, conn_id="edl_near")

@@ -1,4 +1,4 @@
-"""Our DAGs once more, "…_on_pods", as they are with a default connection that leads to a cluster."""
+"""Copies of our DAGs with the suffix "_on_pods" and a connection to a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOME = f"{os.environ.get('AIRFLOW_HOME', '')}/on_pods"
 
 
 def on_pods(dag_id: str, default_args: dict[str, Any], **given: Any) -> DAG:
-    """Make the DAG under another name, and for another connection."""
+    """Make the DAG with another name and connection."""
     return DAG(f"{dag_id}_on_pods", default_args={**default_args, "edl_conn_id": "edl_pods"}, **given)  # noqa: AIR002 -- theirs
 
 

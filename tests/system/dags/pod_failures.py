@@ -1,4 +1,8 @@
+<<<<<<<< HEAD:tests/system/dags/pod_failures.py
 """Jobs on pods that wait, fail or are evicted: see test_pod_failures.py."""
+========
+"""Jobs on pods that wait, fail or are evicted: see test_airflow_pods.py."""
+>>>>>>>> a1313e15 (Name the system tests and their helpers in plain words):tests/system/dags/pods_in_trouble.py
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ NEAR: dict[str, Any] = {"edl_conn_id": "edl_near", "deferrable": True}
 
 
 def python(code: str, **pod: Any) -> TrainerSpec:
-    """Run a line of Python in a pod."""
+    """Return a trainer that runs Python code in a pod."""
     return TrainerSpec(command=("python", "-c", code), pod=Pod(**pod))
 
 

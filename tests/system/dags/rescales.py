@@ -1,4 +1,4 @@
-"""A job that waits, and a rescaling that a job's coming starts: see test_rescaling.py."""
+"""A job that waits, and a rescaling DAG that new jobs trigger: see test_rescaling.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A student that asks its teachers until `FOLDER/go` is there."""
+"""A student that reads from its teachers until `FOLDER/go` exists."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ BETWEEN_BATCHES_S = 0.2
 
 
 def main() -> None:
-    """Leave a line with its id in `FOLDER/started` once a teacher has answered, and the result at the end.
+    """Write the student's id to `FOLDER/started` after the first answer, and the result at the end.
 
-    Its id is what the variable STUDENT says, else that of the process.
+    The id is the variable STUDENT, or the process id.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--exit-status", type=int, default=0, help="what the first one ends with")
-    parser.add_argument("--saves-for-s", type=float, default=0, help="how long it takes to leave `saved` after SIGTERM")
+    parser.add_argument("--exit-status", type=int, default=0, help="exit status of the first student")
+    parser.add_argument("--saves-for-s", type=float, default=0, help="seconds from SIGTERM until `saved` is written")
     args = parser.parse_args()
 
     def save(*_: object) -> None:
