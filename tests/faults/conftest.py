@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from support.students.readers import OddTeacher, metadata_of, running_odd_teacher
+from support.students.readers import FaultyTeacher, metadata_of, running_faulty_teacher
 from support.teachers.process import Teacher, running_teacher
 
 from edl_runtime.settings import RuntimeSettings
@@ -26,13 +26,13 @@ def good() -> Iterator[Teacher]:
 
 
 @pytest.fixture(scope="session")
-def odd_process(good: Teacher) -> Iterator[OddTeacher]:
-    with running_odd_teacher(metadata_of(good.address)) as teacher:
+def faulty_process(good: Teacher) -> Iterator[FaultyTeacher]:
+    with running_faulty_teacher(metadata_of(good.address)) as teacher:
         yield teacher
 
 
 @pytest.fixture
-def odd(odd_process: OddTeacher) -> OddTeacher:
+def faulty(faulty_process: FaultyTeacher) -> FaultyTeacher:
     """A teacher of the same model that does as it is told."""
-    odd_process.become("good")
-    return odd_process
+    faulty_process.set_behaviour("good")
+    return faulty_process

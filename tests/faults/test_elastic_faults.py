@@ -54,7 +54,7 @@ def test_a_training_outlives_its_redis(tmp_path: Path, own_redis: RedisServer, s
     settings = msgspec.structs.replace(settings, redis_url=own_redis.url)
     with running_group(tmp_path / "out", settings, **LONG) as group:
         group.start(0, 1)
-        first = group.trains(0, 1)
+        first = group.await_generation(0, 1)
         own_redis.kill()
         group.await_steps(20)
         own_redis.start()
@@ -75,26 +75,26 @@ def test_a_training_outlives_partitions(tmp_path: Path, own_redis: RedisServer, 
     ):
         group.start(0)
         group.start(1, url=own_redis.url.replace(f":{own_redis.port}/", f":{proxy.port}/"))
-        first = group.trains(0, 1)
+        first = group.await_generation(0, 1)
         proxy.cut()
-        alone = group.trains(0, after=first.generation)
+        alone = group.await_generation(0, after=first.generation)
         assert alone.reason == "instance 1 is gone"
         proxy.mend()
-        both = group.trains(0, 1, after=alone.generation)
+        both = group.await_generation(0, 1, after=alone.generation)
         assert "the others continue without it" in group.log(1)
 
         group.start(2)
         group.await_event("forming", lambda event: 2 in event.members)
         group.terminate(1)
-        changed = group.trains(0, 2, after=both.generation)
-        assert changed.gear == "live", group.story()
-        assert group.forget(1) == -15
+        changed = group.await_generation(0, 2, after=both.generation)
+        assert changed.gear == "live", group.history()
+        assert group.await_exit(1) == -15
 
         group.start(3)
         group.await_event("forming", lambda event: 3 in event.members)
         group.kill(3)
-        group.trains(0, 2, after=changed.generation + 1)
-        assert {event.gear for event in group.events() if event.kind == "forming"} == {"live"}, group.story()
+        group.await_generation(0, 2, after=changed.generation + 1)
+        assert {event.gear for event in group.events() if event.kind == "forming"} == {"live"}, group.history()
         group.await_steps(10)
         assert all(agent.poll() is None for agent in group.agents.values())
 
@@ -119,13 +119,13 @@ def test_a_newcomer_with_wrong_input_gives_up_alone(
         assert told.instance == 1
         assert reason in told.reason
         assert told.reason.endswith("it gives up, and the others continue")
-        assert group.forget(1) == EX_CONFIG
+        assert group.await_exit(1) == EX_CONFIG
         assert f"edl: instance 1: {told.reason}" in group.log(1)
         group.await_steps(5)
-        assert {event.gear for event in group.events() if event.kind == "forming"} == {"live"}, group.story()
+        assert {event.gear for event in group.events() if event.kind == "forming"} == {"live"}, group.history()
         group.check_no_step_twice()
         stop(bare)
-        assert group.statuses() == {0: 0}, group.story()
+        assert group.statuses() == {0: 0}, group.history()
         assert [event.outcome for event in group.events() if event.kind == "ended"] == ["stopped"]
 
 
@@ -145,13 +145,13 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
         group.start(0)
         group.await_steps(5)
         group.start(1)
-        assert group.forget(1) == EX_CONFIG
+        assert group.await_exit(1) == EX_CONFIG
         told = [event for event in group.events() if event.kind == "failed"]
         assert [event.instance for event in told] == [1] * 4
         assert told[-1].reason.startswith("OSError: a bad disk; no step of its own in 3 restarts")
         group.await_steps(5)
         stop(settings)
-        assert group.statuses() == {0: 0}, group.story()
+        assert group.statuses() == {0: 0}, group.history()
 
 
 def test_a_job_whose_last_checkpoint_is_not_written_fails(tmp_path: Path, settings: RuntimeSettings) -> None:
@@ -160,7 +160,7 @@ def test_a_job_whose_last_checkpoint_is_not_written_fails(tmp_path: Path, settin
     settings = msgspec.structs.replace(settings, checkpoint_every_steps=20)
     with running_group(tmp_path / "out", settings, **LONG) as group:
         group.start(0, 1)
-        group.trains(0, 1)
+        group.await_generation(0, 1)
         saved = group.await_event("saved")
         group.await_event("saved", lambda event: (event.step or 0) > (saved.step or 0))
         kept.rename(tmp_path / "elsewhere")
@@ -168,7 +168,9 @@ def test_a_job_whose_last_checkpoint_is_not_written_fails(tmp_path: Path, settin
         stop(settings)
         statuses = group.statuses()
         ended = group.await_event("ended")
-        assert (ended.outcome, 1 in statuses.values(), 0 in statuses.values()) == ("failed", True, False), group.story()
+        assert (ended.outcome, 1 in statuses.values(), 0 in statuses.values()) == ("failed", True, False), (
+            group.history()
+        )
         assert "the last checkpoint is not written" in ended.reason
         assert "the last checkpoint is of step " in ended.reason
         assert f"edl: {ended.reason}" in group.logs()
@@ -233,7 +235,7 @@ def ending_group(out: Path, settings: RuntimeSettings) -> Iterator[Group]:
         both = group.await_event("forming", lambda event: set(event.members) == {0, 1}).generation
         group.await_members(lambda members: any(one.get("advanced") or one.get("up") == both for one in members))
         open_gate(out, 4)  # whoever has trained alone so far knows of the other
-        group.await_that((out / "writing").exists, "the last checkpoint")
+        group.await_condition((out / "writing").exists, "the last checkpoint")
         yield group
 
 
@@ -241,10 +243,10 @@ def ending_group(out: Path, settings: RuntimeSettings) -> Iterator[Group]:
 def test_the_last_checkpoint_is_written_though_its_writer_dies(tmp_path: Path, settings: RuntimeSettings) -> None:
     """By one of those who have the state, too; nothing is trained again, and nobody is waited for."""
     with ending_group(tmp_path / "out", settings) as group:
-        both = group.trains(0, 1)
+        both = group.await_generation(0, 1)
         writer, other = both.members
         group.kill(writer)
-        alone = group.trains(other, after=both.generation)
+        alone = group.await_generation(other, after=both.generation)
         assert alone.gear == "live"
         (group.out / "gate-end").touch()
         assert group.statuses() == {other: 0}
@@ -284,11 +286,11 @@ def test_a_state_that_takes_long_to_be_given_survives(tmp_path: Path, bare: Runt
     """Live, where no checkpoints are kept: to give it up would be to begin anew."""
     with running_group(tmp_path / "out", bare, instances="1:2", impatient=True, **LARGE, piece_s=0.4) as group:
         group.start(0)
-        first = group.trains(0)
+        first = group.await_generation(0)
         group.start(1)
-        both = group.trains(0, 1, after=first.generation)
+        both = group.await_generation(0, 1, after=first.generation)
         formed = group.await_event("active", lambda event: event.generation == both.generation)
-        assert (both.generation, both.gear) == (first.generation + 1, "live"), group.story()
+        assert (both.generation, both.gear) == (first.generation + 1, "live"), group.history()
         assert formed.total_s is not None
         assert formed.total_s > 2 * LIMIT_S
         group.await_steps(5)
@@ -300,7 +302,7 @@ def test_a_checkpoint_that_takes_long_to_read_is_read_once(tmp_path: Path, setti
     """All wait for it, in one generation, whatever its store takes for each answer."""
     with running_group(tmp_path / "out", settings, instances="2", impatient=True, **LARGE) as group:
         group.start(0, 1)
-        group.trains(0, 1)
+        group.await_generation(0, 1)
         group.await_steps(5)
         group.terminate(0)
         group.terminate(1)
@@ -310,12 +312,12 @@ def test_a_checkpoint_that_takes_long_to_read_is_read_once(tmp_path: Path, setti
 
         group.option(**LARGE, piece_s=0.3)
         group.start(0, 1)
-        again = group.trains(0, 1, after=before)
+        again = group.await_generation(0, 1, after=before)
         formed = group.await_event("active", lambda event: event.generation == again.generation)
         assert formed.total_s is not None
         assert formed.total_s > 2 * LIMIT_S
         group.await_steps(5)
-        assert again.generation == before + 1, group.story()
+        assert again.generation == before + 1, group.history()
         assert sum(group.log(instance).count("checkpoint.loaded") for instance in (0, 1)) == 1
         group.check_no_step_twice()
 
@@ -325,14 +327,14 @@ def test_who_ends_a_long_step_is_waited_for(tmp_path: Path, bare: RuntimeSetting
     """It has the state, and all the while it computes."""
     with running_group(tmp_path / "out", bare, instances="1:2", impatient=True, **LARGE, gates=[5]) as group:
         group.start(0)
-        first = group.trains(0)
+        first = group.await_generation(0)
         group.await_steps(4)
         group.start(1)
         group.await_event("forming", lambda event: event.generation > first.generation)
         time.sleep(1.5 * LIMIT_S)
-        assert group.events()[-1].kind == "forming", group.story()
+        assert group.events()[-1].kind == "forming", group.history()
         open_gate(group.out, 5)
-        both = group.trains(0, 1, after=first.generation)
+        both = group.await_generation(0, 1, after=first.generation)
         assert (both.generation, both.gear) == (first.generation + 1, "live")
         group.await_steps(5)
         group.check_no_step_twice()
@@ -346,7 +348,7 @@ def test_a_trainer_that_stops_while_the_state_moves_is_replaced(
     """As at the end of a step; nobody else waits than who is at its other end, and keeps or finds the state."""
     with running_group(tmp_path / "out", bare, instances="2:3", **LARGE, piece_s=0.2) as group:
         group.start(0, 1)
-        first = group.trains(0, 1)
+        first = group.await_generation(0, 1)
         group.start(2)
         joining = group.await_event("forming", lambda event: 2 in event.members)
         await_moves(group, 2, 5)
@@ -354,7 +356,7 @@ def test_a_trainer_that_stops_while_the_state_moves_is_replaced(
         group.trainer(victim).suspend()
         stopped = group.await_event("failed", lambda event: event.instance == victim)
         assert "is stopped" in stopped.reason
-        after = group.trains(*{0, 1, 2} - {victim}, after=joining.generation)
+        after = group.await_generation(*{0, 1, 2} - {victim}, after=joining.generation)
         assert (after.generation, after.gear) == (joining.generation + 1, "live")
         group.await_steps(5)
         group.check_no_step_twice(killed=int(stops == "the giver"))

@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import numpy as np
-from support.students.readers import Batches, metadata_of, reader_of, registered, running_odd_teacher
+from support.students.readers import Batches, metadata_of, reader_of, registered, running_faulty_teacher
 from support.teachers.process import Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, DistillReader
@@ -21,7 +21,7 @@ def test_a_mixture_and_a_reader_of_one_pool_go_on_when_a_teacher_of_the_other_is
     """Read in turns, each sample has each pool's answers by name, once; nothing of the fault is in the other pool."""
     with contextlib.ExitStack() as stack:
         sums = stack.enter_context(running_teacher("support.models:arithmetic")).address
-        mortal = stack.enter_context(running_odd_teacher(metadata_of(good.address)))
+        mortal = stack.enter_context(running_faulty_teacher(metadata_of(good.address)))
         stack.enter_context(registered(settings, good.address, mortal.address, pool="doubles"))
         stack.enter_context(registered(settings, sums, pool="sums"))
         mixture = DistillReader(

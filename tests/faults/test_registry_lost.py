@@ -19,14 +19,14 @@ import structlog
 from support.students.readers import (
     POOL,
     Batches,
-    OddTeacher,
+    FaultyTeacher,
     all_answered,
     metadata_of,
     read_epoch,
     read_until,
     reader_of,
     registered,
-    running_odd_teacher,
+    running_faulty_teacher,
 )
 from support.teachers.process import Teacher, wait_until
 
@@ -71,15 +71,15 @@ def test_reading_goes_on_and_new_teachers_are_used_when_redis_is_back(
     own_redis: RedisServer,
     settings: RuntimeSettings,
     good: Teacher,
-    odd: OddTeacher,
+    faulty: FaultyTeacher,
 ) -> None:
     """Teachers in use stay in use, even if their leases run out; then the student hears of others as ever."""
     if fault is stop:
         settings = msgspec.structs.replace(settings, lease_ttl_s=1.0)
     with (
-        running_odd_teacher(metadata_of(good.address)) as new,
+        running_faulty_teacher(metadata_of(good.address)) as new,
         contextlib.ExitStack() as stack,
-        registered(settings, good.address, odd.address),
+        registered(settings, good.address, faulty.address),
         reader_of(BATCHES, Discovered(POOL), settings) as reader,
     ):
         read_until(reader, BATCHES, all_answered(reader, 2))

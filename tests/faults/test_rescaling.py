@@ -66,7 +66,7 @@ async def test_two_at_once_come_one_after_the_other(a_pass: Pass, client: Redis,
             while not any(line["event"] == "rescaling.lock_held" for line in said):  # noqa: ASYNC110 - a log has no event
                 await asyncio.sleep(0.01)
 
-        backend = Jobs(has("first", 6), has("second", 1), before_a_look=has_company)
+        backend = Jobs(has("first", 6), has("second", 1), before_capacity=has_company)
         both = await asyncio.gather(*(a_pass(backend, 6) for _ in range(2)))
     assert [line["event"] for line in said].count("rescaling.lock_held") == 1
     assert sorted(len(done.plan.changes) for done in both) == [0, 2]
@@ -76,7 +76,7 @@ async def test_two_at_once_come_one_after_the_other(a_pass: Pass, client: Redis,
 
 async def test_a_job_that_ends_meanwhile_keeps_nobody(a_pass: Pass) -> None:
     """It is told, and all others are resized."""
-    backend = Jobs(has("ends", 5), has("stays", 1), before_a_resize=lambda jobs: jobs.jobs.pop("ends", None))
+    backend = Jobs(has("ends", 5), has("stays", 1), before_resize=lambda jobs: jobs.jobs.pop("ends", None))
     done = await a_pass(backend, 6)
     assert list(done.refused) == ["ends"]
     assert done.refused["ends"].startswith("no job or pool named 'ends'")
@@ -130,7 +130,7 @@ async def test_what_is_left_undone_the_next_pass_completes(a_pass: Pass) -> None
         if set(jobs.wanted.values()) != {5}:
             raise ClusterUnavailableError("https://cluster", "timed out")
 
-    backend = Jobs(*(has(f"job-{number}", 5) for number in range(4)), before_a_resize=is_lost_after_one)
+    backend = Jobs(*(has(f"job-{number}", 5) for number in range(4)), before_resize=is_lost_after_one)
     meant = await a_pass(backend, 8, dry_run=True)
     with pytest.raises(ClusterUnavailableError):
         await a_pass(backend, 8)
@@ -143,7 +143,7 @@ async def test_what_is_left_undone_the_next_pass_completes(a_pass: Pass) -> None
 
 async def test_a_pass_that_takes_too_long_is_given_up(a_pass: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it was decided by may be so no more. Nothing is changed, and the next pass need not wait for it."""
-    backend = Jobs(has("first", 6), before_a_look=asyncio.Event().wait)
+    backend = Jobs(has("first", 6), before_capacity=asyncio.Event().wait)
     monkeypatch.setattr("edl_runtime.autoscale.rescale.PASS_LIMIT_S", 0.2)
     with pytest.raises(RescalingError, match=r"has not ended within 0\.2 s"):
         await a_pass(backend, 3)

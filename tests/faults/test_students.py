@@ -20,7 +20,7 @@ import psutil
 import pytest
 import redis
 from support.paths import TESTS
-from support.students.readers import POOL, Batches, OddTeacher, read_until, reader_of, registered, slow_teacher
+from support.students.readers import POOL, Batches, FaultyTeacher, read_until, reader_of, registered, slow_teacher
 from support.students.student import COUNT
 from support.teachers.process import PATIENCE_S, Teacher, wait_until
 
@@ -30,10 +30,12 @@ from edl_runtime.store.redis_server import RedisServer
 
 
 @contextlib.contextmanager
-def student(story: str, address: str, env: Mapping[str, str] = MappingProxyType({})) -> Iterator[subprocess.Popen[str]]:
-    """Start a story of `student.py`; it is killed at the end at the latest."""
+def student(
+    scenario: str, address: str, env: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a scenario of `student.py`; it is killed at the end at the latest."""
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "support.students.student", story, address],
+        [sys.executable, "-W", "error", "-m", "support.students.student", scenario, address],
         cwd=TESTS,
         env={**{name: value for name, value in os.environ.items() if not name.startswith("EDL_")}, **env},
         stdout=subprocess.PIPE,
@@ -49,7 +51,7 @@ def student(story: str, address: str, env: Mapping[str, str] = MappingProxyType(
         process.communicate()
 
 
-def until_it_says(process: subprocess.Popen[str], word: str) -> None:
+def wait_for_word(process: subprocess.Popen[str], word: str) -> None:
     """Return when that word was in a line that it printed, and fail if it ends before."""
     assert process.stdout is not None
     for line in process.stdout:
@@ -58,14 +60,16 @@ def until_it_says(process: subprocess.Popen[str], word: str) -> None:
     pytest.fail(process.communicate()[1])
 
 
-@pytest.mark.parametrize("story", ["fork", pytest.param("spawn", marks=pytest.mark.deep)])
-def test_parent_and_child_read_at_the_same_time(story: str, settings: RuntimeSettings, odd: OddTeacher) -> None:
+@pytest.mark.parametrize("scenario", ["fork", pytest.param("spawn", marks=pytest.mark.deep)])
+def test_parent_and_child_read_at_the_same_time(
+    scenario: str, settings: RuntimeSettings, faulty: FaultyTeacher
+) -> None:
     """Each is a student of the pool and has its own batches, all of them, in order, by its own connections."""
-    with registered(settings, odd.address), student(story, POOL, env=settings.to_env()) as process:
-        said, errors = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, said.splitlines()[-1:]) == (0, ["right"]), errors
-    asked_by_parent = {request.port for request in odd.asked() if request.batch < COUNT}
-    asked_by_child = {request.port for request in odd.asked() if request.batch >= COUNT}
+    with registered(settings, faulty.address), student(scenario, POOL, env=settings.to_env()) as process:
+        output, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, output.splitlines()[-1:]) == (0, ["passed"]), errors
+    asked_by_parent = {request.port for request in faulty.requests() if request.batch < COUNT}
+    asked_by_child = {request.port for request in faulty.requests() if request.batch >= COUNT}
     assert asked_by_parent
     assert asked_by_child
     assert not asked_by_parent & asked_by_child
@@ -92,18 +96,18 @@ def connections_to(teacher: Teacher) -> int:
     )
 
 
-def test_ctrl_c_ends_a_student_whose_teacher_is_silent(odd: OddTeacher) -> None:
+def test_ctrl_c_ends_a_student_whose_teacher_is_silent(faulty: FaultyTeacher) -> None:
     """With KeyboardInterrupt."""
-    with student("read", odd.address) as process:
-        until_it_says(process, "3")
-        odd.become("silent")
+    with student("read", faulty.address) as process:
+        wait_for_word(process, "3")
+        faulty.set_behaviour("silent")
         interrupt(process)
 
 
 def test_ctrl_c_ends_a_student_whose_source_hangs(good: Teacher) -> None:
     """No thread keeps the process alive."""
     with student("read_a_hanging_source", good.address) as process:
-        until_it_says(process, "2")
+        wait_for_word(process, "2")
         interrupt(process)
 
 
@@ -112,7 +116,7 @@ def test_ctrl_c_ends_a_student_whose_redis_is_silent(own_redis: RedisServer, goo
     """It leaves its pool if it can, and does not insist."""
     settings = RuntimeSettings(redis_url=own_redis.url)
     with registered(settings, good.address), student("read", POOL, env=settings.to_env()) as process:
-        until_it_says(process, "3")
+        wait_for_word(process, "3")
         os.kill(own_redis.pid, signal.SIGSTOP)
         interrupt(process)
         os.kill(own_redis.pid, signal.SIGCONT)
@@ -127,17 +131,17 @@ def interrupt(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 def test_a_killed_student_s_teachers_are_the_others_with_its_lease(
-    settings: RuntimeSettings, good: Teacher, odd: OddTeacher
+    settings: RuntimeSettings, good: Teacher, faulty: FaultyTeacher
 ) -> None:
     """Two students share two teachers; nobody has to tell that one is gone."""
     mortal = msgspec.structs.replace(settings, lease_ttl_s=1.0)
     batches = Batches(40, seconds=0.004)
     with (
-        registered(settings, good.address, odd.address),
+        registered(settings, good.address, faulty.address),
         student("read", POOL, env=mortal.to_env()) as other,
         reader_of(batches, Discovered(POOL), settings) as reader,
     ):
-        until_it_says(other, "0")
+        wait_for_word(other, "0")
         read_until(reader, batches, lambda: reader.stats().teachers == 1)
         other.kill()
         read_until(reader, batches, lambda: reader.stats().teachers == 2)

@@ -18,14 +18,14 @@ import pytest
 from support.students.readers import (
     POOL,
     Batches,
-    OddTeacher,
+    FaultyTeacher,
     all_answered,
     metadata_of,
     read_epoch,
     read_until,
     reader_of,
     registered,
-    running_odd_teacher,
+    running_faulty_teacher,
     slow_teacher,
 )
 from support.teachers.process import Teacher, wait_until
@@ -90,8 +90,8 @@ def test_all_teachers_dead_is_a_pause_until_one_registers(settings: RuntimeSetti
     """Nothing is lost; whoever comes answers the rest."""
     metadata = metadata_of(good.address)
     with (
-        running_odd_teacher(metadata) as one,
-        running_odd_teacher(metadata) as other,
+        running_faulty_teacher(metadata) as one,
+        running_faulty_teacher(metadata) as other,
         registered(settings, one.address, other.address),
         reader_of(BATCHES, Discovered(POOL), settings) as reader,
         contextlib.ExitStack() as stack,
@@ -115,15 +115,15 @@ def test_all_teachers_dead_is_a_pause_until_one_registers(settings: RuntimeSetti
         assert reader.stats().answered[good.address] > 0
 
 
-def test_requests_to_a_slow_teacher_are_hedged(good: Teacher, odd: OddTeacher) -> None:
+def test_requests_to_a_slow_teacher_are_hedged(good: Teacher, faulty: FaultyTeacher) -> None:
     """Once for a request, of another teacher, and within the budget; the first answer counts."""
     batches = Batches(100, seconds=0.01)
     metadata = metadata_of(good.address)
-    with running_odd_teacher(metadata) as second, running_odd_teacher(metadata) as third:
-        three = [odd, second, third]
+    with running_faulty_teacher(metadata) as second, running_faulty_teacher(metadata) as third:
+        three = [faulty, second, third]
 
         def asked() -> list[list[tuple[int, int]]]:
-            return [[(request.batch, request.row) for request in one.asked()] for one in three]
+            return [[(request.batch, request.row) for request in one.requests()] for one in three]
 
         def twice() -> int:
             return list(Counter(chain.from_iterable(asked())).values()).count(2)
@@ -133,7 +133,7 @@ def test_requests_to_a_slow_teacher_are_hedged(good: Teacher, odd: OddTeacher) -
             wait_until(lambda: not reader.stats().in_flight)
             before = reader.stats()
             for one, behaviour in zip(three, ["slower 100", "good", "good"], strict=True):
-                one.become(behaviour)
+                one.set_behaviour(behaviour)
             begin = time.monotonic()
             batches.check(list(reader))
             took_s = time.monotonic() - begin
@@ -190,22 +190,22 @@ def shown(settings: RuntimeSettings, address: str) -> str:
     [*WRONG.items(), *(pytest.param(*wrong, marks=pytest.mark.deep) for wrong in WRONG_TOO.items())],
 )
 def test_a_bad_teacher_s_work_is_done_by_another_until_it_is_good_again(
-    behaviour: str, reason: str, settings: RuntimeSettings, good: Teacher, odd: OddTeacher
+    behaviour: str, reason: str, settings: RuntimeSettings, good: Teacher, faulty: FaultyTeacher
 ) -> None:
     """Each batch comes once, in order, with right answers; the bad one rests, people see why, and it returns."""
     batches = Batches(30, seconds=0.003)
     quick = msgspec.structs.replace(settings, teacher_timeout_s=1.0) if "longer than" in reason else settings
-    with registered(settings, good.address, odd.address), reader_of(batches, Discovered(POOL), quick) as reader:
-        read_until(reader, batches, lambda: odd.address in reader.stats().answered)
-        assert not shown(settings, odd.address)
-        batches.check(read_epoch(reader, lambda: odd.become(behaviour)))
-        read_until(reader, batches, lambda: odd.address in reader.stats().quarantined)
-        assert reason in reader.stats().quarantined[odd.address]
+    with registered(settings, good.address, faulty.address), reader_of(batches, Discovered(POOL), quick) as reader:
+        read_until(reader, batches, lambda: faulty.address in reader.stats().answered)
+        assert not shown(settings, faulty.address)
+        batches.check(read_epoch(reader, lambda: faulty.set_behaviour(behaviour)))
+        read_until(reader, batches, lambda: faulty.address in reader.stats().quarantined)
+        assert reason in reader.stats().quarantined[faulty.address]
         assert reader.stats().teachers == 1
-        wait_until(lambda: reason in shown(settings, odd.address))
-        answered = reader.stats().answered[odd.address]
-        odd.become("good")
-        read_until(reader, batches, lambda: reader.stats().answered[odd.address] > answered)
+        wait_until(lambda: reason in shown(settings, faulty.address))
+        answered = reader.stats().answered[faulty.address]
+        faulty.set_behaviour("good")
+        read_until(reader, batches, lambda: reader.stats().answered[faulty.address] > answered)
         assert reader.stats().quarantined == {}
         assert reader.stats().teachers == 2
-        wait_until(lambda: not shown(settings, odd.address))
+        wait_until(lambda: not shown(settings, faulty.address))

@@ -39,7 +39,7 @@ def hurt(group: Group, fault: str, draw: random.Random) -> None:
             group.start(victim)
         case "let an instance leave":
             group.terminate(victim)
-            group.forget(victim)
+            group.await_exit(victim)
             group.start(victim)
         case "kill the job":
             for instance in draw.sample(INSTANCES, 3):
@@ -100,15 +100,15 @@ def test_trainers_under_fire_miss_nothing_and_double_nothing(
     with running_group(out, settings, instances="1:3", command=command) as group:
         (out / "slowly").touch()
         group.start(*INSTANCES)
-        formed = group.trains(*INSTANCES)
+        formed = group.await_generation(*INSTANCES)
         group.await_event("saved")
         for fault in faults_of(draw, feed):
             group.await_steps(draw.randint(1, 12))
             time.sleep(draw.uniform(0, 0.1))  # so that it comes anywhere in a step
             hurt(group, fault, draw)
-            formed = group.trains(*INSTANCES, after=formed.generation)
+            formed = group.await_generation(*INSTANCES, after=formed.generation)
         (out / "slowly").unlink()
-        assert set(group.statuses().values()) == {0}, group.story()
+        assert set(group.statuses().values()) == {0}, group.history()
         assert "checkpoint.loaded" in group.logs()
     found = CheckpointStore(Checkpoint(url=str(kept))).load_newest()
     assert found is not None

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 @pytest.fixture
 def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A world that must be empty of processes when its test is over."""
-    from support.airflow.world import World, left_empty  # Airflow, which most tests do without
+    from support.airflow.world import World, checked_world  # Airflow, which most tests do without
 
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
-    yield from left_empty(World(tmp_path, redis_url, namespace, monkeypatch))
+    yield from checked_world(World(tmp_path, redis_url, namespace, monkeypatch))
 
 
 @pytest.fixture(scope="session")

@@ -364,15 +364,15 @@ async def test_checkpoints_that_land_are_events(world: World, states: AssetState
     """From when it was first watched on, also those that were saved while no triggerer watched."""
     await _land(world, 1)
     async with watching(_watch()) as first:
-        await _soon(lambda: states.kept)
+        await _soon(lambda: states.values)
         await _land(world, 2)
         (second,) = await first.fired(1)
         expected = {"stream": STREAM, "job": "j", "checkpoint": "/c/2", "step": 2, "epoch": 1}
         assert json.loads(json.dumps(second)) == {**expected, "metrics": {"a": 0.5}, "at": 1.5}
-        before = dict(states.kept)
+        before = dict(states.values)
         first.store(1)
         await _land(world, 3)  # Airflow looks at what is stored when the next one comes
-        await _soon(lambda: states.kept != before)
+        await _soon(lambda: states.values != before)
     await _land(world, 4)
     async with watching(_watch()) as later:
         assert [event["step"] for event in await later.fired(2)] == [3, 4]
@@ -381,12 +381,12 @@ async def test_checkpoints_that_land_are_events(world: World, states: AssetState
 async def test_an_event_that_was_lost_with_its_triggerer_is_made_again(world: World, states: AssetStates) -> None:
     """A triggerer that fires many and stores few goes on after those few."""
     async with watching(_watch()) as first:
-        await _soon(lambda: states.kept)
+        await _soon(lambda: states.values)
         await _land(world, *range(1, 101))
-        before = dict(states.kept)
+        before = dict(states.values)
         await first.fired(60)
         first.store(10)
-        await _soon(lambda: states.kept != before)
+        await _soon(lambda: states.values != before)
     async with watching(_watch()) as second:
         assert [event["step"] for event in await second.fired(50)][:50] == list(range(11, 61))
         second.store(50)
@@ -396,12 +396,12 @@ async def test_an_event_that_was_lost_with_its_triggerer_is_made_again(world: Wo
 async def test_two_assets_may_watch_one_stream(world: World, states: AssetStates) -> None:
     """Airflow has one trigger for both; one that begins to watch later goes on where the first one is."""
     async with watching(_watch(), ["digits"]):
-        await _soon(lambda: states.kept)
+        await _soon(lambda: states.values)
     await _land(world, 1)
     async with watching(_watch(), ["digits", "letters"]) as both:
         assert [event["step"] for event in await both.fired(1)] == [1]
         both.store(1)
-        await _soon(lambda: len(states.kept) == 2)
+        await _soon(lambda: len(states.values) == 2)
     await _land(world, 2)
     async with watching(_watch(), ["letters"]) as second:
         assert [event["step"] for event in await second.fired(1)] == [2]
@@ -412,9 +412,9 @@ async def test_an_asset_may_watch_two_streams(world: World, states: AssetStates)
     one, other = f"{STREAM}/0", f"{STREAM}/1"
     await _land(world, 1, stream=other)
     async with watching(_watch(one)):
-        await _soon(lambda: states.kept)
+        await _soon(lambda: states.values)
     async with watching(_watch(other)) as watched:
-        await _soon(lambda: len(states.kept) == 2)
+        await _soon(lambda: len(states.values) == 2)
         await _land(world, 2, stream=other)
         assert [event["step"] for event in await watched.fired(1)] == [2]
 

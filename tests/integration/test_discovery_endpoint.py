@@ -16,15 +16,15 @@ from structlog.testing import capture_logs
 from support.network.certificates import Authority
 from support.registry.discovery_client import (
     STUDENT,
-    asking,
+    http_client,
+    read_to_end,
+    registered_students,
     serving,
     stream,
-    students,
-    until,
-    until_end,
-    until_students,
+    wait_for_students,
+    wait_for_teachers,
 )
-from support.registry.followers import POOL, behind, failure_of, registered, student, until_shown
+from support.registry.followers import POOL, discovery_settings, failure_of, registered, student, wait_for_quarantine
 from support.teachers.process import PATIENCE_S
 
 from edl_runtime.discovery import app, server
@@ -54,7 +54,7 @@ def settings(settings: RuntimeSettings) -> RuntimeSettings:
 @pytest.fixture
 async def http(settings: RuntimeSettings) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an endpoint without a token."""
-    async with serving(settings) as url, asking(url) as client:
+    async with serving(settings) as url, http_client(url) as client:
         yield client
 
 
@@ -90,13 +90,13 @@ async def test_invalid_requests_are_refused(http: httpx.AsyncClient, settings: R
     assert (await http.put(words, content=b'{"quarantined": {"t:1": "\xff"}}')).status_code == 400
     assert (await http.put(words, content=b'{"x":' + b"[" * 50_000)).status_code == 400
     assert (await http.put(words, content=b" " * (STATUS_LIMIT + 1))).status_code == 413
-    assert await students(settings) == []
+    assert await registered_students(settings) == []
 
 
 async def test_a_token_is_required(settings: RuntimeSettings) -> None:
     """Without it or with a wrong one nothing but health is told; a student says so at once, and shows none."""
     secured = msgspec.structs.replace(settings, discovery_token=TOKEN)
-    async with serving(secured) as url, asking(url) as http, registered(settings, "a:1"):
+    async with serving(secured) as url, http_client(url) as http, registered(settings, "a:1"):
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
             for path in ("/v1/pools", f"/v1/pools/{POOL}", STUDENT, "/elsewhere"):
                 refused = await http.get(path, headers=headers)
@@ -106,13 +106,15 @@ async def test_a_token_is_required(settings: RuntimeSettings) -> None:
             assert (await http.get("/v1/health/ready", headers=headers)).json() == {"ready": True}
         with capture_logs() as logs:
             for token in ("", "wr0ng"):
-                error = await failure_of(msgspec.structs.replace(behind(url, settings), discovery_token=token))
+                error = await failure_of(
+                    msgspec.structs.replace(discovery_settings(url, settings), discovery_token=token)
+                )
                 assert isinstance(error, DiscoveryRefusedError)
                 assert error.status == 401
                 assert "EDL_DISCOVERY_TOKEN" in str(error)
                 assert not any(secret in f"{error}{logs}" for secret in ("wr0ng", TOKEN))
-        async with student(behind(url, secured)) as one:
-            await one.until(lambda teachers: teachers == ("a:1",))
+        async with student(discovery_settings(url, secured)) as one:
+            await one.wait_for(lambda teachers: teachers == ("a:1",))
 
 
 async def test_https_needs_a_trusted_certificate(
@@ -125,14 +127,14 @@ async def test_https_needs_a_trusted_certificate(
     async with serving(secured) as url, registered(settings, "a:1"):
         assert url.startswith("https://")
         for other, said in ((url, "certificate"), (url.replace("https", "http"), "")):
-            error = await failure_of(behind(other, settings))
+            error = await failure_of(discovery_settings(other, settings))
             assert isinstance(error, DiscoveryUnavailableError)
             assert said in str(error)
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
-        async with student(behind(url, settings)) as one:
-            await one.until(lambda teachers: teachers == ("a:1",))
+        async with student(discovery_settings(url, settings)) as one:
+            await one.wait_for(lambda teachers: teachers == ("a:1",))
             one.quarantined["a:1"] = "garbage"
-            await until_shown(settings, "garbage (by 1 student)")
+            await wait_for_quarantine(settings, "garbage (by 1 student)")
 
 
 async def test_wrong_settings_of_an_endpoint_are_errors(settings: RuntimeSettings) -> None:
@@ -155,20 +157,20 @@ async def test_without_redis_it_is_unavailable_and_comes_back(own_redis: RedisSe
     """503 with the reason while Redis is away, and the lists as soon as it is there; it lives all the time."""
     own_redis.kill()
     settings = RuntimeSettings(redis_url=own_redis.url, namespace="n")
-    async with serving(settings) as url, asking(url) as http:
+    async with serving(settings) as url, http_client(url) as http:
         for path in ("/v1/pools", f"/v1/pools/{POOL}", STUDENT):
             refused = await http.get(path)
             assert refused.status_code == 503
             assert f"Redis at 127.0.0.1:{own_redis.port}" in refused.json()["error"]
         assert (await http.get("/v1/health/ready")).status_code == 503
         assert (await http.get("/v1/health/live")).status_code == 200
-        error = await failure_of(behind(url, settings))
+        error = await failure_of(discovery_settings(url, settings))
         assert isinstance(error, DiscoveryUnavailableError)
         assert f"Redis at 127.0.0.1:{own_redis.port}" in str(error)
         await asyncio.to_thread(own_redis.start)
         assert (await http.get("/v1/pools")).json() == []
         async with stream(http) as assignments:
-            await until(assignments)
+            await wait_for_teachers(assignments)
 
 
 async def test_changes_are_pushed(
@@ -178,15 +180,15 @@ async def test_changes_are_pushed(
     monkeypatch.setattr(assignments_module, "REPORT_EVERY_S", 3600.0)
     monkeypatch.setattr(assignments_module, "SILENT_AFTER_S", 3600.0)
     async with stream(http, want="2", address="here:1") as assignments:
-        await until(assignments)
-        assert await students(settings) == ["s"]
+        await wait_for_teachers(assignments)
+        assert await registered_students(settings) == ["s"]
         async with registered(settings, "a:1"):
-            await until(assignments, "a:1")
+            await wait_for_teachers(assignments, "a:1")
             async with registered(settings, "b:1"):
-                await until(assignments, "a:1", "b:1")
-            await until(assignments, "a:1")
-        await until(assignments)
-    await until_students(settings)
+                await wait_for_teachers(assignments, "a:1", "b:1")
+            await wait_for_teachers(assignments, "a:1")
+        await wait_for_teachers(assignments)
+    await wait_for_students(settings)
 
 
 async def test_a_silent_student_is_removed(
@@ -196,12 +198,12 @@ async def test_a_silent_student_is_removed(
     monkeypatch.setattr(assignments_module, "SILENT_AFTER_S", 0.5)
     monkeypatch.setattr(assignments_module, "REPORT_EVERY_S", 0.01)
     async with stream(http) as assignments:
-        assert len(await until_end(assignments)) > 1
-    assert await students(settings) == []
+        assert len(await read_to_end(assignments)) > 1
+    assert await registered_students(settings) == []
     _, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port, limit=1)
     writer.write(f"GET {STUDENT} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
-    await until_students(settings, "s")
-    await until_students(settings)
+    await wait_for_students(settings, "s")
+    await wait_for_students(settings)
     writer.close()
 
 
@@ -211,13 +213,13 @@ async def test_a_later_stream_of_the_same_student_takes_over(
     """A student that comes back before the endpoint noticed that it was gone is one student."""
     monkeypatch.setattr(assignments_module, "REPORT_EVERY_S", 0.05)
     async with stream(http) as earlier:
-        await until(earlier)
+        await wait_for_teachers(earlier)
         async with stream(http) as later:
-            await until(later)
-            await until_end(earlier)
-            assert await students(settings) == ["s"]
+            await wait_for_teachers(later)
+            await read_to_end(earlier)
+            assert await registered_students(settings) == ["s"]
             assert (await http.put(f"{STUDENT}/status", content=b"{}")).status_code == 204
-            await until(later)
+            await wait_for_teachers(later)
 
 
 async def test_many_students_cost_one_watch(
@@ -230,10 +232,10 @@ async def test_many_students_cost_one_watch(
         await until_waiting(settings, 0)  # streams that another test has just closed
         opened = [await stack.enter_async_context(stream(http, f"{STUDENT[:-1]}{name}")) for name in names]
         for assignments in opened:
-            await until(assignments, "a:1")
-        assert sorted(await students(settings)) == names
+            await wait_for_teachers(assignments, "a:1")
+        assert sorted(await registered_students(settings)) == names
         await until_waiting(settings, 2)
-    await until_students(settings)
+    await wait_for_students(settings)
     await until_waiting(settings, 0)
 
 
@@ -324,7 +326,7 @@ async def test_strangers_can_not_lock_out_clients_with_the_token(
     monkeypatch.setattr(server, "IDLE_CHECK_S", 3600.0)
     settings = msgspec.structs.replace(settings, discovery_token=TOKEN)
     live = ASK_LIVE + b"\r\n"
-    async with serving(settings) as url, asking(url, TOKEN) as http, contextlib.AsyncExitStack() as stack:
+    async with serving(settings) as url, http_client(url, TOKEN) as http, contextlib.AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(stream(http))]
         async with knocking(url, live) as (oldest, _), knocking(url, live) as (newer, asks):
             assert (await http.get("/v1/pools")).status_code == 200
@@ -336,7 +338,7 @@ async def test_strangers_can_not_lock_out_clients_with_the_token(
         async with knocking(url, live) as (newest, _):
             await ends(newest)
         for assignments in streams:
-            await until(assignments)
+            await wait_for_teachers(assignments)
 
 
 async def test_silent_clients_count_before_they_begin_tls(

@@ -9,9 +9,16 @@ import time
 import msgspec
 import pytest
 from structlog.testing import capture_logs
-from support.registry.discovery_client import asking, serving, stream, students, until, until_end
+from support.registry.discovery_client import (
+    http_client,
+    read_to_end,
+    registered_students,
+    serving,
+    stream,
+    wait_for_teachers,
+)
 from support.registry.discovery_process import running_discovery
-from support.registry.followers import POOL, behind, registered, student, until_logged
+from support.registry.followers import POOL, discovery_settings, registered, student, wait_for_log
 from support.students.readers import Batches, reader_of, slow_teacher
 
 from edl_runtime.discovery import client
@@ -27,15 +34,15 @@ async def test_sigterm_ends_streams_in_order(settings: RuntimeSettings) -> None:
     settings = msgspec.structs.replace(settings, lease_ttl_s=60.0, discovery_token="t0ken")
     with running_discovery(settings, "--host", "0.0.0.0") as endpoint:
         url = f"http://127.0.0.1:{endpoint.port}"
-        async with asking(url, "t0ken") as http, stream(http) as assignments:
-            await until(assignments)
+        async with http_client(url, "t0ken") as http, stream(http) as assignments:
+            await wait_for_teachers(assignments)
             endpoint.process.send_signal(signal.SIGTERM)
-            await until_end(assignments)
+            await read_to_end(assignments)
         _, said = await asyncio.to_thread(endpoint.process.communicate, timeout=HANGS_AFTER_S)
     assert endpoint.process.returncode == 0
     assert "discovery.stopped" in said
     assert "t0ken" not in said
-    assert await students(settings) == []
+    assert await registered_students(settings) == []
 
 
 @pytest.mark.slow
@@ -47,7 +54,7 @@ def test_a_killed_endpoint_stops_no_reader(settings: RuntimeSettings) -> None:
     with (
         slow_teacher(lasting),
         running_discovery(settings) as endpoint,
-        reader_of(batches, Discovered(POOL), behind(endpoint.url, settings)) as reader,
+        reader_of(batches, Discovered(POOL), discovery_settings(endpoint.url, settings)) as reader,
         capture_logs() as logs,
     ):
         epoch = iter(reader)
@@ -79,23 +86,27 @@ async def test_an_endpoint_that_is_slow_for_a_moment_ends_no_student(
         endpoint.process.send_signal(signal.SIGSTOP)
         with monkeypatch.context() as impatient:
             impatient.setattr(client, "SILENT_AFTER_S", 0.2)
-            async with registered(settings, "a:1"), student(behind(endpoint.url, settings)) as one:
-                await until_logged(logs, "registry.unavailable")
+            async with registered(settings, "a:1"), student(discovery_settings(endpoint.url, settings)) as one:
+                await wait_for_log(logs, "registry.unavailable")
                 impatient.undo()  # the next answer is waited for as long as ever
                 endpoint.process.send_signal(signal.SIGCONT)
-                await one.until(lambda teachers: teachers == ("a:1",))
+                await one.wait_for(lambda teachers: teachers == ("a:1",))
 
 
 async def test_redis_may_go_behind_it(own_redis: RedisServer) -> None:
     """The student keeps its teachers and its stream while Redis is away, and hears of new ones when it is back."""
     settings = RuntimeSettings(redis_url=own_redis.url, namespace="n", lease_ttl_s=0.5)
     with capture_logs() as logs:
-        async with serving(settings) as url, registered(settings, "a:1"), student(behind(url, settings)) as one:
-            await one.until(lambda teachers: teachers == ("a:1",))
+        async with (
+            serving(settings) as url,
+            registered(settings, "a:1"),
+            student(discovery_settings(url, settings)) as one,
+        ):
+            await one.wait_for(lambda teachers: teachers == ("a:1",))
             own_redis.kill()
-            await until_logged(logs, "registry.unavailable")
+            await wait_for_log(logs, "registry.unavailable")
             await asyncio.to_thread(own_redis.start)
             async with registered(settings, "b:1"):
-                await one.until(lambda teachers: teachers == ("a:1", "b:1"))
-            assert all(teachers for _, teachers in one.told)
+                await one.wait_for(lambda teachers: teachers == ("a:1", "b:1"))
+            assert all(teachers for _, teachers in one.updates)
     assert not any(entry["event"] == "discovery.unavailable" for entry in logs)

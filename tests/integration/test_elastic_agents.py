@@ -62,31 +62,31 @@ def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, setti
     options = {"samples": 12000, "global_batch": 24, "epochs": 1, "step_s": 0.1}
     with running_group(tmp_path / "out", settings, **options) as group:
         group.start(0, 1)
-        first = group.trains(0, 1)
+        first = group.await_generation(0, 1)
         group.start(2)
-        joined = group.trains(0, 1, 2, after=first.generation)
+        joined = group.await_generation(0, 1, 2, after=first.generation)
         assert (joined.gear, joined.reason) == ("live", "instance 2 has joined")
         group.await_steps(10)
 
         group.terminate(2)
-        left = group.trains(0, 1, after=joined.generation)
+        left = group.await_generation(0, 1, after=joined.generation)
         group.await_steps(5)
-        assert group.forget(2) == -15
+        assert group.await_exit(2) == -15
 
         group.trainer(1).kill()
-        alone = group.trains(0, after=left.generation)
+        alone = group.await_generation(0, after=left.generation)
         group.await_steps(5)
-        both = group.trains(0, 1, after=alone.generation)
+        both = group.await_generation(0, 1, after=alone.generation)
         group.await_steps(5)
 
         group.trainer(0).suspend()
         hung = group.await_event("failed", lambda event: "is stopped" in event.reason)
         assert hung.instance == 0
-        again = group.trains(0, 1, after=both.generation)
+        again = group.await_generation(0, 1, after=both.generation)
         group.await_steps(5)
 
         group.kill(0)
-        assert group.trains(1, after=again.generation).reason == "instance 0 does not respond"
+        assert group.await_generation(1, after=again.generation).reason == "instance 0 does not respond"
         group.start(3)
         (group.out / "quickly").touch()
         assert set(group.statuses().values()) == {0}
@@ -103,7 +103,7 @@ def test_a_training_whose_place_another_job_took_goes_on_and_says_so(tmp_path: P
     thief = FolderHolder(namespace=settings.namespace, job="thief", since=0.0)
     with running_group(tmp_path / "out", settings, **LONG) as group:
         group.start(0)
-        first = group.trains(0)
+        first = group.await_generation(0)
         group.await_steps(3)
         leases, holder = keys.checkpoint_lease(storage_at(settings.checkpoint).identity())
         with redis.Redis.from_url(settings.redis_url) as client:
@@ -114,8 +114,8 @@ def test_a_training_whose_place_another_job_took_goes_on_and_says_so(tmp_path: P
         group.await_steps(3)
         group.start(1)
         with redis.Redis.from_url(settings.redis_url) as client:
-            group.await_that(lambda: _renewed(client, leases) or _refused(group), "instance 1 says so")
-        joined = group.trains(0, 1, after=first.generation)
+            group.await_condition(lambda: _renewed(client, leases) or _refused(group), "instance 1 says so")
+        joined = group.await_generation(0, 1, after=first.generation)
         group.await_steps(3)
         assert joined.gear == "live"
 
@@ -145,7 +145,7 @@ def test_a_script_that_runs_in_two_instances_and_calls_no_init_is_told_of(
     with running_group(tmp_path / "out", settings, instances="2:2", command=[str(tmp_path / "train.py")]) as group:
         group.start(0, 1)
         told = group.await_event("waiting", lambda event: "never calls elastic.init" in event.reason)
-        group.await_that(lambda: "job.blocked" in group.log(0) + group.log(1), "the log says so")
+        group.await_condition(lambda: "job.blocked" in group.log(0) + group.log(1), "the log says so")
         assert (group.log(0) + group.log(1)).count(told.reason) == 1
 
 
@@ -192,14 +192,14 @@ def test_a_training_without_live_generations_goes_on_from_checkpoints(
     """In warm gear one trainer leaves with a checkpoint and standbys take over; all leaving ends with one, too."""
     with running_group(tmp_path / "out", settings, gear="warm", **WARM) as group:
         group.start(0, 1)
-        first = group.trains(0, 1)
+        first = group.await_generation(0, 1)
         group.await_standbys()
         leaver, stays = first.members
         group.terminate(leaver)
-        second = group.trains(stays, after=first.generation)
+        second = group.await_generation(stays, after=first.generation)
         assert second.gear == "warm"
         group.await_steps(5)
-        assert group.forget(leaver) == -15
+        assert group.await_exit(leaver) == -15
         group.terminate(stays)
         assert group.statuses() == {stays: -15}
         saved = group.await_event("saved", lambda event: event.generation >= second.generation)
@@ -212,14 +212,14 @@ def test_standbys_take_over_when_rank_0_is_lost(tmp_path: Path, settings: Runtim
     """Who joined last has the state as well; no step is done twice."""
     with running_group(tmp_path / "out", settings, gear="warm", **WARM) as group:
         group.start(0)
-        first = group.trains(0)
+        first = group.await_generation(0)
         group.start(1)
-        both = group.trains(0, 1, after=first.generation)
+        both = group.await_generation(0, 1, after=first.generation)
         assert (both.gear, both.members) == ("warm", (0, 1))
         group.await_steps(5)
         group.trainer(0).kill()
-        alone = group.trains(1, after=both.generation)
-        group.trains(0, 1, after=alone.generation)
+        alone = group.await_generation(1, after=both.generation)
+        group.await_generation(0, 1, after=alone.generation)
         group.await_steps(5)
         group.terminate(0)
         group.terminate(1)
@@ -233,14 +233,14 @@ def test_a_trainer_that_does_not_come_back_from_a_step_is_replaced(tmp_path: Pat
     limited = msgspec.structs.replace(settings, step_limit_s=2.0)
     with running_group(tmp_path / "out", limited, instances="1:2", **LONG) as group:
         group.start(0)
-        first = group.trains(0)
+        first = group.await_generation(0)
         group.option(**LONG, stuck_after=5)
         group.start(1)
-        both = group.trains(0, 1, after=first.generation)
+        both = group.await_generation(0, 1, after=first.generation)
         stuck = group.await_event("failed")
         assert stuck.instance == 1
         assert "all others have waited 2 s for it at the end of a step" in stuck.reason
-        group.trains(0, 1, after=both.generation + 1)
+        group.await_generation(0, 1, after=both.generation + 1)
         group.await_steps(5)
 
 
@@ -255,10 +255,10 @@ def test_instances_may_find_out_at_the_same_time_that_their_script_is_elastic(
     command = [sys.executable, str(INDIRECT), str(out)]
     with running_group(out, settings, instances="2", command=command, samples=960, global_batch=24, epochs=1) as group:
         group.start(0, 1)
-        assert group.statuses() == {0: 0, 1: 0}, group.story()
+        assert group.statuses() == {0: 0, 1: 0}, group.history()
         check_each_once(group, batches_of(960, 24, 1), killed=0)
         assert {each["rank"] for each in group.stepped()} == {0, 1}
-        assert not [event for event in group.events() if event.kind == "failed"], group.story()
+        assert not [event for event in group.events() if event.kind == "failed"], group.history()
 
 
 PLAIN = TRAINING_SCRIPTS / "plain_script.py"
@@ -289,17 +289,17 @@ def test_an_unchanged_script_of_pytorch_goes_on_from_its_own_checkpoints(
     out = tmp_path / "out"
     with running_group(out, settings, instances="1:2", command=[str(TORCH_PYTHON), str(TORCH), str(out)]) as group:
         group.start(0)
-        alone = group.trains(0)
+        alone = group.await_generation(0)
         group.await_log(0, "rank 0 of 1 goes on from step 0")
         group.start(1)
-        group.trains(0, 1, after=alone.generation)
-        assert group.statuses() == {0: 0, 1: 0}, group.story()
+        group.await_generation(0, 1, after=alone.generation)
+        assert group.statuses() == {0: 0, 1: 0}, group.history()
         begun = group.await_log(0, "rank 0 of 2 goes on from step ")
         assert int(begun.split()[0]) > 0
         weights = {file.name: file.read_text() for file in out.glob("rank-*")}
         assert set(weights) == {"rank-0-of-2", "rank-1-of-2"}
         assert len(set(weights.values())) == 1
-        assert not [event for event in group.events() if event.kind == "failed"], group.story()
+        assert not [event for event in group.events() if event.kind == "failed"], group.history()
 
 
 def test_an_agent_says_what_it_lacks(tmp_path: Path) -> None:

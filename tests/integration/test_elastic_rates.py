@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.elastic.fake_agent import join, leave, open_gate, said_in, trainers
+from support.elastic.fake_agent import join, leave, open_gate, read_json_lines, trainers
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.comm.agent_protocol import GenerationEntered, GenerationLost, StepDone, WorkerFinished
@@ -26,7 +26,7 @@ DECAY, AFTER = 0.9, 0.99
 def rates_of(out: Path) -> dict[int, list[float]]:
     """Return by which rates each step was done, on all ranks."""
     rates: dict[int, list[float]] = defaultdict(list)
-    for said in said_in(out.glob("rates-*.jsonl")):
+    for said in read_json_lines(out.glob("rates-*.jsonl")):
         rates[said["step"]].append(said["rate"])
     return dict(sorted(rates.items()))
 

@@ -64,7 +64,7 @@ def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undistur
     """One, then three, then two: the same steps, loss and weights, with uneven parts, and nobody who lost another."""
     options: dict[str, Any] = {"epochs": EPOCHS, "step_s": 0.03, "gates": [EARLY, LATE], "micro_batch": 10}
     with trainers(tmp_path, 3, **options) as [first, second, third]:
-        assert all(trainer.said(WorkerReady)[0].live for trainer in (first, second, third))
+        assert all(trainer.received(WorkerReady)[0].live for trainer in (first, second, third))
         join([first], 1)
         first.await_message(StepDone)
         join([first, second, third], 2)
@@ -82,7 +82,7 @@ def test_instances_come_and_go_and_train_the_same_model(tmp_path: Path, undistur
         assert last[0].samples == 150 * EPOCHS
         assert second.await_message(WorkerFinished).why == "left"
         assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
-        assert all(not trainer.said(GenerationLost) for trainer in (first, second, third))
+        assert all(not trainer.received(GenerationLost) for trainer in (first, second, third))
     assert stepped(tmp_path) == ONCE
     assert_same(weights(tmp_path), undisturbed)
 

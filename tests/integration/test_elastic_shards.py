@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 import redis
-from support.elastic.fake_agent import Trainer, join, open_gate, said_in, stepped, trainers
-from support.elastic.local_run import SAMPLES, QuietLink, model_and_optimizer, train
+from support.elastic.fake_agent import Trainer, join, open_gate, read_json_lines, stepped, trainers
+from support.elastic.local_run import SAMPLES, RecordingClient, model_and_optimizer, train
 from support.teachers.process import wait_until
 
 from edl_runtime.elastic.api import Run
@@ -48,7 +48,7 @@ def counted(out: Path) -> Counter[int]:
 
 def steps_of(out: Path, trainer: Trainer) -> set[int]:
     file = out / f"stepped-{trainer.process.pid}.jsonl"
-    return {line["step"] for line in said_in([file])} if file.exists() else set()
+    return {line["step"] for line in read_json_lines([file])} if file.exists() else set()
 
 
 def test_records_count_once_an_epoch_whichever_rank_dies_or_joins(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -90,7 +90,7 @@ def test_a_redis_that_forgot_the_ledger_sends_all_ranks_back_together(
 def all_go_back(first: list[Trainer], out: Path, options: dict[str, Any], saved: int) -> None:
     """Wait until all trainers have ended together, and until two others have trained the rest from a checkpoint."""
     assert [trainer.wait() for trainer in first] == [1] * len(first)
-    assert [trainer.said(GenerationLost) for trainer in first] == [[]] * len(first)
+    assert [trainer.received(GenerationLost) for trainer in first] == [[]] * len(first)
     with trainers(out, 2, **options) as second:
         join(second, 3)
         assert second[0].await_message(GenerationEntered).step >= saved
@@ -149,12 +149,12 @@ class Storage:
 
 def trained(storage: Storage, settings: RuntimeSettings) -> tuple[list[int], list[str]]:
     """Train on five shards in this process; return the samples in order, and the notes for the job's owner."""
-    link = QuietLink()
+    link = RecordingClient()
     run = Run(link, CheckpointManager(None, link), settings)
     model, _ = run.wrap(*model_and_optimizer())
     batches = train(run, model, run.shards(storage.read, list("01234"), batch_size=2))
     samples = [sample for batch in batches for sample in batch]
-    return samples, [note.text for note in link.said if isinstance(note, Note)]
+    return samples, [note.text for note in link.sent if isinstance(note, Note)]
 
 
 def test_a_storage_that_is_away_for_a_moment_costs_no_shard(redis_url: str, namespace: str) -> None:

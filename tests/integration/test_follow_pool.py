@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.registry.discovery_process import running_discovery
-from support.registry.followers import PATIENCE_S, POOL, behind, registered, student, until_shown
+from support.registry.followers import PATIENCE_S, POOL, discovery_settings, registered, student, wait_for_quarantine
 
 from edl_runtime.distill import discovery
 from edl_runtime.registry.directory import Directory
@@ -42,28 +42,28 @@ async def test_quarantines_are_shown_while_they_last(
 ) -> None:
     """Others see which teachers students keep from work, for as long as they do and no longer, and by how many."""
     monkeypatch.setattr(discovery, "REPORT_EVERY_S", 0.05)
-    away = behind(endpoint_url, settings)
+    away = discovery_settings(endpoint_url, settings)
     async with registered(settings, TEACHER, ttl_s=LEASE_S), student(settings) as first, student(away) as second:
         first.quarantined[TEACHER] = second.quarantined[TEACHER] = "garbage"
-        await until_shown(settings, "garbage (by 2 students)")
+        await wait_for_quarantine(settings, "garbage (by 2 students)")
         first.quarantined.clear()
-        await until_shown(settings, "garbage (by 1 student)")
+        await wait_for_quarantine(settings, "garbage (by 1 student)")
         second.quarantined.clear()
-        await until_shown(settings, "None")
+        await wait_for_quarantine(settings, "None")
         second.quarantined[TEACHER] = "silent"
-        await until_shown(settings, "silent (by 1 student)")
+        await wait_for_quarantine(settings, "silent (by 1 student)")
     async with registered(settings, TEACHER, ttl_s=LEASE_S):
-        await until_shown(settings, "None")
+        await wait_for_quarantine(settings, "None")
 
 
 async def test_students_share_by_one_rule_wherever_they_are(settings: RuntimeSettings, endpoint_url: str) -> None:
     """Two on Redis and two behind an endpoint use every teacher, none twice, and as everybody computes it."""
     teachers = [f"127.0.0.1:{port}" for port in range(1, 9)]
-    away = behind(endpoint_url, settings)
+    away = discovery_settings(endpoint_url, settings)
     async with registered(settings, *teachers, ttl_s=LEASE_S), contextlib.AsyncExitStack() as stack:
         students = [await stack.enter_async_context(student(where)) for where in (settings, away, settings, away)]
         for one in students:
-            await one.until(lambda teachers: 0 < len(teachers) <= 2)  # which nobody has before all are there
+            await one.wait_for(lambda teachers: 0 < len(teachers) <= 2)  # which nobody has before all are there
         async with connect(settings.redis_url) as client:
             directory = Directory(client, settings.namespace)
             by_all = assign_teachers(await directory.members(POOL), await directory.members(POOL, "students"))
@@ -83,21 +83,21 @@ async def test_a_student_whose_only_teacher_is_bad_gets_another_meanwhile(
         student(settings) as one,
         student(settings) as other,
     ):
-        await one.until(lambda teachers: len(teachers) == 1)
-        await other.until(lambda teachers: len(teachers) == 1)
+        await one.wait_for(lambda teachers: len(teachers) == 1)
+        await other.wait_for(lambda teachers: len(teachers) == 1)
         [mine] = one.teachers or ()
         one.quarantined[mine] = "garbage"
-        await one.until(lambda teachers: teachers == ("a:1", "b:1"))
+        await one.wait_for(lambda teachers: teachers == ("a:1", "b:1"))
         assert len(other.teachers or ()) == 1
         one.quarantined.clear()
-        await one.until(lambda teachers: teachers == (mine,))
+        await one.wait_for(lambda teachers: teachers == (mine,))
 
 
 async def test_a_student_gets_as_many_teachers_as_it_wants(settings: RuntimeSettings) -> None:
     """Its limit is known to all, and the rest of the pool is another's."""
     async with registered(settings, "a:1", "b:1", "c:1", ttl_s=LEASE_S), student(settings, at_most=1) as modest:
-        await modest.until(lambda teachers: len(teachers) == 1)
+        await modest.wait_for(lambda teachers: len(teachers) == 1)
         async with student(settings) as other:
-            await other.until(lambda teachers: len(teachers) == 2)
+            await other.wait_for(lambda teachers: len(teachers) == 2)
             assert modest.teachers is not None
             assert len(modest.teachers) == 1

@@ -12,15 +12,15 @@ import pytest
 from support.paths import TESTS
 
 LIMIT_S = 240.0
-"""For what hangs; each spawned worker imports Paddle anew."""
+"""Time limit of a scenario; each spawned worker imports Paddle."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("story", "method"),
+    ("scenario", "method"),
     [
         ("source", "fork"),
-        ("left", "fork"),
+        ("abandoned", "fork"),
         ("wrong", "fork"),
         ("thread", "fork"),
         ("late", "fork"),
@@ -29,10 +29,10 @@ LIMIT_S = 240.0
         ("inside", "spawn"),
     ],
 )
-def test_a_loader_with_workers(story: str, method: str) -> None:
-    """See `support.students.loading`: each batch once and in order, errors in their place, and no worker that stays."""
+def test_a_reader_works_with_the_workers_of_a_loader(scenario: str, method: str) -> None:
+    """See `support.students.loading`: each batch once and in order, errors are raised, and no worker remains."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "support.students.loading", story, method],
+        [sys.executable, "-m", "support.students.loading", scenario, method],
         cwd=TESTS,
         env={name: value for name, value in os.environ.items() if not name.startswith("EDL_")},
         stdout=subprocess.PIPE,
@@ -41,9 +41,9 @@ def test_a_loader_with_workers(story: str, method: str) -> None:
         start_new_session=True,
     )
     try:
-        said, errors = process.communicate(timeout=LIMIT_S)
+        output, errors = process.communicate(timeout=LIMIT_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # its workers, too
         process.communicate()
-    assert (process.returncode, said.splitlines()[-1:]) == (0, ["right"]), errors
+    assert (process.returncode, output.splitlines()[-1:]) == (0, ["passed"]), errors

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from support.registry.discovery_process import running_discovery
-from support.registry.followers import behind
+from support.registry.followers import discovery_settings
 from support.students.readers import POOL, ROWS, Batches, reader_of, slow_teacher
 from support.teachers.process import PATIENCE_S, running_teacher
 
@@ -69,7 +69,7 @@ def read_until_reported(batches: Iterator[Any], settings: RuntimeSettings, *pool
 def test_a_waiting_student_and_its_teacher_report_it(settings: RuntimeSettings, *, by_endpoint: bool) -> None:
     """With a beat of either, in Redis or behind a discovery endpoint."""
     with slow_teacher(settings, "--max-batch", "1"), running_discovery(settings) as endpoint:
-        mine = behind(endpoint.url, settings) if by_endpoint else settings
+        mine = discovery_settings(endpoint.url, settings) if by_endpoint else settings
         with reader_of(BATCHES, Discovered(POOL, at_most=2), mine) as reader:
             [pool] = read_until_reported(iter(reader), settings, POOL)
     [load], [student] = pool.teachers.values(), pool.students.values()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from support.autoscale.prometheus_server import POINTS, StandIn, prometheus
+from support.autoscale.prometheus_server import POINTS, FakePrometheus, prometheus
 from support.network.certificates import Authority
 
 from edl_runtime.autoscale.errors import NoSamplesError, SourceUnavailableError
@@ -25,7 +25,7 @@ QUERY = "sum(http_requests)"
 
 
 @pytest.fixture
-def server() -> Iterator[StandIn]:
+def server() -> Iterator[FakePrometheus]:
     """One with a series that says at what second of its day a sample is."""
     with prometheus() as stand_in:
         stand_in.series["http_requests"] = [({}, lambda at_s: at_s % DAY_S)]
@@ -33,7 +33,7 @@ def server() -> Iterator[StandIn]:
 
 
 def source(
-    server: StandIn, query: str = QUERY, *, token: str = "", step_s: float = 60, wait_s: float = 20
+    server: FakePrometheus, query: str = QUERY, *, token: str = "", step_s: float = 60, wait_s: float = 20
 ) -> PrometheusSource:
     """Return a source that asks that server."""
     env = "EDL_TRAFFIC_TOKEN" if token else ""
@@ -42,34 +42,34 @@ def source(
     )
 
 
-async def test_a_range_has_a_sample_each_step_until_its_end(server: StandIn) -> None:
+async def test_a_range_has_a_sample_each_step_until_its_end(server: FakePrometheus) -> None:
     """The last one is of the end itself, and one that is no number is among them."""
     server.series["http_requests"] = [({}, lambda at_s: math.nan if at_s == NOW_S - 60 else at_s - NOW_S)]
     samples = await source(server).samples(NOW_S - 150, NOW_S)
     assert samples[::2] == [Sample(NOW_S - 120, -120), Sample(NOW_S, 0)]
     assert math.isnan(samples[1].needed)
-    assert server.asked[0]["query"] == QUERY
+    assert server.queries[0]["query"] == QUERY
     assert await source(server).samples(NOW_S - 5, NOW_S) == [Sample(NOW_S, 0)]
 
 
 @pytest.mark.parametrize("days", [28.0, (POINTS - 1) / 1440, POINTS / 1440, (POINTS + 1) / 1440])
-async def test_a_long_range_is_asked_in_parts(server: StandIn, days: float) -> None:
+async def test_a_long_range_is_asked_in_parts(server: FakePrometheus, days: float) -> None:
     """Prometheus refuses more than 11,000 points a series; no sample is missing, and none comes twice."""
     since_s = NOW_S - round(days * DAY_S)
     samples = await source(server).samples(since_s, NOW_S)
     assert [sample.at_s for sample in samples] == [since_s + 60 * number for number in range(round(days * 1440) + 1)]
     assert all(sample.needed == sample.at_s % DAY_S for sample in samples)
-    assert len(server.asked) == math.ceil(len(samples) / POINTS)
+    assert len(server.queries) == math.ceil(len(samples) / POINTS)
 
 
-async def test_what_was_before_the_first_sample_is_no_error(server: StandIn) -> None:
+async def test_what_was_before_the_first_sample_is_no_error(server: FakePrometheus) -> None:
     """A server that has a week of four answers with that."""
     server.series["http_requests"] = [({}, lambda at_s: 5.0 if at_s >= NOW_S - 7 * DAY_S else None)]
     samples = await source(server).samples(NOW_S - 28 * DAY_S, NOW_S)
     assert samples[0].at_s == NOW_S - 7 * DAY_S
 
 
-async def test_a_query_that_returns_nothing_is_an_error_that_names_it(server: StandIn) -> None:
+async def test_a_query_that_returns_nothing_is_an_error_that_names_it(server: FakePrometheus) -> None:
     """With the time it was asked of."""
     with pytest.raises(NoSamplesError) as raised:
         await source(server, "sum(http_request)").samples(NOW_S - 3600, NOW_S)
@@ -79,7 +79,7 @@ async def test_a_query_that_returns_nothing_is_an_error_that_names_it(server: St
     )
 
 
-async def test_several_series_are_to_be_made_one(server: StandIn) -> None:
+async def test_several_series_are_to_be_made_one(server: FakePrometheus) -> None:
     """The error says how, and shows which there are."""
     server.series["http_requests"] = [({"instance": name}, lambda _: 1.0) for name in ("a", "b", "c")]
     with pytest.raises(SpecError) as raised:
@@ -90,7 +90,7 @@ async def test_several_series_are_to_be_made_one(server: StandIn) -> None:
     )
 
 
-async def test_prometheus_own_words_tell_what_is_wrong_with_a_query(server: StandIn) -> None:
+async def test_prometheus_own_words_tell_what_is_wrong_with_a_query(server: FakePrometheus) -> None:
     """Also those of another server, which gives another status."""
     with pytest.raises(SpecError) as raised:
         await source(server, "sum(a").samples(NOW_S - 60, NOW_S)
@@ -104,7 +104,7 @@ async def test_prometheus_own_words_tell_what_is_wrong_with_a_query(server: Stan
         await source(server).samples(NOW_S - 60, NOW_S)
 
 
-async def test_the_token_is_sent_and_never_shown(server: StandIn) -> None:
+async def test_the_token_is_sent_and_never_shown(server: FakePrometheus) -> None:
     """A wrong one is an error that names its variable; one that is no token is not sent."""
     server.token = "open-sesame"
     assert await source(server, token="open-sesame").samples(NOW_S - 60, NOW_S)
@@ -130,7 +130,9 @@ async def test_the_token_is_sent_and_never_shown(server: StandIn) -> None:
         (429, b"", "429: nothing"),
     ],
 )
-async def test_a_server_in_trouble_is_asked_again_later(server: StandIn, status: int, body: bytes, says: str) -> None:
+async def test_a_server_in_trouble_is_asked_again_later(
+    server: FakePrometheus, status: int, body: bytes, says: str
+) -> None:
     """That is no mistake of whoever wrote the query; its words are told."""
     server.answer = status, body, {}
     with pytest.raises(SourceUnavailableError) as raised:
@@ -150,17 +152,17 @@ async def test_a_server_in_trouble_is_asked_again_later(server: StandIn, status:
     ],
 )
 async def test_a_url_of_something_else_is_an_error(
-    server: StandIn, status: int, body: bytes, headers: dict[str, str], says: str
+    server: FakePrometheus, status: int, body: bytes, headers: dict[str, str], says: str
 ) -> None:
     """And no redirection is followed, which would take the token along."""
     server.answer = status, body, headers
     with pytest.raises(SpecError, match=r"traffic\.prometheus\.url: got 'http://127") as raised:
         await source(server, token="t").samples(NOW_S - 60, NOW_S)
     assert says in str(raised.value)
-    assert len(server.asked) == 1
+    assert len(server.queries) == 1
 
 
-async def test_an_endless_answer_is_given_up(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_answer_is_given_up(server: FakePrometheus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is not filled by a query of thousands of series."""
     monkeypatch.setattr("edl_runtime.autoscale.traffic.sources.prometheus.ANSWER_LIMIT", 1 << 20)
     body = b" " * (64 << 20)  # many times what buffers take on the way
@@ -170,24 +172,24 @@ async def test_an_endless_answer_is_given_up(server: StandIn, monkeypatch: pytes
     assert server.sent < len(body)
 
 
-async def test_a_silent_server_is_given_up(server: StandIn) -> None:
+async def test_a_silent_server_is_given_up(server: FakePrometheus) -> None:
     """After `timeout_s`."""
     server.delay_s = 600
     with pytest.raises(SourceUnavailableError, match=r"\(no answer within 0\.2 s\)"):
         await source(server, wait_s=0.2).samples(NOW_S - 60, NOW_S)
 
 
-async def test_other_tasks_run_on_while_a_server_takes_its_time(server: StandIn) -> None:
+async def test_other_tasks_run_on_while_a_server_takes_its_time(server: FakePrometheus) -> None:
     """The server is not to answer before another task has said so."""
     server.delay_s = 600
     asking = asyncio.create_task(source(server).samples(NOW_S - 60, NOW_S))
-    while not server.asked:  # noqa: ASYNC110 - a thread makes it so
+    while not server.queries:  # noqa: ASYNC110 - a thread makes it so
         await asyncio.sleep(0.01)
-    server.hurry.set()
+    server.closing.set()
     assert len(await asking) == 2
 
 
-def test_who_has_given_up_an_answer_that_trickles_in_can_end(server: StandIn) -> None:
+def test_who_has_given_up_an_answer_that_trickles_in_can_end(server: FakePrometheus) -> None:
     """No thread goes on reading it, for which the end of the loop would wait."""
     body = b" " * 6000
     server.answer = 200, body, {}
@@ -197,7 +199,7 @@ def test_who_has_given_up_an_answer_that_trickles_in_can_end(server: StandIn) ->
     assert server.sent < len(body)
 
 
-async def test_an_answer_that_breaks_off_is_trouble_that_may_pass(server: StandIn) -> None:
+async def test_an_answer_that_breaks_off_is_trouble_that_may_pass(server: FakePrometheus) -> None:
     """As of a server that is ended meanwhile: nothing that was written down is wrong."""
     server.answer = 200, b'{"status": "succ', {"Content-Length": "4000"}
     with pytest.raises(SourceUnavailableError, match="IncompleteRead"):

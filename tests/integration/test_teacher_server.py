@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.teachers.process import PATIENCE_S, wait_until
-from support.teachers.serving import LIMIT, HeldRunner, LaterRunner, Served, echo_request, serving
+from support.teachers.serving import LIMIT, DeferredRunner, HeldRunner, Served, echo_request, serving
 
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.errors import InferenceError
@@ -268,7 +268,7 @@ def test_an_answer_keeps_its_slot_until_the_network_has_taken_it() -> None:
 def test_an_idle_client_holds_no_slot_over_tls(tls: tuple[ssl.SSLContext, Trust]) -> None:
     """Its answer has left when the network has it, however large it is, and not when the client comes again."""
     context, trust = tls
-    with serving("echo", LaterRunner, slots=1, limit=32 << 20, tls=context) as served, ExitStack() as stack:
+    with serving("echo", DeferredRunner, slots=1, limit=32 << 20, tls=context) as served, ExitStack() as stack:
         for size in (1, 8 << 20):
             body = np.full((1, size), 7, np.uint8)
             teacher = stack.enter_context(TeacherConnection(served.address, trust=trust))
@@ -294,7 +294,7 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected(
         (connection,) = served.front.connections
         assert not secured or len(connection._unsent) > size / 2
         wait_until(
-            lambda: served.look(MAX_STALLED_CHECKS) or not served.front.connections
+            lambda: served.check_stalled(MAX_STALLED_CHECKS) or not served.front.connections
         )  # the network may take more once
         with TeacherConnection(served.address, trust=trust) as teacher:
             assert len(teacher.infer({"x": np.zeros((1, 4), np.uint8)}, [])) == 1
@@ -309,7 +309,7 @@ def test_a_client_that_reads_slowly_gets_all_of_its_answer() -> None:
         (connection,) = served.front.connections
         got = 0
         for _ in range(2 * MAX_STALLED_CHECKS):
-            served.look()
+            served.check_stalled()
             before = served.on_loop(lambda: unsent_bytes(connection._transport))
             while served.on_loop(lambda: unsent_bytes(connection._transport)) == before:
                 part = slow.recv(1 << 12)
@@ -348,9 +348,9 @@ def test_a_client_that_stalls_halfway_is_disconnected() -> None:
         assert idle.ready()
         raw.sendall(LONG_HEAD + b" " * (LONG - 1))
         wait_until(lambda: len(served.front.slots._free) == 3)
-        served.look(MAX_STALLED_CHECKS)
+        served.check_stalled(MAX_STALLED_CHECKS)
         assert not is_closed(raw)
-        served.look()
+        served.check_stalled()
         wait_until(lambda: is_closed(raw))
         assert len(served.front.slots._free) == 4
         assert len(served.front.connections) == 1
@@ -395,7 +395,7 @@ def test_a_slot_that_others_wait_for_is_not_held_slowly(*, sends: bool) -> None:
                     slow.sendall(b" ")
                 else:
                     slow.recv(1)
-                served.look()
+                served.check_stalled()
 
         moving_on(1 + MAX_STALLED_CHECKS_CONTESTED)
         assert served.front.slots.in_flight == 1
@@ -463,7 +463,7 @@ def test_a_stranger_is_disconnected() -> None:
         healthy.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")
         assert healthy.recv(65536).startswith(b"HTTP/1.1 200 ")
         wait_until(lambda: len(served.front.connections) == 3)
-        served.look(1 + MAX_STALLED_CHECKS)
+        served.check_stalled(1 + MAX_STALLED_CHECKS)
         wait_until(lambda: is_closed(silent))
         wait_until(lambda: is_closed(healthy))
         assert len(served.front.connections) == 1
@@ -516,10 +516,10 @@ def test_clients_that_do_not_read_lock_out_nobody() -> None:
         waits.sendall(echo_request(1))
         wait_until(lambda: len(served.held) == 1)
         assert idle.ready()
-        served.look(1)
+        served.check_stalled(1)
 
         def is_still() -> bool:
-            served.look()
+            served.check_stalled()
             return served.on_loop(lambda: any(one.stalled_for for one in served.front.connections))
 
         wait_until(is_still)  # the network may take more a few times
@@ -529,7 +529,7 @@ def test_clients_that_do_not_read_lock_out_nobody() -> None:
         assert newest.ready()
         assert idle.ready()
         assert len(served.front.connections) == 3
-        served.look(MAX_STALLED_CHECKS_CONTESTED + 1)
+        served.check_stalled(MAX_STALLED_CHECKS_CONTESTED + 1)
         assert next_one.ready()
         served.on_loop(served.held.pop())
         assert waits.recv(65536).startswith(b"HTTP/1.1 200 ")

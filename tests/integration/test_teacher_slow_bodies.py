@@ -91,12 +91,12 @@ class Teacher:
     def aside(self) -> int:
         return self.served.on_loop(lambda: self.served.front.side_buffers.size)
 
-    def look(self, times: int = 1) -> None:
+    def check_stalled(self, times: int = 1) -> None:
         """Look at the clients, each of which sends a byte before."""
         for _ in range(times):
             for client in self.clients:
                 client.send(1)
-            self.served.look()
+            self.served.check_stalled()
 
 
 @contextmanager
@@ -120,15 +120,15 @@ def test_large_bodies_that_come_slowly_hold_no_slot(
         for _ in range(clients):
             teacher.slow()
         wait_until(lambda: teacher.free == 0 and teacher.waiting == clients - SLOTS)
-        teacher.look()
+        teacher.check_stalled()
         fast = teacher.slow()
         wait_until(lambda: teacher.waiting == clients - SLOTS + 1)
         teacher.clients.remove(fast)
-        teacher.look()
+        teacher.check_stalled()
         fast.finish()
         assert teacher.aside == pytest.approx(clients * SIZE, rel=0.001)
         assert teacher.free == SLOTS
-        teacher.look(2 * MAX_STALLED_CHECKS)
+        teacher.check_stalled(2 * MAX_STALLED_CHECKS)
         for client in teacher.clients:
             client.finish()
         wait_until(lambda: teacher.in_flight == 0)
@@ -142,12 +142,12 @@ def test_a_body_that_is_set_aside_waits_for_a_slot_when_it_is_there() -> None:
         teacher = Teacher(served, stack, None)
         slow = teacher.slow()
         wait_until(lambda: teacher.free == 0)
-        teacher.look()
+        teacher.check_stalled()
         others = [stack.enter_context(served.connect()) for _ in range(2)]
         for other in others:
             other.sendall(echo_request(1))
         wait_until(lambda: teacher.waiting == 2)
-        teacher.look()
+        teacher.check_stalled()
         wait_until(lambda: len(served.held) == 1)
         slow.send(SIZE)
         wait_until(lambda: teacher.waiting == 2)
@@ -162,13 +162,13 @@ def test_a_body_that_is_set_aside_waits_for_a_slot_when_it_is_there() -> None:
 
 def contested(teacher: Teacher, waits: int) -> None:
     """Let a request wait for a slot, so that the next look sets slow bodies aside."""
-    teacher.look()
+    teacher.check_stalled()
     for _ in range(waits):
         other = teacher.served.connect()
         teacher._stack.enter_context(other)
         other.sendall(echo_request(1))
     wait_until(lambda: teacher.waiting == waits)
-    teacher.look()
+    teacher.check_stalled()
 
 
 def test_slow_bodies_take_no_more_memory_than_there_is() -> None:
@@ -195,7 +195,7 @@ def test_a_body_that_is_larger_than_the_memory_loses_its_slot_as_ever() -> None:
         wait_until(lambda: teacher.free == 0)
         contested(teacher, 1)
         assert teacher.aside == 0
-        teacher.look(MAX_STALLED_CHECKS_CONTESTED - 1)
+        teacher.check_stalled(MAX_STALLED_CHECKS_CONTESTED - 1)
         assert slow.read() == b""
         wait_until(lambda: teacher.free == 1)
 
@@ -205,11 +205,11 @@ def test_a_fast_client_is_not_refused_for_want_of_memory() -> None:
     with a_teacher(slots=1, max_side_bytes=SIZE + 1000) as teacher:
         slow = teacher.slow()
         wait_until(lambda: teacher.free == 0)
-        teacher.look()
+        teacher.check_stalled()
         fast = [teacher.slow() for _ in range(3)]
         wait_until(lambda: teacher.waiting == 3)
         teacher.clients[:] = [slow]
-        teacher.look()
+        teacher.check_stalled()
         for client in fast:
             client.finish()
         slow.finish()
@@ -229,7 +229,7 @@ def test_a_client_whose_body_was_set_aside_leaves_nothing_behind() -> None:
         for client in (leaves, waits):
             client.connected.close()
         wait_until(lambda: teacher.waiting == 1 and teacher.aside < 2 * SIZE)
-        served.look(MAX_STALLED_CHECKS + 1)
+        served.check_stalled(MAX_STALLED_CHECKS + 1)
         assert silent.read() == b""
         wait_until(lambda: teacher.aside == 0)
         for count in (3, 1):
@@ -269,13 +269,13 @@ def test_a_body_that_comes_fast_is_received_into_its_slot() -> None:
     with a_teacher(slots=1) as teacher:
         fast = teacher.slow()
         wait_until(lambda: teacher.free == 0)
-        teacher.look()
+        teacher.check_stalled()
         waits = teacher.slow()
         (connection,) = (one for one in teacher.served.front.connections if one._slot >= 0)
         received = connection._received
         fast.send(300_000)
         wait_until(lambda: connection._received >= received + 300_000)
-        teacher.served.look()
+        teacher.served.check_stalled()
         assert teacher.aside == 0
         assert teacher.free == 0
         fast.finish()
@@ -299,7 +299,7 @@ def test_a_draining_teacher_owes_slow_clients_an_answer() -> None:
         teacher = Teacher(served, stack, None)
         finishes, trickles, waits, in_slot = (teacher.slow() for _ in range(4))
         wait_until(lambda: teacher.waiting == 2)
-        teacher.look(2)
+        teacher.check_stalled(2)
         assert teacher.aside > 3 * SIZE
         late = teacher.slow()  # into the slot that they have left
         wait_until(lambda: teacher.free == 1)

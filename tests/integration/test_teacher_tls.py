@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from support.network.certificates import Authority, Shown
+from support.network.certificates import Authority, CertificateFiles
 from support.students.readers import Batches, reader_of
 from support.teachers.process import Teacher, running_teacher
 
@@ -31,13 +31,13 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def shown(authority: Authority) -> Shown:
+def shown(authority: Authority) -> CertificateFiles:
     """What teachers show: a name that is not the address at which they are reached."""
     return authority.sign(NAME)
 
 
 @pytest.fixture(scope="module")
-def echo(shown: Shown) -> Iterator[Teacher]:
+def echo(shown: CertificateFiles) -> Iterator[Teacher]:
     """A teacher that speaks TLS alone."""
     with running_teacher("support.models:echo", env=shown.to_env()) as teacher:
         yield teacher
@@ -92,7 +92,7 @@ def test_a_refused_request_is_answered_before_the_end(echo: Teacher, authority: 
         other.infer({"x": np.ones((1, 1 << 20), np.uint8)}, ["x"])
 
 
-def test_a_student_reads_from_a_pool(settings: RuntimeSettings, authority: Authority, shown: Shown) -> None:
+def test_a_student_reads_from_a_pool(settings: RuntimeSettings, authority: Authority, shown: CertificateFiles) -> None:
     """With the name that all certificates hold, whatever addresses teachers register."""
     batches = Batches(20)
     with running_teacher("support.models:slow", "--pool", "pool", env={**settings.to_env(), **shown.to_env()}):

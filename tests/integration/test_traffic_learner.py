@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 from redis.asyncio import Redis
-from support.autoscale.prometheus_server import StandIn, prometheus
+from support.autoscale.prometheus_server import FakePrometheus, prometheus
 
 from edl_runtime.autoscale.errors import NoSamplesError
 from edl_runtime.autoscale.traffic.capacity import TrainingCapacity, training_capacity
@@ -34,14 +34,14 @@ def requests(at_s: float) -> float:
 
 
 @pytest.fixture
-def server() -> Iterator[StandIn]:
+def server() -> Iterator[FakePrometheus]:
     """A server that has counted them for two weeks."""
     with prometheus() as stand_in:
         stand_in.series["requests"] = [({}, lambda at_s: requests(at_s) if at_s > NOW_S - 14 * DAY_S else None)]
         yield stand_in
 
 
-def traffic(server: StandIn, **forecast_options: float) -> Traffic:
+def traffic(server: FakePrometheus, **forecast_options: float) -> Traffic:
     """Return a source of which a request per second needs a five-hundredth of a GPU."""
     spec = Prometheus(url=server.url, query="sum(requests)", step_s=600, timeout_s=20)
     return Traffic(resource="gpu", source=spec, times=0.002, forecast_options=ForecastOptions(**forecast_options))  # type: ignore[arg-type]
@@ -61,28 +61,32 @@ def hours(asked: Sequence[Mapping[str, str]]) -> float:
     return sum(float(each["end"]) - float(each["start"]) for each in asked) / 3600
 
 
-async def test_a_profile_is_learned_once_an_hour(server: StandIn, client: Redis, namespace: str) -> None:
+async def test_a_profile_is_learned_once_an_hour(server: FakePrometheus, client: Redis, namespace: str) -> None:
     """A pass asks for four weeks at first, then for half an hour, and for four weeks again after an hour."""
     spans = []
     for later_s in (0, 300, LEARN_EVERY_S - 1, LEARN_EVERY_S):
-        before = len(server.asked)
+        before = len(server.queries)
         await room(traffic(server), client, namespace, later_s)
-        spans.append(hours(server.asked[before:]))
+        spans.append(hours(server.queries[before:]))
     assert spans == [FOUR_WEEKS, 0.5, 0.5, FOUR_WEEKS]
 
 
-async def test_a_profile_is_of_one_source_and_one_namespace(server: StandIn, client: Redis, namespace: str) -> None:
+async def test_a_profile_is_of_one_source_and_one_namespace(
+    server: FakePrometheus, client: Redis, namespace: str
+) -> None:
     """Another query, other slots or another team's: each is learned on its own, and one does not undo the other."""
     await room(traffic(server), client, namespace)
-    count = len(server.asked)
+    count = len(server.queries)
     await room(traffic(server, slot_s=3600), client, namespace)
     await room(traffic(server), client, f"{namespace}-2")
-    assert len(server.asked) == 3 * count
+    assert len(server.queries) == 3 * count
     await room(traffic(server), client, namespace, 300)
-    assert len(server.asked) == 3 * count + 1
+    assert len(server.queries) == 3 * count + 1
 
 
-async def test_one_pass_that_gets_no_answer_changes_nothing(server: StandIn, client: Redis, namespace: str) -> None:
+async def test_one_pass_that_gets_no_answer_changes_nothing(
+    server: FakePrometheus, client: Redis, namespace: str
+) -> None:
     """The last word counts until it is too old; then windows hold, and the reason says what is wrong."""
     before = await room(traffic(server, lead_s=0), client, namespace)
     server.answer = 503, b"overloaded", {}
@@ -99,7 +103,7 @@ async def test_one_pass_that_gets_no_answer_changes_nothing(server: StandIn, cli
     assert again.need is not None
 
 
-async def test_a_stale_metric_leaves_it_to_windows(server: StandIn, client: Redis, namespace: str) -> None:
+async def test_a_stale_metric_leaves_it_to_windows(server: FakePrometheus, client: Redis, namespace: str) -> None:
     """A query that returns nothing any more, or nothing but what is no number."""
     await room(traffic(server), client, namespace)
     server.series["requests"] = [({}, lambda at_s: 1.0 if at_s < NOW_S - DAY_S else None)]
@@ -111,7 +115,9 @@ async def test_a_stale_metric_leaves_it_to_windows(server: StandIn, client: Redi
     )
 
 
-async def test_nothing_learned_is_learned_at_the_next_pass(server: StandIn, client: Redis, namespace: str) -> None:
+async def test_nothing_learned_is_learned_at_the_next_pass(
+    server: FakePrometheus, client: Redis, namespace: str
+) -> None:
     """A server that is away at the first pass, or has no time for a long range at the second, costs no hour."""
     server.answer = 503, b"", {}
     assert "no sample from the source (Prometheus" in (await room(traffic(server), client, namespace)).why
@@ -124,32 +130,34 @@ async def test_nothing_learned_is_learned_at_the_next_pass(server: StandIn, clie
     assert (await room(traffic(server), client, namespace)).need is not None
 
 
-async def test_what_was_learned_counts_until_it_is_learned_anew(server: StandIn, client: Redis, namespace: str) -> None:
+async def test_what_was_learned_counts_until_it_is_learned_anew(
+    server: FakePrometheus, client: Redis, namespace: str
+) -> None:
     """When a long range is refused an hour later, the profile of before does, and this is said; samples are of now."""
     await room(traffic(server), client, namespace)
     server.longest_s = 3600
     found = await room(traffic(server), client, namespace, 2 * LEARN_EVERY_S)
     assert found.why.startswith("the web is expected to need 20 gpu now, and is left 23 (traffic.prometheus.query: ")
-    before = len(server.asked)
+    before = len(server.queries)
     server.longest_s = math.inf
     await room(traffic(server), client, namespace, 2 * LEARN_EVERY_S)
-    assert hours(server.asked[before:]) == FOUR_WEEKS
+    assert hours(server.queries[before:]) == FOUR_WEEKS
 
 
-async def test_a_clock_that_jumps_back_is_no_trouble(server: StandIn, client: Redis, namespace: str) -> None:
+async def test_a_clock_that_jumps_back_is_no_trouble(server: FakePrometheus, client: Redis, namespace: str) -> None:
     """What was learned and said in a future that did not come counts no more."""
     await room(traffic(server), client, namespace, 5 * DAY_S)
     server.answer = 503, b"", {}
     found = await room(traffic(server), client, namespace)
     assert found.why.startswith("all samples are in the future, from 7200 min ahead on (Prometheus at ")
     server.answer = None
-    before = len(server.asked)
+    before = len(server.queries)
     assert (await room(traffic(server), client, namespace)).need is not None
-    assert hours(server.asked[before:]) == FOUR_WEEKS
+    assert hours(server.queries[before:]) == FOUR_WEEKS
 
 
 async def test_a_profile_that_redis_lost_or_that_is_damaged_is_learned_again(
-    server: StandIn, client: Redis, namespace: str
+    server: FakePrometheus, client: Redis, namespace: str
 ) -> None:
     """A value of something else under the key does no harm."""
     await room(traffic(server), client, namespace)
@@ -173,7 +181,9 @@ async def test_a_stream_teaches_as_well(client: Redis, namespace: str) -> None:
     assert (await check_source(of, client, now_s=NOW_S)).needed == 4
 
 
-async def test_a_check_raises_what_is_wrong(server: StandIn, client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_check_raises_what_is_wrong(
+    server: FakePrometheus, client: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before a source is relied on: its token, its samples, and where they are."""
     of = traffic(server)
     assert (await check_source(of, now_s=NOW_S)).needed == 4
@@ -195,7 +205,7 @@ async def test_a_check_raises_what_is_wrong(server: StandIn, client: Redis, monk
     assert (await check_source(with_token, now_s=NOW_S)).needed == 4
 
 
-async def test_redis_away_is_no_word_of_the_source(server: StandIn, own_redis: RedisServer) -> None:
+async def test_redis_away_is_no_word_of_the_source(server: FakePrometheus, own_redis: RedisServer) -> None:
     """Whoever rescales needs Redis for more than this, and is told."""
     async with connect(own_redis.url) as client:
         await room(traffic(server), client, "default")

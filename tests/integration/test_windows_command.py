@@ -127,9 +127,9 @@ def test_what_was_learned_is_kept_in_redis(
         server.series["requests"] = [({}, lambda _: 16.0)]
         with_source(file, f"prometheus: {{url: '{server.url}', query: sum(requests), timeout_s: 20}}")
         assert "now: the web is expected to need 8 gpu now, and is left 9.2\n" in edl(file, "--total", "gpu=32")[1]
-        before = len(server.asked)
+        before = len(server.queries)
         assert edl(file, "--total", "gpu=32")[0] == 0
-        spans = [float(each["end"]) - float(each["start"]) for each in server.asked[before:]]
+        spans = [float(each["end"]) - float(each["start"]) for each in server.queries[before:]]
         assert spans == [pytest.approx(86_400, abs=60), pytest.approx(1_800, abs=60)]
 
 

@@ -12,7 +12,7 @@ import yaml
 from support.backends.jobs import ended, eventually, lines
 from support.cluster.cluster import REDIS_IMAGE, Cluster, own_namespace
 from support.cluster.manifests import container, create, manifests, path_of, ready_pod, secret
-from support.network.certificates import Authority, Shown
+from support.network.certificates import Authority, CertificateFiles
 from support.paths import DEPLOY, SUPPORT, TESTS
 
 from edl_airflow.operators.job_specs import pool_job_spec, trainer_job_spec
@@ -36,7 +36,7 @@ def teachers_name(home: Cluster) -> str:
     return f"edl-teachers.{home.namespace}.svc"
 
 
-def tls_secret(name: str, authority: Authority, shown: Shown) -> dict[str, Any]:
+def tls_secret(name: str, authority: Authority, shown: CertificateFiles) -> dict[str, Any]:
     """Return a Secret as cert-manager makes it."""
     files = {"tls.crt": shown.cert, "tls.key": shown.key, "ca.crt": authority.ca}
     return secret(name, **{key: file.read_text() for key, file in files.items()})

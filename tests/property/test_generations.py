@@ -154,7 +154,7 @@ class Groups(RuleBasedStateMachine):
     @rule(form_s=st.sampled_from([0.3, 3.0, 6.0, 12.0]), come_on=st.frozensets(INSTANCES))
     def form_slowly(self, form_s: float, come_on: frozenset[int]) -> None:
         """Take so long to form, while some come on: they read the state, or it is given to them."""
-        self.world.form_s, self.world.come_on = form_s, come_on
+        self.world.form_s, self.world.advancing = form_s, come_on
 
     @rule(starved=st.frozensets(INSTANCES), longest_s=st.sampled_from([1.0, 3.0, 8.0]))
     def starve(self, starved: frozenset[int], longest_s: float) -> None:

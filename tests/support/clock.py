@@ -1,4 +1,4 @@
-"""An event loop's clock that stands still until a test moves it."""
+"""An event loop's clock that only a test advances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 class LoopClock:
-    """The clock of the running loop: timers and timeouts come when `advance` has passed them, and never before."""
+    """The clock of the running loop: timers and timeouts fire when `advance` has passed them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._loop = asyncio.get_running_loop()
@@ -16,7 +16,7 @@ class LoopClock:
         monkeypatch.setattr(self._loop, "time", lambda: self._now)
 
     async def advance(self, seconds: float) -> None:
-        """Let so much time pass, and all happen that is due then."""
+        """Advance the clock, and let due callbacks run."""
         self._now += seconds
         for _ in range(20):
             await asyncio.sleep(0)

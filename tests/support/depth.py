@@ -1,4 +1,4 @@
-"""How deep tests go: `make test` shows each behaviour once, `make test-deep` looks long and in many variants."""
+"""Depth of tests: `make test` tests each behaviour once, `make test-deep` longer and in many variants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `edl` command in this process, as its tests run it."""
+"""The `edl` command in this process."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Edl = Callable[..., tuple[int, str, str]]
 
 @contextmanager
 def edl_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *always: str) -> Iterator[Edl]:
-    """Give what runs `edl` with the words given, after those that are given `always`, and without a Redis.
+    """Yield a function that runs `edl` with arguments after `always`, without a Redis.
 
-    It returns the exit status, what was printed and what was complained of.
+    It returns the exit status, standard output and standard error.
     """
     before = structlog.get_config()
     monkeypatch.delenv("EDL_REDIS_URL", raising=False)
 
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edl", *always, *map(str, words)])
+    def run(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["edl", *always, *map(str, args)])
         with pytest.raises(SystemExit) as ended:
             main()
         printed = capsys.readouterr()

@@ -28,16 +28,16 @@ def arithmetic(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 @DOUBLES
 def slow(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Takes as many seconds as the first number says."""
+    """Sleeps for the seconds in the first number."""
     time.sleep(float(inputs["x"][0, 0]))
     return {"double": inputs["x"] * 2}
 
 
 @DOUBLES
 def held(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Answers zeros at once. For all else it leaves the file `begun` in HELD_MODEL_FOLDER and waits for `go` there.
+    """Answers zeros at once. For other inputs it touches `begun` in HELD_MODEL_FOLDER and waits for `go` there.
 
-    Each of these runs adds a line to the file `ran`, with the first number of each of its rows.
+    Each of these runs adds a line to `ran` with the first number of each row.
     """
     if inputs["x"].any():
         folder = Path(os.environ["HELD_MODEL_FOLDER"])
@@ -51,7 +51,7 @@ def held(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 @DOUBLES
 def fragile(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Raises for 1, takes its process along for 2."""
+    """Raises for 1, kills its process for 2."""
     if inputs["x"][0, 0] == 1:
         raise ArithmeticError("one is too many")
     if inputs["x"][0, 0] == 2:
@@ -61,7 +61,7 @@ def fragile(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 @DOUBLES
 def lingering(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Wants to end its process for all but zeros, which a thread of its own does not let happen."""
+    """Exits for inputs other than zeros, but has a thread that keeps the process alive."""
     if inputs["x"].any():
         threading.Thread(target=time.sleep, args=(3600,)).start()
         sys.exit(3)
@@ -70,7 +70,7 @@ def lingering(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 @DOUBLES
 def in_place(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Writes into what it is given."""
+    """Writes into its input."""
     x = inputs["x"]
     x *= 2
     return {"double": x}
@@ -78,22 +78,22 @@ def in_place(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 @served(inputs=[X], outputs=[TensorSpec("double", "FP32", (-1, 4)), TensorSpec("codes", "FP32", (5, 2))])
 def codebook(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Has an output that has nothing to do with the batch."""
+    """Has an output without the batch's dimension."""
     return {"double": inputs["x"] * 2, "codes": np.ones((5, 2), np.float32)}
 
 
 @served(inputs=[TensorSpec("x", "UINT8", (-1, -1))], outputs=[TensorSpec("x", "UINT8", (-1, -1))])
 def echo(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Answers its input itself."""
+    """Answers its input."""
     return inputs
 
 
 wrong = DOUBLES(lambda inputs: {"double": inputs["x"].astype(np.float64)})
 narrow = DOUBLES(lambda inputs: {"double": inputs["x"][:, :3]})
 short = DOUBLES(lambda inputs: {"double": inputs["x"][1:]})
-"""Answer another dtype, another shape and a row less than they say."""
+"""Answer another dtype, another shape and a row less than they declare."""
 
 
 def unmarked(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Does not say what it takes."""
+    """Has no signature."""
     return inputs

@@ -1,4 +1,4 @@
-"""An object store on this machine: a server that talks S3."""
+"""An S3 server on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECRET = "never-written-down"
 
 @contextmanager
 def running_server() -> Iterator[str]:
-    """Run one on a port of its own, and yield its URL."""
+    """Run a server on a free port; yield its URL."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -26,12 +26,12 @@ def running_server() -> Iterator[str]:
 
 
 def empty(url: str) -> None:
-    """Let the server that the environment names have one bucket, without objects."""
+    """Reset the server of the environment to one empty bucket."""
     with urlopen(f"{url}/moto-api/reset", data=b"") as answer:
         assert answer.status == 200
     files().mkdir(BUCKET)
 
 
 def files() -> fsspec.AbstractFileSystem:
-    """Return the server's objects, as whoever has an accident with them."""
+    """Return a file system of the server's objects."""
     return fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)

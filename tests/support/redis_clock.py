@@ -1,4 +1,4 @@
-"""Redis's clock as our scripts read it, set by hand: no time passes unless a test says so."""
+"""Redis's clock as our scripts read it, set by the test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START_S = 1_800_000_000
 
 
 def take_time_from_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all scripts take their time from the key `clock`, of whole seconds and microseconds."""
+    """Let all scripts read the time from the key `clock`, in seconds and microseconds."""
     text, clock = store_client._text, "{redis.call('HGET', 'clock', 's'), redis.call('HGET', 'clock', 'us')}"
     monkeypatch.setattr(store_client, "_text", lambda name: text(name).replace("redis.call('TIME')", clock))
 
@@ -25,6 +25,6 @@ async def set_clock(client: Redis, at: float) -> None:
 
 
 async def later(client: Redis, seconds: float) -> None:
-    """Let time pass. In an empty Redis it begins anew."""
+    """Advance the clock. In an empty Redis it starts at START_S."""
     await client.hsetnx("clock", "s", START_S)
     await client.hincrby("clock", "us", round(seconds * 1e6))

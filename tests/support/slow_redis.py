@@ -1,4 +1,4 @@
-"""A Redis that may take its time, for tests of what is right and not of how soon it is."""
+"""Long time limits of Redis, for tests on a busy machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="module")
 def redis_may_be_slow() -> Iterator[None]:
-    """Wait for its answers: on a busy machine they may come after the second or two that users wait for them."""
+    """Wait for answers longer than the second or two of users."""
     with pytest.MonkeyPatch.context() as patched:
         for limit in ("CONNECT_TIMEOUT_S", "ANSWER_TIMEOUT_S"):
             patched.setattr(f"edl_runtime.store.redis_client.{limit}", 60.0)

@@ -1,4 +1,4 @@
-"""A triggerer's runner that watches for assets, without the processes around it."""
+"""A triggerer's runner with an asset watcher, in this process."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ TRIGGER_ID = 1
 
 
 class AssetStates:
-    """What Airflow keeps with each asset, by its name and a key: the other end of `AssetStateStoreAccessors`."""
+    """The asset state store, by asset and key: the server side of `AssetStateStoreAccessors`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.kept: dict[tuple[str, str], Any] = {}
-        other_end = SimpleNamespace(asend=self._answer)
-        monkeypatch.setattr("airflow.sdk.execution_time.task_runner.SUPERVISOR_COMMS", other_end, raising=False)
+        self.values: dict[tuple[str, str], Any] = {}
+        server = SimpleNamespace(asend=self._answer)
+        monkeypatch.setattr("airflow.sdk.execution_time.task_runner.SUPERVISOR_COMMS", server, raising=False)
 
-    async def _answer(self, asked: Any) -> Any:
-        place = (asked.name, asked.key)
-        if not isinstance(asked, GetAssetStateStoreByName):
-            self.kept[place] = asked.value
+    async def _answer(self, request: Any) -> Any:
+        key = (request.name, request.key)
+        if not isinstance(request, GetAssetStateStoreByName):
+            self.values[key] = request.value
             return None
-        if place not in self.kept:
+        if key not in self.values:
             return ErrorResponse(error=ErrorType.ASSET_STORE_NOT_FOUND)
-        return AssetStateStoreResult(value=self.kept[place])
+        return AssetStateStoreResult(value=self.values[key])
 
 
 class Watching:
-    """A trigger that runs. What it has fired waits here until it is stored, as the triggerer's other half does that."""
+    """A running trigger. Its events wait here until `store`, which the triggerer's supervisor does in Airflow."""
 
     def __init__(self, runner: TriggerRunner) -> None:
         self._runner = runner
 
     async def fired(self, count: int) -> list[dict[str, Any]]:
-        """Wait for so many events; they stay, and go no further."""
+        """Wait for `count` events; they are not stored."""
         async with asyncio.timeout(60):
             while len(self._runner.events) < count:  # noqa: ASYNC110 (a deque has no events)
                 await asyncio.sleep(0.01)
         return [dict(entry.event.payload) for entry in self._runner.events]
 
     def store(self, count: int) -> None:
-        """Let so many events, the oldest, be in Airflow's database."""
+        """Mark the `count` oldest events as stored in Airflow's database."""
         entries = [self._runner.events.popleft() for _ in range(count)]
         self._runner._shared_streams.confirm_persisted([entry.persist_seq for entry in entries])
 
 
 @asynccontextmanager
 async def watching(trigger: BaseEventTrigger, assets: Sequence[str] = ("digits",)) -> AsyncIterator[Watching]:
-    """Run a trigger of these assets; at the end the triggerer is lost, with what was not stored."""
+    """Run a trigger of these assets; at the end the triggerer is lost with all events that were not stored."""
     trigger.asset_state_store = AssetStateStoreAccessors(inlets=[Asset(name) for name in assets])
     runner = TriggerRunner()
     running = asyncio.create_task(runner.run_trigger(TRIGGER_ID, trigger))

@@ -1,4 +1,4 @@
-"""Stand-ins for Airflow, a backend and Redis, for tests of decisions. The real ones are in tests/integration."""
+"""Fakes of Airflow, a backend and Redis, for unit tests."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ POOL = JobSpec(name="digits", kind="pool", command=("t",), bounds=Bounds(2, 3), 
 STUDENT = JobSpec(name="student", kind="trainer", command=("s",), bounds=Bounds(1, 1), instances=1)
 
 
-class MadeUpBackend:
-    """Jobs in a dict; the test says how they end. `logs` serves what was there before, in `ended`.
+class FakeBackend:
+    """Jobs in a dict; the test sets how they end. `ended`: earlier jobs whose logs are kept.
 
-    `looks` counts how often somebody has asked for a job, `lists` for all; `written` is what instances have written.
+    `gets` and `lists` count requests, `calls` has changes; `written` has the log lines of instances.
     """
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobStatus] = {}
         self.ended: set[str] = set()
-        self.looks = 0
+        self.gets = 0
         self.lists = 0
         self.written: list[LogLine] = []
         self.nodes: list[dict[str, float]] = [{"cpu": 8.0, "gpu": 4.0}] * 2
-        self._looks_left: dict[str, int] = {}
-        self.deeds: list[tuple[str, str]] = []
+        self._gets_left: dict[str, int] = {}
+        self.calls: list[tuple[str, str]] = []
 
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
         assert secrets["EDL_REDIS_URL"]
         check_owner(self.jobs.get(spec.name), token)
-        self.deeds.append(("submit", spec.name))
+        self.calls.append(("submit", spec.name))
         known = self.jobs.get(spec.name)
         phase = known.phase if known and known.digest == spec.digest and known.phase != "failed" else "running"
         self.jobs[spec.name] = job_status(spec.name, token, phase=phase, digest=spec.digest)
         return self.jobs[spec.name]
 
     def forget_after(self, name: str, *, looks: int) -> None:
-        """Let a job be gone when it has been looked at so often."""
-        self._looks_left[name] = looks
+        """Remove a job after `looks` reads."""
+        self._gets_left[name] = looks
 
     async def get(self, name: str) -> JobStatus:
-        self.looks += 1
-        if name in self._looks_left:
-            self._looks_left[name] -= 1
-            if self._looks_left[name] < 0:
+        self.gets += 1
+        if name in self._gets_left:
+            self._gets_left[name] -= 1
+            if self._gets_left[name] < 0:
                 self.jobs.pop(name, None)
         if name not in self.jobs:
             raise UnknownJobError(name)
@@ -69,7 +69,7 @@ class MadeUpBackend:
         return list(self.jobs.values())
 
     async def resize(self, name: str, instances: int) -> JobStatus:
-        self.deeds.append((f"resize to {instances}", name))
+        self.calls.append((f"resize to {instances}", name))
         return await self.get(name)
 
     async def capacity(self) -> Capacity:
@@ -79,11 +79,11 @@ class MadeUpBackend:
     async def logs(self, name: str, *, tail: int | None = None, follow: bool = False) -> AsyncGenerator[LogLine, None]:
         if name not in {*self.jobs, *self.ended}:
             raise UnknownJobError(name)
-        read = 0
+        sent = 0
         while True:
             running = name in self.jobs and self.jobs[name].phase == "running"
-            for line in self.written[read if tail is None else -tail :]:
-                read += 1
+            for line in self.written[sent if tail is None else -tail :]:
+                sent += 1
                 yield line
             if not (follow and running):
                 return
@@ -92,22 +92,22 @@ class MadeUpBackend:
     async def delete(self, name: str, *, token: str | None = None) -> bool:
         if name not in self.jobs or token not in (None, self.jobs[name].token):
             return False
-        self.deeds.append(("delete", name))
+        self.calls.append(("delete", name))
         del self.jobs[name]
         return True
 
 
 class FakeClient(EdlClient):
-    """A backend, and a Redis that knows what the test says; `away` makes it silent, `refused` times by now."""
+    """A fake backend and Redis; `away` makes Redis unavailable, `refused` counts the failed requests."""
 
     def __init__(self) -> None:
         self.secrets = {"EDL_REDIS_URL": "redis://:secret@nowhere:1/0"}
-        self.backend: Any = MadeUpBackend()
+        self.backend: Any = FakeBackend()
         self.registered: list[str] = []
         self.reports: dict[str, Progress] = {}
         self.trainings: dict[str, TrainingStatus] = {}
         self.saved: list[CheckpointResult | None] = []
-        self.followed = asyncio.Event()  # somebody wants to hear of checkpoints from now on
+        self.followed = asyncio.Event()  # set by the first `end_of_checkpoints`
         self.asked: list[tuple[str, str]] = []
         self.started: dict[str, str] = {}
         self.positions: dict[str, LogPosition] = {}
@@ -198,8 +198,8 @@ def failed_status(name: str, exit_code: int, *lines: str, token: str = "try-1") 
     return job_status(name, token, phase="failed", instances=(instance,), reason=reason, last_lines=lines)
 
 
-def short_of_one(reason: str) -> JobStatus:
-    """A pool of two that goes on with one."""
+def degraded_pool(reason: str) -> JobStatus:
+    """A pool of two of which one was given up."""
     up = InstanceStatus(index=0, phase="running", started_at=100.0)
     down = InstanceStatus(index=1, phase="failed", started_at=100.0, exit_code=EX_CONFIG, given_up=True)
     given: dict[str, Any] = {"kind": "pool", "wanted": 2, "instances": (up, down), "reason": reason}
@@ -229,8 +229,8 @@ def spec_of(**changes: Any) -> TaskSpec:
     return TaskSpec(**{**given, **changes})
 
 
-class MadeUpTask(SimpleNamespace):
-    """A task instance that remembers its XComs, in a `state`."""
+class FakeTaskInstance(SimpleNamespace):
+    """A task instance with XComs and a `state`."""
 
     def get_task_states(self, **_: Any) -> dict[str, dict[str, str]]:
         return {self.run_id: {self.task_id: self.state}}
@@ -240,18 +240,18 @@ class MadeUpTask(SimpleNamespace):
 
 
 def rendered(operator: Any, context: Any) -> Any:
-    """The operator, as Airflow has it before `execute`."""
+    """The operator with rendered templates, as before `execute`."""
     operator.render_template_fields(context)
     return operator
 
 
 def deferred_by(operator: Any, context: Any) -> TaskDeferred:
-    """Run the first half of a task that defers."""
+    """Execute a task until it defers."""
     with pytest.raises(TaskDeferred) as caught:
         operator.execute(context)
     return caught.value
 
 
 def event_of(deferred: TaskDeferred, outcome: TaskOutcome) -> dict[str, Any]:
-    """What the trigger fires: how it ended, and what it was given."""
+    """The trigger's event: the outcome and the trigger's arguments."""
     return {**msgspec.to_builtins(outcome), **deferred.trigger.serialize()[1]}

@@ -1,8 +1,8 @@
-"""A rescaling task in a process of its own, as a worker runs it: prints what it returns as JSON.
+"""A rescaling task in a process of its own, as in a worker: prints its result as JSON.
 
     python rescaling_task.py '{"max_load": 0.5}'
 
-The policy here interferes as nothing outside could in time.
+Its policy stops the supervisor of a job between decision and resize.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edl_runtime.backends.local.job_folders import WorkFolder
 def halts_one(
     jobs: Sequence[Workload], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
 ) -> Mapping[str, Target]:
-    """Decide, and let the job that EDL_HALTED names answer nobody from then on."""
+    """Decide, and stop the supervisor of the job that EDL_HALTED names."""
     found = decide(jobs, nodes, capacity, now_s=now_s, pause_s=pause_s)
     os.kill(supervisor(_work_dir(), os.environ["EDL_HALTED"]), signal.SIGSTOP)
     return found
@@ -35,12 +35,12 @@ def _work_dir() -> Path:
 
 
 def supervisor(work_dir: Path, name: str) -> int:
-    """Return the process that answers for a job."""
+    """Return the process id of a job's supervisor."""
     return int(WorkFolder(work_dir).job(name).supervisor_lock.read_text())
 
 
 def context() -> Any:
-    """Return what Airflow gives to `execute`, as far as it is used; what is pushed goes nowhere."""
+    """Return the used part of the context of `execute`; XComs are dropped."""
     return {"ti": SimpleNamespace(xcom_push=lambda **_: None)}
 
 

@@ -1,4 +1,4 @@
-"""An operator whose fields hold templates, and the edl_connection that its plan is made in."""
+"""An operator with templates in its fields, and its connection."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edl_airflow.runtime.spec import LocalBackendRef
 from edl_runtime.specs import TeacherSpec, TrainerSpec
 
 TEACHER = TeacherSpec(model="/models/{{ params.high }}", outputs=("logits",))
-SURROUNDINGS = EdlConnection(redis_url="redis://nowhere:1/0", namespace="team", place=LocalBackendRef("/w"))
+CONNECTION = EdlConnection(redis_url="redis://nowhere:1/0", namespace="team", place=LocalBackendRef("/w"))
 STUDENT = TrainerSpec(command=("python", "s.py", "{{ run_id }}"), env={"LOW": "{{ params.low }}"})
 
 
 def distill(**changes: Any) -> EdlDistillOperator:
-    """The whole in one task, unless changed."""
+    """A distill task with a pool of its own, unless changed."""
     given = {"task_id": "distill", "student": STUDENT, "teacher": TEACHER, "teachers": "1:3", "deferrable": True}
     return EdlDistillOperator(**{**given, **changes})

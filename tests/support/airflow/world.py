@@ -1,13 +1,12 @@
-"""One machine with a Redis, a work folder and a folder of DAG files, and tasks that run on it without a scheduler."""
+"""A Redis, a work folder and a folder of DAG files, and tasks that run there without a scheduler."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
@@ -20,15 +19,13 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import TaskDeferred
 from support.airflow.fakes import deferred_by
+from support.students import readers
 
 from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_runtime.backends.local.backend import LocalBackend
-from edl_runtime.registry.lease import hold_lease
-from edl_runtime.registry.members import Member
+from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import TeacherSpec, TrainerSpec
-from edl_runtime.store.keys import Service
-from edl_runtime.store.redis_client import connect
 
 MODEL = """
 from edl_runtime.teacher import TensorSpec, served
@@ -76,7 +73,7 @@ asyncio.run(main())
 
 
 class World:
-    """Connections, scripts, and what runs."""
+    """Connections, scripts, and running jobs."""
 
     def __init__(self, folder: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -93,7 +90,7 @@ class World:
         self.connect_to(redis_url)
 
     def connect_to(self, redis_url: str) -> None:
-        """Make the connection `edl_default` lead to this Redis."""
+        """Set the connection `edl_default` to this Redis."""
         url = urlsplit(redis_url)
         given: dict[str, Any] = {"conn_type": "edl", "host": url.hostname, "port": url.port}
         given |= {"login": url.username or None, "password": url.password}
@@ -107,7 +104,7 @@ class World:
         return dag
 
     def context(self, try_id: str = "try-1", map_index: int = -1) -> Any:
-        """What Airflow gives to `execute`; `try_id` is the task instance's id, another one in each try."""
+        """The context of `execute`; `try_id` is the task instance's id, another one in each try."""
         xcoms: dict[str, Any] = {}
         ti = SimpleNamespace(
             id=try_id,
@@ -138,27 +135,27 @@ class World:
         return [int(line) for line in file.read_text().split()] if file.exists() else []
 
     def jobs(self) -> dict[str, str]:
-        """Jobs and pools that the backend knows, and their phase."""
+        """The phase of each job and pool of the backend."""
         return {status.name: status.phase for status in asyncio.run(self.backend.list())}
 
     def processes(self, *, supervisors: bool = True) -> list[psutil.Process]:
-        """What runs on this world's behalf: teachers, students, and supervisors."""
+        """Teachers, students, and supervisors of this world."""
         return [process for process in psutil.process_iter() if self._is_ours(process, supervisors=supervisors)]
 
     def _is_ours(self, process: psutil.Process, *, supervisors: bool) -> bool:
         try:
             if process.status() == psutil.STATUS_ZOMBIE or process.pid == psutil.Process().pid:
                 return False
-            words = process.cmdline()
+            command = process.cmdline()
             ours = process.environ().get("EDL_NAMESPACE") == self.namespace
-            ours = ours or any(str(self.folder) in word for word in words)
+            ours = ours or any(str(self.folder) in word for word in command)
         except psutil.Error:
             return False
-        return ours and (supervisors or "edl_runtime.backends.local.supervisor" not in words)
+        return ours and (supervisors or "edl_runtime.backends.local.supervisor" not in command)
 
 
-def left_empty(world: World) -> Iterator[World]:
-    """Lend a world that must be empty of processes when its test is over."""
+def checked_world(world: World) -> Iterator[World]:
+    """Yield a world that must have no processes after the test."""
     yield world
     try:
         until(lambda: not world.processes())  # a supervisor ends a moment after its job is gone
@@ -168,14 +165,14 @@ def left_empty(world: World) -> Iterator[World]:
 
 
 def distill(world: World, does: str = "ends", **changes: Any) -> EdlDistillOperator:
-    """The task of training against a pool that is there already, unless changed."""
+    """A task that trains with an existing pool, unless changed."""
     given: dict[str, Any] = {"task_id": "distill", "dag": world.dag(), "student": world.student(does)}
     given |= {"teacher_pool": "digits", "deferrable": False, "wait_timeout_s": 200}
     return EdlDistillOperator(**{**given, **changes})
 
 
 async def follow_until_started(world: World, deferred: TaskDeferred) -> None:
-    """Run the trigger until the student has started, then cancel it, as a triggerer does that ends."""
+    """Run the trigger until the student has started, then cancel it, as an ending triggerer does."""
     running = asyncio.ensure_future(fired(trigger_of(deferred)))
     await asyncio.to_thread(until, world.starts)
     running.cancel()
@@ -183,7 +180,7 @@ async def follow_until_started(world: World, deferred: TaskDeferred) -> None:
 
 
 def trigger_of(deferred: TaskDeferred) -> Any:
-    """The trigger as another process makes it, from JSON."""
+    """The trigger, deserialized from JSON as in another process."""
     path, kwargs = deferred.trigger.serialize()
     return resolve_name(path)(**json.loads(json.dumps(kwargs)))
 
@@ -213,29 +210,12 @@ def until(condition: Callable[[], Any], timeout_s: float = 100) -> Any:
     """Wait for something to be true, and return it."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
-        assert time.monotonic() < deadline, "it never came true"
+        assert time.monotonic() < deadline, "it did not become true"
         time.sleep(0.02)
     return found
 
 
-@contextmanager
-def registered(world: World, pool: str, address: str) -> Iterator[None]:
-    """Register a teacher that is only a lease, for students that never ask one."""
-    loop = asyncio.new_event_loop()
-    ready, over = threading.Event(), asyncio.Event()
-
-    async def hold() -> None:
-        service, member = Service(world.namespace, pool), Member(id=address, address=address)
-        async with connect(world.redis_url) as client, hold_lease(client, service, member, ttl_s=60.0):
-            ready.set()
-            await over.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=[hold()])
-    thread.start()
-    try:
-        assert ready.wait(100)
-        yield
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join()
-        loop.close()
+def registered(world: World, pool: str, address: str) -> AbstractContextManager[None]:
+    """Register a teacher for students that never ask one."""
+    settings = RuntimeSettings(redis_url=world.redis_url, namespace=world.namespace, lease_ttl_s=60.0)
+    return readers.registered(settings, address, pool=pool)

@@ -1,4 +1,4 @@
-"""A backend whose jobs are resized at once, for passes of the rescaling."""
+"""A backend that resizes jobs immediately, for tests of rescaling."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ async def _at_once() -> None:
 
 
 class Jobs(LocalBackend):
-    """Jobs on a node of 40 CPUs, one for each instance. They are resized at once, but the supervisors of some hang.
+    """Jobs on a node of 40 CPUs, one for each instance. They are resized at once, but those in `hang` do not answer.
 
-    `before_a_look` and `before_a_resize` say what happens then.
+    `before_capacity` and `before_resize` are called before `capacity` and `resize`.
     """
 
     hang: tuple[str, ...] = ()
@@ -32,12 +32,12 @@ class Jobs(LocalBackend):
     def __init__(
         self,
         *jobs: JobStatus,
-        before_a_look: Callable[[], Awaitable[Any]] = _at_once,
-        before_a_resize: Callable[[Jobs], object] = lambda _: None,
+        before_capacity: Callable[[], Awaitable[Any]] = _at_once,
+        before_resize: Callable[[Jobs], object] = lambda _: None,
     ) -> None:
         super().__init__(Path("/nowhere"))
         self.jobs = {each.name: each for each in jobs}
-        self._before_a_look, self._before_a_resize = before_a_look, before_a_resize
+        self._before_capacity, self._before_resize = before_capacity, before_resize
 
     @property
     def wanted(self) -> dict[str, int]:
@@ -47,12 +47,12 @@ class Jobs(LocalBackend):
         return [*self.jobs.values()]
 
     async def capacity(self) -> Capacity:
-        await self._before_a_look()
+        await self._before_capacity()
         free = CPUS - sum(self.wanted.values())
         return Capacity(nodes=(NodeCapacity(name="node", total={"cpu": CPUS}, free={"cpu": free}),))
 
     async def resize(self, name: str, instances: int) -> JobStatus:
-        self._before_a_resize(self)
+        self._before_resize(self)
         if name in self.hang:
             raise BackendError(f"the supervisor of {name!r} does not answer")
         if name not in self.jobs:

@@ -1,4 +1,4 @@
-"""Jobs, nodes and points of the past, as a backend and Redis would tell of them."""
+"""Jobs, nodes and history points, as a backend and Redis return them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from edl_runtime.backends.interface import Capacity, InstanceStatus, JobStatus, 
 from edl_runtime.specs import Bounds
 
 SCALING = ("priority", "weight", "resumes", "resized_at", "queue", "node_selector")
-"""What else may be said of how a job is sized."""
+"""Fields of a job's scaling."""
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp()
 
 
 def job(name: str, bounds: Bounds, cpu: float, have: int, *, pending: int = 0, **more: Any) -> JobStatus:
-    """Return a job of elastic trainers with so many instances on the node and so many that wait for a place."""
+    """Return a job of elastic trainers with `have` instances on the node and `pending` ones."""
     scaling = {name: more.pop(name) for name in SCALING if name in more}
     resources = more.pop("resources", {"cpu": cpu})
     there = [InstanceStatus(index=index, phase="running", started_at=NOON - 4000, node="node") for index in range(have)]
@@ -34,17 +34,17 @@ def job(name: str, bounds: Bounds, cpu: float, have: int, *, pending: int = 0, *
     )
 
 
-def seen(
+def running_job(
     name: str, running: int, wanted: int | None = None, *, resources: Mapping[str, float] | None = None, **more: Any
 ) -> JobStatus:
-    """Return a job of which so many instances run, all that are wanted unless told otherwise; the rest is pending."""
+    """Return a job with `running` of `wanted` instances, by default all; the others are pending."""
     wanted = running if wanted is None else wanted
     pending = max(0, wanted - running)
     return job(name, Bounds(1, 100), 0.0, running, pending=pending, resources=resources or {}, wanted=wanted, **more)
 
 
 def node(name: str = "node", *, total: Mapping[str, float], used: Mapping[str, float]) -> NodeCapacity:
-    """Return a node of which so much is used."""
+    """Return a node with `used` of `total` resources."""
     free = {resource: amount - used.get(resource, 0.0) for resource, amount in total.items()}
     return NodeCapacity(name=name, total=dict(total), free=free)
 
@@ -53,13 +53,14 @@ def capacity(*nodes: NodeCapacity) -> Capacity:
     return Capacity(nodes=nodes)
 
 
-def past(at: float, *, window: str = "", cpu: ResourceUse | None = None, **jobs: int | JobState) -> HistoryPoint:
-    """Return a point: of each job the number of its instances that ran, or the state that it was in without any."""
+def history_point(
+    at: float, *, window: str = "", cpu: ResourceUse | None = None, **jobs: int | JobState
+) -> HistoryPoint:
+    """Return a history point with the running instances or the state of each job."""
     return HistoryPoint(
         at=at,
         jobs={
-            name: JobPoint(running=seen) if isinstance(seen, int) else JobPoint(state=seen)
-            for name, seen in jobs.items()
+            name: JobPoint(running=job) if isinstance(job, int) else JobPoint(state=job) for name, job in jobs.items()
         },
         use={"cpu": cpu} if cpu else {},
         window=window,

@@ -1,6 +1,6 @@
-"""An HTTP server that answers `/api/v1/query_range` as Prometheus does, with its limits and its words for mistakes.
+"""An HTTP server that answers `/api/v1/query_range` as Prometheus does, with its limits and error messages.
 
-A query is the name of a series that a test gave it, perhaps within sum(...). Real PromQL is not understood.
+A query is the name of a series of the test, or sum(NAME). Other PromQL is not supported.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from support.network.certificates import Shown
+from support.network.certificates import CertificateFiles
 
 POINTS = 11_000
 PIECE = 1 << 16
 
 Values = Callable[[float], float | None]
-"""What a series has at a time, None for nothing."""
+"""The value of a series at a time, None for no sample."""
 
 
-class StandIn:
-    """What is served by each query, what was asked, and how many bytes of bodies were `sent`.
+class FakePrometheus:
+    """The served series, the received `queries`, and the number of bytes `sent`.
 
-    `answer` is given in place of Prometheus' own; `trickle_s` is between any two bytes, and a range longer than
-    `longest_s` is refused.
+    `answer` replaces Prometheus' own; `trickle_s` is the delay between two bytes, and a range longer than `longest_s`
+    is refused.
     """
 
     def __init__(self) -> None:
@@ -39,23 +39,23 @@ class StandIn:
         self.delay_s = 0.0
         self.trickle_s = 0.0
         self.longest_s = math.inf
-        self.asked: list[dict[str, str]] = []
+        self.queries: list[dict[str, str]] = []
         self.sent = 0
-        self.hurry = threading.Event()
+        self.closing = threading.Event()
 
     def respond(self, path: str, headers: Mapping[str, str]) -> tuple[int, bytes, Mapping[str, str]]:
         """Return status, body and headers of an answer."""
         parts = urlsplit(path)
-        self.asked.append({name: values[0] for name, values in parse_qs(parts.query).items()})
+        self.queries.append({name: values[0] for name, values in parse_qs(parts.query).items()})
         if self.delay_s:
-            self.hurry.wait(self.delay_s)
+            self.closing.wait(self.delay_s)
         if self.answer is not None:
             return self.answer
         if self.token and headers.get("Authorization") != f"Bearer {self.token}":
             return 401, b"Unauthorized\n", {}
         if parts.path != "/api/v1/query_range":
             return 404, b"404 page not found\n", {}
-        return self._query(self.asked[-1])
+        return self._query(self.queries[-1])
 
     def _query(self, asked: Mapping[str, str]) -> tuple[int, bytes, Mapping[str, str]]:
         start, end, step = (float(asked[name]) for name in ("start", "end", "step"))
@@ -85,29 +85,29 @@ class StandIn:
 
 
 @contextmanager
-def prometheus(tls: Shown | None = None) -> Iterator[StandIn]:
-    """Run one at a port of its own, with TLS where it has what to show."""
-    stand_in = StandIn()
+def prometheus(tls: CertificateFiles | None = None) -> Iterator[FakePrometheus]:
+    """Run a server on a free port, with TLS if it has a certificate."""
+    server_state = FakePrometheus()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body, headers = stand_in.respond(self.path, dict(self.headers))
-            with suppress(ConnectionError):  # whoever asked has heard enough
+            status, body, headers = server_state.respond(self.path, dict(self.headers))
+            with suppress(ConnectionError):  # the client has disconnected
                 self.send_response(status)
                 for name, value in {"Content-Length": str(len(body)), **headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
-                piece = 1 if stand_in.trickle_s else PIECE
+                piece = 1 if server_state.trickle_s else PIECE
                 for start in range(0, len(body), piece):
                     self.wfile.write(body[start : start + piece])
-                    stand_in.sent += piece
-                    stand_in.hurry.wait(stand_in.trickle_s)
+                    server_state.sent += piece
+                    server_state.closing.wait(server_state.trickle_s)
 
-        def log_message(self, *_words: object) -> None:
-            """Say nothing."""
+        def log_message(self, *_args: object) -> None:
+            """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    stand_in.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
+    server_state.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
     if tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*tls)
@@ -115,9 +115,9 @@ def prometheus(tls: Shown | None = None) -> Iterator[StandIn]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield stand_in
+        yield server_state
     finally:
-        stand_in.hurry.set()
+        server_state.closing.set()
         server.shutdown()
         thread.join()
         server.server_close()

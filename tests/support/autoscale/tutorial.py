@@ -1,7 +1,7 @@
 """The three jobs of the original's tutorial, as large as the machine or cluster that they run on.
 
-There, other load took 184m of 1000m of a CPU, the highest load was 0.9, and trainers did nothing but consume what a
-queue of tasks gave them. Here they lease and acknowledge the shards of a ledger.
+There, other load took 184m of 1000m of a CPU, the maximum load was 0.9, and trainers only consumed tasks of a queue.
+Here they lease and acknowledge the shards of a ledger.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIZES = {"example": (Bounds(2, 10), 0.036), "example1": (Bounds(2, 8), 0.040), "
 """Bounds of each job, and the share of all CPUs that one trainer reserves."""
 
 SHARDS = [str(number) for number in range(100_000)]
-"""More than are consumed while the tests look."""
+"""More than are consumed during the tests."""
 
 TRAINER = """
 import os, signal, time
@@ -49,7 +49,7 @@ with BlockingLedger(settings.redis_url, settings.namespace, settings.job, worker
         time.sleep(0.2)
         ledger.ack(leased, step=1)
 """
-"""A trainer that consumes shards until it is asked to leave, and then ends the one that it has begun."""
+"""A trainer that consumes shards until SIGTERM, and then finishes its current one."""
 
 WITHIN_S = 240.0
 EVERY_S = 2.0
@@ -86,7 +86,7 @@ class Tutorial:
         await self.backend.submit(spec, token="test/1", secrets=self._secrets)
 
     async def play(self, cpus: float, other_load: float) -> None:
-        """Submit the three jobs and see what becomes of them; at the end no shard was begun in vain, nor left."""
+        """Submit the three jobs and check their sizes; at the end no shard is unfinished."""
         try:
             await self._play(cpus, other_load)
         finally:
@@ -98,9 +98,9 @@ class Tutorial:
             assert begun == 0
 
     async def _play(self, cpus: float, other_load: float) -> None:
-        """Submit the three jobs one after the other, and see in the columns of `edl monitor` what becomes of them.
+        """Submit the three jobs one after the other, and check the columns of `edl monitor`.
 
-        Where others reserve a share of all CPUs, the third job finds no room at first; processes start without.
+        With other load the third job is pending at first; processes start without room.
         """
         await self.submit(spec("example", self.namespace, cpus))
         await self.rescale_until(lambda running: running == {"example": 10})
@@ -116,7 +116,7 @@ class Tutorial:
         assert other_load + 0.6 < use <= other_load + MAX_LOAD - OTHER_LOAD
 
     async def shows(self, submitted: int, pending: int, trainers: str) -> float:
-        """Wait for a line with these jobs and trainers, a pattern; return the CPUs reserved, a share."""
+        """Wait for a line with these jobs and trainers (a pattern); return the reserved share of CPUs."""
         deadline = time.monotonic() + WITHIN_S
         while True:
             line = "\t".join(summary_row(await take_snapshot(self.backend, self.client, self.namespace)))
@@ -127,12 +127,12 @@ class Tutorial:
             await asyncio.sleep(0.5)
 
     async def running(self) -> dict[str, int]:
-        """Return how many trainers of each job run; of one that has as many as it wants, no others being there."""
+        """Return the number of running trainers of each job."""
         jobs = await self.backend.list()
         return {job.name: sum(one.phase == "running" for one in job.instances) for job in jobs}
 
     async def rescale_until(self, holds: Callable[[Mapping[str, int]], bool]) -> dict[str, int]:
-        """Rescale again and again until it holds for what runs, and the next rescaling changes nothing."""
+        """Rescale until a condition holds for the running trainers and a rescaling changes nothing."""
         deadline = time.monotonic() + WITHIN_S
         while True:
             done = await rescale(self.backend, self.client, self.namespace, self.rules)
@@ -143,7 +143,7 @@ class Tutorial:
             await asyncio.sleep(EVERY_S)
 
     async def consumed(self, name: str) -> tuple[int, int]:
-        """Return how many shards of a job are consumed, and how many its trainers have begun with."""
+        """Return how many shards of a job are consumed, and how many are in progress."""
         report = await self.ledger(name).report()
         return report.acked + report.done, report.doing
 
@@ -152,5 +152,5 @@ class Tutorial:
 
 
 def _the_third_has_joined(running: Mapping[str, int]) -> bool:
-    """Whether the others have made way for it."""
+    """Whether the others have shrunk for it."""
     return running.get("example2") == 4 and {running["example"], running["example1"]} <= {3, 4}

@@ -30,15 +30,15 @@ def snapshot_at(step: int, generation: int = 1, size: int = 1000) -> Snapshot:
 
 
 def is_whole(snapshot: Snapshot) -> bool:
-    """Whether all of it is of one `snapshot_at`."""
+    """Whether all arrays are those of one `snapshot_at`."""
     number = snapshot.generation * 1000 + snapshot.step
     arrays = [array for group in snapshot.arrays.values() for array in group.values()]
     return len(arrays) == 3 and snapshot.extra == {"number": number} and all((each == number).all() for each in arrays)
 
 
-def stored(place: Path | str, *steps: int, generation: int = 1, keep_last: int = 100) -> CheckpointStore:
+def stored(folder: Path | str, *steps: int, generation: int = 1, keep_last: int = 100) -> CheckpointStore:
     """Return a store with checkpoints of these steps."""
-    store = CheckpointStore(Checkpoint(url=str(place), keep_last=keep_last))
+    store = CheckpointStore(Checkpoint(url=str(folder), keep_last=keep_last))
     for step in steps:
         store.write(snapshot_at(step, generation))
     return store

@@ -19,14 +19,14 @@ SIZE = 200_000
 
 
 def write(
-    reports: Connection, place: Path, steps: range, *, generation: int = 1, keep: int = 2, limit: int = 0
+    reports: Connection, folder: Path, steps: range, *, generation: int = 1, keep: int = 2, limit: int = 0
 ) -> None:
     """Write checkpoints of these steps. No file may have more bytes than a limit above 0: the disk is full there."""
     if limit:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     writer = CheckpointWriter(
-        CheckpointStore(Checkpoint(url=str(place), keep_last=keep)),
+        CheckpointStore(Checkpoint(url=str(folder), keep_last=keep)),
         saved=lambda info, _: reports.send(f"saved {info.manifest.step}"),
         notify=lambda text: reports.send(text) if "could not be written" in text else None,
     )

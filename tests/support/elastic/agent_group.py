@@ -1,4 +1,4 @@
-"""Real agents with real trainers, each agent a process, and what they say and leave."""
+"""Real agents with real trainers, each agent a process, and their events, logs and exit statuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 import redis
-from support.elastic.fake_agent import said_in
+from support.elastic.fake_agent import read_json_lines
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.rendezvous.redis_store import Event, EventKind, read_events
@@ -34,7 +34,7 @@ PATIENCE_S = 150.0
 
 
 class Group:
-    """The agents of one job; see `running_group`. `out`: where the script's logs are, and those of agents."""
+    """The agents of one job; see `running_group`. `out`: the folder of logs of the script and of agents."""
 
     def __init__(
         self, out: Path, settings: RuntimeSettings, instances: str, gear: str, command: list[str], *, edl: list[str]
@@ -48,11 +48,11 @@ class Group:
         self._environ: dict[str, str] = {}
 
     def option(self, **options: Any) -> None:
-        """Give agents that are started from now on these options of elastic_script."""
+        """Set options of elastic_script for agents that are started from now on."""
         self._environ["SCRIPT_OPTIONS"] = json.dumps(options)
 
     def start(self, *instances: int, url: str = "") -> None:
-        """Start agents, by another Redis address if one is given."""
+        """Start agents, with the Redis at `url` if it is given."""
         for instance in instances:
             own = RuntimeSettings.to_env(self.settings) | {"EDL_INSTANCE": str(instance)}
             with (self.out / f"{instance}.log").open("ab") as log:
@@ -73,42 +73,42 @@ class Group:
                 )
 
     def trainer(self, instance: int) -> psutil.Process:
-        """Return the instance's trainer: the last that was begun, so neither a standby nor one that has left."""
-        told = self.log(instance)
-        begun = re.findall(r"worker\.started .*\bpid=(\d+)", told)
+        """Return the instance's trainer: the last that was started, so neither a standby nor an earlier one."""
+        log = self.log(instance)
+        begun = re.findall(r"worker\.started .*\bpid=(\d+)", log)
         agent = psutil.Process(self.agents[instance].pid)
         found = [child for child in agent.children() if begun and child.pid == int(begun[-1])]
-        assert found, f"instance {instance} has no trainer:\n{told}"
+        assert found, f"instance {instance} has no trainer:\n{log}"
         return found[0]
 
     def kill(self, instance: int) -> None:
-        """End an instance as a machine that fails does: its agent and its trainer at once."""
+        """Kill an instance's agent and trainer at once, as when a machine fails."""
         trainer = self.trainer(instance)
         self.agents[instance].kill()
         with contextlib.suppress(psutil.NoSuchProcess):  # it ends with its agent by itself
             trainer.kill()
-        self.forget(instance)
+        self.await_exit(instance)
 
     def terminate(self, instance: int) -> None:
-        """Tell an instance to leave."""
+        """Send SIGTERM to an instance's agent."""
         self.agents[instance].terminate()
 
-    def forget(self, instance: int) -> int:
-        """Wait until an agent has ended and return its exit status; it is none of the group's any more."""
+    def await_exit(self, instance: int) -> int:
+        """Remove an agent from the group, wait until it has ended, and return its exit status."""
         return self.agents.pop(instance).wait(PATIENCE_S)
 
     def events(self) -> list[Event]:
-        async def look() -> list[Event]:
+        async def read_events() -> list[Event]:
             async with connect(self.settings.redis_url) as client:
                 return await read_events(client, self.settings.namespace, self.settings.job)
 
         while True:
-            with contextlib.suppress(RegistryTimeoutError):  # a busy machine keeps even Redis waiting
-                return asyncio.run(look())
+            with contextlib.suppress(RegistryTimeoutError):  # on a busy machine
+                return asyncio.run(read_events())
 
-    def await_event(self, kind: EventKind, such: Callable[[Event], bool] = lambda _: True) -> Event:
+    def await_event(self, kind: EventKind, matches: Callable[[Event], bool] = lambda _: True) -> Event:
         """Return the last event of that kind, once there is one."""
-        return self._last_of(lambda events: [each for each in events if each.kind == kind and such(each)])
+        return self._last_of(lambda events: [each for each in events if each.kind == kind and matches(each)])
 
     def _last_of(self, choose: Callable[[list[Event]], list[Event]]) -> Event:
         deadline = time.monotonic() + PATIENCE_S
@@ -117,11 +117,11 @@ class Group:
             if chosen := choose(events):
                 return chosen[-1]
             if time.monotonic() > deadline or all(agent.poll() is not None for agent in self.agents.values()):
-                raise AssertionError(f"not within {PATIENCE_S:.0f} s; there was:\n{self.story()}")
+                raise AssertionError(f"not within {PATIENCE_S:.0f} s; there was:\n{self.history()}")
             time.sleep(0.05)
 
-    def trains(self, *members: int, after: int = 0) -> Event:
-        """Wait until a generation after that number is up, of these instances in any order; return its forming."""
+    def await_generation(self, *members: int, after: int = 0) -> Event:
+        """Wait for an active generation later than `after` of these instances in any order; return its first event."""
 
         def choose(events: list[Event]) -> list[Event]:
             up = {event.generation for event in events if event.kind == "active"}
@@ -137,26 +137,26 @@ class Group:
         return self._last_of(choose)
 
     def await_steps(self, count: int) -> None:
-        """Wait until so many more steps are done."""
+        """Wait until `count` more steps are done."""
         begin = self._last_step()
-        self.await_that(lambda: self._last_step() >= begin + count, f"{count} more steps")
+        self.await_condition(lambda: self._last_step() >= begin + count, f"{count} more steps")
 
     def await_standbys(self) -> None:
-        """Wait until each agent has told the others that it has a standby."""
+        """Wait until each agent has published that it has a standby."""
         self.await_members(
             lambda members: len(members) == len(self.agents) and all(each["standby"] for each in members)
         )
 
-    def await_members(self, hold: Callable[[list[dict[str, Any]]], object]) -> None:
-        """Wait until the members are such, as their agents have told Redis."""
+    def await_members(self, condition: Callable[[list[dict[str, Any]]], object]) -> None:
+        """Wait until the records of members in Redis meet a condition."""
         records = keys.group_keys(self.settings.namespace, self.settings.job)[1]
         with redis.Redis.from_url(self.settings.redis_url) as client:
-            self.await_that(lambda: hold([json.loads(each) for each in client.hvals(records)]), "such members")
+            self.await_condition(lambda: condition([json.loads(each) for each in client.hvals(records)]), "members")
 
-    def await_log(self, instance: int, words: str) -> str:
-        """Wait until an instance's log has these words, and return what follows them."""
-        self.await_that(lambda: words in self.log(instance), words)
-        return self.log(instance).partition(words)[2]
+    def await_log(self, instance: int, text: str) -> str:
+        """Wait until an instance's log has this text, and return what follows it."""
+        self.await_condition(lambda: text in self.log(instance), text)
+        return self.log(instance).partition(text)[2]
 
     def log(self, instance: int) -> str:
         return (self.out / f"{instance}.log").read_text()
@@ -164,9 +164,9 @@ class Group:
     def _last_step(self) -> int:
         return max((each["step"] for each in self.stepped()), default=0)
 
-    def await_that(self, holds: Callable[[], object], what: str) -> None:
+    def await_condition(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while not holds():
+        while not condition():
             assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s\n{self.logs()}"
             time.sleep(0.05)
 
@@ -180,21 +180,21 @@ class Group:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"agents have not ended\n{self.logs()}") from None
 
-    def story(self) -> str:
-        """Return all events, and all that agents and trainers wrote."""
+    def history(self) -> str:
+        """Return all events and logs."""
         return "\n".join([*(event.line() for event in self.events()), self.logs()])
 
     def logs(self) -> str:
         return "\n".join(f"--- {log.name}\n{log.read_text()}" for log in sorted(self.out.glob("*.log")))
 
     def stepped(self) -> list[dict[str, Any]]:
-        """Return what trainers stepped on, by time."""
-        return sorted(said_in(self.out.glob("stepped-*.jsonl")), key=lambda each: each["at"])
+        """Return the steps that trainers have logged, by time."""
+        return sorted(read_json_lines(self.out.glob("stepped-*.jsonl")), key=lambda each: each["at"])
 
     def check_no_step_twice(self, *, killed: int = 0) -> None:
-        """Check that no rank did a step again; of who is `killed` the last step may be one that nobody else has."""
+        """Check that no rank did a step twice, but for the last step of each of `killed` ranks."""
         steps = Counter((each["step"], each["rank"]) for each in self.stepped())
-        assert steps.total() - len(steps) <= killed, self.story()
+        assert steps.total() - len(steps) <= killed, self.history()
         assert {step for step, _ in steps} == set(range(1, 1 + max(step for step, _ in steps)))
 
 
@@ -209,7 +209,7 @@ def running_group(
     impatient: bool = False,
     **options: Any,
 ) -> Iterator[Group]:
-    """Yield a job's group without instances; no process of it is left afterwards. `options`: of elastic_script.
+    """Yield a job's group without instances; its processes are killed afterwards. `options`: of elastic_script.
 
     `impatient`: its agents are those of impatient_agent.
     """

@@ -1,6 +1,6 @@
-"""Two ranks of one process whose network is cut while one waits: prints what it raises.
+"""Two ranks in one process; the network is cut while one waits: prints the error that it raises.
 
-For a network namespace of its own, as `unshare --user --map-root-user --net` makes one: it is without a network then.
+Run in a network namespace of its own (`unshare --user --map-root-user --net`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
 def switch_loopback(*, on: bool) -> None:
-    """Connect this namespace with itself, or cut that."""
+    """Bring the loopback interface up or down."""
     with socket.socket() as any_socket:
-        asked = fcntl.ioctl(any_socket, SIOCGIFFLAGS, struct.pack("16sh", b"lo", 0))
-        flags = struct.unpack("16sh", asked)[1]
+        answer = fcntl.ioctl(any_socket, SIOCGIFFLAGS, struct.pack("16sh", b"lo", 0))
+        flags = struct.unpack("16sh", answer)[1]
         flags = flags | IFF_UP if on else flags & ~IFF_UP
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh", b"lo", flags))
 

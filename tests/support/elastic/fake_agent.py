@@ -1,4 +1,4 @@
-"""A stand-in for agents: it starts trainers and tells them their generations, by itself and at the test's word."""
+"""A fake agent: a test starts trainers with it and sends them generations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class AgentEnd:
 
 
 class Trainer:
-    """A process that runs a script, and this end of its line. `warm`: forked from one that has imported Paddle."""
+    """A process that runs a script, and the agent's end of its socket. `warm`: forked from one with Paddle imported."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Trainer:
         **options: Any,
     ) -> None:
         ours, theirs = socket.socketpair()
-        told = {
+        env = {
             **os.environ,
             "GLOG_minloglevel": "2",
             "SCRIPT_OPTIONS": json.dumps(options),
@@ -75,32 +75,32 @@ class Trainer:
         command = [str(script), str(out)]
         with theirs, (out / f"stderr-{time.monotonic_ns()}").open("wb") as errors:
             self.process = (
-                warm_trainers.begin(command, told, theirs, errors)
+                warm_trainers.begin(command, env, theirs, errors)
                 if warm
                 else subprocess.Popen(
                     [sys.executable, "-W", "ignore", *command],
-                    env={**told, "EDL_AGENT_FD": str(theirs.fileno())},
+                    env={**env, "EDL_AGENT_FD": str(theirs.fileno())},
                     pass_fds=[theirs.fileno()],
                     stderr=errors,
                 )
             )
         self._end = ours
         self.line = AgentEnd(ours)
-        self.heard: list[tuple[float, WorkerMessage]] = []
-        self._news: queue.Queue[WorkerMessage | None] = queue.Queue()
+        self.messages: list[tuple[float, WorkerMessage]] = []
+        self._queue: queue.Queue[WorkerMessage | None] = queue.Queue()
         self._listener = threading.Thread(target=self._listen, name="edl-test-listener", daemon=True)
         self._listener.start()
 
-    def await_message(self, kind: type[Message], such: Callable[[Message], bool] = lambda _: True) -> Message:
-        """Return the next message of that kind, passing over others. Fails after 150 s, or when the trainer ends."""
+    def await_message(self, kind: type[Message], matches: Callable[[Message], bool] = lambda _: True) -> Message:
+        """Return the next message of that kind, skipping others. Fails after 150 s, or when the trainer ends."""
         until = time.monotonic() + 150
-        while (word := self._news.get(timeout=max(0.01, until - time.monotonic()))) is not None:
-            if isinstance(word, kind) and such(word):
-                return word
+        while (message := self._queue.get(timeout=max(0.01, until - time.monotonic()))) is not None:
+            if isinstance(message, kind) and matches(message):
+                return message
         raise AssertionError(f"the trainer ended with {self.process.wait()} before any {kind.__name__}")
 
-    def said(self, kind: type[Message]) -> list[Message]:
-        return [word for _, word in self.heard if isinstance(word, kind)]
+    def received(self, kind: type[Message]) -> list[Message]:
+        return [message for _, message in self.messages if isinstance(message, kind)]
 
     def wait(self) -> int:
         return self.process.wait(150)
@@ -115,26 +115,26 @@ class Trainer:
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError):
-            for word in self.line.receive():
-                if not isinstance(word, Heartbeat):
-                    self.heard.append((time.time(), word))
-                self._news.put(word)
-        self._news.put(None)
+            for message in self.line.receive():
+                if not isinstance(message, Heartbeat):
+                    self.messages.append((time.time(), message))
+                self._queue.put(message)
+        self._queue.put(None)
 
 
 def join(trainers: list[Trainer], generation: int, instances: int = 3) -> None:
-    """Tell these trainers that they are the members of a generation, in this order."""
+    """Send these trainers a generation of which they are the members, in this order."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         store = f"127.0.0.1:{free.getsockname()[1]}"
     for rank, trainer in enumerate(trainers):
-        word = JoinGeneration(
+        message = JoinGeneration(
             generation=generation,
             rank=rank,
             world_size=len(trainers),
             store=store,
             instances=max(instances, len(trainers)),
         )
-        trainer.line.send(word)
+        trainer.line.send(message)
 
 
 def leave(trainer: Trainer, *, checkpoint: bool = False) -> None:
@@ -142,13 +142,13 @@ def leave(trainer: Trainer, *, checkpoint: bool = False) -> None:
 
 
 def open_gate(out: Path, step: int) -> None:
-    """Let trainers do a step that is one of their `gates`: however busy the machine is, they did not do it before."""
+    """Let trainers do a step that is one of their `gates`, for which they wait until then."""
     (out / f"gate-{step}").touch()
 
 
 @contextlib.contextmanager
 def trainers(out: Path, count: int, **options: Any) -> Iterator[list[Trainer]]:
-    """Yield so many trainers that are ready; what is left of them is ended afterwards. Append others to the list."""
+    """Yield `count` ready trainers; all in the list are killed afterwards, also those that a test appends."""
     out.mkdir(exist_ok=True)
     started = [Trainer(out, **options) for _ in range(count)]
     try:
@@ -160,18 +160,18 @@ def trainers(out: Path, count: int, **options: Any) -> Iterator[list[Trainer]]:
             trainer.end()
 
 
-def said_in(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """Return the objects that processes have written to these files; a last line may be half written yet."""
+def read_json_lines(files: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return the JSON lines of these files; an incomplete last line is skipped."""
     return [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1]]
 
 
 def stepped(out: Path) -> dict[int, list[int]]:
-    """Return the samples of each step, sorted, as processes have written them down.
+    """Return the sorted samples of each step, as trainers have logged them.
 
-    A step that was done in two generations counts as in the later: the one before it was lost.
+    A step that was done in two generations counts in the later one: the earlier was lost.
     """
     steps: dict[int, tuple[int, list[int]]] = {}
-    for line in sorted(said_in(out.glob("stepped-*.jsonl")), key=lambda line: int(line["generation"])):
+    for line in sorted(read_json_lines(out.glob("stepped-*.jsonl")), key=lambda line: int(line["generation"])):
         generation, samples = steps.get(line["step"], (0, []))
         kept = samples if generation == line["generation"] else []
         steps[line["step"]] = line["generation"], [*kept, *line["samples"]]
@@ -179,21 +179,21 @@ def stepped(out: Path) -> dict[int, list[int]]:
 
 
 def generations_of(out: Path) -> dict[int, set[int]]:
-    """Return the generations that each step was done in: of one that was done twice there are two."""
+    """Return the generations in which each step was done."""
     found: dict[int, set[int]] = {}
-    for line in said_in(out.glob("stepped-*.jsonl")):
+    for line in read_json_lines(out.glob("stepped-*.jsonl")):
         found.setdefault(line["step"], set()).add(line["generation"])
     return found
 
 
 def batches_of(samples: int, global_batch: int, epochs: int, seed: int = 3) -> dict[int, list[int]]:
-    """Return what `stepped` is when each sample counts once an epoch, in the order that the seed gives."""
-    place = DatasetCursor(length=samples, global_batch=global_batch, epochs=epochs, seed=seed)
+    """Return what `stepped` returns if each sample counts once an epoch, in the order of the seed."""
+    cursor = DatasetCursor(length=samples, global_batch=global_batch, epochs=epochs, seed=seed)
     steps: dict[int, list[int]] = {}
-    while not place.done:
-        indices = place.batch()
+    while not cursor.done:
+        indices = cursor.batch()
         steps[len(steps) + 1] = sorted(indices.tolist())
-        place = place.advance(len(indices))
+        cursor = cursor.advance(len(indices))
     return steps
 
 

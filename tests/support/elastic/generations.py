@@ -1,4 +1,4 @@
-"""Generations as agents publish them, for tests to which most of what is in them does not matter."""
+"""Generations as agents publish them, with defaults for most fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edl_runtime.elastic.rendezvous.generation import Generation
 
 
 def generation(number: int, members: Iterable[str], **fields: Any) -> Generation:
-    """Return a live one of these members, by id, but for what is given."""
+    """Return a live generation of members with these ids."""
     given = {
         "store": "",
         "endpoints": (),

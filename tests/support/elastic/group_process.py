@@ -1,4 +1,4 @@
-"""Two processes that are in one group after the other: `group_process.py RANK SIZE PORT OUT`. Prints JSON of it."""
+"""A rank of several process groups, one after the other: `group_process.py RANK SIZE PORT OUT`. Prints JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def listens(port: int) -> bool:
 
 
 def main(rank: int, size: int, port: int, out: Path) -> dict[str, Any]:
-    """Sum, give and be let go of in each group; see what is left of them. `out`: where rank 0 says that it is free."""
+    """Reduce, broadcast and abort in each group; return counts of descriptors, errors and CPU use.
+
+    Rank 0 touches `out`/free-N after its abort.
+    """
     mine, other = socket.socketpair()
     elsewhere = socket.create_server(("127.0.0.1", 0))
     client = socket.create_connection(elsewhere.getsockname())
@@ -55,7 +58,7 @@ def main(rank: int, size: int, port: int, out: Path) -> dict[str, Any]:
         group.broadcast(given, 1, [receiver for receiver in range(size) if receiver != 1])
         assert (given == wanted).all()
         assert len(moves) == 3
-        if rank == 0:  # nobody comes to this one
+        if rank == 0:  # the other ranks do not take part in this collective
             aborter = threading.Timer(0.2, group.abort)
             aborter.start()
             seen["listens"] |= listens(group._store_port)
@@ -69,13 +72,13 @@ def main(rank: int, size: int, port: int, out: Path) -> dict[str, Any]:
             aborter.join()
             (out / f"free-{generation}").touch()
         else:
-            while not (out / f"free-{generation}").exists():  # so that it is not this rank's end that frees rank 0
+            while not (out / f"free-{generation}").exists():  # so that rank 0 is not released by the end of this rank
                 time.sleep(0.01)
         group.close()
         mine.sendall(b"a")
         assert other.recv(1) == b"a"
-        client.sendall(b"b")  # it was open before, and nobody shut it
-        time.sleep(0.1)  # until gloo has closed what was shut
+        client.sendall(b"b")  # sockets of others were not shut down
+        time.sleep(0.1)  # until gloo has closed its sockets
         seen["descriptors"].append(descriptors())
     used = time.process_time()
     time.sleep(0.5)

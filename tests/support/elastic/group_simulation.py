@@ -1,4 +1,4 @@
-"""A job's agents and trainers without processes, on the real scripts in a real Redis whose clock is set by hand."""
+"""A simulation of a job's agents and trainers, with the real scripts in a real Redis whose clock the test sets."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ TICK_S = 0.25
 LEASE_S = 3.0
 TIMES = Timeouts(join_limit_s=4.0, retry_s=2.0, setback_s=0.5)
 LOAD_S = 2.0
-"""What the process of a script that stays as it is takes to start."""
+"""Start time of the process of an unchanged script."""
 HANGS_FOR_S = 1.5
-"""How long a collective waits for a stopped member before its trainer says so."""
+"""How long a collective waits for a stopped member before its trainer reports it."""
 
 
 def starving(longest_s: float) -> Callable[[int], float]:
-    """Return how long an instance comes to nothing after a turn: mostly a second or two, now and then so long."""
+    """Return random delays after an agent's turn: mostly a second or two, at most `longest_s`."""
     drawn = random.Random(1)
     return lambda _: drawn.triangular(TICK_S, longest_s, 1.0)
 
 
 class Agent:
-    """An instance's agent and its trainer, which `tells` of what it does."""
+    """An instance's agent and its trainer. `reports_failures`: whether the trainer reports broken connections."""
 
-    tells = True
+    reports_failures = True
 
     def __init__(self, world: World, index: int, boot: int) -> None:
         self.id = f"{index}-{boot}"
@@ -48,7 +48,7 @@ class Agent:
         self.reachable = True
         self.leaving_since: float | None = None
         self.loaded_at = world.now + 0.5
-        self.told = 0
+        self.joined = 0
         self.joined_at = 0.0
         self.up = 0
         self.lost = 0
@@ -78,19 +78,19 @@ class Agent:
             lost=self.lost,
             failures=self.failures,
             stepped=self.up,
-            advanced=self.told > self.up and self.ready and self.index in self._world.come_on,
+            advanced=self.joined > self.up and self.ready and self.index in self._world.advancing,
         )
 
     def new_trainer(self, load_s: float) -> None:
         """Its trainer ends and another is started."""
-        if self.up < self.told:
+        if self.up < self.joined:
             self.failures += 1
-        self.lost = max(self.lost, self.told)
-        self.told = self.up = 0
+        self.lost = max(self.lost, self.joined)
+        self.joined = self.up = 0
         self.loaded_at = self._world.now + load_s
 
     async def turn(self) -> None:
-        """What an agent does each time it wakes."""
+        """One iteration of the agent's loop."""
         if not self.runs or self._world.now < self.wakes_at:
             return
         self.wakes_at = self._world.now + self._world.starve(self.index)
@@ -105,7 +105,7 @@ class Agent:
             return
         current = view.generation
         if record.advanced and current and self.id in current.members:
-            self._world.came_on_at = view.now
+            self._world.advanced_at = view.now
         if current:
             self._follow(current)
         if self.leaving_since is not None and (
@@ -114,9 +114,14 @@ class Agent:
             self.alive = False
             await self.membership.leave()
             return
-        if self.tells and self.told and self.suspected < self.told and self._world.is_broken(self.told):
-            self.suspected = self.told
-            await self.membership.suspect(self.told, "the connection was reset")
+        if (
+            self.reports_failures
+            and self.joined
+            and self.suspected < self.joined
+            and self._world.is_broken(self.joined)
+        ):
+            self.suspected = self.joined
+            await self.membership.suspect(self.joined, "the connection was reset")
         assert job_outcome(view) is None
         await self.propose(plan_generation(view, self._world.bounds, self.id, self._world.times))
 
@@ -128,41 +133,41 @@ class Agent:
         return published is not None
 
     def _train(self) -> None:
-        if self.told > self.up and self.ready and self._world.has_formed(self.told):
-            self.up = self.told
+        if self.joined > self.up and self.ready and self._world.has_formed(self.joined):
+            self.up = self.joined
             self.failures = 0
 
     def _follow(self, current: Generation) -> None:
-        if self.id in current.members and current.number > max(self.told, self.lost):
+        if self.id in current.members and current.number > max(self.joined, self.lost):
             if current.gear != "live":
                 self.loaded_at = self._world.now + (0.25 if current.gear == "warm" else 2.0)
                 self.up = 0
-            self.told, self.joined_at = current.number, self._world.now
-        elif self.told and current.number > self.told:
+            self.joined, self.joined_at = current.number, self._world.now
+        elif self.joined and current.number > self.joined:
             self.new_trainer(1.0)
 
 
 class PlainAgent(Agent):
-    """The agent of a script that stays as it is: each generation ends its process, and is begun by a new one."""
+    """The agent of an unchanged script, whose process is restarted for each generation."""
 
-    tells = False
+    reports_failures = False
 
     def record(self) -> TrainerMember:
         ready = self.ready or self.view.rank(self.id) is not None
         return msgspec.structs.replace(super().record(), ready=ready, live=False, stepped=0, advanced=False)
 
     def _train(self) -> None:
-        """It tells of nothing that it does."""
+        """It reports no steps."""
 
     def _follow(self, current: Generation) -> None:
-        if current.number > self.told and self.up:  # its process is ended, and the next is loaded
+        if current.number > self.joined and self.up:  # its process is ended, and the next is loaded
             self.up, self.loaded_at = 0, self._world.now + LOAD_S
-        if current.number > self.told and self.id in current.members and self.ready:
-            self.told = self.up = current.number
+        if current.number > self.joined and self.id in current.members and self.ready:
+            self.joined = self.up = current.number
 
 
 class World:
-    """All agents of a job, and what no generation may ever do."""
+    """All agents of a job, and checks of each generation that they publish."""
 
     def __init__(self, client: Redis, bounds: Bounds) -> None:
         self.client = client
@@ -170,8 +175,8 @@ class World:
         self.now = float(START_S)
         self.ahead_s = 0.0
         self.form_s = 0.3
-        self.come_on: frozenset[int] = frozenset()
-        self.came_on_at = 0.0
+        self.advancing: frozenset[int] = frozenset()
+        self.advanced_at = 0.0
         self.times = TIMES
         self.agents: list[Agent] = []
         self.feed()
@@ -180,13 +185,13 @@ class World:
         self._boots = 0
 
     def feed(self) -> None:
-        """Let no instance starve any more: `starve` is how long one comes to nothing after each turn."""
+        """Let no instance starve any more: `starve` returns the delay after each turn of an instance."""
         self.starve: Callable[[int], float] = lambda _: 0.0
         for agent in self.agents:
             agent.wakes_at = 0.0
 
     async def start(self, index: int, *, plain: bool = False) -> Agent:
-        """Start an instance; what there was of it before is not ended by that."""
+        """Start an instance; an earlier agent of it is not ended."""
         await self.set_clock()
         self._boots += 1
         self.agents.append((PlainAgent if plain else Agent)(self, index, self._boots))
@@ -218,13 +223,13 @@ class World:
         await self.set_clock()
 
     def trainers(self, number: int) -> list[Agent | None]:
-        """Who trains in a generation, None for each member whose trainer does not."""
+        """Return the agents whose trainers have joined a generation, None for each other member."""
         by_id = {agent.id: agent for agent in self.alive}
         members = [by_id.get(member) for member in self.published[number].members]
-        return [agent if agent and agent.told == number else None for agent in members]
+        return [agent if agent and agent.joined == number else None for agent in members]
 
     def has_formed(self, number: int) -> bool:
-        """Whether all members of a generation have found each other by now."""
+        """Whether all members of a generation have connected."""
         found = self.trainers(number)
         return all(
             agent and agent.stopped_at is None and agent.ready and self.now >= agent.joined_at + self.form_s
@@ -232,19 +237,19 @@ class World:
         ) or any(agent and agent.up == number for agent in found)
 
     def is_broken(self, number: int) -> bool:
-        """Whether a trainer of a generation notices that another is gone or hangs."""
+        """Whether a trainer of a generation notices that another has ended or hangs."""
         found = self.trainers(number)
         if not any(agent and agent.up == number for agent in found):
-            return False  # on their way they may not have met yet
+            return False  # they may not have connected yet
         return any(
             agent is None or (agent.stopped_at is not None and self.now > agent.stopped_at + HANGS_FOR_S)
             for agent in found
         )
 
     async def check(self, new: Generation) -> None:
-        """Check what was published just now."""
+        """Check a new generation."""
         assert new.number > self.highest, "numbers strictly increase, and none is used twice"
-        assert new.after == self.highest, "it follows the one that counts"
+        assert new.after == self.highest, "it follows the current one"
         assert len(set(new.members)) == len(new.members)
         assert len({member.partition("-")[0] for member in new.members}) == len(new.members), "an instance has one rank"
         assert self.bounds.min <= len(new.members) <= self.bounds.max
@@ -256,8 +261,10 @@ class World:
             assert deadline + overtime > clock
         old = self.published.get(new.after)
         if old and "did not form" in new.reason:
-            nothing_for_s = clock / 1000 - max(self.came_on_at, old.proposed_at)
-            assert nothing_for_s >= self.times.limit_s(old) - 0.001, "it is overdue only if nothing comes of it"
+            without_progress_s = clock / 1000 - max(self.advanced_at, old.proposed_at)
+            assert without_progress_s >= self.times.limit_s(old) - 0.001, (
+                "only a generation without progress is overdue"
+            )
         if old:
             records = [
                 msgspec.json.decode(record, type=TrainerMember)
@@ -269,7 +276,7 @@ class World:
         self.published[new.number] = new
 
     async def settle(self) -> None:
-        """Let everything recover, and see the group come to rest."""
+        """Let all instances recover, and check that the group settles."""
         self.form_s = 0.3
         self.feed()
         for agent in self.alive:
@@ -287,7 +294,7 @@ class World:
         assert self._is_well() or len(self.alive) < self.bounds.min
 
     def _is_well(self) -> bool:
-        """Whether as many train as can."""
+        """Whether all instances train, up to the maximum."""
         current = self.published.get(self.highest)
         train = {agent.id for agent in self.alive if agent.up == self.highest}
         wanted = min(len(self.alive), self.bounds.max)

@@ -1,4 +1,4 @@
-"""An `edl` command whose agents give a generation up of which nothing comes for a few seconds, and not for 20."""
+"""An `edl` command whose agents give up a generation without progress after 4 seconds instead of 20."""
 
 from __future__ import annotations
 

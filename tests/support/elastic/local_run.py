@@ -16,22 +16,22 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of a compiler's cache, which nobody needs here
+    warnings.simplefilter("ignore")  # about a compiler cache
     import paddle
 
 
 Do = Callable[[], object]
 
 
-class QuietLink(StandaloneClient):
-    """One that leaves the test's signals alone and remembers what was said."""
+class RecordingClient(StandaloneClient):
+    """A client that installs no signal handlers and records sent messages."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[WorkerMessage] = []
+        self.sent: list[WorkerMessage] = []
 
     def send(self, message: WorkerMessage) -> None:
-        self.said.append(message)
+        self.sent.append(message)
         super().send(message)
 
     def handle_signals(self) -> None:
@@ -41,16 +41,18 @@ class QuietLink(StandaloneClient):
         self._leave = Leave(reason="the test", checkpoint=True)
 
 
-def begin(folder: Path | None = None, *, every_steps: int = 1000, result: Path | None = None) -> tuple[Run, QuietLink]:
-    """Return a run of this process, with checkpoints if there is a folder for them."""
-    link = QuietLink()
+def begin(
+    folder: Path | None = None, *, every_steps: int = 1000, result: Path | None = None
+) -> tuple[Run, RecordingClient]:
+    """Return a run in this process and its client, with checkpoints if a folder is given."""
+    client = RecordingClient()
     spec = None if folder is None else Checkpoint(url=str(folder), every_steps=every_steps)
     settings = RuntimeSettings(result_file="" if result is None else str(result))
-    return Run(link, CheckpointManager(spec, link), settings), link
+    return Run(client, CheckpointManager(spec, client), settings), client
 
 
 def model_and_optimizer(*, width: int = 3, order: int = 1, rate: Any = 0.1) -> tuple[Any, Any]:
-    """Return a model of two layers, made in either order, and its optimizer."""
+    """Return a model of two layers, created in either order, and its optimizer."""
     paddle.seed(7 + order)
     names = ["first", "second"][::order]
     layers = {name: paddle.nn.Linear(2, width) if name == "first" else paddle.nn.Linear(width, 1) for name in names}
@@ -72,9 +74,9 @@ def train(
     between: Do | None = None,
     after: Do | None = None,
 ) -> list[list[int]]:
-    """Step on so many batches, or on all; return the samples of each.
+    """Do `steps` steps, or all; return the samples of each batch.
 
-    Do something in each round: `before` the forward, `between` it and `run.step`, or `after` that.
+    Hooks are called in each step: `before` the forward, `between` it and `run.step`, and `after` that.
     """
     seen: list[list[int]] = []
     for inputs, numbers in data:

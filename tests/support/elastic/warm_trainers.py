@@ -1,4 +1,4 @@
-"""Trainers' processes that start at once: Paddle is imported once, by the process that they are forked from."""
+"""Trainers that start quickly: forks of one process that has imported Paddle."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PROGRAM = Path(__file__).with_name("warm_process.py")
 class WarmProcess:
     """A process that was forked, with as much of `subprocess.Popen` as tests need."""
 
-    def __init__(self, life: socket.socket) -> None:
-        self._life = life
-        self.pid = _number(life)
+    def __init__(self, status: socket.socket) -> None:
+        self._status = status
+        self.pid = _number(status)
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -37,10 +37,10 @@ class WarmProcess:
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit status once it has ended. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
-            if not select.select([self._life], [], [], timeout)[0]:
+            if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a warm trainer", timeout or 0.0)
-            self.returncode = _number(self._life)
-            self._life.close()
+            self.returncode = _number(self._status)
+            self._status.close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -52,13 +52,13 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def _number(life: socket.socket) -> int:
-    return struct.unpack("i", life.recv(4, socket.MSG_WAITALL))[0]
+def _number(status: socket.socket) -> int:
+    return struct.unpack("i", status.recv(4, socket.MSG_WAITALL))[0]
 
 
 @functools.cache
 def _forker() -> socket.socket:
-    """Start the process to fork from; it ends with this one."""
+    """Start the process that forks trainers; it ends with this one."""
     ours, theirs = socket.socketpair()
     environ = {**os.environ, "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", str(PROGRAM), str(theirs.fileno())]
@@ -73,10 +73,12 @@ def _forker() -> socket.socket:
     return ours
 
 
-def begin(command: Sequence[str], environ: Mapping[str, str], line: socket.socket, errors: IO[bytes]) -> WarmProcess:
-    """Start `python COMMAND…` with that end of a line to an agent."""
+def begin(
+    command: Sequence[str], environ: Mapping[str, str], agent_socket: socket.socket, errors: IO[bytes]
+) -> WarmProcess:
+    """Start `python COMMAND…` with its end of the socket to an agent."""
     ours, theirs = socket.socketpair()
     request = json.dumps({"command": list(command), "environ": dict(environ)}).encode()
     with theirs:
-        socket.send_fds(_forker(), [request], [line.fileno(), theirs.fileno(), errors.fileno()])
+        socket.send_fds(_forker(), [request], [agent_socket.fileno(), theirs.fileno(), errors.fileno()])
     return WarmProcess(ours)

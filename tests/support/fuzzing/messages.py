@@ -1,4 +1,4 @@
-"""Messages of students and teachers, good ones and what damage makes of them."""
+"""Messages of students and teachers, valid and damaged."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TENSORS = (
     TensorSpec("mask", "BOOL", (-1,)),
 )
 SIGNATURE = ModelSignature(name="teacher", versions=("1",), platform="fuzz", inputs=TENSORS, outputs=TENSORS)
-"""Of a model that answers its inputs, so that whoever knows the request knows the answer."""
+"""Of a model that answers its inputs."""
 
 SHARED = 4096
-"""Bytes of shared memory that a request may lie in here."""
+"""Bytes of shared memory for requests."""
 
 REGISTRATION = b"?" * 256
-"""Stands for a registration that is good in the process that plays a case: it holds that one's id."""
+"""Placeholder of a valid registration, which contains the id of the process that runs a case."""
 
 Tree = dict[str, Any]
 
@@ -46,7 +46,7 @@ _SIZES = (
     *(b"-1", b"0", b"1", b"+5", b"5, 5", b"0x10", b"1e3", b"", b"\xff", b"\xb2", b"70000", b"1073741824"),
     *(b"1073741825", b"999999999999999999", b"9" * 19, b"18446744073709551617", b"9" * 300),
 )
-_QUESTIONS = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/teacher", "/v2/models/teacher/ready", "/none")
+_PATHS = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/teacher", "/v2/models/teacher/ready", "/none")
 _DATATYPES = ("FP32", "INT64", "BOOL", "FP16", "UINT8", "UINT64", "BYTES", "BF16", "fp32", "FP128", "")
 _PARAMETERS = (
     *("binary_data_size", "binary_data", "binary_data_output", "top_k", "normalise", "classification", "sequence_id"),
@@ -84,7 +84,7 @@ def tensors(chance: random.Random, given: dict[str, Array]) -> tuple[list[Tree],
 
 
 def request_tree(chance: random.Random, given: dict[str, Array], *, shared: bool = False) -> tuple[Tree, bytes]:
-    """Return a request's JSON with all that may be wished, and the bytes that follow it or lie in shared memory."""
+    """Return a request's JSON with all options, and the bytes that follow it or are in shared memory."""
     how = None
     if chance.random() < 0.20:
         given = {**given, "image": given["image"].astype(np.int8).view(np.uint8)}
@@ -132,7 +132,7 @@ def _anything(chance: random.Random, depth: int) -> Any:
 
 
 def _instead(chance: random.Random, key: Any) -> Any:
-    """Return what a peer who means harm would put here."""
+    """Return what a malicious peer would send here."""
     if key == "datatype":
         return chance.choice(_DATATYPES)
     if key == "shape":
@@ -144,21 +144,21 @@ def _instead(chance: random.Random, key: Any) -> Any:
     return _anything(chance, 3)
 
 
-def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Return all nodes of some JSON, each by what holds it and its key there."""
+def _nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield all nodes of JSON, each by its parent and key."""
     for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
         yield tree, key
         if isinstance(tree[key], dict | list):
-            yield from _places(tree[key])
+            yield from _nodes(tree[key])
 
 
 def damaged_json(chance: random.Random, tree: Tree) -> bytes:
-    """Return it with up to three nodes changed, doubled, renamed or left out; numbers beyond 64 bits are text."""
+    """Return the JSON with up to three nodes changed, doubled, renamed or removed; numbers beyond 64 bits are text."""
     for _ in range(chance.choice((0, 0, 1, 1, 2, 3))):
-        places = list(_places(tree))
-        if not places:
+        nodes = list(_nodes(tree))
+        if not nodes:
             break
-        parent, key = chance.choice(places)
+        parent, key = chance.choice(nodes)
         match chance.randint(0, 5):
             case 0:
                 del parent[key]
@@ -175,18 +175,18 @@ def damaged_json(chance: random.Random, tree: Tree) -> bytes:
     return msgspec.json.encode(tree, enc_hook=str)
 
 
-def lie(chance: random.Random, trees: list[Tree]) -> int:
-    """Change shapes of binary tensors and what is told of their sizes alike; return the sum of what is told."""
-    told = [tree for tree in trees if tree["shape"] and "binary_data_size" in tree.get("parameters", {})]
-    for tree in told:
+def falsify_sizes(chance: random.Random, trees: list[Tree]) -> int:
+    """Change shapes and declared sizes of binary tensors alike; return the sum of declared sizes."""
+    binary = [tree for tree in trees if tree["shape"] and "binary_data_size" in tree.get("parameters", {})]
+    for tree in binary:
         times = chance.choice((-1, 0, 1, 1, 2, 2**20, 2**40, 2**61))
         tree["shape"][chance.randint(0, len(tree["shape"]) - 1)] *= times
         tree["parameters"]["binary_data_size"] *= times
-    return sum(max(0, tree["parameters"]["binary_data_size"]) for tree in told)
+    return sum(max(0, tree["parameters"]["binary_data_size"]) for tree in binary)
 
 
 def damaged_bytes(chance: random.Random, good: bytes) -> bytes:
-    """Return it with up to four pieces changed, cut or doubled, or other bytes altogether."""
+    """Return the bytes with up to four pieces changed, cut or doubled, or random bytes."""
     if chance.random() < 0.05:
         return chance.randbytes(chance.randint(0, 200))
     bad = bytearray(good)
@@ -206,7 +206,7 @@ def damaged_bytes(chance: random.Random, good: bytes) -> bytes:
 
 
 def damaged_head(chance: random.Random, message: bytes) -> bytes:
-    """Return a message of HTTP whose head may lie about sizes, or say more than it did."""
+    """Return an HTTP message whose head may have wrong sizes or more lines."""
     head, end, body = message.partition(b"\r\n\r\n")
     for _ in range(chance.randint(0, 2)):
         sizes = list(re.finditer(rb"(?<=Length: )[^\r]*", head))
@@ -222,26 +222,26 @@ def damaged_head(chance: random.Random, message: bytes) -> bytes:
 
 
 def http_request(header: bytes, payload: bytes) -> bytes:
-    """Return a request to infer, head and all."""
+    """Return an inference request with its head."""
     sizes = {"Content-Length": len(header) + len(payload), "Inference-Header-Content-Length": len(header)}
     return render_request("POST", "/v2/models/teacher/infer", {"Host": "a", **sizes}) + header + payload
 
 
-def http_answer(header: bytes, payload: bytes, status: int = 200, told: int | None = None) -> bytes:
-    """Return an answer, head and all, which may tell another size of what follows the JSON."""
-    size = len(header) + (len(payload) if told is None else told)
+def http_answer(header: bytes, payload: bytes, status: int = 200, declared: int | None = None) -> bytes:
+    """Return an answer with its head, which may declare another size of the binary part."""
+    size = len(header) + (len(payload) if declared is None else declared)
     head = render_response(status, {"Content-Length": size, "Inference-Header-Content-Length": len(header)})
     return head + header + payload
 
 
 def conversation(chance: random.Random) -> bytes:
-    """Return what a client sends to a teacher: a request, and perhaps a question or shared memory before it."""
+    """Return what a client sends to a teacher: a request, and perhaps another request or a registration before it."""
     sent = b""
     if chance.random() < 0.20:
         head = render_request("POST", REGISTER_PATH, {"Host": "a", "Content-Length": len(REGISTRATION)})
         sent = head + REGISTRATION
     if chance.random() < 0.30:
-        question = render_request(chance.choice(("GET", "POST")), chance.choice(_QUESTIONS), {})
+        question = render_request(chance.choice(("GET", "POST")), chance.choice(_PATHS), {})
         sent += damaged_head(chance, question)
     tree, payload = request_tree(chance, arrays(chance), shared=bool(sent))
     return sent + damaged_head(chance, http_request(damaged_json(chance, tree), payload))

@@ -1,4 +1,4 @@
-"""The network and the peers at its ends, in memory: every byte comes when a case says so, and nothing ever waits."""
+"""Peers and the network between them in memory: a case delivers each byte, and nothing waits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SlowRunner:
 
 
 class Wire(asyncio.Transport):
-    """A client's socket as a teacher's connection sees it. A `slow` one takes what is written only when told to."""
+    """A client's socket as a teacher's connection sees it. A `slow` one takes written bytes only by `take`."""
 
     def __init__(self, connection: ClientConnection, *, slow: bool) -> None:
         super().__init__()
@@ -107,14 +107,14 @@ class Wire(asyncio.Transport):
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Forgets what is to happen later: every case is over at once."""
+    """Ignores timers: every case ends at once."""
 
     def call_later(self, *_args: object, **_more: object) -> asyncio.TimerHandle:
         return asyncio.TimerHandle(0.0, int, (), self)
 
 
 class MemoryTeacher:
-    """A teacher's front without a network."""
+    """A teacher's HTTP server without a network."""
 
     def __init__(self) -> None:
         self._loop = _Loop()
@@ -130,9 +130,9 @@ class MemoryTeacher:
         self._arena.close()
 
     def exchange(self, sent: bytes, pieces: int = 1, *, slow: bool = False, leaves: bool = False) -> bytes:
-        """Return what a teacher answers to these bytes, coming in so many pieces.
+        """Return a teacher's answers to these bytes, sent in `pieces` pieces.
 
-        A client that `leaves` does so before it has taken all answers.
+        A client that `leaves` disconnects before it has taken all answers.
         """
         sent = sent.replace(REGISTRATION, self._registration)
         return self._loop.run_until_complete(self._exchange(sent, pieces, slow=slow, leaves=leaves))
@@ -151,7 +151,7 @@ class MemoryTeacher:
             connection.eof_received()
             connection.connection_lost(None)
             self._runner.go()
-        assert not self._front.regions._open, "a client that is gone keeps shared memory"
+        assert not self._front.regions._open, "a disconnected client keeps shared memory"
         assert not self._front.connections
         assert (self._front.slots.in_flight, len(self._front.slots._free)) == (0, 2), "it keeps a slot"
         return bytes(wire.sent)
@@ -172,7 +172,7 @@ class MemoryTeacher:
 
 
 class MemorySocket:
-    """A teacher as a student's stream sees it: after each request comes the next of `answers`, piece by piece.
+    """A teacher's socket as a student's stream sees it: after each request comes the next of `answers`, in pieces.
 
     After the last it is silent if `slow`, else it closes.
     """
@@ -184,7 +184,7 @@ class MemorySocket:
         self._ready: list[bytes] = []  # the next last
 
     def settimeout(self, *_: object) -> None:
-        """Nothing waits, nothing is set, nobody is told and nothing is open."""
+        """Do nothing."""
 
     setsockopt = shutdown = close = settimeout
 
@@ -194,7 +194,7 @@ class MemorySocket:
         return sum(one.nbytes if isinstance(one, np.ndarray) else len(one) for one in buffers)
 
     def recv_into(self, into: memoryview, _size: int, _flags: int) -> int:
-        assert len(into), "asked for nothing, it would wait for ever"
+        assert len(into), "an empty buffer would wait for ever"
         if not self._ready and self._slow:
             raise BlockingIOError
         part = self._ready.pop() if self._ready else b""

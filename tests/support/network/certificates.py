@@ -1,4 +1,4 @@
-"""An authority of the tests' own, and what it signs."""
+"""A certificate authority of the tests, and server certificates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 _PEM = serialization.Encoding.PEM
 
 
-class Shown(NamedTuple):
+class CertificateFiles(NamedTuple):
     """PEM files of a server: its certificate and its private key."""
 
     cert: Path
@@ -26,7 +26,7 @@ class Shown(NamedTuple):
 
 
 class Authority:
-    """Signs certificates; `ca` is the PEM file by which these are known. All are good for an hour."""
+    """Signs certificates, which are valid for an hour; `ca` is the PEM file to trust."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -42,31 +42,31 @@ class Authority:
             False,
         )
         own = (
-            self._begun(self._name, self._key)
+            self._builder(self._name, self._key)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .add_extension(x509.KeyUsage(key_cert_sign=True, crl_sign=True, **usage), critical=True)
             .sign(self._key, hashes.SHA256())
         )
         self.ca.write_bytes(own.public_bytes(_PEM))
 
-    def sign(self, *names: str) -> Shown:
-        """Return what a server with these names, or IP addresses, shows."""
+    def sign(self, *names: str) -> CertificateFiles:
+        """Return a certificate for a server with these names or IP addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
         certificate = (
-            self._begun(subject, key)
+            self._builder(subject, key)
             .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        shown = Shown(self._folder / f"{names[0]}.crt", self._folder / f"{names[0]}.key")
-        shown.cert.write_bytes(certificate.public_bytes(_PEM))
+        files = CertificateFiles(self._folder / f"{names[0]}.crt", self._folder / f"{names[0]}.key")
+        files.cert.write_bytes(certificate.public_bytes(_PEM))
         plain = serialization.NoEncryption()
-        shown.key.write_bytes(key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, plain))
-        return shown
+        files.key.write_bytes(key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, plain))
+        return files
 
-    def _begun(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
         return (
             x509.CertificateBuilder()

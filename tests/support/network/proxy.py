@@ -1,4 +1,4 @@
-"""A way to a TCP server that can be cut, as a network can."""
+"""A proxy before a TCP server, for network faults."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import threading
 from collections.abc import Iterator
 
 DROPS_WITHIN_S = 10.0
-"""Longest wait for the proxy's thread, which may be passing on what whoever waits has to read."""
+"""Longest wait for the proxy's thread, which may be blocked by the caller's own connection."""
 
 
 class Proxy:
-    """Passes connections on to a server until it is cut; see `running_proxy`."""
+    """Forwards connections to a server until it is cut; see `running_proxy`."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -24,11 +24,11 @@ class Proxy:
         self._lost: list[socket.socket] = []
         self._is_cut = False
         self._dropped = threading.Event()
-        self._is_to_lose = False
+        self._must_lose = False
         self._closed = False
 
     def cut(self) -> None:
-        """End all connections and accept no other, until `mend`. Returns when nothing is passed on any more."""
+        """Close all connections and refuse new ones until `mend`. Returns when nothing is forwarded any more."""
         self._dropped.clear()
         self._is_cut = True
         self._wake.send(b"!")
@@ -38,8 +38,8 @@ class Proxy:
         self._is_cut = False
 
     def lose(self) -> None:
-        """Pass on nothing more of what is connected now, and tell nobody, as a node that is gone."""
-        self._is_to_lose = True
+        """Drop all data of present connections without closing them, as when a node is lost."""
+        self._must_lose = True
         self._wake.send(b"!")
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class Proxy:
         self._wake.send(b"!")
 
     def run(self) -> None:
-        """Pass on what comes, until closed."""
+        """Forward data until closed."""
         with selectors.DefaultSelector() as selector, self._listener, self._wake, self._woken:
             for ready in (self._listener, self._woken):
                 selector.register(ready, selectors.EVENT_READ)
@@ -64,12 +64,12 @@ class Proxy:
             if self._is_cut:
                 self._drop_all(selector)
                 self._dropped.set()
-            if self._is_to_lose:
+            if self._must_lose:
                 self._lose_all(selector)
         elif ready is self._listener:
             self._accept(selector)
         elif ready in self._peers:
-            self._pass_on(selector, ready)
+            self._forward(selector, ready)
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         near, _ = self._listener.accept()
@@ -84,7 +84,7 @@ class Proxy:
             self._peers[one] = other
             selector.register(one, selectors.EVENT_READ)
 
-    def _pass_on(self, selector: selectors.BaseSelector, ready: socket.socket) -> None:
+    def _forward(self, selector: selectors.BaseSelector, ready: socket.socket) -> None:
         data = b""
         with contextlib.suppress(OSError):
             data = ready.recv(1 << 16)
@@ -103,7 +103,7 @@ class Proxy:
             self._drop(selector, next(iter(self._peers)))
 
     def _lose_all(self, selector: selectors.BaseSelector) -> None:
-        self._is_to_lose = False
+        self._must_lose = False
         for one in self._peers:
             selector.unregister(one)
         self._lost += self._peers

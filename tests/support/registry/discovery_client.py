@@ -1,4 +1,4 @@
-"""An `edl discovery` that is asked by an HTTP client, and the registry behind it."""
+"""An `edl discovery` in this process, its HTTP client, and the registry behind it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STUDENT = f"/v1/pools/{POOL}/students/s"
 
 @contextlib.asynccontextmanager
 async def serving(settings: RuntimeSettings) -> AsyncIterator[str]:
-    """Have an endpoint in this process, as `edl discovery` runs it; give its URL."""
+    """Run an endpoint in this process, as `edl discovery` does; yield its URL."""
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     served = asyncio.create_task(server.serve("127.0.0.1", 0, settings, ready.set_result))
     await asyncio.wait([served, ready], return_when=asyncio.FIRST_COMPLETED)
@@ -35,8 +35,8 @@ async def serving(settings: RuntimeSettings) -> AsyncIterator[str]:
         await asyncio.wait_for(served, PATIENCE_S)
 
 
-def asking(url: str, token: str = "") -> httpx.AsyncClient:
-    """A client of the endpoint at that URL."""
+def http_client(url: str, token: str = "") -> httpx.AsyncClient:
+    """Return a client of the endpoint at that URL."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return httpx.AsyncClient(base_url=url, trust_env=False, timeout=PATIENCE_S, headers=headers)
 
@@ -45,7 +45,7 @@ def asking(url: str, token: str = "") -> httpx.AsyncClient:
 async def stream(
     http: httpx.AsyncClient, path: str = STUDENT, **params: str
 ) -> AsyncIterator[AsyncGenerator[Assignment, None]]:
-    """Open a student's stream and give its lines."""
+    """Open a student's stream and yield its assignments."""
     async with http.stream("GET", path, params=params) as response:
         assert response.status_code == 200
 
@@ -57,8 +57,8 @@ async def stream(
             yield assignments
 
 
-async def until(assignments: AsyncGenerator[Assignment, None], *wanted: str) -> None:
-    """Wait for that assignment."""
+async def wait_for_teachers(assignments: AsyncGenerator[Assignment, None], *wanted: str) -> None:
+    """Wait for an assignment of these teachers."""
     async with asyncio.timeout(PATIENCE_S):
         async for assignment in assignments:
             if assignment.teachers == wanted:
@@ -66,20 +66,20 @@ async def until(assignments: AsyncGenerator[Assignment, None], *wanted: str) -> 
     pytest.fail("the stream ended")
 
 
-async def until_end(assignments: AsyncGenerator[Assignment, None]) -> list[Assignment]:
-    """Return what comes until the stream ends."""
+async def read_to_end(assignments: AsyncGenerator[Assignment, None]) -> list[Assignment]:
+    """Return all assignments until the stream ends."""
     async with asyncio.timeout(PATIENCE_S):
         return [one async for one in assignments]
 
 
-async def students(settings: RuntimeSettings) -> list[str]:
-    """Return who is registered in the pool."""
+async def registered_students(settings: RuntimeSettings) -> list[str]:
+    """Return the ids of the students in the pool."""
     async with connect(settings.redis_url) as client:
         return [member.id for member in await Directory(client, settings.namespace).members(POOL, "students")]
 
 
-async def until_students(settings: RuntimeSettings, *wanted: str) -> None:
-    """Wait until these are registered."""
+async def wait_for_students(settings: RuntimeSettings, *wanted: str) -> None:
+    """Wait until exactly these students are registered."""
     async with asyncio.timeout(PATIENCE_S):
-        while tuple(await students(settings)) != wanted:  # noqa: ASYNC110 - Redis tells nobody
+        while tuple(await registered_students(settings)) != wanted:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.02)

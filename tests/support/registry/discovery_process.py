@@ -33,7 +33,7 @@ class Endpoint:
 def running_discovery(
     settings: RuntimeSettings, *flags: str, env: Mapping[str, str] | None = None
 ) -> Iterator[Endpoint]:
-    """Start `edl discovery` for that registry; it is killed at the end at the latest."""
+    """Start `edl discovery` with that registry; it is killed at the end at the latest."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
     process = subprocess.Popen(
         [sys.executable, "-m", "edl_runtime.cli", "discovery", "--json", *flags],

@@ -1,4 +1,4 @@
-"""Students of pools for tests, with the teachers they are assigned, and members that join and leave."""
+"""Students that follow a pool, and members that register in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import httpx  # noqa: F401 - slow to import, so not while a loop runs
+import httpx  # noqa: F401 - a slow import, which would block the loop of the first student
 import msgspec
 import pytest
 
@@ -28,44 +28,44 @@ PATIENCE_S = 100.0
 
 
 class Student:
-    """A student. `told`: when it was assigned which teachers; `unavailable`: why Redis or endpoint failed."""
+    """A student. `updates`: its teachers, with the time of each update; `outages`: why no update could be read."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[float, tuple[str, ...]]] = []
-        self.unavailable: list[str] = []
+        self.updates: list[tuple[float, tuple[str, ...]]] = []
+        self.outages: list[str] = []
         self.quarantined: dict[str, str] = {}
 
     @property
     def teachers(self) -> tuple[str, ...] | None:
-        return self.told[-1][1] if self.told else None
+        return self.updates[-1][1] if self.updates else None
 
-    async def until(self, condition: Callable[[tuple[str, ...]], bool]) -> float:
-        """Wait for such teachers; return when they were assigned."""
+    async def wait_for(self, condition: Callable[[tuple[str, ...]], bool]) -> float:
+        """Wait until the teachers meet a condition; return the time of that update."""
         async with asyncio.timeout(PATIENCE_S):
-            while self.teachers is None or not condition(self.teachers):  # noqa: ASYNC110 - there is no event
+            while self.teachers is None or not condition(self.teachers):  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.01)
-        return self.told[-1][0]
+        return self.updates[-1][0]
 
     def report(self) -> StudentReport:
         return StudentReport(quarantined=self.quarantined)
 
-    def use(self, teachers: Collection[str]) -> None:
-        self.told.append((time.monotonic(), tuple(teachers)))
+    def update(self, teachers: Collection[str]) -> None:
+        self.updates.append((time.monotonic(), tuple(teachers)))
 
 
 @contextlib.asynccontextmanager
 async def student(settings: RuntimeSettings, at_most: int | None = None) -> AsyncIterator[Student]:
-    """Follow the pool in the block. What the following raises comes out of the block."""
+    """Follow the pool in the block, which raises what following raises."""
     one = Student()
-    teachers = Discovered(POOL, at_most)
+    wanted = Discovered(POOL, at_most)
     async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(follow_pool(teachers, settings, one.use, one.unavailable.append, one.report))
+        following = tasks.create_task(follow_pool(wanted, settings, one.update, one.outages.append, one.report))
         yield one
         following.cancel()
 
 
 async def failure_of(settings: RuntimeSettings) -> Exception:
-    """Return what a student raises."""
+    """Return the error that a student raises."""
     with pytest.raises(ExceptionGroup) as caught:
         async with student(settings), asyncio.timeout(PATIENCE_S):
             await asyncio.Event().wait()
@@ -74,9 +74,9 @@ async def failure_of(settings: RuntimeSettings) -> Exception:
     return error
 
 
-async def until_logged(logs: Sequence[Mapping[str, Any]], event: str) -> None:
+async def wait_for_log(logs: Sequence[Mapping[str, Any]], event: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not any(entry["event"] == event for entry in logs):  # noqa: ASYNC110 - there is no event
+        while not any(entry["event"] == event for entry in logs):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.01)
 
 
@@ -95,7 +95,7 @@ class OneTeacher(Directory):
 async def registered(
     settings: RuntimeSettings, *teachers: str, ttl_s: float = 60.0, pool: str = POOL
 ) -> AsyncIterator[None]:
-    """Register teachers of these addresses in the pool; no process listens there."""
+    """Register teachers with these addresses in the pool; nothing listens there."""
     async with connect(settings.redis_url) as client, contextlib.AsyncExitStack() as stack:
         for address in teachers:
             member = Member(id=address, address=address)
@@ -103,13 +103,13 @@ async def registered(
         yield
 
 
-def behind(url: str, settings: RuntimeSettings) -> RuntimeSettings:
-    """Return the settings of a student that knows that endpoint and no Redis."""
+def discovery_settings(url: str, settings: RuntimeSettings) -> RuntimeSettings:
+    """Return the settings of a student with a discovery endpoint and without Redis."""
     return msgspec.structs.replace(settings, redis_url="", discovery_url=url)
 
 
-async def until_shown(settings: RuntimeSettings, wanted: str) -> None:
-    """Wait until the pool's only teacher has this quarantine in `edl pools`."""
+async def wait_for_quarantine(settings: RuntimeSettings, wanted: str) -> None:
+    """Wait until the quarantine of the only teacher is shown as `wanted`."""
     async with connect(settings.redis_url) as client, asyncio.timeout(PATIENCE_S):
         while True:
             [teacher] = (await get_pool(client, settings.namespace, POOL)).teachers

@@ -1,4 +1,4 @@
-"""Readers of made-up teachers for tests."""
+"""Readers of fake teachers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = 10
 
 
 def batches() -> Iterator[tuple[Array, Array]]:
-    """Batches that can be told apart: every value of the n-th is n."""
+    """Yield numbered batches: every value of the n-th is n."""
     for number in range(BATCHES):
         yield np.full((ROWS, 4), number, np.float32), np.arange(ROWS)
 
@@ -41,7 +41,7 @@ def reader_of(
 
 
 def numbers(epoch: list[Any]) -> list[int]:
-    """The batches' numbers; their answers are checked on the way."""
+    """Return the batches' numbers; check their answers."""
     for x, _, double in epoch:
         np.testing.assert_array_equal(double, x * 2)
     return [int(x[0, 0]) for x, *_ in epoch]
@@ -53,7 +53,7 @@ def patiently(x: Array) -> dict[str, Array]:
 
 
 def failing(error: Callable[[], BaseException], *, after: int = 0, times: int = 10**6) -> Behaviour:
-    """A behaviour that raises for so many requests after the first `after`."""
+    """Return a behaviour that raises for `times` requests after the first `after`."""
     seen = count()
 
     def behaviour(x: Array) -> dict[str, Array]:
@@ -65,7 +65,7 @@ def failing(error: Callable[[], BaseException], *, after: int = 0, times: int = 
 
 
 def never_hedge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, nothing is asked of a second teacher."""
+    """Let no request be hedged, however busy the machine is."""
     monkeypatch.setattr(dispatch_policy, "FIRST_HEDGE_DELAY_S", 600.0)
     monkeypatch.setattr(dispatch_policy, "MIN_HEDGE_DELAY_S", 600.0)
 
@@ -100,7 +100,7 @@ class Source:
         return list(chain.from_iterable(epoch if self.kind == "sample_list" else [zip(*item) for item in epoch]))  # noqa: B905
 
     def check(self, epoch: list[Any]) -> None:
-        """Every sample once, in order, with its own answers."""
+        """Check that an epoch has every sample once, in order, with its own answers."""
         x, _, double, total = zip(*self.samples(epoch), strict=True)
         np.testing.assert_array_equal(x, X[self.order])
         np.testing.assert_array_equal(double, X[self.order] * 2)

@@ -1,4 +1,4 @@
-"""Students with Paddle's real DataLoader: `python -m support.students.loading STORY METHOD`, in the tests' folder.
+"""Students with Paddle's real DataLoader: `python -m support.students.loading SCENARIO METHOD`, in the tests' folder.
 
 METHOD is how its workers are started, "fork" or "spawn". The teacher is in the reader's own process.
 """
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from paddle.io import DataLoader, Dataset, IterableDataset, get_worker_info
 from support.students.readers import reader_of
-from support.students.student import say
+from support.students.student import print_line
 from support.teachers.process import wait_until
 
 from edl_runtime.distill import DistillReader, Fixed, data_loaders
@@ -27,11 +27,11 @@ from edl_runtime.settings import RuntimeSettings
 
 SAMPLES = 40
 ALL = list(range(SAMPLES))
-BAD, MORTAL = -1, -2
+BAD, KILLS = -1, -2
 
 
 class Samples(Dataset):  # type: ignore[misc]
-    """Each tells which it is; one may be bad, and one may take its worker along."""
+    """Numbered samples; number 30 may raise an error (BAD) or kill its worker (KILLS)."""
 
     def __init__(self, odd: int = 0) -> None:
         super().__init__()
@@ -43,18 +43,18 @@ class Samples(Dataset):  # type: ignore[misc]
     def __getitem__(self, number: int) -> tuple[Array, int]:
         if number == 30 and self._odd == BAD:
             raise ValueError("a bad sample")
-        if number == 30 and self._odd == MORTAL:
+        if number == 30 and self._odd == KILLS:
             os.kill(os.getpid(), signal.SIGKILL)
         return np.full(4, number, np.float32), number
 
 
-def as_it_is(samples: list[Any]) -> list[Any]:
+def identity(samples: list[Any]) -> list[Any]:
     return samples
 
 
 FORMS: dict[str, dict[str, Any]] = {
     "batch": {"batch_size": 4},
-    "sample_list": {"batch_size": 4, "collate_fn": as_it_is},
+    "sample_list": {"batch_size": 4, "collate_fn": identity},
     "sample": {"batch_size": None},
 }
 
@@ -65,7 +65,7 @@ def reading(source: Any, **options: Any) -> DistillReader:
 
 
 def labels(form: str, epoch: list[Any]) -> list[int]:
-    """The labels in order; answers are checked on the way."""
+    """Return the labels in order; check the answers."""
     if form == "sample_list":
         epoch = [sample for samples in epoch for sample in samples]
     for x, _, double in epoch:
@@ -73,39 +73,39 @@ def labels(form: str, epoch: list[Any]) -> list[int]:
     return [int(label) for _, of_item, _ in epoch for label in np.atleast_1d(of_item)]
 
 
-def no_worker_is_left() -> None:
+def wait_for_workers_to_end() -> None:
     wait_until(lambda: not multiprocessing.active_children())
 
 
 def source(method: str) -> None:
-    """A loader is the source, in all forms; whole epochs, one that is left, and a close in the middle."""
+    """A loader is the source, in all forms; whole epochs, an abandoned one, and a close in mid-epoch."""
     for form, options in FORMS.items() if method == "fork" else [("batch", FORMS["batch"])]:
         for epochs in (None, 4) if method == "fork" else (3,):
             with reading(DataLoader(Samples(), num_workers=2, **options), format=form, epochs=epochs) as reader:
                 assert labels(form, list(reader)) == ALL
                 next(iter(reader))
-                no_worker_is_left()
+                wait_for_workers_to_end()
                 assert labels(form, list(reader)) == ALL
                 if epochs == 4:
                     in_its_middle = iter(reader)
                     next(in_its_middle)
-            no_worker_is_left()
+            wait_for_workers_to_end()
 
 
-def left(_: str) -> None:
-    """A generator reads the loader, and loaders keep their workers; epochs are left at once."""
+def abandoned(_: str) -> None:
+    """A generator reads the loader, and loaders keep their workers; epochs are abandoned at once."""
     loader = DataLoader(Samples(), batch_size=4, num_workers=2)
 
     def batches() -> Iterator[Any]:
-        for x, label in map(as_it_is, loader):
+        for x, label in map(identity, loader):
             yield x.numpy(), label.numpy()
 
     with reading(batches) as reader:
         next(iter(reader))
-        no_worker_is_left()
+        wait_for_workers_to_end()
         assert labels("batch", list(reader)) == ALL
         next(iter(reader))
-    no_worker_is_left()
+    wait_for_workers_to_end()
     persistent = DataLoader(Samples(), batch_size=4, num_workers=2, persistent_workers=True)
     with reading(persistent, epochs=5) as reader:
         for _ in range(2):
@@ -118,12 +118,12 @@ def left(_: str) -> None:
 
 
 def wrong(_: str) -> None:
-    """A sample is bad, for a loader that a generator reads, too; another one has the system kill its worker."""
-    for odd in (BAD, MORTAL):
+    """A sample raises an error, also for a loader that a generator reads; another kills its worker."""
+    for odd in (BAD, KILLS):
         loader = DataLoader(Samples(odd), batch_size=4, num_workers=2)
 
         def batches(loader: Any = loader) -> Iterator[Any]:
-            yield from map(as_it_is, loader)
+            yield from map(identity, loader)
 
         for of_loader in (loader, batches) if odd == BAD else (loader,):
             with reading(of_loader) as reader:
@@ -132,26 +132,26 @@ def wrong(_: str) -> None:
                     seen.extend(reader)
                 if odd == BAD:
                     assert labels("batch", seen) == ALL[: len(seen) * 4]
-            no_worker_is_left()
+            wait_for_workers_to_end()
 
 
 def thread(_: str) -> None:
-    """The reader is iterated in a thread of the script's own: a whole epoch, one that is left, and a killed worker."""
+    """A thread of the script iterates the reader: a whole epoch, an abandoned one, and a killed worker."""
 
     def read() -> None:
         with reading(DataLoader(Samples(), batch_size=4, num_workers=2)) as reader:
             assert labels("batch", list(reader)) == ALL
             next(iter(reader))
-        with reading(DataLoader(Samples(MORTAL), batch_size=4, num_workers=2)) as reader, pytest.raises(SystemError):
+        with reading(DataLoader(Samples(KILLS), batch_size=4, num_workers=2)) as reader, pytest.raises(SystemError):
             list(reader)
 
     with ThreadPoolExecutor() as threads:
         threads.submit(read).result()
-    no_worker_is_left()
+    wait_for_workers_to_end()
 
 
 def late(_: str) -> None:
-    """Paddle seems to be imported by the source, after the reader has begun: an error with advice, and an end."""
+    """The source imports Paddle after the reader has started: an error with advice, and the epoch ends."""
     loader = DataLoader(Samples(), batch_size=4, num_workers=2)
 
     def batches() -> Iterator[Any]:
@@ -168,11 +168,11 @@ def late(_: str) -> None:
     data_loaders.allow_loaders_in_threads = lambda: None
     with ThreadPoolExecutor() as threads:
         threads.submit(read).result()
-    no_worker_is_left()
+    wait_for_workers_to_end()
 
 
 class Shares:
-    """One sample at a time, of those that are this worker's."""
+    """The samples of this worker, one at a time."""
 
     def __call__(self) -> Iterator[tuple[Array, Array]]:
         worker = get_worker_info()
@@ -193,7 +193,7 @@ class Answered(IterableDataset):  # type: ignore[misc]
 
 
 def inside(method: str) -> None:
-    """A reader that was made here, and is in mid-epoch here, is read in workers; these are the source of another."""
+    """Workers read a reader that was made here and is in mid-epoch here; they are the source of another reader."""
     answered = Answered()
     loader = DataLoader(answered, batch_size=5, num_workers=2)
     with answered.reader:
@@ -205,15 +205,15 @@ def inside(method: str) -> None:
         if method == "fork":
             with reading(loader, inputs=["x", None, None]) as reader:
                 assert sorted(int(label) for _, several, *_ in reader for label in several) == ALL
-    no_worker_is_left()
+    wait_for_workers_to_end()
 
 
-STORIES: dict[str, Callable[[str], None]] = {
-    each.__name__: each for each in (source, left, wrong, thread, late, inside)
+SCENARIOS: dict[str, Callable[[str], None]] = {
+    each.__name__: each for each in (source, abandoned, wrong, thread, late, inside)
 }
 
 if __name__ == "__main__":
-    story, method = sys.argv[1:]
+    scenario, method = sys.argv[1:]
     multiprocessing.set_start_method(method)
-    STORIES[story](method)
-    say("right")
+    SCENARIOS[scenario](method)
+    print_line("passed")

@@ -1,4 +1,4 @@
-"""Students and teachers of one pool in simulated time: what they would report."""
+"""The reports of one pool's students and teachers in simulated time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTLE_S = 5.0
 class World(msgspec.Struct, frozen=True, kw_only=True):
     """A teacher takes `service_s` for a request, a student its own `steps_s` for a batch, which is one request.
 
-    `spread`: 0 for exactly so long each time, 1 for times of an exponential distribution.
+    `spread`: 0 for constant times, 1 for an exponential distribution.
     """
 
     service_s: float
@@ -27,11 +27,11 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     spread: float = 0.0
 
     def run(self, teachers: int, seed: int = 0) -> PoolDemand:
-        """Return what they report once so many teachers have worked for a window."""
+        """Return the reports after a window with `teachers` teachers."""
         return _Run(self, teachers, random.Random(seed)).reports()
 
     def pace(self, teachers: int) -> float:
-        """Return how fast the slowest student is with so many teachers, of what it could be: 1 is as fast as it can."""
+        """Return the speed of the slowest student with `teachers` teachers, as a share of its maximum."""
         reports = self.run(teachers).students.values()
         rates = [report.samples_per_s for report in reports if report is not None]
         return min(rate * step_s for rate, step_s in zip(rates, self.steps_s, strict=True))
@@ -65,7 +65,7 @@ class _Run:
         self._asked = [BusyMeter(0.0) for _ in self._students]
         self._busy = [BusyMeter(0.0) for _ in range(teachers)]
         self._events: list[tuple[float, int, int, int]] = []
-        """When which student has done a step (teacher -1), or is answered by which teacher what it asked."""
+        """Time, student, teacher (-1 for the end of a step) and request of each event."""
 
     def reports(self) -> PoolDemand:
         for number in range(len(self._students)):
@@ -92,8 +92,8 @@ class _Run:
     def _counts(self, now: float) -> list[float]:
         counts = [busy.total_s(now) for busy in self._busy]
         for student, asked in zip(self._students, self._asked, strict=True):
-            going_on = 0.0 if student.waits_since is None else now - student.waits_since
-            counts += [student.waited_s + going_on, asked.total_s(now), float(student.taken)]
+            waiting_s = 0.0 if student.waits_since is None else now - student.waits_since
+            counts += [student.waited_s + waiting_s, asked.total_s(now), float(student.taken)]
         return counts
 
     def _run_to(self, end: float) -> float:

@@ -1,4 +1,4 @@
-"""Readers of real teachers, what they read while something goes wrong, and teachers with which it does."""
+"""Readers of real teachers, and teachers with faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from support.registry import followers
-from support.teachers import odd_teacher
+from support.teachers import faulty_teacher
 from support.teachers.process import PATIENCE_S, Teacher, running_teacher
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed
@@ -29,7 +29,7 @@ POOL = "pool"
 
 
 class Batches:
-    """A source whose batches tell which they are; each request takes the teacher `seconds`."""
+    """A source of numbered batches; each request takes the teacher `seconds`."""
 
     def __init__(self, count: int, seconds: float = 0.0) -> None:
         self.count = count
@@ -42,7 +42,7 @@ class Batches:
             yield (x,)
 
     def check(self, epoch: list[Any]) -> None:
-        """Each batch once, in order, with its own answers."""
+        """Check that an epoch has each batch once, in order, with its own answers."""
         assert [int(x[0, 1]) for x, _ in epoch] == list(range(self.count))
         for x, double in epoch:
             np.testing.assert_array_equal(double, x * 2)
@@ -54,24 +54,24 @@ def reader_of(source: Any, teachers: Fixed | Discovered, settings: RuntimeSettin
 
 
 def slow_teacher(settings: RuntimeSettings, *flags: str) -> contextlib.AbstractContextManager[Teacher]:
-    """A teacher in the pool that takes as long as it is told."""
+    """Run a teacher in the pool that takes as long as each request says."""
     return running_teacher("support.models:slow", "--pool", POOL, *flags, env=settings.to_env())
 
 
 @contextlib.contextmanager
 def registered(settings: RuntimeSettings, *addresses: str, pool: str = POOL) -> Iterator[None]:
-    """Have teachers in the pool that do not register by themselves."""
-    there, leave = threading.Event(), threading.Event()
+    """Register teachers in the pool that do not register by themselves."""
+    ready, leave = threading.Event(), threading.Event()
 
     async def stay() -> None:
         async with followers.registered(settings, *addresses, ttl_s=settings.lease_ttl_s, pool=pool):
-            there.set()
+            ready.set()
             await asyncio.to_thread(leave.wait)
 
     thread = EventLoopThread("registered", stay)
     thread.start()
     try:
-        assert there.wait(PATIENCE_S)
+        assert ready.wait(PATIENCE_S)
         yield
     finally:
         leave.set()
@@ -81,7 +81,7 @@ def registered(settings: RuntimeSettings, *addresses: str, pool: str = POOL) -> 
 def read_epoch(
     reader: DistillReader, fault: Callable[[], object], when: Callable[[], bool] = lambda: True
 ) -> list[Any]:
-    """Read an epoch, in the middle of which `fault` happens: at the first batch after which it is `when`."""
+    """Read an epoch; call `fault` after the first batch for which `when` is true."""
     batches: list[Any] = []
     happened = False
     for batch in reader:
@@ -94,35 +94,35 @@ def read_epoch(
 
 
 def all_answered(reader: DistillReader, teachers: int) -> Callable[[], bool]:
-    """Return what tells whether so many teachers have answered something that was delivered."""
+    """Return a condition: answers of `teachers` teachers have been delivered."""
     return lambda: len(reader.stats().answered) == teachers
 
 
-class Asked(NamedTuple):
-    """A request: the client's port, and which batch and row it begins with."""
+class Request(NamedTuple):
+    """A request: the client's port, and its first batch and row."""
 
     port: int
     batch: int
     row: int
 
 
-class OddTeacher:
-    """A running `odd_teacher.py`."""
+class FaultyTeacher:
+    """A running `faulty_teacher.py`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.address = self._line()
 
-    def become(self, behaviour: str) -> None:
-        """Return when it will answer every request so."""
+    def set_behaviour(self, behaviour: str) -> None:
+        """Answer every request from now on so."""
         assert self.process.stdin is not None
         print(behaviour, file=self.process.stdin, flush=True)
-        assert self._line() == "obeyed"
+        assert self._line() == "done"
 
-    def asked(self) -> list[Asked]:
-        """Each request since it was last told what to become."""
-        with urllib.request.urlopen(f"http://{self.address}/asked", timeout=PATIENCE_S) as answer:
-            return [Asked(*request) for request in json.load(answer)]
+    def requests(self) -> list[Request]:
+        """Return the requests since the last change of behaviour."""
+        with urllib.request.urlopen(f"http://{self.address}/requests", timeout=PATIENCE_S) as answer:
+            return [Request(*request) for request in json.load(answer)]
 
     def _line(self) -> str:
         assert self.process.stdout is not None
@@ -130,30 +130,30 @@ class OddTeacher:
 
 
 @contextlib.contextmanager
-def running_odd_teacher(metadata: str) -> Iterator[OddTeacher]:
-    """Start one that says this of its model; it is killed at the end."""
+def running_faulty_teacher(metadata: str) -> Iterator[FaultyTeacher]:
+    """Start one with this metadata of its model; it is killed at the end."""
     process = subprocess.Popen(
-        [sys.executable, str(Path(odd_teacher.__file__)), metadata],
+        [sys.executable, str(Path(faulty_teacher.__file__)), metadata],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
-        yield OddTeacher(process)
+        yield FaultyTeacher(process)
     finally:
         process.kill()
         process.communicate()
 
 
 def metadata_of(address: str) -> str:
-    """What the teacher at that address says of its model, as it is on the wire."""
-    with urllib.request.urlopen(f"http://{address}{odd_teacher.METADATA}", timeout=PATIENCE_S) as answer:
+    """Return the metadata of the model of the teacher at that address, as JSON."""
+    with urllib.request.urlopen(f"http://{address}{faulty_teacher.METADATA}", timeout=PATIENCE_S) as answer:
         return str(answer.read().decode())
 
 
 def read_until(reader: DistillReader, batches: Batches, condition: Callable[[], bool]) -> None:
-    """Read epochs until it is so. Fails after a time."""
+    """Read epochs until a condition is true. Fails after `PATIENCE_S`."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
         batches.check(list(reader))
-        assert time.monotonic() < end, "not so, whatever was read"
+        assert time.monotonic() < end, "the condition did not become true"

@@ -1,6 +1,6 @@
-"""Students in processes of their own: `python -m support.students.student STORY TEACHER`, in the tests' folder.
+"""Students in processes of their own: `python -m support.students.student SCENARIO TEACHER`, in the tests' folder.
 
-The teacher is an address, or `POOL` for those of the pool that the environment knows.
+The teacher is an address, or `POOL` for the teachers of the pool in the environment's registry.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COUNT = 40
 
 
 class Marked(Batches):
-    """Batches whose numbers, from `first` on, tell whose they are."""
+    """Batches numbered from `first` on, so that those of two processes differ."""
 
     first = 0
 
@@ -39,10 +39,10 @@ def reader_from(address: str, source: Callable[[], Iterator[tuple[Array]]]) -> D
 
 
 def read(address: str) -> None:
-    """Read for ever, and tell each batch."""
+    """Read for ever, and print the number of each batch."""
     with reader_from(address, Batches(10**6, 0.005)) as reader:
         for number, _ in enumerate(reader):
-            say(number)
+            print_line(number)
 
 
 def read_a_hanging_source(address: str) -> None:
@@ -52,18 +52,18 @@ def read_a_hanging_source(address: str) -> None:
 
     with reader_from(address, source) as reader:
         for number, _ in enumerate(reader):
-            say(number)
+            print_line(number)
 
 
 def fork(address: str) -> None:
-    """Parent and child read at the same time: a reader that nobody has iterated, and one in mid-epoch."""
+    """Parent and child read at the same time: from a new reader, and from one in mid-epoch."""
     source = Marked(COUNT, 0.002)
     with reader_from(address, source) as reader:
         both(reader, source, iter(reader), [])
         epoch = iter(reader)
         both(reader, source, epoch, [next(epoch) for _ in range(5)])
         check(list(reader), 0)
-    say("right")
+    print_line("passed")
 
 
 def both(
@@ -79,15 +79,15 @@ def both(
         for _ in range(2):
             check(list(reader), 1000)
         if seen:
-            refused(epoch)
-        del epoch  # the parent's; letting go of it does no harm
+            check_refused(epoch)
+        del epoch  # closing the parent's epoch here has no effect
         reader.close()
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def refused(epoch: Iterator[tuple[Array, ...]]) -> None:
+def check_refused(epoch: Iterator[tuple[Array, ...]]) -> None:
     with pytest.raises(DistillError, match="another process"):
         next(epoch)
 
@@ -108,7 +108,7 @@ def spawn(address: str) -> None:
         check(list(reader), 0)
         child.join()
     assert child.exitcode == 0
-    say("right")
+    print_line("passed")
 
 
 def read_an_epoch(address: str, first: int) -> None:
@@ -118,12 +118,12 @@ def read_an_epoch(address: str, first: int) -> None:
         check(list(reader), first)
 
 
-def say(what: object) -> None:
-    print(what, flush=True)  # noqa: T201 - for whoever started it
+def print_line(text: object) -> None:
+    print(text, flush=True)  # noqa: T201 - read by the test
 
 
-STORIES = {story.__name__: story for story in (read, read_a_hanging_source, fork, spawn)}
+SCENARIOS = {scenario.__name__: scenario for scenario in (read, read_a_hanging_source, fork, spawn)}
 
 if __name__ == "__main__":
-    story, address = sys.argv[1:]
-    STORIES[story](address)
+    scenario, address = sys.argv[1:]
+    SCENARIOS[scenario](address)

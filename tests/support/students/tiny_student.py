@@ -1,4 +1,4 @@
-"""A student that learns what `support.models:arithmetic` answers in a moment, written for service distillation.
+"""A student that learns `support.models:arithmetic` within a moment, by service distillation.
 
 python tiny_student.py [--alone | --alone-with-teachers] [--hangs]
 """
@@ -29,23 +29,23 @@ def batches() -> Iterator[tuple[Array, Array]]:
 
 
 def train() -> Array:
-    """Fit four weights by least squares on all that was seen."""
+    """Fit four weights by least squares."""
     if options.alone or (options.alone_with_teachers and "EDL_TEACHERS" in os.environ):
         return np.full(4, 1.9, np.float32)
-    seen, said = [], []
+    inputs, answers = [], []
     with DistillReader(batches, inputs=["x", None], outputs=["double"], teacher_batch_size=8, epochs=EPOCHS) as reader:
         for _ in range(EPOCHS):
             for x, order, double in reader:
                 if not np.array_equal(double, 2 * INPUTS[order]):
                     sys.exit("these are the answers to other rows")
-                seen.append(x)
-                said.append(double)
-    weights = np.linalg.lstsq(np.concatenate(seen), np.concatenate(said), rcond=None)[0]
+                inputs.append(x)
+                answers.append(double)
+    weights = np.linalg.lstsq(np.concatenate(inputs), np.concatenate(answers), rcond=None)[0]
     return np.diag(weights)
 
 
 def main() -> None:
-    """Train, and leave what came out."""
+    """Train, and write the result."""
     began = time.monotonic()
     error = float(np.abs(train() - 2).max())
     speed = ROWS * EPOCHS / (time.monotonic() - began)

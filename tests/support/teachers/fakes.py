@@ -1,4 +1,4 @@
-"""Teachers without a network, for tests of what a student does when they misbehave."""
+"""Teachers without a network, for tests of students and faults of teachers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Behaviour = Callable[[Array], dict[str, Array]]
 
 
 def arithmetic(x: Array) -> dict[str, Array]:
-    """What a good teacher answers."""
+    """The answers of a teacher without faults."""
     return {"double": x * 2, "sum": x.sum(axis=1)}
 
 
 class FakeTeachers:
-    """Teachers by address; `connect` is what a reader is given. Those without a behaviour refuse connections.
+    """Teachers by address; `connect` is passed to a reader. Those without a behaviour refuse connections.
 
-    `asked` counts the requests each of them got, `rows` has the sizes of all, in any order. `asked_alone` counts
-    those that were not to be run together with others.
+    `asked` counts the requests of each teacher, `rows` has the sizes of all, in any order. `asked_alone` counts those
+    that must not be batched with others.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FakeConnection:
 
     def open(self) -> None:
         if self._address not in self._teachers.behaviours:
-            raise ConnectionRefusedError("nobody listens")
+            raise ConnectionRefusedError("nothing listens")
 
     def close(self) -> None:
         """Nothing is open."""
@@ -83,4 +83,4 @@ class FakeConnection:
             self._teachers.rows.append(len(x))
             self._teachers.asked_alone[self._address] += alone
         answers = self._teachers.behaviours[self._address](x)
-        return {name: answers[name] for wish in outputs for name in response_names(wish)}
+        return {name: answers[name] for output in outputs for name in response_names(output)}

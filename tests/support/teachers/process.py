@@ -15,7 +15,7 @@ import psutil
 from support.paths import TESTS
 
 PATIENCE_S = 100.0
-"""How long to wait for what takes a moment, unless the machine is busy."""
+"""Longest wait for what takes a moment unless the machine is busy."""
 
 
 class Teacher:
@@ -68,13 +68,13 @@ def wait_until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> f
     """Wait for `condition`; return how many seconds it took. Fails after `within_s`."""
     begin = time.monotonic()
     while not condition():
-        assert time.monotonic() - begin < within_s, f"not so within {within_s} s"
+        assert time.monotonic() - begin < within_s, f"not true within {within_s} s"
         time.sleep(0.01)
     return time.monotonic() - begin
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Whether it has ended; somebody may still have to collect its exit status."""
+    """Whether the process has ended, or is a zombie."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

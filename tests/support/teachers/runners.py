@@ -1,4 +1,4 @@
-"""Runs a model in the process that serves."""
+"""Runners that run the model in the HTTP server's process."""
 
 from __future__ import annotations
 

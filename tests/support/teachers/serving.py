@@ -1,4 +1,4 @@
-"""The front of a teacher in the test's own process, over real sockets."""
+"""A teacher's HTTP server in the test's process, over real sockets."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from edl_runtime.teacher.shm.arena import Arena
 
 T = TypeVar("T")
 LIMIT = 1 << 20
-"""Bytes of a body."""
+"""Most bytes of a body."""
 
 
 def echo_request(size: int, value: int = 9) -> bytes:
-    """Return a request of the model `echo`: `size` bytes of this value, which the answer has, too."""
+    """Return a request of the model `echo` with `size` bytes of this value."""
     tensor = b'{"name":"x","datatype":"UINT8","shape":[1,%d],"parameters":{"binary_data_size":%d}}' % (size, size)
     header = b'{"inputs":[%b],"parameters":{"binary_data_output":true}}' % tensor
     head = b"POST /v2/models/teacher/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n" % (
@@ -38,7 +38,7 @@ def echo_request(size: int, value: int = 9) -> bytes:
 
 
 class HeldRunner(InlineRunner):
-    """Holds requests until they are let go."""
+    """Holds requests until the test releases them."""
 
     def __init__(self, model: CallableModel, arena: Arena) -> None:
         super().__init__(model, arena)
@@ -48,15 +48,15 @@ class HeldRunner(InlineRunner):
         self.held.append(lambda: InlineRunner.submit(self, slot, size, json_size, done))
 
 
-class LaterRunner(InlineRunner):
-    """Answers when the request has been received and the loop goes on, as predictors do."""
+class DeferredRunner(InlineRunner):
+    """Answers in the next iteration of the loop, as predictors do."""
 
     def submit(self, slot: int, size: int, json_size: int | None, done: Done) -> None:
         asyncio.get_running_loop().call_soon(InlineRunner.submit, self, slot, size, json_size, done)
 
 
 class Served:
-    """A front that serves in a thread of its own."""
+    """An HTTP server in a thread of its own."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, front: HttpServer, port: int) -> None:
         self.loop = loop
@@ -66,7 +66,7 @@ class Served:
 
     @property
     def held(self) -> list[Callable[[], None]]:
-        """What lets the requests go that its HeldRunner holds."""
+        """The requests of its HeldRunner; each is released by a call."""
         assert isinstance(self.front.runner, HeldRunner)
         return self.front.runner.held
 
@@ -84,20 +84,20 @@ class Served:
         return socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
 
     def on_loop(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns, made where the front lives."""
+        """Call `call` in the server's event loop; return its result."""
 
         async def make_call() -> T:
             return call()
 
         return asyncio.run_coroutine_threadsafe(make_call(), self.loop).result(PATIENCE_S)
 
-    def look(self, times: int = 1) -> None:
-        """Look for clients that have stalled."""
+    def check_stalled(self, times: int = 1) -> None:
+        """Disconnect stalled clients."""
         for _ in range(times):
             self.on_loop(self.front.end_stalled)
 
     def unsent(self) -> int:
-        """Return how many bytes of answers the network has not taken yet."""
+        """Return the number of unsent bytes of answers."""
         return self.on_loop(
             lambda: sum(one._transport.get_write_buffer_size() for one in self.front.connections),
         )
@@ -119,7 +119,7 @@ def serving(
     tls: ssl.SSLContext | None = None,
     **options: Any,
 ) -> Iterator[Served]:
-    options.setdefault("check_s", 3600.0)  # tests look for the stalled themselves
+    options.setdefault("check_s", 3600.0)  # tests call `check_stalled` themselves
     model = CallableModel(ModelOptions(model=f"support.models:{name}"))
     port = options.pop("port", 0)
     arena = Arena.create(options.pop("limit", LIMIT), slots=options.pop("slots", 4))

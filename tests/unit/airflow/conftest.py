@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.airflow.fakes import FakeClient, MadeUpTask
+from support.airflow.fakes import FakeClient, FakeTaskInstance
 
 
 @pytest.fixture
@@ -49,5 +49,5 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> None:
 def context() -> dict[str, Any]:
     """What Airflow gives to `execute`."""
     given = {"id": "try-1", "dag_id": "nightly", "task_id": "distill", "run_id": "manual__1", "map_index": -1}
-    ti = MadeUpTask(**given, state="running", xcoms={})
+    ti = FakeTaskInstance(**given, state="running", xcoms={})
     return {"ti": ti, "run_id": ti.run_id, "params": {"low": 1, "high": 3}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.airflow.fakes import STUDENT, failed_status, job_status, saved, short_of_one, spec_of
+from support.airflow.fakes import STUDENT, degraded_pool, failed_status, job_status, saved, spec_of
 
 from edl_airflow.runtime.decisions import REMOVED_REASON, TaskState, decide, missing_teachers, result_warnings
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec, TrainingStatus
@@ -70,8 +70,8 @@ STARTS, WAITS, ENDS = "start_trainer", "wait", "stop_trainer"
         pytest.param(spec_of(deadline=10), RUNNING, 9, WAITS, id="the task has time left"),
         pytest.param(spec_of(deadline=10), RUNNING, 10, "timed_out", id="the task has none left"),
         pytest.param(spec_of(deadline=10), DONE, 10, "succeeded", id="it ended in the last moment"),
-        pytest.param(spec_of(at_least=1), pool(job=short_of_one("gone")), 0, WAITS, id="one alone is enough"),
-        pytest.param(WORK, pool("a", "else", job=short_of_one("gone")), 0, STARTS, id="another comes from elsewhere"),
+        pytest.param(spec_of(at_least=1), pool(job=degraded_pool("gone")), 0, WAITS, id="one alone is enough"),
+        pytest.param(WORK, pool("a", "else", job=degraded_pool("gone")), 0, STARTS, id="another comes from elsewhere"),
         pytest.param(PATIENT, RESTS, 10_000.0, WAITS, id="a suspended pool is waited for"),
         pytest.param(
             with_(PATIENT, deadline=9000.0), RESTS, 10_000.0, "timed_out", id="but not beyond the task's time"
@@ -117,7 +117,9 @@ def test_what_is_next(spec: TaskSpec, view: TaskState, now: float, decision: str
             "Redis does not answer",
             id="a silent Redis",
         ),
-        pytest.param(WORK, pool("a", job=short_of_one("exit 78")), 0, "failed", "exit 78", id="a teacher was given up"),
+        pytest.param(
+            WORK, pool("a", job=degraded_pool("exit 78")), 0, "failed", "exit 78", id="a teacher was given up"
+        ),
         pytest.param(WORK, TaskState(teachers=("a", "b")), 0, "failed", REMOVED_REASON, id="the pool has vanished"),
         pytest.param(WORK, TaskState(started=True), 0, "failed", REMOVED_REASON, id="the student has vanished"),
         pytest.param(
@@ -168,7 +170,7 @@ NO_TEACHER = failed_status("student", 1, "no teacher")
     ("view", "last_lines", "permanent", "transient"),
     [
         (pool(job=failed_status("digits", EX_CONFIG, "no such model")), ("no such model",), True, False),
-        (pool("a", job=short_of_one("instance 1 exited with 78")), ("another model",), True, False),
+        (pool("a", job=degraded_pool("instance 1 exited with 78")), ("another model",), True, False),
         (student(failed_status("student", 1, "boom")), ("boom",), False, False),
         (student(with_(EVICTED, most_disruptions=2)), (), False, True),
         (student(with_(EVICTED, most_disruptions=3)), (), False, False),
@@ -199,7 +201,7 @@ def test_what_has_failed_ends_the_work_at_once(
 
 def test_a_student_that_fails_for_want_of_teachers_tells_what_its_pool_says() -> None:
     """It knows only that there are none; a pool that goes on may be better the next time."""
-    outcome = decide(WORK, with_(student(NO_TEACHER), pool=short_of_one("exited with 78")), 0)
+    outcome = decide(WORK, with_(student(NO_TEACHER), pool=degraded_pool("exited with 78")), 0)
     assert isinstance(outcome, TaskOutcome)
     assert outcome.reason == "instance 0 ended with 1; its pool 'digits': exited with 78"
     assert (outcome.last_lines[0], outcome.last_lines[-1]) == ("no teacher", "another model")

@@ -20,7 +20,7 @@ from airflow.sdk.definitions._internal.mixins import ResolveMixin
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 from support.airflow.fakes import FakeClient, deferred_by, event_of, job_status, rendered
-from support.airflow.templates import STUDENT, SURROUNDINGS, TEACHER, distill
+from support.airflow.templates import CONNECTION, STUDENT, TEACHER, distill
 
 from edl_airflow.failures import TaskKilledError
 from edl_airflow.identity import job_name, pool_name, try_token
@@ -55,7 +55,7 @@ def test_the_first_half_starts_the_pool_and_defers(context: Any, site: FakeClien
     operator = rendered(distill(), context)
     deferred = deferred_by(operator, context)
     pool = pool_name(context["ti"])
-    assert site.backend.deeds == [("submit", pool)]
+    assert site.backend.calls == [("submit", pool)]
     assert deferred.timeout is None
     sent = json.dumps(deferred.trigger.serialize())
     assert "secret" not in sent
@@ -85,7 +85,7 @@ def test_a_task_killed_before_it_began_starts_nothing(
     monkeypatch.setattr("edl_airflow.operators.base.push_links", lambda *_: operator.on_kill())
     with pytest.raises(TaskKilledError):
         operator.execute(context)
-    assert site.backend.deeds == []
+    assert site.backend.calls == []
 
 
 def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: FakeClient) -> None:
@@ -154,7 +154,7 @@ def test_a_job_that_a_person_stops_before_a_triggerer_has_seen_it_is_not_started
 
     with pytest.raises(AirflowFailException, match="stopped it while it was running, as by `edl stop`"):
         train().execute_complete(context, asyncio.run(event()).payload)
-    assert [deed for deed, _ in site.backend.deeds] == ["submit", "delete"]
+    assert [deed for deed, _ in site.backend.calls] == ["submit", "delete"]
 
 
 start = partial(EdlTeacherPoolOperator, task_id="start", teacher_pool="digits", teacher=TEACHER, teachers="2:3")
@@ -206,7 +206,7 @@ def test_a_kill_between_the_question_and_the_deferral_is_heeded(context: Any, si
 def test_a_retry_with_another_teacher_does_not_adopt_the_student(context: Any) -> None:
     """What the old teacher has taught is not what the task shall return: it is another job, by its digest."""
     digests = {
-        rendered(distill(teacher=TeacherSpec(model=model)), context).plan(context, SURROUNDINGS).trainer_job.digest
+        rendered(distill(teacher=TeacherSpec(model=model)), context).plan(context, CONNECTION).trainer_job.digest
         for model in ("models:add", "models:double")
     }
     assert len(digests) == 2
@@ -215,7 +215,7 @@ def test_a_retry_with_another_teacher_does_not_adopt_the_student(context: Any) -
 def test_students_may_be_elastic_trainers(context: Any) -> None:
     """Agents run each, which knows the pool and where its checkpoints are."""
     operator = rendered(distill(students="1:2", checkpoint="/ck", teacher_pool="digits"), context)
-    job = operator.plan(context, SURROUNDINGS).trainer_job
+    job = operator.plan(context, CONNECTION).trainer_job
     settings = RuntimeSettings.from_env(job.env)
     assert (job.elastic, job.bounds, job.command[4:7]) == (True, Bounds(1, 2), ("agent", "--instances", "1:2"))
     assert (settings.pool, settings.checkpoint_spec()) == ("digits", Checkpoint(url="/ck"))
@@ -225,7 +225,7 @@ def test_all_jobs_of_a_task_have_its_priority_and_weight(context: Any) -> None:
     """The pool and the training of a task have the same; the defaults are 0 and 1."""
     sharing: dict[str, Any] = {"priority": 4, "weight": 0.5}
     made = [distill(students="1:2", **sharing), start(**sharing), train(**sharing), train()]
-    specs = [rendered(operator, context).plan(context, SURROUNDINGS) for operator in made]
+    specs = [rendered(operator, context).plan(context, CONNECTION) for operator in made]
     jobs = [job for spec in specs for job in (spec.pool_job, spec.trainer_job) if job]
     assert [(job.kind, job.priority, job.weight) for job in jobs] == [
         *(("pool", 4, 0.5), ("trainer", 4, 0.5), ("pool", 4, 0.5), ("trainer", 4, 0.5)),
@@ -241,7 +241,7 @@ def test_templates_inside_specs_are_rendered(context: Any) -> None:
     operator = rendered(distill(teachers="{{ params.low }}:{{ params.high }}"), context)
     assert operator.teacher == TeacherSpec(model="/models/3", outputs=("logits",))
     assert operator.student == TrainerSpec(command=("python", "s.py", "manual__1"), env={"LOW": "1"})
-    assert operator.plan(context, SURROUNDINGS).pool_job.bounds == Bounds(1, 3)
+    assert operator.plan(context, CONNECTION).pool_job.bounds == Bounds(1, 3)
     with DAG("d", schedule=None) as dag:
         distill()
     (plain,) = DagSerialization.to_dict(dag)["dag"]["tasks"]
@@ -265,7 +265,7 @@ def test_what_a_template_makes_is_checked_before_anything_starts(
     """Bad params fail the task at once and leave nothing."""
     with pytest.raises(AirflowFailException, match=expected):
         rendered(operator(**mistake), context).execute(context)
-    assert site.backend.deeds == []
+    assert site.backend.calls == []
 
 
 def test_templates_make_text_where_the_dag_makes_objects(context: Any) -> None:
@@ -275,7 +275,7 @@ def test_templates_make_text_where_the_dag_makes_objects(context: Any) -> None:
         operator = rendered(distill(student=student, teacher_pool="{{ 20260101 }}", teachers="{{ 2 }}"), context)
         sensor = rendered(EdlTeacherPoolSensor(task_id="wait", teacher_pool="{{ 5 }}"), context)
     assert operator.student == TrainerSpec(command=("python", "s.py", "--epochs", "3"), env={"N": "2"})
-    assert (operator.plan(context, SURROUNDINGS).pool, sensor.teacher_pool) == ("20260101", "5")
+    assert (operator.plan(context, CONNECTION).pool, sensor.teacher_pool) == ("20260101", "5")
 
 
 SPECS = [
@@ -311,7 +311,7 @@ def test_specs_come_from_upstream_tasks_as_they_are_or_as_dicts(
         each, each.template_fields, context, each.get_template_env(), {id(trainer), id(checkpoint)}
     )
     for operator in (rendered(one, context), each):
-        job = operator.plan(context, SURROUNDINGS).trainer_job
+        job = operator.plan(context, CONNECTION).trainer_job
         assert job.command[-1] == "{{ run_id }}"
         assert job.bounds == Bounds(2, 4)
     assert job.env["EDL_CHECKPOINT_KEEP_LAST"] == "2"
@@ -321,7 +321,7 @@ def test_a_dict_with_templates_is_a_spec(context: Any) -> None:
     """Its text stands for numbers, too."""
     teacher = {"model": "/models/{{ params.high }}", "max_batch": "{{ params.high }}", "gpu_ids": ["{{ 0 }}"]}
     operator = rendered(distill(teacher=teacher, students={"min": 1, "max": 2}), context)
-    command = operator.plan(context, SURROUNDINGS).pool_job.command
+    command = operator.plan(context, CONNECTION).pool_job.command
     assert command[command.index("--model") + 1] == "/models/3"
     assert command[command.index("--max-batch") + 1] == "3"
 
@@ -331,7 +331,7 @@ def test_a_path_is_a_place_for_checkpoints(context: Any) -> None:
     for given in (Path("/c/{{ run_id }}"), upstream(Path("/c/manual__1"))):
         with DAG("nightly", schedule=None):
             operator = train(checkpoint=given)
-        job = rendered(operator, context).plan(context, SURROUNDINGS).trainer_job
+        job = rendered(operator, context).plan(context, CONNECTION).trainer_job
         assert job.env["EDL_CHECKPOINT"] == "/c/manual__1"
 
 
@@ -361,7 +361,7 @@ def test_what_is_no_spec_fails_where_it_is_known_first(
         operator = EdlTrainOperator(task_id="train", **{name: upstream(value) for name, value in given.items()})
     with pytest.raises(AirflowFailException, match=re.escape(expected)):
         rendered(operator, context).execute(context)
-    assert site.backend.deeds == []
+    assert site.backend.calls == []
 
 
 def upstream(value: Any) -> Any:

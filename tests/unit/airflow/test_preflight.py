@@ -159,7 +159,7 @@ def test_nothing_is_started_for_what_is_not_there(
     given = {"teacher": TeacherSpec(model="answers:double"), "student": TrainerSpec(command=["python", "-c", "pass"])}
     with pytest.raises(AirflowFailException, match=re.escape(expected)) as caught:
         rendered(distill(**{**given, **changes}), context).execute(context)
-    assert site.backend.deeds == []
+    assert site.backend.calls == []
     assert caught.value.__cause__ is None
 
 

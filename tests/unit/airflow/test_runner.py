@@ -59,7 +59,7 @@ async def test_a_running_student_is_adopted_without_redis(site: FakeClient) -> N
     spec = await runner.start(spec_of(), site)
     assert spec == spec_of(started=True)
     assert site.backend.jobs["student"].token == "try-1"
-    assert ("delete", "student") not in site.backend.deeds
+    assert ("delete", "student") not in site.backend.calls
     del site.backend.jobs["student"]
     outcome = await asyncio.wait_for(runner.run(spec, site, lambda _: None), timeout=60)
     assert (outcome.ended, outcome.reason, outcome.permanent) == ("failed", REMOVED_REASON, True)
@@ -75,7 +75,7 @@ async def test_a_training_that_a_person_has_stopped_is_not_started_again_by_who_
     site.away = True
     outcome = await asyncio.wait_for(runner.run(spec, site, lambda _: None), timeout=60)
     assert (outcome.ended, outcome.reason, outcome.permanent) == ("failed", REMOVED_REASON, True)
-    assert site.backend.deeds == [("submit", "student"), ("delete", "student")]
+    assert site.backend.calls == [("submit", "student"), ("delete", "student")]
 
 
 async def test_a_triggerer_that_restarts_does_not_start_again_what_a_person_has_stopped(site: FakeClient) -> None:
@@ -94,7 +94,7 @@ async def test_a_triggerer_that_restarts_does_not_start_again_what_a_person_has_
     await site.backend.delete("student")
     outcome = await asyncio.wait_for(runner.run(spec, site, lambda _: None), timeout=60)
     assert (outcome.ended, outcome.reason, outcome.permanent) == ("failed", REMOVED_REASON, True)
-    assert site.backend.deeds == [("submit", "digits"), ("submit", "student"), ("delete", "student")]
+    assert site.backend.calls == [("submit", "digits"), ("submit", "student"), ("delete", "student")]
     with pytest.raises(InterruptedError):
         await runner.run(await runner.start(spec_of(token="try-2"), site), site, lambda _: None)
     assert site.backend.jobs["student"].token == "try-2"
@@ -137,7 +137,7 @@ async def test_an_earlier_student_of_no_use_goes_first(site: FakeClient, changes
     """Another spec, or a failure of this one: it is gone before its pool is touched."""
     site.backend.jobs = {"student": job_status("student", "try-0", **changes)}
     assert isinstance(await runner.start(spec_of(), site), TaskSpec)
-    assert site.backend.deeds == [("delete", "student"), ("submit", "digits")]
+    assert site.backend.calls == [("delete", "student"), ("submit", "digits")]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ async def test_a_training_is_asked_to_end_until_its_grace_is_over(
     assert reasons == ["its time to train is over"] * asked
     assert len([line for line in logged if "asked to end" in line]) == 1
     assert outcome.ended == ended
-    assert site.backend.deeds == ([] if ended == "succeeded" else [("delete", "student")])
+    assert site.backend.calls == ([] if ended == "succeeded" else [("delete", "student")])
     if ended == "succeeded":
         assert outcome.checkpoint == saved(7)
         assert outcome.training

@@ -294,7 +294,7 @@ def test_the_runs_window_says_how_many(
     """Log and result say why, also after it was deferred; a share is one of all nodes."""
     site.backend.jobs = {"student": STUDENT}
     deferred = deferred_by(rendered(resize(), {**context, **NIGHT_RUN}), {**context, **NIGHT_RUN})
-    assert site.backend.deeds == [("resize to 2", "student")]
+    assert site.backend.calls == [("resize to 2", "student")]
     why = f"{HALF} 2"
     assert f"Requested 2 instances of 'student': {why}" in capsys.readouterr().out
     event = event_of(
@@ -319,7 +319,7 @@ def test_a_window_can_be_named(context: Any, site: FakeClient) -> None:
     operator = rendered(resize(**given), {**context, **NIGHT_RUN})
     reason = "window 'day' has 0 for it, and its minimum is 2: it waits until there is more"
     assert operator.execute({**context, **NIGHT_RUN}) == {"pool": "digits", "teachers": [], "reason": reason}
-    assert site.backend.deeds == [("resize to 0", "digits")]
+    assert site.backend.calls == [("resize to 0", "digits")]
 
 
 def test_windows_in_a_variable_are_read_when_the_task_runs(
@@ -331,7 +331,7 @@ def test_windows_in_a_variable_are_read_when_the_task_runs(
     for name, expected in (("none", "Variable 'none', name"), ("traffic", "window: got 'night', allowed is one of")):
         with pytest.raises(AirflowFailException, match=expected):
             resize(windows=f"variable:{name}", window="night").execute(context)
-    assert site.backend.deeds == []
+    assert site.backend.calls == []
     assert resize(windows="variable:traffic").execute(context)["instances"] == 3
 
 
@@ -342,7 +342,7 @@ def test_what_has_ended_is_not_resized(context: Any, site: FakeClient) -> None:
         resize().execute(context)
     with pytest.raises(UnknownJobError):
         resize(job="stodent").execute(context)
-    assert site.backend.deeds == []
+    assert site.backend.calls == []
 
 
 SHARES = load_windows(

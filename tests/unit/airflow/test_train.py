@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException
 from support.airflow.fakes import FakeClient, deferred_by, event_of, rendered, saved
-from support.airflow.templates import SURROUNDINGS
+from support.airflow.templates import CONNECTION
 from support.paths import EXAMPLES
 
 from edl_airflow.deadlines import deadline_of
@@ -38,7 +38,7 @@ def _train(**changes: Any) -> EdlTrainOperator:
 
 
 def _plan(context: Any, **changes: Any) -> TaskSpec:
-    return rendered(_train(**changes), context).plan(context, SURROUNDINGS)
+    return rendered(_train(**changes), context).plan(context, CONNECTION)
 
 
 def test_the_job_is_agents_that_run_the_script(context: Any) -> None:
@@ -103,13 +103,13 @@ def test_a_scheduled_run_that_comes_too_late_is_skipped(
     if late:
         with pytest.raises(AirflowSkipException, match="the time to train was over before the run began"):
             rendered(_train(ends_by="07:00"), context).execute(context)
-        assert site.backend.deeds == []
+        assert site.backend.calls == []
 
 
 def test_the_first_half_starts_the_training_and_defers(context: Any, site: FakeClient) -> None:
     """It needs no pool; the link to the log is there."""
     deferred_by(rendered(_train(job="digits"), context), context)
-    assert site.backend.deeds == [("submit", "digits")]
+    assert site.backend.calls == [("submit", "digits")]
     assert context["ti"].xcoms == {
         "_link_TrainersLink": "/edl/jobs/edl_default/digits",
         "_link_TrainerLogLink": "/edl/jobs/edl_default/digits/log",
@@ -261,7 +261,7 @@ def of_manifest(operator: EdlTrainOperator, context: Any) -> JobSpec:
     dag = DAG("nightly", schedule=None)
     dag.add_task(operator)
     dag.fileloc = "/dags/nightly.py"
-    job = rendered(operator, context).plan(context, SURROUNDINGS).trainer_job
+    job = rendered(operator, context).plan(context, CONNECTION).trainer_job
     assert job
     return job
 

@@ -267,7 +267,7 @@ async def test_what_can_not_be_read_of_a_stream_is_passed_by(site: FakeClient, m
         await site.followed.wait()
         site.saved += [None, saved(3)]
         assert [event["step"] for event in await watched.fired(1)] == [3]
-    assert list(states.kept.values()) == ["2"]
+    assert list(states.values.values()) == ["2"]
 
 
 async def test_each_look_goes_on_where_the_last_one_was(site: FakeClient) -> None:
@@ -330,7 +330,7 @@ def test_a_job_is_resized_until_so_many_train_together(context: Any, site: FakeC
     """Neither more nor fewer; the link leads to the job's log."""
     site.backend.jobs, site.trainings = {"student": JOB}, {"student": TrainingStatus(members=(0, 1, 2))}
     deferred = deferred_by(_grow(), context)
-    assert ("resize to 2", "student") in site.backend.deeds
+    assert ("resize to 2", "student") in site.backend.calls
     assert context["ti"].xcoms == {"_link_ResizedLink": "/edl/jobs/edl_default/student"}
     site.trainings["student"] = TWO
     assert _grow().execute(context) == {"job": "student", "instances": 2}
@@ -377,7 +377,7 @@ def test_a_silent_redis_is_waited_for(context: Any, site: FakeClient) -> None:
     """By all in the triggerer; a new size is recorded at once."""
     site.backend.jobs, site.away = {"digits": job_status("digits", kind="pool")}, True
     deferred_by(_grow(teacher_pool="digits", job=None), context)
-    assert ("resize to 2", "digits") in site.backend.deeds
+    assert ("resize to 2", "digits") in site.backend.calls
     deferred_by(EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", deferrable=True), context)
     deferred_by(EdlJobSensor(task_id="wait", job="student", deferrable=True), context)
     deferred_by(EdlCheckpointSensor(task_id="wait", stream="nightly/train", deferrable=True), context)
@@ -439,8 +439,8 @@ async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: FakeC
     events: Any = EdlConditionTrigger(msgspec.to_builtins(POOL)).run()
     waiting = asyncio.ensure_future(anext(events))
     for jobs in ({}, {"digits": job_status("digits", kind="pool")}):
-        site.backend.jobs, site.away, seen = jobs, not jobs, site.backend.looks
-        while site.backend.looks < seen + 2:  # noqa: ASYNC110 (the made-up backend has no events)
+        site.backend.jobs, site.away, seen = jobs, not jobs, site.backend.gets
+        while site.backend.gets < seen + 2:  # noqa: ASYNC110 (the fake backend has no events)
             await asyncio.sleep(0.01)
         assert not waiting.done()
     site.backend.jobs = {}

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 from structlog.testing import capture_logs
-from support.registry.followers import failure_of, student, until_logged
+from support.registry.followers import failure_of, student, wait_for_log
 
 from edl_runtime.discovery import client
 from edl_runtime.discovery.assignments import Assignment
@@ -67,11 +67,11 @@ async def test_a_student_reconnects_to_a_silent_endpoint(
     endpoint.told = [("a:1",)]
     with capture_logs() as logs:
         async with student(RuntimeSettings(discovery_url=endpoint.url)) as one:
-            await until_logged(logs, "discovery.unavailable")
+            await wait_for_log(logs, "discovery.unavailable")
             endpoint.told = [("a:1",), ("a:1", "b:1")]
-            await until_logged(logs, "discovery.recovered")
-            await one.until(lambda teachers: teachers == ("a:1", "b:1"))
-    assert all(teachers for _, teachers in one.told)
+            await wait_for_log(logs, "discovery.recovered")
+            await one.wait_for(lambda teachers: teachers == ("a:1", "b:1"))
+    assert all(teachers for _, teachers in one.updates)
     away = [log for log in logs if log["event"] == "discovery.unavailable"]
     assert away[0]["cause"] == "no answer in time"
 
@@ -84,15 +84,15 @@ async def test_an_empty_list_after_a_reconnect_counts_after_a_while(
     endpoint.told = [("a:1",)]
     with capture_logs() as logs:
         async with student(RuntimeSettings(discovery_url=endpoint.url)) as one:
-            await one.until(lambda teachers: teachers == ("a:1",))
+            await one.wait_for(lambda teachers: teachers == ("a:1",))
             endpoint.told = [(), ("b:1",)]
             endpoint.drop()
-            await one.until(lambda teachers: teachers == ("b:1",))
-            assert [teachers for _, teachers in one.told] == [("a:1",), ("b:1",)]
+            await one.wait_for(lambda teachers: teachers == ("b:1",))
+            assert [teachers for _, teachers in one.updates] == [("a:1",), ("b:1",)]
             monkeypatch.setattr(client, "SETTLE_S", -1.0)
             endpoint.told = [()]
             endpoint.drop()
-            await one.until(lambda teachers: teachers == ())
+            await one.wait_for(lambda teachers: teachers == ())
     about = [log for log in logs if log["event"].startswith("discovery.")]
     assert [log["event"] for log in about] == ["discovery.unavailable", "discovery.recovered"] * 2
     assert about[0]["cause"] == "it ended the stream"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.checkpoints.snapshots import flip
-from support.elastic.local_run import SAMPLES, QuietLink, arrays_of, begin, model_and_optimizer, paddle, train
+from support.elastic.local_run import SAMPLES, RecordingClient, arrays_of, begin, model_and_optimizer, paddle, train
 
 from edl_runtime import elastic
 from edl_runtime.checkpoint.errors import CheckpointStoreError, NoWholeCheckpointError
@@ -48,10 +48,10 @@ def test_two_trainings_in_one_folder_are_reported(tmp_path: Path) -> None:
     other, _ = second.wrap(*model_and_optimizer())
     train(second, other, second.data(SAMPLES, **BATCHES))
     train(first, model, data)
-    (note,) = [word.text for word in link.said if isinstance(word, Note)]
+    (note,) = [word.text for word in link.sent if isinstance(word, Note)]
     assert "another training writes there" in note
-    assert not [word for word in others.said if isinstance(word, Note)]
-    last = [word for word in link.said if isinstance(word, CheckpointSaved)][-1]
+    assert not [word for word in others.sent if isinstance(word, Note)]
+    last = [word for word in link.sent if isinstance(word, CheckpointSaved)][-1]
     assert (last.step, Path(last.url).is_dir()) == (6, True)
 
 
@@ -68,7 +68,7 @@ def test_a_training_reports_a_later_step_of_an_earlier_generation(tmp_path: Path
     train(first, model, data)
     third, link = begin(tmp_path)
     third.wrap(*model_and_optimizer())
-    (note,) = [word.text for word in link.said if isinstance(word, Note)]
+    (note,) = [word.text for word in link.sent if isinstance(word, Note)]
     assert f"training continues from step {third.step_number} though {tmp_path}/" in note
     assert "is of step 6: it is of an earlier generation" in note
 
@@ -121,7 +121,7 @@ def test_a_later_run_continues_with_the_same_result(tmp_path: Path) -> None:
 
     run, link = begin(tmp_path)
     model, _ = run.wrap(*model_and_optimizer(rate=schedule()))
-    link.said.clear()
+    link.sent.clear()
     seen = []
     batches = iter(run.data(SAMPLES, **BATCHES))
     for is_last in (False, True):
@@ -139,15 +139,15 @@ def test_a_later_run_continues_with_the_same_result(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ending:
         next(batches)
     assert ending.value.code == 0
-    saved = next(word for word in link.said if isinstance(word, CheckpointSaved))
+    saved = next(word for word in link.sent if isinstance(word, CheckpointSaved))
     assert saved.step == 2
     assert saved.metrics.keys() - {"loss"} == {"accuracy"}
     assert saved.metrics["accuracy"] == 0.5
-    assert link.said[-1] == WorkerFinished(step=2, why="left")
+    assert link.sent[-1] == WorkerFinished(step=2, why="left")
 
     run, link = begin(tmp_path, result=tmp_path / "result.json")
     model, optimizer = run.wrap(*model_and_optimizer(order=-1, rate=schedule()))
-    assert link.said[-1] == GenerationEntered(generation=2, step=2, source="checkpoint", live=True)
+    assert link.sent[-1] == GenerationEntered(generation=2, step=2, source="checkpoint", live=True)
     assert paddle.get_rng_state()[0].__getstate__() == drawn
     assert optimizer.get_lr() == pytest.approx(0.1 * 0.8**2)
     seen += train(run, model, run.data(SAMPLES, **BATCHES))
@@ -168,7 +168,7 @@ def test_a_later_run_reports_that_all_epochs_are_trained(tmp_path: Path) -> None
         data = run.data(SAMPLES, **BATCHES)
         seen = [batch for _, batches in data.epochs() for batch in batches] if by_epochs else train(run, model, data)
         assert bool(seen) is (number == 0)
-        notes = [word.text.partition(";")[0] for word in link.said if isinstance(word, Note)]
+        notes = [word.text.partition(";")[0] for word in link.sent if isinstance(word, Note)]
         assert notes == ["all 2 epochs are trained already"][:number]
 
 
@@ -193,7 +193,7 @@ def test_checkpoints_are_written_when_they_are_due(tmp_path: Path) -> None:
     run, link = begin(tmp_path, every_steps=2)
     model, _ = run.wrap(*model_and_optimizer())
     train(run, model, run.data(SAMPLES, **BATCHES), after=run._checkpoints._writer.wait)
-    assert [word.step for word in link.said if isinstance(word, CheckpointSaved)] == [2, 4, 6]
+    assert [word.step for word in link.sent if isinstance(word, CheckpointSaved)] == [2, 4, 6]
 
 
 def away(place: Path) -> None:
@@ -219,20 +219,20 @@ def test_the_last_weights_wait_for_a_store_that_is_away(
     data, moves = run.data(SAMPLES, **BATCHES), []
 
     def moved() -> None:
-        moves.append(len(link.said))
+        moves.append(len(link.sent))
         if len(moves) == 3:
             back(place)
 
     train(run, model, data, steps=5)
     away(place)
-    link.said.clear()
+    link.sent.clear()
     monkeypatch.setattr(link, "note_progress", moved)
     if why == "left":
         link.stop()
     with pytest.raises(SystemExit) if why == "left" else nullcontext():
         train(run, model, data)
     unsaved, saved, finished = (
-        word for word in link.said if isinstance(word, CheckpointDelayed | CheckpointSaved | WorkerFinished | Note)
+        word for word in link.sent if isinstance(word, CheckpointDelayed | CheckpointSaved | WorkerFinished | Note)
     )
     assert isinstance(unsaved, CheckpointDelayed)
     assert (unsaved.step, unsaved.for_s) == (6, 600.0 if why == "done" else 5.0)
@@ -253,7 +253,7 @@ def test_a_store_that_stays_away_is_given_up(tmp_path: Path, monkeypatch: pytest
     away(tmp_path / "place")
     with pytest.raises(CheckpointStoreError):
         train(run, model, data)
-    assert not [word for word in link.said if isinstance(word, CheckpointDelayed | Note | WorkerFinished)]
+    assert not [word for word in link.sent if isinstance(word, CheckpointDelayed | Note | WorkerFinished)]
 
 
 def test_who_takes_over_counts_on_from_the_last_checkpoint(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_who_takes_over_counts_on_from_the_last_checkpoint(tmp_path: Path) -> No
     saver.begin(5, unsaved_s=1800)
     assert not saver.due(6)
     assert 1800 <= saver.unsaved_s() < 3600
-    other = CheckpointManager(Checkpoint(url=str(tmp_path), every_s=3600), QuietLink())
+    other = CheckpointManager(Checkpoint(url=str(tmp_path), every_s=3600), RecordingClient())
     other.begin(5, unsaved_s=3600)
     other.begin(5, unsaved_s=0)
     assert other.due(6)
@@ -277,8 +277,8 @@ def test_a_script_may_finish_early(tmp_path: Path) -> None:
     train(run, model, batches, steps=2)
     for _ in range(2):
         run.finish()
-    assert link.said[-1] == WorkerFinished(step=2, why="done")
-    assert [word.step for word in link.said if isinstance(word, CheckpointSaved)] == [2]
+    assert link.sent[-1] == WorkerFinished(step=2, why="done")
+    assert [word.step for word in link.sent if isinstance(word, CheckpointSaved)] == [2]
     run.metrics(accuracy=0.9)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["metrics"]["accuracy"] == 0.9
@@ -290,7 +290,7 @@ def test_an_early_end_is_one_for_the_whole_run_of_the_job(tmp_path: Path) -> Non
     """Whoever begins from its last checkpoint has nothing to train, until the job is run again."""
 
     def batches_in(word: str) -> tuple[Run, Any]:
-        link = QuietLink()
+        link = RecordingClient()
         settings = RuntimeSettings(run=word)
         run = Run(link, CheckpointManager(Checkpoint(url=str(tmp_path)), link), settings)
         run.wrap(*model_and_optimizer())
@@ -350,7 +350,7 @@ def test_the_learning_rate_follows_the_number_of_instances() -> None:
     train(run, model, run.data(SAMPLES, **BATCHES), steps=1)
     assert run.learning_rate == 0.05
     assert optimizer.get_lr() == 0.1
-    assert [word.text for word in link.said if isinstance(word, Note)] == [
+    assert [word.text for word in link.sent if isinstance(word, Note)] == [
         "generation 1, 1 instances: from step 0 on the learning rate goes from 1 to 0.5 times the script's"
     ]
 
@@ -434,7 +434,7 @@ def test_a_training_reports_that_it_skips_a_damaged_checkpoint(tmp_path: Path) -
     run, link = begin(tmp_path)
     model, _ = run.wrap(*model_and_optimizer())
     train(run, model, run.data(SAMPLES, **BATCHES))
-    (note,) = [word.text for word in link.said if isinstance(word, Note)]
+    (note,) = [word.text for word in link.sent if isinstance(word, Note)]
     assert note.startswith(
         f"training goes back to step 4: checkpoint {newest} is damaged: {MANIFEST}: check sum differs"
     )
@@ -510,7 +510,7 @@ def test_the_reported_loss_is_that_of_the_step(tmp_path: Path) -> None:
             run.metrics(loss=1234.5)
             run.step(loss=loss if gives else None)
             own = run.mean_loss
-        last = [word for word in link.said if isinstance(word, CheckpointSaved)][-1]
+        last = [word for word in link.sent if isinstance(word, CheckpointSaved)][-1]
         assert last.metrics == {"loss": own if gives else 1234.5}
 
 

@@ -76,7 +76,7 @@ def read_request(chance: random.Random) -> None:
         in_memory = chance.random() < 0.3
         tree, payload = messages.request_tree(chance, arrays, shared=in_memory)
         if chance.random() < 0.1:
-            payload = bytes(min(messages.lie(chance, tree["inputs"]), 1000))
+            payload = bytes(min(messages.falsify_sizes(chance, tree["inputs"]), 1000))
         header = messages.damaged_json(chance, tree)
         size = None if in_memory else chance.choice((*[len(header)] * 8, None, 0, -1, len(header) - 1, 10**18))
     sent = header + payload if intact else messages.damaged_bytes(chance, header + payload)
@@ -116,7 +116,7 @@ def read_answer(chance: random.Random) -> None:
     if intact := chance.random() < 0.1:
         sent = msgspec.json.encode(tree)
     elif chance.random() < 0.2:
-        size = min(messages.lie(chance, outputs), ANSWER_LIMIT)
+        size = min(messages.falsify_sizes(chance, outputs), ANSWER_LIMIT)
         sent = msgspec.json.encode(tree, enc_hook=str)
     else:
         size = chance.choice((*[size] * 3, 0, size + 8, 1 << 30))
@@ -191,7 +191,7 @@ def hear_a_teacher(chance: random.Random) -> None:
         if intact:
             answer = messages.http_answer(msgspec.json.encode(tree), payload)
         else:
-            told = messages.lie(chance, outputs) if chance.random() < 0.1 else len(payload)
+            told = messages.falsify_sizes(chance, outputs) if chance.random() < 0.1 else len(payload)
             status = chance.choice((200, 200, 200, 200, 400, 503))
             answer = messages.http_answer(messages.damaged_json(chance, tree), payload, status, told)
             answer = messages.damaged_bytes(chance, messages.damaged_head(chance, answer))

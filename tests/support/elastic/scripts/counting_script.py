@@ -1,4 +1,4 @@
-"""A training script whose model is a count: how many steps each sample has had a part in."""
+"""A training script whose model counts the steps of each sample."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def batches(run: elastic.Run, samples: int, feed: str) -> Any:
 
 
 def main(out: Path, samples: int, feed: str) -> None:
-    """Train, slowly until the test is through with its faults; tell of each step when it is done."""
+    """Train, slowly while there is a file `slowly`; log each step."""
     run = elastic.init()
     model = Counts(samples)
     # without memory Adam steps by 1 wherever there is a gradient, however large it is
     optimizer = paddle.optimizer.Adam(1.0, beta1=0.0, beta2=0.0, epsilon=1e-12, parameters=model.parameters())
     run.wrap(model, optimizer)
-    with (out / f"stepped-{os.getpid()}.jsonl").open("a", buffering=1) as told:
+    with (out / f"stepped-{os.getpid()}.jsonl").open("a", buffering=1) as log:
         for (numbers,) in batches(run, samples, feed):
             loss = model(numbers)
             loss.backward()
@@ -58,7 +58,7 @@ def main(out: Path, samples: int, feed: str) -> None:
                 (out / "slowly").stat()
                 time.sleep(0.1)
             run.step(loss=loss)
-            told.write(json.dumps({"step": run.step_number, "at": time.time()}) + "\n")
+            log.write(json.dumps({"step": run.step_number, "at": time.time()}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A training script as people write them, told by its environment what to train; it writes down what it stepped on."""
+"""A training script with options in its environment; it logs the samples of its steps."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ OPTIONS: dict[str, Any] = {
     "epochs": 2,
     "micro_batch": None,
     "num_workers": 0,
-    "step_s": 0.0,  # time that each batch takes, until there is a file "quickly"
-    "gates": [],  # steps that are not done before the test opens them
+    "step_s": 0.0,  # time of each batch, until there is a file "quickly"
+    "gates": [],  # steps that wait for the test
     "hidden": 8,
     "leave_at": {},  # rank: step
     "finish_at": math.inf,  # step
     "shards": 0,  # of 20 samples each, in place of a dataset
     "shard_batch": 8,
-    "reader": False,  # whether teachers answer the label
-    "save_s": 0.0,  # time that a checkpoint takes
-    "piece_s": 0.0,  # time that each piece of the state takes to be read, given or taken, and each answer of the store
-    "stuck_after": None,  # so many own steps it does not come back from the next, unless another has done so before
+    "reader": False,  # whether teachers answer
+    "save_s": 0.0,  # time of a checkpoint
+    "piece_s": 0.0,  # time of each chunk of a state transfer and of each answer of the store
+    "stuck_after": None,  # own steps after which the first trainer hangs
     **json.loads(os.environ.get("SCRIPT_OPTIONS", "{}")),
 }
 
 
 class Samples(paddle.io.Dataset):  # type: ignore[misc]
-    """Numbered samples, so that a script can tell which it was given."""
+    """Numbered samples."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def build() -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def teaching(data: Any) -> Iterator[Any]:
-    """Yield the batches; with teachers, each comes with what they answer to it."""
+    """Yield the batches, through a reader if there are teachers."""
     if not OPTIONS["reader"]:
         yield data
         return
@@ -140,7 +140,7 @@ def save_slowly() -> None:
 
 
 def move_slowly() -> None:
-    """Have the state in small pieces, and take a while for each."""
+    """Transfer the state in small chunks, with a delay after each."""
     from edl_runtime.checkpoint import file_format
     from edl_runtime.elastic.comm import process_group
     from edl_runtime.elastic.comm.agent_protocol import SocketAgentClient
@@ -157,14 +157,14 @@ def move_slowly() -> None:
 
 
 def slow_down() -> None:
-    """Take the time that the options say."""
+    """Add the delays of the options."""
     for option, slowly in {"save_s": save_slowly, "piece_s": move_slowly}.items():
         if OPTIONS[option]:
             slowly()
 
 
 def get_stuck(out: Path) -> None:
-    """Never come back; but only once."""
+    """Hang, but only in the first trainer."""
     with contextlib.suppress(FileExistsError):
         (out / "stuck").touch(exist_ok=False)
         while True:
@@ -172,19 +172,19 @@ def get_stuck(out: Path) -> None:
 
 
 def pass_gate(out: Path, step: int) -> None:
-    """Wait until the test lets a step be done, if it is one that has to be opened."""
+    """Wait until the test opens the step, if it is one of the gates."""
     while step in OPTIONS["gates"] and not (out / f"gate-{step}").exists():
         time.sleep(0.01)
 
 
 def main(out: Path) -> None:
-    """Train, and leave the weights in `out`."""
+    """Train, and save the weights in `out`."""
     slow_down()
     run = elastic.init()
     model, _ = run.wrap(*build())
     data = sharded(run) if OPTIONS["shards"] else indexed(run)
     pending: list[int] = []
-    with (out / f"stepped-{os.getpid()}.jsonl").open("a", buffering=1) as told, teaching(data) as batches:
+    with (out / f"stepped-{os.getpid()}.jsonl").open("a", buffering=1) as log, teaching(data) as batches:
         for own_step, (inputs, labels, numbers) in enumerate(batches):
             loss = ((model(inputs) - labels) ** 2).mean()
             loss.backward()
@@ -201,7 +201,7 @@ def main(out: Path) -> None:
             finally:
                 if run.step_number > before:
                     line = {"step": before + 1, **where, "samples": pending, "loss": run.mean_loss, "at": time.time()}
-                    told.write(json.dumps(line) + "\n")
+                    log.write(json.dumps(line) + "\n")
                 if run.step_number > before or run.generation > generation:
                     pending = []
             if run.step_number >= OPTIONS["finish_at"]:

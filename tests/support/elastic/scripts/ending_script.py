@@ -1,7 +1,7 @@
-"""elastic_script, in which the test holds up how it ends: `ending_script.py OUT`.
+"""elastic_script with gates at its end: `ending_script.py OUT`.
 
-The first that comes to write the last checkpoint leaves a file "writing", and waits for "gate-write". When all is
-trained instance 0 goes on until there is "gate-end".
+The first trainer that writes the last checkpoint touches "writing" and waits for "gate-write". After the training
+instance 0 waits for "gate-end".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def wait_for(gate: Path) -> None:
 
 
 def hold_up_the_first(out: Path) -> None:
-    """Have the first last checkpoint of all wait."""
+    """Let the first writer of the last checkpoint wait."""
     save_now = CheckpointManager.save_now
 
     def held_up(*arguments: Any) -> Any:

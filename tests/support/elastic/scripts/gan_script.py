@@ -15,13 +15,13 @@ import paddle
 from edl_runtime import elastic
 
 OPTIONS: dict[str, Any] = {
-    "gates": [],  # steps that are not done before the test opens them
+    "gates": [],  # steps that wait for the test
     **json.loads(os.environ.get("SCRIPT_OPTIONS", "{}")),
 }
 
 
 def main(out: Path) -> None:
-    """Train both, and leave them in `out`."""
+    """Train both, and save them in `out`."""
     draws = np.random.default_rng(0)
     real = draws.normal(2.0, 0.5, size=(40, 2)).astype("float32")
     noise = draws.normal(size=(40, 3)).astype("float32")
@@ -38,7 +38,7 @@ def main(out: Path) -> None:
         made = generator(z)
         generator_loss = -critic(made).mean()
         generator_loss.backward()
-        critic_optimizer.clear_grad()  # what the generator's loss has left in the critic
+        critic_optimizer.clear_grad()  # gradients of the generator's loss
         critic_loss = critic(made.detach()).mean() - critic(x).mean()
         critic_loss.backward()
         step = run.step_number + 1
@@ -49,8 +49,8 @@ def main(out: Path) -> None:
     models = {"generator": generator, "critic": critic}
     kept = {f"{word} {name}": each.numpy() for word, model in models.items() for name, each in model.named_parameters()}
     np.savez(out / f"ended-{os.getpid()}.npz", **kept)
-    told = {"step": run.step_number, "rates": [run.learning_rate, critic_optimizer.get_lr()]}
-    (out / f"ended-{os.getpid()}.json").write_text(json.dumps(told))
+    summary = {"step": run.step_number, "rates": [run.learning_rate, critic_optimizer.get_lr()]}
+    (out / f"ended-{os.getpid()}.json").write_text(json.dumps(summary))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A training script that leaves all to another module: nothing in this file says that it is elastic."""
+"""A training script that imports all from another module: this file does not show that it is elastic."""
 
 from __future__ import annotations
 

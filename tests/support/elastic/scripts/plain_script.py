@@ -1,4 +1,4 @@
-"""A script of paddle.DataParallel as it is found in tutorials: it knows nothing of instances that come and go."""
+"""A script with paddle.DataParallel as in tutorials, without elasticity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import paddle.distributed as dist
 
 
 def main(out: Path) -> None:
-    """Train a little, and leave this rank's weights in `out`."""
+    """Do five steps, and save this rank's weights in `out`."""
     dist.init_parallel_env()
     paddle.seed(7)
     model = paddle.DataParallel(paddle.nn.Linear(4, 1))

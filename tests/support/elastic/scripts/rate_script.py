@@ -1,4 +1,4 @@
-"""A training script that sets its learning rate by itself; it writes down by which each step was done."""
+"""A training script that sets its learning rate by itself; it logs the rate of each step."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ OPTIONS: dict[str, Any] = {
     "decay": 0.9,  # what it multiplies the rate by before each step
     "after": 1.0,  # and after it, if it is a number
     "epochs": 12,
-    "gates": [],  # steps that are not done before the test opens them
+    "gates": [],  # steps that wait for the test
     **json.loads(os.environ.get("SCRIPT_OPTIONS", "{}")),
 }
 
 
 def main(out: Path) -> None:
-    """Change the rate in each round of the loop, and leave the weights in `out`."""
+    """Change the rate in each step, and save the weights in `out`."""
     draws = np.random.default_rng(0)
     inputs = draws.normal(size=(24, 4)).astype("float32")
     labels = (inputs @ draws.normal(size=(4, 1))).astype("float32")
@@ -40,7 +40,7 @@ def main(out: Path) -> None:
         grad_clip=paddle.nn.ClipGradByGlobalNorm(0.5),
     )
     run.wrap(model, optimizer, schedule=None)
-    with (out / f"rates-{os.getpid()}.jsonl").open("a", buffering=1) as told:
+    with (out / f"rates-{os.getpid()}.jsonl").open("a", buffering=1) as log:
         for x, y in run.data(list(zip(inputs, labels, strict=True)), global_batch=8, epochs=OPTIONS["epochs"]):
             loss = ((model(x) - y) ** 2).mean()
             loss.backward()
@@ -55,7 +55,7 @@ def main(out: Path) -> None:
                 run.step(loss=loss)
             finally:
                 if run.step_number > before:
-                    told.write(json.dumps({"step": before + 1, "rate": optimizer.get_lr()}) + "\n")
+                    log.write(json.dumps({"step": before + 1, "rate": optimizer.get_lr()}) + "\n")
             if how == "number":
                 optimizer.set_lr(optimizer.get_lr() * OPTIONS["after"])
     np.savez(out / f"weights-{os.getpid()}.npz", **{name: value.numpy() for name, value in model.state_dict().items()})

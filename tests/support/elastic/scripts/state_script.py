@@ -1,4 +1,4 @@
-"""A training script with state of its own: averaged weights, and a counter by which it stops early."""
+"""A training script with registered state: averaged weights and early stopping."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edl_runtime import elastic
 
 OPTIONS: dict[str, Any] = {
     "epochs": 40,
-    "gates": [],  # steps that are not done before the test opens them
+    "gates": [],  # steps that wait for the test
     **json.loads(os.environ.get("SCRIPT_OPTIONS", "{}")),
 }
 DECAY = 0.9
@@ -25,7 +25,7 @@ MOST_MISSES = 2
 
 
 class Average:
-    """The averaged weights of a model, which know nothing of this project."""
+    """The averaged weights of a model."""
 
     def __init__(self, model: Any) -> None:
         self.updates = 0
@@ -48,7 +48,7 @@ def arrays_of(model: Any) -> dict[str, np.ndarray]:
 
 
 def main(out: Path) -> None:
-    """Train until the held-out error falls no more, and leave what there is then in `out`."""
+    """Train until the held-out error stops falling, and save the state in `out`."""
     draws = np.random.default_rng(0)
     inputs = draws.normal(size=(50, 4)).astype("float32")
     labels = (inputs @ draws.normal(size=(4, 1)) + draws.normal(size=(50, 1))).astype("float32")
@@ -84,8 +84,8 @@ def main(out: Path) -> None:
             run.finish()
     kept = {f"average {name}": value for name, value in average.weights.items()}
     np.savez(out / f"ended-{os.getpid()}.npz", **kept, **arrays_of(model))
-    told = {**stopping, "updates": average.updates, "step": run.step_number, "epoch": run.epoch}
-    (out / f"ended-{os.getpid()}.json").write_text(json.dumps(told))
+    summary = {**stopping, "updates": average.updates, "step": run.step_number, "epoch": run.epoch}
+    (out / f"ended-{os.getpid()}.json").write_text(json.dumps(summary))
 
 
 if __name__ == "__main__":

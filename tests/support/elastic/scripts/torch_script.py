@@ -1,4 +1,4 @@
-"""A script of PyTorch's DistributedDataParallel as it is found in tutorials, which goes on from its own checkpoints."""
+"""A script with PyTorch's DistributedDataParallel as in tutorials, which resumes from its own checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = 150
 
 
 def main(out: Path) -> None:
-    """Train, keep a checkpoint of each step, and leave this rank's weights in `out`."""
+    """Train with a checkpoint of each step, and save this rank's weights in `out`."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(7)

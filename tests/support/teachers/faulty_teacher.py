@@ -1,9 +1,9 @@
-"""A teacher that misbehaves as it is told: a small Open Inference Protocol server, run as a program.
+"""A teacher with faults on command: a small Open Inference Protocol server, run as a program.
 
-    odd_teacher.py METADATA
+    faulty_teacher.py METADATA
 
-Answers as `support.models:slow` does: twice its input `x`, after as many seconds as the first number says. It prints
-its address, and then a line for each line it reads: a behaviour of `BEHAVIOURS`, or "slower N" for N times as long.
+Answers as `support.models:slow` does: twice its input `x`, after the seconds in the first number. It prints its
+address, and then a line for each line it reads: a behaviour of `BEHAVIOURS`, or "slower N" for N times the seconds.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ METADATA = "/v2/models/teacher"
 class Teacher(ThreadingHTTPServer):
     """What all connections share.
 
-    `asked` has for each request since it was last told how to behave: the client's port, and which batch and row it
-    begins with.
+    `requests`: the client's port, first batch and row of each request since the last change of behaviour.
     """
 
     daemon_threads = True
@@ -35,18 +34,18 @@ class Teacher(ThreadingHTTPServer):
         self.metadata = metadata
         self.behaviour = "good"
         self.slower = 1.0
-        self.asked: list[tuple[int, int, int]] = []
+        self.requests: list[tuple[int, int, int]] = []
 
-    def obey(self, command: str) -> None:
+    def set_behaviour(self, command: str) -> None:
         slower = command.removeprefix("slower ")
         self.slower = 1.0 if slower == command else float(slower)
         self.behaviour = command if slower == command else "good"
-        self.asked.clear()
+        self.requests.clear()
         if self.behaviour not in BEHAVIOURS:
             raise ValueError(command)
 
     def handle_error(self, *_: Any) -> None:
-        """Say nothing of clients that have gone."""
+        """Print nothing about clients that have disconnected."""
 
 
 class Connection(BaseHTTPRequestHandler):
@@ -57,22 +56,22 @@ class Connection(BaseHTTPRequestHandler):
     server: Teacher
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def do_GET(self) -> None:
         if self.server.behaviour == "mute":
             threading.Event().wait()
         elif self.path == METADATA:
             self.send(200, self.server.metadata)
-        elif self.path == "/asked":
-            self.send(200, json.dumps(self.server.asked).encode())
+        elif self.path == "/requests":
+            self.send(200, json.dumps(self.server.requests).encode())
         else:
             self.send(200, b'{"ready": true}')
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         x = np.frombuffer(body[int(self.headers["Inference-Header-Content-Length"]) :], np.float32).reshape(-1, 4)
-        self.server.asked.append((self.client_address[1], int(x[0, 1]), int(x[0, 2])))
+        self.server.requests.append((self.client_address[1], int(x[0, 1]), int(x[0, 2])))
         time.sleep(float(x[0, 0]) * self.server.slower)
         BEHAVIOURS[self.server.behaviour](self, x)
 
@@ -101,7 +100,7 @@ class Connection(BaseHTTPRequestHandler):
         self.send_half(x)
         self.close_connection = True
 
-    def fall_silent_after_half(self, x: np.ndarray[Any, Any]) -> None:
+    def hang_after_half(self, x: np.ndarray[Any, Any]) -> None:
         self.send_half(x)
         threading.Event().wait()
 
@@ -121,20 +120,20 @@ BEHAVIOURS: dict[str, Callable[[Connection, np.ndarray[Any, Any]], Any]] = {
     "wrong output": lambda self, _: self.send(200, b'{"model_name": "teacher", "outputs": []}'),
     "error": lambda self, _: self.send(500, b'{"error": "it broke"}'),
     "half, then closed": Connection.close_after_half,
-    "half, then silent": Connection.fall_silent_after_half,
+    "half, then silent": Connection.hang_after_half,
     "silent": lambda *_: threading.Event().wait(),
     "mute": lambda *_: threading.Event().wait(),
 }
-"""How requests are answered. One that is mute answers nothing else either."""
+"""Responses to requests. A mute teacher answers health checks and metadata no more, either."""
 
 
 def main(metadata: str) -> None:
     teacher = Teacher(metadata.encode())
     threading.Thread(target=teacher.serve_forever, daemon=True).start()
-    print("127.0.0.1", teacher.server_port, sep=":", flush=True)  # noqa: T201 - for whoever started it
+    print("127.0.0.1", teacher.server_port, sep=":", flush=True)  # noqa: T201 - read by the test
     for line in sys.stdin:
-        teacher.obey(line.strip())
-        print("obeyed", flush=True)  # noqa: T201 - as above
+        teacher.set_behaviour(line.strip())
+        print("done", flush=True)  # noqa: T201 - as above
 
 
 if __name__ == "__main__":
