@@ -1,8 +1,8 @@
-"""A model without a server: for each number of seconds that it is told, it runs for so long and prints what it did.
+"""A model without a server: runs for each number of seconds that it reads, and prints a line.
 
     python benchmarks/_bare_predictor.py FOLDER ROWS
 
-That is the number of runs, the seconds on the clock, and those of the processor.
+A line has the number of runs, the seconds, and the CPU seconds.
 """
 
 from __future__ import annotations

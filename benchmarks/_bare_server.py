@@ -1,4 +1,4 @@
-"""Receives so many bytes and answers so many, over and over: what sockets alone cost.
+"""Receives and answers fixed numbers of bytes: the cost of sockets alone.
 
     python benchmarks/_bare_server.py REQUEST_BYTES ANSWER_BYTES
 

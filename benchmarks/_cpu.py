@@ -1,4 +1,4 @@
-"""How much of a processor something takes."""
+"""CPU time of a function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def least_cpu_ms(work: Callable[[], object], rounds: int) -> float:
-    """Return the least of so many measurements, in milliseconds of this process: others share the machine."""
+    """Return the least of `rounds` measurements of this process's CPU time, in ms: others share the machine."""
     taken = []
     for _ in range(rounds):
         begun = time.process_time()

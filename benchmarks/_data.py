@@ -1,4 +1,4 @@
-"""Made-up data in the shapes that distillation jobs have; every sample is a fresh copy, as a decoder would make it."""
+"""Synthetic data in shapes of distillation jobs; every sample is a fresh copy, as a decoder would make it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Data(NamedTuple):
         return [*self.inputs, *(["label"] if self.labelled else [])]
 
     def of(self, dtype: str) -> Data:
-        """Return the same with inputs of another dtype."""
+        """Return the data with inputs of another dtype."""
         return self._replace(inputs={name: array.astype(dtype) for name, array in self.inputs.items()})
 
     @property
@@ -43,7 +43,7 @@ class Data(NamedTuple):
         )
 
     def source(self, format: str, batches: int, batch_size: int) -> Callable[[], Iterator[Any]]:  # noqa: A002
-        """Return a source of so many batches in a format of the reader."""
+        """Return a source of `batches` batches in a format of the reader."""
         label = (np.int64(7),) if self.labelled else ()
         inputs = list(self.inputs.values())
         whole = [np.repeat(np.asarray(slot)[None], batch_size, axis=0) for slot in (*inputs, *label)]

@@ -1,4 +1,4 @@
-"""Reads made-up data by the original's DistillReader, an epoch for each line of its input. For Python 3.7.
+"""Reads synthetic data by the original's DistillReader, an epoch for each line of its input. For Python 3.7.
 
     _edl_reader.py DATA FORMAT BATCHES BATCH_SIZE TEACHER_BATCH_SIZE ADDRESS...
 
@@ -43,7 +43,7 @@ def source(kind: str, slots: list[Any], batches: int, batch_size: int) -> Callab
 
 
 def consume(items: Iterable[Any], hold: int) -> Any:
-    """Take all items, dropping them whenever so many are held; return how many there were, and the last."""
+    """Take all items, dropping them whenever `hold` are held; return their number and the last."""
     held, count, item = [], 0, None
     for item in items:
         held.append(item)

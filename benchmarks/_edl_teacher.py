@@ -1,7 +1,7 @@
-"""A teacher for the original's stand-in client: reads a request without looking at it, and answers zeros at once.
+"""A teacher for the original's stand-in client: ignores the request's content, and answers zeros at once.
 
-A request is its rows (32 bits), its bytes (64 bits) and so many bytes; the answer is rows times
-LOGITS float32. A thread for each connection. Prints its address and ends when its input is closed.
+A request is its rows (32 bits), its size (64 bits) and its bytes; the answer is rows times LOGITS float32.
+A thread for each connection. Prints its address and ends when its input is closed.
 """
 
 from __future__ import annotations

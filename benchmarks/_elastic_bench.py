@@ -1,4 +1,4 @@
-"""One training whose instances change, and what `resize.py` sees of each change."""
+"""Changes of the instances of one training, and their measurement, for `resize.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from _elastic_pauses import Log, Resumed, faults, pause_s, repeated, resumed, sl
 
 from edl_runtime.elastic.comm.agent_protocol import Gear
 
-LOOK_EVERY_S = 0.05
+POLL_EVERY_S = 0.05
 SETTLED_STEPS = 20
 SETTLE_LIMIT_S = 300.0
 
@@ -23,11 +23,11 @@ LOSSES = ("leave", "instance killed", "trainer killed", "trainer hangs")
 
 
 class StuckError(Exception):
-    """Raised when a training does not come to where the next change can be measured."""
+    """Raised when a training does not reach the state for the next change."""
 
 
 class System(NamedTuple):
-    """What runs the training. `own`: this project, in a gear that is its name. `open` takes a folder and the load."""
+    """What runs the training. `own`: this project, named by its transition mode. `open` takes a folder and the load."""
 
     name: str
     own: bool
@@ -35,11 +35,11 @@ class System(NamedTuple):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What one change took; `pause_s` is None if training did not go on within the patience.
+    """Times of one change; `pause_s` is None if training did not resume within the patience.
 
-    - `rank`: of the instance that went. `all_three_s`: until three trained again, where that is waited for.
-    - `slowdown`: how many times as long steps took while a newcomer loaded. `repeated`: steps that were done again.
-    - `gear`: as this project's agents say; they change down when a gear fails, and now and then to renew processes.
+    - `rank`: of the removed instance. `all_three_s`: until three trained again, where a replacement comes.
+    - `slowdown`: ratio of step times while a new instance loaded. `repeated`: steps that were done twice.
+    - `gear`: of this project's agents, which use a slower one when one fails, and at times to renew processes.
     """
 
     case: str
@@ -54,7 +54,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bench:
-    """Changes the instances of one job and sees what that takes."""
+    """Changes the instances of one job and measures that."""
 
     def __init__(self, system: System, job: Job, patience_s: float) -> None:
         self._system = system
@@ -63,15 +63,15 @@ class Bench:
         self._patience_s = patience_s
 
     def begin(self) -> None:
-        """Have two instances train."""
+        """Start two instances."""
         for instance in (0, 1):
             self._job.start(instance)
         self.settle(2)
 
     def settle(self, world_size: int) -> Resumed:
-        """Wait until so many instances, and nothing else, have been at work for a while; return their generation."""
+        """Wait until `world_size` instances have trained for a while; return their generation."""
 
-        def quiet() -> Resumed | None:
+        def settled() -> Resumed | None:
             steps = self._log.steps()
             found = resumed(steps)
             if not found or len(found[-1].instances) != world_size:
@@ -79,25 +79,25 @@ class Bench:
             done = sum(step.generation == found[-1].generation for step in steps) / world_size
             return found[-1] if done >= SETTLED_STEPS and self._job.settled() else None
 
-        found = self._await(quiet, SETTLE_LIMIT_S)
+        found = self._await(settled, SETTLE_LIMIT_S)
         if found is None:
             raise StuckError(f"{self._system.name}: {world_size} instances do not train in {self._job.folder}")
         return found
 
     def join(self) -> Change:
-        """Start the instance that is missing."""
+        """Start the third instance."""
         before = self.settle(2)
         missing = ({0, 1, 2} - set(before.instances)).pop()
         return self._measure("join", before, lambda: self._job.start(missing), world_size=3)
 
     def lose(self, case: str, number: int) -> Change:
-        """Let an instance go, by a way of `LOSSES`: with each number another, where one can choose."""
+        """Remove an instance by a way of `LOSSES`, another one for each number where possible."""
         before = self.settle(3)
         instance = before.instances[number % 3] if self._system.own else 1 + number % 2
-        if case == "leave" and self._job.leaves_from_the_top:
+        if case == "leave" and self._job.removes_highest:
             instance = max(before.instances)
         last = next(step for step in reversed(self._log.steps()) if step.instance == instance)
-        act: dict[str, Callable[[], None]] = {
+        actions: dict[str, Callable[[], None]] = {
             "leave": lambda: self._job.terminate(instance),
             "instance killed": lambda: self._job.kill(instance),
             "trainer killed": lambda: self._job.signal_trainer(instance, last.pid, signal.SIGKILL),
@@ -106,17 +106,17 @@ class Bench:
         change = self._measure(
             case,
             before,
-            act[case],
+            actions[case],
             rank=before.instances.index(instance),
             victim=None if case == "leave" else last.process,
         )
         if case == "leave" and change.pause_s is not None:
-            self._job.await_end(instance)
+            self._job.wait_for_end(instance)
         return change
 
-    def comes_back(self, case: str) -> bool:
-        """Whether three train again after such a loss without anything being done."""
-        return case.startswith("trainer") or (case == "instance killed" and self._job.revives)
+    def recovers(self, case: str) -> bool:
+        """Whether the lost trainer is replaced after such a loss."""
+        return case.startswith("trainer") or (case == "instance killed" and self._job.restarts_killed)
 
     def _measure(
         self,
@@ -133,7 +133,7 @@ class Bench:
         after = self._next(before, world_size)
         if after is None:
             return Change(case=case, rank=rank)
-        again = self._next(before, 3) if self.comes_back(case) else None
+        again = self._next(before, 3) if self.recovers(case) else None
         steps = self._log.steps()
         own = self._system.own
         return Change(
@@ -149,16 +149,16 @@ class Bench:
         )
 
     def _next(self, before: Resumed, world_size: int | None) -> Resumed | None:
-        """Wait for a generation after `before`, of so many if that is said."""
+        """Wait for a generation after `before`, of `world_size` instances if given."""
 
-        def look() -> Resumed | None:
+        def find() -> Resumed | None:
             found = resumed(self._log.steps(), before.generation)
             return next((each for each in found if world_size in (None, len(each.instances))), None)
 
-        return self._await(look, self._patience_s)
+        return self._await(find, self._patience_s)
 
-    def _await(self, look: Callable[[], Resumed | None], patience_s: float) -> Resumed | None:
+    def _await(self, find: Callable[[], Resumed | None], patience_s: float) -> Resumed | None:
         until = time.monotonic() + patience_s
-        while (found := look()) is None and time.monotonic() < until and self._job.running():
-            time.sleep(LOOK_EVERY_S)
+        while (found := find()) is None and time.monotonic() < until and self._job.running():
+            time.sleep(POLL_EVERY_S)
         return found

@@ -1,4 +1,4 @@
-"""Trainings that `resize.py` measures: each agent a process of its own, which nothing starts again."""
+"""Trainings that `resize.py` measures: each agent is a process, which nothing restarts."""
 
 from __future__ import annotations
 
@@ -31,62 +31,62 @@ ENVIRON = {
     "OMP_NUM_THREADS": "1",
     "GLOG_minloglevel": "2",
     "PYTHONWARNINGS": "ignore",
-    "PYTHONDONTWRITEBYTECODE": "",  # else what is not compiled yet is compiled in each process anew
+    "PYTHONDONTWRITEBYTECODE": "",  # or each process would compile modules without bytecode again
 }
-"""Of all agents, besides this process's own."""
+"""Variables of all agents, in addition to those of this process."""
 
 
 class Load(NamedTuple):
-    """What is trained."""
+    """Size of the model and kind of its steps."""
 
     megabytes: int
     step_ms: int
     busy: bool
 
     def arguments(self, folder: Path) -> list[str]:
-        """Return those of a training script that leaves what it has to tell in `folder`."""
+        """Return the arguments of a training script that logs to `folder`."""
         flags = ["--megabytes", str(self.megabytes), "--step-ms", str(self.step_ms)]
         return [str(folder), *flags, *(["--busy"] if self.busy else [])]
 
 
 class Job(Protocol):
-    """One training whose instances come and go, each with a number of its own.
+    """A training whose instances, by number, are started and stopped.
 
-    - `folder`: where trainers write down their steps.
-    - `leaves_from_the_top`: the one that is told to leave is always that with the highest number.
-    - `revives`: who is killed comes back by itself.
+    - `folder`: where trainers log their steps.
+    - `removes_highest`: only the instance with the highest number can be stopped.
+    - `restarts_killed`: a killed instance is restarted.
     """
 
     folder: Path
-    leaves_from_the_top: bool = False
-    revives: bool = False
+    removes_highest: bool = False
+    restarts_killed: bool = False
 
     def start(self, instance: int) -> None:
-        """Start an agent; one that had this number has to have ended."""
+        """Start an agent; an earlier one with this number must have ended."""
 
     def terminate(self, instance: int) -> None:
-        """Tell an agent to leave."""
+        """Send SIGTERM to an agent."""
 
     def kill(self, instance: int) -> None:
-        """End an agent and all that it has started at once, as a machine that fails does."""
+        """Kill an agent and its processes at once, as when a machine fails."""
 
     def signal_trainer(self, instance: int, pid: int, number: int) -> None:
-        """Send a signal to the trainer of an instance, which has said that this is its process."""
+        """Send a signal to the trainer of an instance, by the process id in its log."""
 
-    def await_end(self, instance: int) -> None:
-        """Wait for an agent that is to end."""
+    def wait_for_end(self, instance: int) -> None:
+        """Wait until a stopped agent has ended."""
 
     def running(self) -> bool:
-        """Whether any agent is."""
+        """Whether any agent is running."""
 
     def settled(self) -> bool:
-        """Whether nothing but training goes on, as far as one can tell."""
+        """Whether no other work than training is in progress, as far as is known."""
 
     def gears(self) -> dict[int, Gear]:
-        """Return how generations were entered, of agents that know of gears."""
+        """Return the transition mode of each generation, if agents have such modes."""
 
     def close(self) -> None:
-        """End all that is left at once."""
+        """Kill all remaining processes."""
 
 
 class ProcessJob(Job):
@@ -99,7 +99,7 @@ class ProcessJob(Job):
         self._command = command
         self._environ = environ
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
-        self._ever: set[psutil.Process] = set()
+        self._processes: set[psutil.Process] = set()
 
     def start(self, instance: int) -> None:
         with (self.folder / f"agent-{instance}.log").open("ab") as log:
@@ -113,7 +113,7 @@ class ProcessJob(Job):
             )
 
     def terminate(self, instance: int) -> None:
-        self._remember()
+        self._record_processes()
         self._agents[instance].terminate()
 
     def kill(self, instance: int) -> None:
@@ -123,10 +123,10 @@ class ProcessJob(Job):
                 process.kill()
         agent.wait()
 
-    def signal_trainer(self, instance: int, pid: int, number: int) -> None:  # noqa: ARG002 - pids are this machine's
+    def signal_trainer(self, instance: int, pid: int, number: int) -> None:  # noqa: ARG002 - process ids are unique here
         os.kill(pid, number)
 
-    def await_end(self, instance: int) -> None:
+    def wait_for_end(self, instance: int) -> None:
         try:
             self._agents[instance].wait(END_S)
         except subprocess.TimeoutExpired:
@@ -142,23 +142,23 @@ class ProcessJob(Job):
         return {}
 
     def close(self) -> None:
-        self._remember()
-        for process in self._ever:
+        self._record_processes()
+        for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         for agent in self._agents.values():
             agent.wait()
-        psutil.wait_procs(self._ever, timeout=END_S)
+        psutil.wait_procs(self._processes, timeout=END_S)
 
-    def _remember(self) -> None:
+    def _record_processes(self) -> None:
         for agent in self._agents.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(agent.pid)
-                self._ever |= {process, *process.children(recursive=True)}
+                self._processes |= {process, *process.children(recursive=True)}
 
 
 class Group:
-    """What the registry tells of the members of a job of this project."""
+    """The members and events of a job of this project, read from Redis."""
 
     def __init__(self, url: str, namespace: str, gear: Gear) -> None:
         from redis import Redis
@@ -168,15 +168,15 @@ class Group:
         self._gear = gear
 
     def settled(self) -> bool:
-        """Whether all have what they need for the next change."""
+        """Whether all members are ready for the next change."""
         records = self._redis.hvals(keys.group_keys(self._namespace, NAME)[1])
         members = [msgspec.json.decode(record, type=TrainerMember) for record in records]
         return self._gear == "cold" or all(member.standby for member in members)
 
     def gears(self) -> dict[int, Gear]:
-        """Return how generations were entered."""
-        told = self._redis.xrange(keys.group_events(self._namespace, NAME))
-        events = [msgspec.json.decode(fields["event"], type=Event) for _, fields in told]
+        """Return the transition mode of each generation."""
+        entries = self._redis.xrange(keys.group_events(self._namespace, NAME))
+        events = [msgspec.json.decode(fields["event"], type=Event) for _, fields in entries]
         return {event.generation: event.gear for event in events if event.gear}
 
     def close(self) -> None:
@@ -215,24 +215,24 @@ def own_job(gear: Gear, folder: Path, load: Load) -> Iterator[Job]:
 
 @contextlib.contextmanager
 def torchrun_job(python: str, last_call_s: int, folder: Path, load: Load) -> Iterator[Job]:
-    """Open a job of `torchrun` as its manual has it. `last_call_s`: how long it waits for more than enough nodes."""
+    """Open a job of `torchrun` as in its manual. `last_call_s`: how long it waits for more nodes than the minimum."""
     endpoint = f"127.0.0.1:{_free_port()}"
 
     def command(instance: int) -> list[str]:
         hosts = f"is_host={'true' if instance == 0 else 'false'},last_call_timeout={last_call_s}"
         flags = ["--nnodes", "1:3", "--nproc-per-node", "1", "--max-restarts", "100", "--local-addr", "127.0.0.1"]
-        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", NAME, "--rdzv-conf", hosts]
+        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", NAME, "--rdzv-conf", hosts]
         script = [str(HERE / "_elastic_torch.py"), *load.arguments(folder)]
-        return [python, "-m", "torch.distributed.run", *flags, *meeting, *script]
+        return [python, "-m", "torch.distributed.run", *flags, *rendezvous, *script]
 
-    environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # else PyTorch 2.15 hangs when one joins
+    environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # or PyTorch 2.15 hangs when a node joins
     with contextlib.closing(ProcessJob(folder, command, lambda _: environ)) as job:
         yield job
 
 
 @contextlib.contextmanager
 def paddle_job(etcd: Path, folder: Path, load: Load) -> Iterator[Job]:
-    """Open a job of `paddle.distributed.launch` with an etcd of its own, from a folder that has it and its client."""
+    """Open a job of `paddle.distributed.launch` with an etcd of its own; `etcd` is a folder with it and its client."""
     client, peer = (f"http://127.0.0.1:{_free_port()}" for _ in range(2))
     flags = ["--data-dir", str(folder / "etcd"), "--listen-client-urls", client, "--advertise-client-urls", client]
     flags += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]

@@ -19,11 +19,13 @@ def main() -> None:
     run = elastic.init()
 
     class Adam(paddle.optimizer.Adam):
-        """Tells of a step when it is applied: `run.step` may return much later, in the next generation."""
+        """Logs a step when it is applied: `run.step` may return much later, in the next generation."""
 
         def step(self) -> Any:
             super().step()
-            script.tell(generation=run.generation, rank=run.rank, world_size=run.world_size, step=run.step_number + 1)
+            script.log_step(
+                generation=run.generation, rank=run.rank, world_size=run.world_size, step=run.step_number + 1
+            )
 
     layers = [paddle.nn.Linear(WIDTH, WIDTH, bias_attr=False) for _ in range(script.layers)]
     model = paddle.nn.Sequential(*layers)

@@ -34,7 +34,7 @@ def main() -> None:
         optimizer.step()
         optimizer.clear_grad()
         step += 1
-        script.tell(generation=int(began.numpy()[0]), rank=rank, world_size=world_size, step=step)
+        script.log_step(generation=int(began.numpy()[0]), rank=rank, world_size=world_size, step=step)
         if rank == 0 and step == SAVED_AT and not script.checkpoint.exists():
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             paddle.save(state, str(script.checkpoint.with_suffix(".new")))

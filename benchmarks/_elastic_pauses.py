@@ -1,6 +1,6 @@
-"""How long a training paused when its instances changed, and whether its steps went on as they must.
+"""Pauses of a training at changes of its instances, and checks of its steps.
 
-Generations are numbers that grow. One is *complete* when all of its ranks have finished a step in it.
+Generation numbers increase. One is *complete* when all of its ranks have finished a step in it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 
 BEFORE_S = 5.0
-"""Steps while a newcomer loads are compared with those of so long before."""
+"""Steps while a new instance loads are compared with those of this time before."""
 
 FEWEST_STEPS = 3
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One rank's step, written down when it was applied, at Unix time `at`, by a process of `host`."""
+    """One rank's step, logged when it was applied, at Unix time `at`, by a process of `host`."""
 
     at: float
     instance: int
@@ -36,7 +36,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Log:
-    """The steps that all trainers of a job write into files of a folder."""
+    """The steps that all trainers of a job log to files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -58,7 +58,7 @@ class Log:
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """A generation that is complete since `at`, which began after `step`; who trains in it, by rank."""
+    """A generation that was complete at `at` and began after `step`; its instances by rank."""
 
     generation: int
     at: float
@@ -88,7 +88,7 @@ def pause_s(steps: Sequence[Step], before: int, after: Resumed) -> float:
 def repeated(steps: Sequence[Step], after: Resumed, victim: tuple[str, int] | None) -> int:
     """Return how many steps that survivors had done before `after` are done again in it.
 
-    `victim`: the process that has been killed, if one was. What it alone had done counts for nobody.
+    `victim`: the killed process, if any. Steps that only it had done do not count.
     """
     return (
         max(step.step for step in steps if step.generation < after.generation and step.process != victim) - after.step
@@ -96,7 +96,7 @@ def repeated(steps: Sequence[Step], after: Resumed, victim: tuple[str, int] | No
 
 
 def faults(steps: Sequence[Step], since: int) -> list[str]:
-    """Return in words where ranks of generations from `since` on began apart, or left out or redid a step."""
+    """Describe where ranks of generations from `since` on began at different steps, or skipped or repeated one."""
     found = []
     for generation, firsts in _firsts(steps).items():
         begins = {step.step for step in firsts.values()}
@@ -110,9 +110,9 @@ def faults(steps: Sequence[Step], since: int) -> list[str]:
 
 
 def slowdown(steps: Sequence[Step], generation: int, since: float) -> float | None:
-    """Return how many times as long the median step of a generation took from Unix time `since` on as before.
+    """Return the ratio of median step times of a generation: from Unix time `since` on, and before.
 
-    None when there are too few to tell.
+    None when there are too few steps.
     """
     ends = [step.at for step in steps if step.generation == generation and step.rank == 0]
     took = [(begin, end - begin) for begin, end in itertools.pairwise(ends)]
@@ -132,7 +132,7 @@ def _firsts(steps: Sequence[Step]) -> dict[int, dict[int, Step]]:
 
 
 def _by_rank(steps: Sequence[Step]) -> Iterator[tuple[tuple[int, int], list[int]]]:
-    """Yield the numbers of steps of each generation and rank, in the order in which they were done."""
+    """Yield the step numbers of each generation and rank, in order."""
     grouped: dict[tuple[int, int], list[int]] = {}
     for step in steps:
         grouped.setdefault((step.generation, step.rank), []).append(step.step)

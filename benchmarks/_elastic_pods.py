@@ -1,6 +1,6 @@
-"""The training that `resize.py` measures as pods: one elastic job of the cluster that KUBECONFIG names.
+"""The training that `resize.py` measures in pods: one elastic job of the cluster that KUBECONFIG names.
 
-The cluster, the images and a Redis are those of the tests, which see this machine's folders: it is the only node.
+The images and Redis are those of the tests; pods see this machine's folders, as it is the only node.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 from support.cluster.cluster import PADDLE_IMAGE, Cluster, RedisService, own_namespace
 
 BOUNDS = Bounds(1, 3)
-GONE_WITHIN_S = 60.0
-LOOK_EVERY_S = 1.0
+ENDS_WITHIN_S = 60.0
+POLL_EVERY_S = 1.0
 
 
-def why_not(kubeconfig: str) -> str:
-    """Return why nothing can be measured on that cluster, empty if it can be."""
+def missing_requirement(kubeconfig: str) -> str:
+    """Return what is missing for a measurement on that cluster, empty if nothing."""
     from support.cluster.cluster import unavailable_reason
 
     if why := unavailable_reason(kubeconfig):
@@ -46,10 +46,10 @@ def why_not(kubeconfig: str) -> str:
 
 
 class PodsJob(Job):
-    """An Indexed Job. The highest index leaves first, and the cluster starts again what has been killed."""
+    """An Indexed Job. The highest index is removed first, and the cluster restarts killed instances."""
 
-    leaves_from_the_top = True
-    revives = True
+    removes_highest = True
+    restarts_killed = True
 
     def __init__(self, folder: Path, cluster: Cluster, redis: RedisService, gear: Gear, load: Load) -> None:
         self.folder = folder
@@ -71,41 +71,41 @@ class PodsJob(Job):
         )
         self._spec = elastic_job(script, BOUNDS, gear=gear)
         self._group = Group(redis.url, settings.namespace, gear)
-        self._begun = False
+        self._submitted = False
         self._status: tuple[float, JobStatus] | None = None
 
     def start(self, instance: int) -> None:
-        """Have one more, which gets the number."""
-        if self._begun:
+        """Add an instance, which gets the number."""
+        if self._submitted:
             asyncio.run(self._backend.resize(NAME, instance + 1))
             return
         asyncio.run(
             self._backend.submit(self._spec, token="mine", secrets={"EDL_REDIS_URL": self._redis.url_in_cluster})
         )
-        self._begun = True
+        self._submitted = True
 
     def terminate(self, instance: int) -> None:
-        """Have one less, which is the one with that number, the highest."""
+        """Remove the instance with that number, the highest."""
         asyncio.run(self._backend.resize(NAME, instance))
 
     def kill(self, instance: int) -> None:
-        """End all processes of its pod but the first, which then ends the pod."""
+        """Kill all processes of its pod but the first, which then ends."""
         self._in_pod(instance, "kill -KILL -1")
 
     def signal_trainer(self, instance: int, pid: int, number: int) -> None:
         self._in_pod(instance, f"kill -{number} {pid}")
 
-    def await_end(self, instance: int) -> None:
-        """Wait until its pod has gone."""
-        until = time.monotonic() + GONE_WITHIN_S
+    def wait_for_end(self, instance: int) -> None:
+        """Wait until its pod is deleted."""
+        until = time.monotonic() + ENDS_WITHIN_S
         while any(one.index == instance for one in asyncio.run(self._backend.get(NAME)).instances):
             if time.monotonic() > until:
-                raise SystemExit(f"the pod of instance {instance} has not gone within {GONE_WITHIN_S:.0f} s")
-            time.sleep(LOOK_EVERY_S)
+                raise SystemExit(f"the pod of instance {instance} has not ended within {ENDS_WITHIN_S:.0f} s")
+            time.sleep(POLL_EVERY_S)
 
     def running(self) -> bool:
         now = time.monotonic()
-        if self._status is None or now - self._status[0] > LOOK_EVERY_S:
+        if self._status is None or now - self._status[0] > POLL_EVERY_S:
             self._status = now, asyncio.run(self._backend.get(NAME))
         return not self._status[1].has_ended
 
@@ -116,7 +116,7 @@ class PodsJob(Job):
         return self._group.gears()
 
     def close(self) -> None:
-        """Delete the job, after keeping what its pods wrote."""
+        """Save the logs of the job's pods, and delete it."""
         self._group.close()
         with contextlib.suppress(UnknownJobError):
             (self.folder / "pods.log").write_text(asyncio.run(self._log()))
@@ -125,11 +125,11 @@ class PodsJob(Job):
     async def _log(self) -> str:
         return "".join([f"[{line.instance}] {line.text}\n" async for line in self._backend.logs(NAME)])
 
-    def _in_pod(self, instance: int, words: str) -> None:
-        asyncio.run(self._execute(instance, words))
+    def _in_pod(self, instance: int, command: str) -> None:
+        asyncio.run(self._execute(instance, command))
 
-    async def _execute(self, instance: int, words: str) -> None:
-        """Run a line of shell in the pod of an instance."""
+    async def _execute(self, instance: int, command: str) -> None:
+        """Run a shell command in the pod of an instance."""
         from kubernetes_asyncio.client import CoreV1Api
         from kubernetes_asyncio.stream import WsApiClient
 
@@ -145,7 +145,7 @@ class PodsJob(Job):
                 pod,
                 self._cluster.namespace,
                 container=names.CONTAINER,
-                command=["sh", "-c", words],
+                command=["sh", "-c", command],
                 stderr=True,
                 stdin=False,
                 stdout=True,
@@ -155,7 +155,7 @@ class PodsJob(Job):
 
 @contextlib.contextmanager
 def home(kubeconfig: str) -> Iterator[tuple[Cluster, RedisService]]:
-    """Give a namespace of its own, with a Redis in a pod."""
+    """Make a namespace with a Redis in a pod."""
     with (
         own_namespace(kubeconfig, os.environ[PADDLE_IMAGE]) as cluster,
         RedisService(cluster, secrets.token_hex(8)) as redis,

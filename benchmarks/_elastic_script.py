@@ -1,4 +1,4 @@
-"""What the training scripts of `resize.py` have in common. Only what comes with Python: PyTorch's has nothing else."""
+"""The common part of the training scripts of `resize.py`. PyTorch's environment has the standard library only."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BATCH = 12
 
 
 class Script:
-    """A training's options, what its steps are, and what it writes down of them.
+    """A training's options, its steps, and their log.
 
-    - `layers`: so many linear layers of `WIDTH` by `WIDTH` have, with Adam's two moments, the size that was asked for.
-    - `checkpoint`: a file for a script that has to keep its state itself.
+    - `layers`: number of linear layers of `WIDTH` by `WIDTH` that have the given size, with Adam's two moments.
+    - `checkpoint`: a file for scripts that save their state themselves.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Script:
         self._log = (options.folder / f"steps-{self._host}-{os.getpid()}.jsonl").open("a", buffering=1)
 
     def work(self, compute: Callable[[], object]) -> None:
-        """Take as long as a step does: by computing over and over, or asleep as if a GPU computed."""
+        """Take the time of a step: compute, or sleep as if a GPU computed."""
         if not self._busy:
             time.sleep(self._step_s)
             return
@@ -46,8 +46,8 @@ class Script:
         while time.monotonic() < until:
             compute()
 
-    def tell(self, *, generation: int, rank: int, world_size: int, step: int) -> None:
-        """Write down that this step has been applied, now."""
+    def log_step(self, *, generation: int, rank: int, world_size: int, step: int) -> None:
+        """Log that this step has been applied."""
         line = {
             "at": time.time(),
             "instance": self._instance,

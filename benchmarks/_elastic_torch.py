@@ -1,7 +1,6 @@
 """The training script that `resize.py` gives to `torchrun`; needs PyTorch and nothing of this project.
 
-It goes on from a checkpoint, which it writes once: what writing it now and then costs, and what was done since the
-last, is not measured.
+It resumes from a checkpoint, which it writes once: the cost of checkpoints and of repeated steps is not measured.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        script.tell(generation=int(began.item()), rank=rank, world_size=world_size, step=step)
+        script.log_step(generation=int(began.item()), rank=rank, world_size=world_size, step=step)
         if rank == 0 and step == SAVED_AT and not script.checkpoint.exists():
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, script.checkpoint.with_suffix(".new"))

@@ -1,9 +1,9 @@
-"""A teacher that reads a request, drops it and answers: what is left is the cost of everything around models.
+"""A teacher that drops a request and answers zeros: the cost of everything but the model.
 
     python benchmarks/_instant_teacher.py SIGNATURE [MS]
 
-Serves a model of this signature (JSON) by the real front, prints its address and ends when its input is closed. With MS
-it answers one request at a time, so many milliseconds after it began with it, asleep.
+Serves a model of this signature (JSON) by the real HTTP server, prints its address and ends when its input is closed.
+With MS it answers one request at a time, after MS milliseconds asleep.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Array = npt.NDArray[np.generic]
 
 
 class InstantRunner:
-    """Reads no request but the first with each JSON, and gives those that follow the same answer: zeros."""
+    """Decodes only the first request with each JSON, and answers those that follow the same: zeros."""
 
     def __init__(self, signature: ModelSignature, arena: Arena, answer_s: float) -> None:
         self.signature = signature
@@ -62,7 +62,7 @@ class InstantRunner:
         loop.call_at(self._free_at, done, known[0])
 
     def drop(self, slot: int) -> None:
-        """Do nothing: what is submitted will be answered."""
+        """Do nothing: the request will be answered."""
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         """Answer as the model."""
@@ -73,11 +73,11 @@ class InstantRunner:
 
 async def main(signature: ModelSignature, answer_s: float) -> None:
     arena = Arena.create(AREA_BYTES)
-    front = HttpServer(with_extensions(signature, joins=True), InstantRunner(signature, arena, answer_s), arena)
+    server = HttpServer(with_extensions(signature, joins=True), InstantRunner(signature, arena, answer_s), arena)
     listener = listen("127.0.0.1", 0)
     host, port = listener.getsockname()
     print(f"{host}:{port}", flush=True)
-    async with accepting(listener, front.connections, front.connect):
+    async with accepting(listener, server.connections, server.connect):
         await asyncio.to_thread(sys.stdin.read)
 
 

@@ -1,4 +1,4 @@
-"""Other processes of a benchmark, and what they and this one use of the machine."""
+"""Other processes of a benchmark, and the CPU use of all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Peer(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What something took: on the clock, and of the processors in this process and in the others."""
+    """Seconds of a run, and CPU seconds of this process and of the others."""
 
     wall_s: float
     cpu_s: float
@@ -32,7 +32,7 @@ class Run(NamedTuple):
 
 @contextlib.contextmanager
 def peers(count: int, script: str, *arguments: str) -> Iterator[list[Peer]]:
-    """Run so many processes of a script beside this file, which print their addresses and end with their input."""
+    """Run `count` processes of a script in this folder, which print their addresses and end with their input."""
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
     with contextlib.ExitStack() as stack:
         processes = []
@@ -46,12 +46,12 @@ def peers(count: int, script: str, *arguments: str) -> Iterator[list[Peer]]:
 def instant_teachers(
     count: int, signature: ModelSignature, answer_ms: float = 0
 ) -> contextlib.AbstractContextManager[list[Peer]]:
-    """Run teachers that answer at once, or asleep after so long."""
+    """Run teachers that answer at once, or after `answer_ms` asleep."""
     return peers(count, "_instant_teacher.py", msgspec.json.encode(signature).decode(), str(answer_ms))
 
 
 def measured(work: Callable[[], None], others: Sequence[Peer]) -> Run:
-    """Do `work`; return what it took."""
+    """Run `work`; return its times."""
     started = time.perf_counter(), time.process_time(), _cpu_s(others)
     work()
     ended = time.perf_counter(), time.process_time(), _cpu_s(others)
@@ -59,6 +59,6 @@ def measured(work: Callable[[], None], others: Sequence[Peer]) -> Run:
 
 
 def _cpu_s(others: Sequence[Peer]) -> float:
-    """Return what the threads of these processes have used; to the nanosecond, unlike `/proc/PID/stat`."""
+    """Return the CPU seconds of all threads of these processes, to the nanosecond, unlike `/proc/PID/stat`."""
     tasks = [task for peer in others for task in Path(f"/proc/{peer.pid}/task").iterdir()]
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9

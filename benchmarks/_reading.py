@@ -1,4 +1,4 @@
-"""What a benchmark reads: a source, and the same with teachers' answers in it."""
+"""What a benchmark reads: a source, and the source with teachers' answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMATS = get_args(Format)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is read and how. A `dtype` other than the data's own travels as such, and is what the teachers take."""
+    """Data and options of a reader. A `dtype` other than the data's is sent to the teachers."""
 
     data: Literal["img224", "img28", "tok128"] = "img224"
     format: Format = "batch"
@@ -43,14 +43,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Reading(NamedTuple):
-    """Both ways to read the data, and the teachers of one."""
+    """The plain source, the reader with answers, and its teachers."""
 
     plain: Callable[[], Iterable[Any]]
     distilled: Iterable[Any]
     teachers: list[Peer]
 
     def take(self, items: Iterable[Any], hold: int) -> Run:
-        """Consume all of `items`, dropping them whenever so many are held; return what that took."""
+        """Consume all of `items`, dropping them whenever `hold` are held; return the times."""
 
         def consume() -> None:
             held = []
@@ -64,7 +64,7 @@ class Reading(NamedTuple):
 
 @contextlib.contextmanager
 def reading(case: Case) -> Iterator[Reading]:
-    """Run the teachers of a case, and a reader that has seen one of its items."""
+    """Run the teachers of a case, and a reader that has read one item."""
     data = DATA[case.data].of(case.dtype) if case.dtype else DATA[case.data]
     source = data.source(case.format, case.passes, case.batch_size)
     with instant_teachers(case.teachers, data.signature, case.teacher_ms) as teachers:
@@ -78,7 +78,7 @@ def reading(case: Case) -> Iterator[Reading]:
             settings=RuntimeSettings(),
         )
         with reader:
-            for item in reader:  # connects, and says at once when something is wrong
+            for item in reader:  # connects, and fails at once if something is wrong
                 slots = item if case.format != "sample_list" else item[0]
                 if len(slots) != len(data.names) + 1:
                     raise SystemExit(f"got {len(slots)} slots")

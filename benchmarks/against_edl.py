@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 
 @contextlib.contextmanager
 def original(python: str, case: Case, teacher_batch_size: int) -> Iterator[Callable[[], float]]:
-    """Start the original's reader; what is yielded reads an epoch and returns its seconds."""
+    """Start the original's reader; yield a function that reads an epoch and returns its seconds."""
     arguments = case.data, case.format, case.passes, case.batch_size, teacher_batch_size
     with peers(case.teachers, "_edl_teacher.py") as teachers:
         process = subprocess.Popen(
@@ -47,15 +47,15 @@ def original(python: str, case: Case, teacher_batch_size: int) -> Iterator[Calla
             assert process.stdin
             assert process.stdout
             print(file=process.stdin, flush=True)
-            if not (told := process.stdout.readline()):
+            if not (line := process.stdout.readline()):
                 raise SystemExit(f"the original's reader has ended; see what {python} says above")
-            return float(told)
+            return float(line)
 
         try:
             epoch()  # connects
             yield epoch
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # it leaves its processes behind when it ends by itself
+            os.killpg(process.pid, signal.SIGKILL)  # its own processes would remain otherwise
             process.wait()
 
 
@@ -70,8 +70,8 @@ def compare(python: str, case: Case) -> tuple[float, float]:
             for size, epoch in theirs.items():
                 seconds.setdefault(f"original {size}", []).append(epoch())
             seconds.setdefault("ours", []).append(ours.take(ours.distilled, hold).wall_s)
-    rates = {who: case.passes * case.batch_size / statistics.median(took) for who, took in seconds.items()}
-    return max(rate for who, rate in rates.items() if who != "ours"), rates["ours"]
+    rates = {reader: case.passes * case.batch_size / statistics.median(took) for reader, took in seconds.items()}
+    return max(rate for reader, rate in rates.items() if reader != "ours"), rates["ours"]
 
 
 def main() -> None:

@@ -21,14 +21,14 @@ WEIGHTS = ("alike", "own")
 
 
 def cpu_ms(teachers: int, students: int, weights: str, rounds: int) -> float:
-    """Return the least of so many measurements."""
+    """Return the least of `rounds` measurements."""
     pool = {f"teacher-{n}": 1.0 + (n / teachers if weights == "own" else 0) for n in range(teachers)}
     served = dict.fromkeys((f"student-{n}" for n in range(students)), None)
     return round(least_cpu_ms(lambda: assign(pool, served), rounds), 3)
 
 
 def main() -> None:
-    """Measure as the flags say and print what was found."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=at_least_1, default=5)
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")

@@ -31,7 +31,7 @@ COMPARED = ("original-windows", "windows", "learned")
 
 
 def ratios(results: dict[str, SimulationResult]) -> dict[str, tuple[float, float]]:
-    """Return what is compared, each with the most that it may be."""
+    """Return the compared ratios with their limits."""
     original, windows, learned = (results[name] for name in COMPARED)
     return {
         "windows: pending / original's": (windows.pending_min / original.pending_min, 0.6),
@@ -42,7 +42,7 @@ def ratios(results: dict[str, SimulationResult]) -> dict[str, tuple[float, float
 
 
 def curve(traces: Sequence[Trace]) -> list[tuple[int, SimulationResult]]:
-    """Return what comes of our policy when so many GPUs more than declared are kept."""
+    """Return the results of our policy with -1 to 3 more GPUs kept than declared."""
     return [
         (more, average([simulate(trace, OurPolicy(declared(18 + more, 15 + more, 8 + more))) for trace in traces]))
         for more in range(-1, 4)
@@ -50,7 +50,7 @@ def curve(traces: Sequence[Trace]) -> list[tuple[int, SimulationResult]]:
 
 
 def main() -> None:
-    """Run what the flags say, print what was found, and exit with 1 if something that must be is not."""
+    """Simulate, print the results, and exit with 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, help="traces of one's own: compare all policies on them alone")
     parser.add_argument("--seeds", type=at_least_1, default=60, help="how many other seeds, from 1 on")

@@ -33,7 +33,7 @@ from edl_runtime.specs import Checkpoint
 TENSORS = 60
 
 Save = Callable[[int], object]
-"""Saves after a step; returns False if that was left out."""
+"""Saves after a step; returns False if the checkpoint was skipped."""
 
 
 def state(megabytes: float) -> dict[str, dict[str, Any]]:
@@ -63,7 +63,7 @@ def asleep(step_s: float) -> Callable[[], None]:
 
 
 def computing(step_s: float) -> Callable[[], None]:
-    """Return a step of matrix products on all processors, which takes about as long without company."""
+    """Return a step of matrix products on all processors, which takes about `step_s` on an idle machine."""
     import paddle
 
     matrix = paddle.randn([512, 512])
@@ -82,7 +82,7 @@ def computing(step_s: float) -> Callable[[], None]:
 
 
 def run(step: Callable[[], None], save: Save, writing: Callable[[], bool], steps: int, every: int) -> dict[str, Any]:
-    """Do so many steps, save after each `every` of them; return what that took."""
+    """Do `steps` steps with a checkpoint after each `every`; return the times."""
     alone_s: list[float] = []
     beside_s: list[float] = []
     blocked_s: list[float] = []
@@ -156,7 +156,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure as the flags say and print what was found."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=at_least_1, default=300)
     parser.add_argument("--every", type=at_least_1, default=50, help="steps between checkpoints")

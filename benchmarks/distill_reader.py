@@ -31,7 +31,7 @@ ROUNDS = 5
 
 
 def benchmark(case: Case, other: Case | None) -> dict[str, str | int | float]:
-    """Return what was measured, with the unit in each name."""
+    """Return the measurements, with the unit in each name."""
     runs: dict[str, list[Run]] = {}
     hold = case.batch_size if case.format == "sample" else 1
     with contextlib.ExitStack() as stack:
@@ -96,7 +96,7 @@ def main() -> None:
             parser.error(f"--against: got {against!r}, allowed is OPTION=VALUE")
         changed = {name: value} if against else {}
         other = msgspec.convert({**options, **changed}, Case, strict=False) if against else None
-    except ValueError as error:  # msgspec's are such too
+    except ValueError as error:  # msgspec's errors are ValueErrors
         parser.error(str(error))
     result = benchmark(case, other)
     if other is not None:

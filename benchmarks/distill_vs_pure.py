@@ -59,7 +59,7 @@ CASES = {
 
 
 def step_of(case: Case) -> Step:
-    """Return what a student does with a batch."""
+    """Return a student's step."""
     if not case.busy:
         return lambda: time.sleep(case.step_s)
     times = round(case.step_s / min(seconds_of(lambda: multiply(20)) / 20 for _ in range(CALIBRATIONS)))
@@ -68,7 +68,7 @@ def step_of(case: Case) -> Step:
 
 def multiply(times: int) -> None:
     for _ in range(times):
-        MATRIX @ MATRIX  # which lets other threads run, as training frameworks do
+        MATRIX @ MATRIX  # without the GIL, as in training frameworks
 
 
 def seconds_of(work: Step) -> float:
@@ -84,7 +84,7 @@ def train(epochs: int, batches: Callable[[], Iterable[Any]], step: Step) -> None
 
 
 def benchmark(case: Case, epochs: int, steps: int) -> dict[str, int | float]:
-    """Return what was measured, with the unit in each name."""
+    """Return the measurements, with the unit in each name."""
     data = DATA["img224"]
     source = data.source("batch", steps, BATCH_SIZE)
     step = step_of(case)

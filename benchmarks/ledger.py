@@ -39,7 +39,7 @@ def ledger_of(client: Redis, job: str, worker: str) -> Ledger:
 
 
 async def work(redis_url: str, job: str, worker: str, batch: int) -> None:
-    """Be a worker: say when ready, wait for the word, and tell how many shards in so many seconds."""
+    """Run a worker: print "ready", read the seconds to work, and print how many shards it has finished."""
     async with connect(redis_url) as client:
         ledger = ledger_of(client, job, worker)
         await ledger.begin(1)
@@ -54,7 +54,7 @@ async def work(redis_url: str, job: str, worker: str, batch: int) -> None:
 
 
 def shards_per_s(redis_url: str, workers: int, batch: int, seconds: float) -> int:
-    """Measure so many workers at once."""
+    """Measure `workers` workers at once."""
     job = f"{workers}x{batch}"
     asyncio.run(prepare(redis_url, job))
     commands = [
@@ -70,8 +70,8 @@ def shards_per_s(redis_url: str, workers: int, batch: int, seconds: float) -> in
         assert process.stdin is not None
         process.stdin.write(f"{seconds}\n")
         process.stdin.flush()
-    said = [json.loads(process.communicate()[0]) for process in running]
-    return int(sum(one["finished"] / one["took_s"] for one in said))
+    reports = [json.loads(process.communicate()[0]) for process in running]
+    return int(sum(one["finished"] / one["took_s"] for one in reports))
 
 
 async def prepare(redis_url: str, job: str) -> None:
@@ -81,7 +81,7 @@ async def prepare(redis_url: str, job: str) -> None:
 
 
 async def checkpoint(redis_url: str) -> dict[str, float]:
-    """Tell what a checkpoint costs with half of an epoch done and a shard in each of 64 hands."""
+    """Return the cost of a checkpoint with half of an epoch done and 64 leased shards."""
     async with connect(redis_url) as client:
         ledger = ledger_of(client, "checkpoint", "w")
         await ledger.restore(None, 1)
@@ -95,7 +95,7 @@ async def checkpoint(redis_url: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure as the flags say and print what was found."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=at_least_1, default=3, help="of each case the best of so many counts")
     parser.add_argument("--quick", action="store_true", help="a tenth of the time, once")

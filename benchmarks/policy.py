@@ -39,7 +39,7 @@ Case = tuple[Sequence[Workload], Sequence[Node], Mapping[str, float]]
 
 
 def a_job(number: int, chance: random.Random) -> Workload:
-    """Return a job that waits."""
+    """Return a pending job."""
     gpus = chance.choice([1, 1, 1, 2, 4])
     least = chance.choice([1, 2, 4])
     measured = Speedup(a=chance.uniform(0.01, 0.06), phi=chance.choice([4.0, 16.0, 64.0, 1024.0]))
@@ -54,28 +54,28 @@ def a_job(number: int, chance: random.Random) -> Workload:
 
 
 def settled(case: Case, now_s: float) -> Case:
-    """Return what becomes of jobs and nodes when targets are reached."""
+    """Return jobs and nodes after their targets are reached."""
     jobs, nodes, capacity = case
     targets = decide(jobs, nodes, capacity, now_s=now_s, pause_s=1.0)
     free = {node.name: dict(node.free) for node in nodes}
     for job in jobs:
-        for sign, places in ((1, job.nodes), (-1, targets[job.name].nodes)):
-            for place in places:
+        for sign, used in ((1, job.nodes), (-1, targets[job.name].nodes)):
+            for node in used:
                 for name, need in job.resources.items():
-                    free[place][name] += sign * need
+                    free[node][name] += sign * need
     after = [with_target(job, targets[job.name], now_s) for job in jobs]
     return after, [Node(name=name, free=left) for name, left in free.items()], capacity
 
 
 def with_target(job: Workload, target: Target, now_s: float) -> Workload:
-    """Return a job that has what it should have."""
+    """Return a job at its target."""
     if target.nodes == job.nodes:
         return job
     return msgspec.structs.replace(job, nodes=target.nodes, resized_s=now_s)
 
 
 def cases() -> dict[str, Case]:
-    """Return the situations to decide about."""
+    """Return the cases of the module's docstring."""
     chance = random.Random(7)
     nodes = [Node(name=f"node-{number}", free={"gpu": GPUS, "cpu": 64, "memory": 512}) for number in range(NODES)]
     start: Case = ([a_job(number, chance) for number in range(JOBS)], nodes, {"gpu": NODES * GPUS * 0.2})
@@ -86,8 +86,8 @@ def cases() -> dict[str, Case]:
     ended = [job for number, job in enumerate(jobs) if not number % 10]
     given_back = {node.name: dict(node.free) for node in busy}
     for job in ended:
-        for place in job.nodes:
-            given_back[place]["gpu"] += job.resources["gpu"]
+        for node in job.nodes:
+            given_back[node]["gpu"] += job.resources["gpu"]
     came = [a_job(number, chance) for number in range(JOBS, JOBS + len(ended))]
     return {
         "start": start,
@@ -98,13 +98,13 @@ def cases() -> dict[str, Case]:
 
 
 def took_ms(case: Case, rounds: int) -> float:
-    """Return the least of so many measurements."""
+    """Return the least of `rounds` measurements."""
     jobs, nodes, capacity = case
     return round(least_cpu_ms(lambda: decide(jobs, nodes, capacity, now_s=LATER_S, pause_s=30.0), rounds), 1)
 
 
 def main() -> None:
-    """Measure as the flags say, print what was found, and exit with 1 if it is too slow."""
+    """Measure, print the results, and exit with 1 if it is too slow."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=at_least_1, default=5)
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")

@@ -31,7 +31,7 @@ TITLES = {
 
 
 class Recorded:
-    """A planner whose answers are kept: at which time how many GPUs trained, and how many jobs waited."""
+    """A planner that records the GPUs in training and the pending jobs at each time."""
 
     def __init__(self, planner: Planner) -> None:
         self.pause_s = planner.pause_s
@@ -49,7 +49,7 @@ class Recorded:
 
 
 def draw_day(trace: Trace, file: Path) -> None:
-    """Draw what web and training use in a day under each policy, one above the other."""
+    """Draw the GPUs of web and training on one day, a panel for each policy."""
     plt = _pyplot()
     figure, axes = plt.subplots(len(COMPARED), 1, figsize=(9, 8), sharex=True, layout="constrained")
     for axis, name in zip(axes, COMPARED, strict=True):
@@ -107,12 +107,12 @@ def draw_curve(traces: Sequence[Trace], file: Path) -> None:
 
 
 def _steps(times: Sequence[float], changes: Sequence[tuple[float, float]]) -> list[float]:
-    """Return what holds at each time, by when it changed to what."""
-    found, value, place = [], changes[0][1], 0
+    """Return the value of a step function at each time."""
+    found, value, index = [], changes[0][1], 0
     for at_s in times:
-        while place < len(changes) and changes[place][0] <= at_s:
-            value = changes[place][1]
-            place += 1
+        while index < len(changes) and changes[index][0] <= at_s:
+            value = changes[index][1]
+            index += 1
         found.append(value)
     return found
 
@@ -127,7 +127,7 @@ def _pyplot() -> Any:
 
 
 def main() -> None:
-    """Draw both into the folder that is given."""
+    """Draw both into the given folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder

@@ -78,7 +78,7 @@ SLOWDOWN_MUST = 2.0
 
 
 def measured(system: System, load: Load, options: argparse.Namespace, folder: Path) -> Iterator[Change]:
-    """Yield what the changes of all rounds took; after one that training does not survive, a new job does the rest."""
+    """Yield the changes of all rounds; if training does not survive one, a new job continues."""
     todo = [(case, number) for number in range(options.repeat) for case in options.changes]
     attempt = 0
     while todo:
@@ -93,7 +93,7 @@ def measured(system: System, load: Load, options: argparse.Namespace, folder: Pa
             while todo and change.pause_s is not None:
                 change = bench.lose(*todo.pop(0))
                 yield change
-                if not bench.comes_back(change.case) and change.pause_s is not None:
+                if not bench.recovers(change.case) and change.pause_s is not None:
                     change = bench.join()
                     yield change
             if change.case == "join" and change.pause_s is None:
@@ -101,7 +101,7 @@ def measured(system: System, load: Load, options: argparse.Namespace, folder: Pa
 
 
 def figures(changes: Sequence[Change]) -> dict[str, Any]:
-    """Return medians and the worst of changes of one kind."""
+    """Return medians and maxima of changes of one kind."""
 
     def median(values: list[float]) -> float | None:
         return round(statistics.median(values), 3) if values else None
@@ -126,30 +126,34 @@ def figures(changes: Sequence[Change]) -> dict[str, Any]:
 
 
 def missed(system: System, case: str, megabytes: int, changes: Sequence[Change]) -> list[str]:
-    """Return in words what must hold and does not."""
+    """Return the requirements that are not met."""
     found = figures(changes)
     name = f"{system.name}, {megabytes} MB, {case}"
-    said = [f"{name}: {fault}" for change in changes for fault in change.faults]
+    problems = [f"{name}: {fault}" for change in changes for fault in change.faults]
     if system.own and found["not_resumed"]:
-        said.append(f"{name}: training did not go on, {found['not_resumed']} of {len(changes)} times")
+        problems.append(f"{name}: training did not go on, {found['not_resumed']} of {len(changes)} times")
     if system.own and (case in PLANNED or system.name == "live") and found.get("steps_repeated"):
-        said.append(f"{name}: {found['steps_repeated']} steps were done again")
+        problems.append(f"{name}: {found['steps_repeated']} steps were done again")
     if megabytes > SMALL_MB or (must := MUST_S.get((system.name, case))) is None:
-        return said
+        return problems
     if (pause := found.get("pause_s")) is not None and pause > must:
-        said.append(f"{name}: paused for {pause:.2f} s, at most {must:g} s is allowed")
+        problems.append(f"{name}: paused for {pause:.2f} s, at most {must:g} s is allowed")
     if found.get("slowdown_while_loading", 0) > SLOWDOWN_MUST:
-        said.append(f"{name}: steps took {found['slowdown_while_loading']:.1f} times as long while the newcomer loaded")
-    return said
+        problems.append(
+            f"{name}: steps took {found['slowdown_while_loading']:.1f} times as long while the newcomer loaded"
+        )
+    return problems
 
 
 def systems(options: argparse.Namespace, opened: contextlib.ExitStack) -> tuple[list[System], list[str]]:
-    """Return what is measured, and why something is not. What all of it needs is closed with `opened`."""
+    """Return the systems to measure, and why others are not. Shared resources are closed with `opened`."""
     if options.pods:
         from _elastic_pods import home, pods_job
 
-        place = opened.enter_context(home(options.kubeconfig))
-        found = [System(gear, own=True, open=functools.partial(pods_job, *place, gear)) for gear in options.gears]
+        cluster_and_redis = opened.enter_context(home(options.kubeconfig))
+        found = [
+            System(gear, own=True, open=functools.partial(pods_job, *cluster_and_redis, gear)) for gear in options.gears
+        ]
         return found, ["torchrun, paddle.distributed.launch: measured without --pods"]
     found = [System(gear, own=True, open=functools.partial(own_job, gear)) for gear in options.gears]
     skipped = []
@@ -172,11 +176,11 @@ def systems(options: argparse.Namespace, opened: contextlib.ExitStack) -> tuple[
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print a table of what was found, and what is wrong with it."""
+    """Print a table of the results, and the requirements that are not met."""
 
     def cells(result: dict[str, Any]) -> list[str]:
         key = result["system"], result["case"]
-        at_stake = result["megabytes"] <= SMALL_MB
+        has_limits = result["megabytes"] <= SMALL_MB
         numbers = ("pause_s", "worst_pause_s", "total_s", "worst_total_s", "all_three_s")
         repeated = result.get("steps_repeated")
         return [
@@ -185,8 +189,8 @@ def show(found: dict[str, Any]) -> None:
             result["case"],
             f"{result['count'] - result['not_resumed']}/{result['count']}",
             *(f"{result[name]:.2f}" if name in result else "" for name in numbers),
-            f"{MUST_S[key]:g}" if at_stake and key in MUST_S else "",
-            f"{AIM_S[key]:g}" if at_stake and key in AIM_S else "",
+            f"{MUST_S[key]:g}" if has_limits and key in MUST_S else "",
+            f"{AIM_S[key]:g}" if has_limits and key in AIM_S else "",
             f"x {result['slowdown_while_loading']:.2f}" if "slowdown_while_loading" in result else "",
             "" if repeated is None else str(repeated),
             " ".join(result.get("gears", [])),
@@ -194,14 +198,14 @@ def show(found: dict[str, Any]) -> None:
 
     headings = ["state", "system", "change", "resumed", "pause s", "worst", "total s", "worst", "all three"]
     print_table([*headings, "must", "aim", "steps while loading", "steps redone", "gear"], map(cells, found["results"]))
-    for said in found["skipped"]:
-        print(f"left out: {said}")
-    for said in found["missed"]:
-        print(f"missed: {said}")
+    for reason in found["skipped"]:
+        print(f"left out: {reason}")
+    for problem in found["missed"]:
+        print(f"missed: {problem}")
 
 
 def benchmark(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return what was measured, with the unit in each name."""
+    """Return the measurements, with the unit in each name."""
     with contextlib.ExitStack() as opened:
         return measurements(options, folder, *systems(options, opened))
 
@@ -209,7 +213,7 @@ def benchmark(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def measurements(
     options: argparse.Namespace, folder: Path, compared: list[System], skipped: list[str]
 ) -> dict[str, Any]:
-    """Return what was measured of these systems."""
+    """Measure these systems."""
     results: list[dict[str, Any]] = []
     wrong: list[str] = []
     load_before = os.getloadavg()[0]
@@ -239,7 +243,7 @@ def measurements(
 
 
 def main() -> None:
-    """Measure as the flags say and print what was found."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=at_least_1, nargs="+", default=[SMALL_MB, 200], help="of state")
     parser.add_argument("--gears", choices=("live", "warm", "cold"), nargs="*", default=["live", "warm"])
@@ -260,9 +264,9 @@ def main() -> None:
         options.megabytes, options.gears, options.changes = [SMALL_MB], ["live"], ["leave", "trainer killed"]
         options.repeat = 1
     if options.pods:
-        from _elastic_pods import why_not
+        from _elastic_pods import missing_requirement
 
-        if why := why_not(options.kubeconfig):
+        if why := missing_requirement(options.kubeconfig):
             parser.error(why)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
     with tempfile.TemporaryDirectory(prefix="edl-resize-") as temporary:

@@ -43,7 +43,7 @@ Figures = dict[str, float]
 
 
 class Turn(NamedTuple):
-    """What was done in a while: requests, seconds, and those of the processor in the clients and in what they ask."""
+    """Requests of a turn, its seconds, and CPU seconds of the clients and of the server."""
 
     requests: int
     wall_s: float
@@ -52,7 +52,7 @@ class Turn(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A model and who asks it."""
+    """A model and its clients."""
 
     model: str
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ class Server:
         self._case = case
 
     def turn(self, seconds: float) -> Turn:
-        """Ask for so long."""
+        """Send requests for `seconds`."""
         done = []
         run = measured(lambda: done.append(self._ask(time.perf_counter() + seconds)), self._processes)
         return Turn(done[0], run.wall_s, run.cpu_s, run.others_cpu_s)
@@ -126,18 +126,18 @@ def served(models: Path, case: Case, max_batch: int) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def bare(models: Path, case: Case) -> Iterator[Callable[[float], Turn]]:
-    """Load the model of `case` into a process that serves nobody; yields what lets it run for some seconds."""
+    """Load the model of `case` into a process without a server; yield a function that runs it for some seconds."""
     command = [sys.executable, str(Path(__file__).with_name("_bare_predictor.py")), str(models / case.model)]
     with subprocess.Popen(
         [*command, str(case.rows)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         if process.stdin is None or process.stdout is None or process.stdout.readline() != "ready\n":
             raise SystemExit("the bare predictor did not start")
-        told, said = process.stdin, process.stdout
+        stdin, stdout = process.stdin, process.stdout
 
         def turn(seconds: float) -> Turn:
-            print(seconds, file=told, flush=True)
-            runs, wall_s, cpu_s = said.readline().split()
+            print(seconds, file=stdin, flush=True)
+            runs, wall_s, cpu_s = stdout.readline().split()
             return Turn(int(runs), float(wall_s), 0.0, float(cpu_s))
 
         yield turn
@@ -146,7 +146,7 @@ def bare(models: Path, case: Case) -> Iterator[Callable[[float], Turn]]:
 def compared(
     case: Case, one: Callable[[float], Turn], other: Callable[[float], Turn], options: argparse.Namespace
 ) -> tuple[Figures, Figures, float]:
-    """Let both take turns; return the figures of each, and the median of the ratios of their rates."""
+    """Run both in turns; return the figures of each, and the median ratio of their rates."""
     for turn in (one, other):
         turn(WARM_UP_S)
     turns = [(one(options.seconds), other(options.seconds)) for _ in range(options.rounds)]
@@ -167,12 +167,12 @@ def figures(case: Case, turns: tuple[Turn, ...]) -> Figures:
 
 
 def benchmark(options: argparse.Namespace) -> dict[str, float]:
-    """Return what was measured, with the unit in each name."""
+    """Return the measurements, with the unit in each name."""
     found: dict[str, float] = {}
 
-    def note(case: Case, **figures_of: Figures) -> None:
+    def add(case: Case, **figures_of: Figures) -> None:
         found.update(
-            {f"{case.name}.{who}.{name}": value for who, of in figures_of.items() for name, value in of.items()}
+            {f"{case.name}.{part}.{name}": value for part, of in figures_of.items() for name, value in of.items()}
         )
 
     with tempfile.TemporaryDirectory() as folder:
@@ -182,11 +182,11 @@ def benchmark(options: argparse.Namespace) -> dict[str, float]:
         for case in SERVING:
             with bare(models, case) as alone, served(models, case, options.max_batch) as server:
                 teacher, predictor, ratio = compared(case, server.turn, alone, options)
-            note(case, teacher=teacher, bare=predictor)
+            add(case, teacher=teacher, bare=predictor)
             found[f"{case.name}.serving_ratio"] = ratio
         with served(models, BATCHING, options.max_batch) as joins, served(models, BATCHING, 1) as does_not:
             joined, single, ratio = compared(BATCHING, joins.turn, does_not.turn, options)
-        note(BATCHING, joined=joined, single=single)
+        add(BATCHING, joined=joined, single=single)
         found[f"{BATCHING.name}.batching_ratio"] = ratio
     return found
 

@@ -30,7 +30,7 @@ ROWS = 16
 LOGITS = 1000
 SHAPES = {"9.6 MB": (3, 224, 224), "200 KB": (1, 56, 56)}
 ROUND_BYTES = 200_000_000
-"""What each way moves in a round."""
+"""Bytes that each way moves in a round."""
 
 MOST_EXCHANGES = 400
 
@@ -39,7 +39,7 @@ Ask = Callable[[], None]
 
 
 def benchmark(shape: tuple[int, ...], rounds: int) -> dict[str, float]:
-    """Return what was measured for rows of this shape, with the unit in each name."""
+    """Return the measurements for rows of this shape, with the unit in each name."""
     rows = [np.ones(shape, np.float32) for _ in range(ROWS)]
     size = sum(row.nbytes for row in rows)
     signature = ModelSignature(
@@ -56,7 +56,7 @@ def benchmark(shape: tuple[int, ...], rounds: int) -> dict[str, float]:
         TeacherConnection(teacher.address) as sharing,
     ):
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sharing.signature()  # tells it that the teacher shares memory
+        sharing.signature()  # reads that the teacher shares memory
         ways: dict[str, tuple[Ask, Peer]] = {
             "bare": (lambda: by_socket(plain, rows, answer.nbytes), bare),
             "socket": (lambda: by_teacher(through_socket, rows), teacher),
@@ -68,13 +68,13 @@ def benchmark(shape: tuple[int, ...], rounds: int) -> dict[str, float]:
 def by_socket(connected: socket.socket, rows: list[Row], answer_bytes: int) -> None:
     sent = connected.sendmsg([row.data for row in rows])
     if sent != sum(row.nbytes for row in rows):
-        raise SystemExit("the kernel took a part only")
+        raise SystemExit("the kernel accepted only a part")
     connected.recv_into(np.empty(answer_bytes, np.uint8).data, answer_bytes, socket.MSG_WAITALL)
 
 
 def by_teacher(connection: TeacherConnection, rows: list[Row]) -> None:
     if connection.infer({"image": rows}, ["logits"])["logits"].shape != (ROWS, LOGITS):
-        raise SystemExit("not what was asked for")
+        raise SystemExit("got an answer of another shape")
 
 
 def repeat(ask: Ask, times: int) -> None:

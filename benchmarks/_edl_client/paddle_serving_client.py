@@ -1,6 +1,6 @@
 """Stands in for Paddle Serving's client, of which no wheel loads on a current system. For Python 3.7.
 
-It sends the bare bytes of what it is given, and takes those of the answers; see `_edl_teacher.py`.
+It sends the raw bytes of its inputs, and reads those of the answers; see `_edl_teacher.py`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ LOGITS = 10
 HEADER = struct.Struct("!IQ")
 
 feeds: dict[str, list[int]] = {}
-"""What is sent, with the shapes of a row; a real client reads them from its configuration."""
+"""Names of the inputs with the shapes of a row; a real client reads them from its configuration."""
 
 
 class Client:
-    """What the original's reader calls of it."""
+    """The methods that the original's reader calls."""
 
     def load_client_config(self, path: str) -> None:  # noqa: ARG002 - the file is empty
         self.feed_shapes_ = feeds

@@ -47,9 +47,9 @@ def main() -> None:
 
 
 def _load(url: str) -> Snapshot:
-    """Load the checkpoint. Exits with IS_GONE if it was deleted from a place of checkpoints. Raises EdlError."""
-    place, _, name = url.rstrip("/").rpartition("/")
-    store = CheckpointStore(Checkpoint(url=place or "."))
+    """Load the checkpoint. Exits with IS_GONE if it was deleted from its folder. Raises EdlError."""
+    folder, _, name = url.rstrip("/").rpartition("/")
+    store = CheckpointStore(Checkpoint(url=folder or "."))
     if not is_checkpoint_name(name) or not store.exists():
         raise SpecError("checkpoint", url, "the path or URL of one, as in `edl checkpoints ls PLACE --json`")
     try:
