@@ -33,6 +33,13 @@ def restricted(cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture
+def home(cluster: Cluster) -> Iterator[Cluster]:
+    """A namespace of the test's own, with all rights."""
+    with own_namespace(cluster.kubeconfig, cluster.image) as made:
+        yield made
+
+
+@pytest.fixture
 async def backend(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
     """A backend whose pods see the test's `tmp_path`; afterwards no object of its jobs remains."""
     made = cluster.backend(tmp_path)

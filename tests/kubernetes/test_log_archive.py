@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from edl_runtime.backends.interface import LogLine
-from edl_runtime.backends.kubernetes import log_archive, names
+from edl_runtime.backends.kubernetes import log_archive
 from edl_runtime.backends.kubernetes.client import KubernetesClient
 
 if TYPE_CHECKING:
@@ -35,11 +35,6 @@ async def _delete_all(api: KubernetesClient) -> None:
         await api.delete(config_map)
 
 
-def config_map(name: str, **labels: str) -> dict[str, Any]:
-    metadata = {"name": name, "labels": labels}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"lines": "mine"}}
-
-
 async def test_the_longest_of_several_archived_logs_is_kept(api: KubernetesClient) -> None:
     """In any order: a deleter may have found no pods any more. The next job of the name replaces it."""
     assert await log_archive.read_archived_log(api, "job") is None
@@ -53,25 +48,3 @@ async def test_the_longest_of_several_archived_logs_is_kept(api: KubernetesClien
         assert await log_archive.read_archived_log(api, "job") == (LINES, "")
     await log_archive.archive_log(api, "job", LINES[:1], run="five")
     assert await log_archive.read_archived_log(api, "job") == (LINES[:1], "")
-
-
-@pytest.mark.deep
-async def test_a_config_map_of_another_owner_is_not_changed(api: KubernetesClient) -> None:
-    """One with the name of an archived log is neither read nor overwritten."""
-    await api.create(config_map("job-log"))
-    await log_archive.archive_log(api, "job", LINES, run="one")
-    assert await log_archive.read_archived_log(api, "job") is None
-    found = await api.get("ConfigMap", "job-log")
-    assert found is not None
-    assert (found["data"], "binaryData" in found) == ({"lines": "mine"}, False)
-
-
-@pytest.mark.deep
-async def test_the_oldest_archived_logs_are_deleted(api: KubernetesClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those without a time first."""
-    monkeypatch.setattr(log_archive, "MAX_JOBS", 2)
-    await api.create(config_map("odd-log", **{names.LOG_OF: "odd"}))
-    for job in ("a", "b", "c"):
-        await log_archive.archive_log(api, job, LINES, run="one")
-    kept, _ = await api.list("ConfigMap", labels=names.LOG_OF)
-    assert {one["metadata"]["name"] for one in kept} == {"b-log", "c-log"}

@@ -1,4 +1,4 @@
-"""Scaling in the status of jobs that wait for a node or in a queue of Kueue."""
+"""Resizes of jobs in a queue of Kueue, on a cluster without Kueue."""
 
 from __future__ import annotations
 
@@ -13,15 +13,6 @@ from edl_runtime.errors import BackendError
 from edl_runtime.pods import Pod
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
-
-
-async def test_suspending_a_job_that_has_never_run_is_no_resize(backend: KubernetesBackend) -> None:
-    """So there is no cooldown when there is room for it."""
-    nowhere = msgspec.structs.replace(job(WAITS, kind="trainer"), pod=Pod(node_selector={"edl-test/place": "none"}))
-    await backend.submit(nowhere, token="mine", secrets={})
-    suspended = await backend.resize("job", 0)
-    assert suspended.scaling is not None
-    assert (suspended.is_suspended, suspended.scaling.resized_at) == (True, None)
 
 
 async def test_a_job_in_a_queue_of_kueue_stays_suspended_when_it_is_resized(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from support.backends.jobs import (
     job,
     reach,
 )
-from support.cluster.cluster import Cluster, own_namespace
+from support.cluster.cluster import Cluster
 from support.cluster.pod_faults import evict, pods_of, priority_class, quota, without_leftovers
 
 from edl_runtime.backends.interface import Backend, JobStatus
@@ -34,13 +33,6 @@ BARE_IMAGE = os.environ.get("EDL_TEST_BARE_IMAGE", "docker.io/library/python:3.1
 
 REASON_WITHIN_S = 120.0
 """How long a status may be without its reason."""
-
-
-@pytest.fixture
-def own_cluster(cluster: Cluster) -> Iterator[Cluster]:
-    """A namespace of the test's own."""
-    with own_namespace(cluster.kubeconfig, cluster.image) as made:
-        yield made
 
 
 def with_pod(spec: JobSpec, **pod: Any) -> JobSpec:
@@ -77,20 +69,20 @@ async def test_an_evicted_trainer_is_replaced(backend: Backend, cluster: Cluster
 
 
 @pytest.mark.deep
-async def test_an_eviction_is_counted_while_there_is_no_successor(own_cluster: Cluster) -> None:
+async def test_an_eviction_is_counted_while_there_is_no_successor(home: Cluster) -> None:
     """The Job keeps the evicted pod, and the count in it, until there is a successor."""
-    async with without_leftovers(own_cluster.backend(), own_cluster) as backend:
+    async with without_leftovers(home.backend(), home) as backend:
         await backend.submit(with_pod(job(WAITS, kind="trainer"), disruptions=1), token="mine", secrets={})
         (pod,) = (await reach(backend, "job", is_up)).instances
-        async with quota(own_cluster, {"pods": "0"}):
-            assert await evict(own_cluster, pod.pod)
+        async with quota(home, {"pods": "0"}):
+            assert await evict(home, pod.pod)
             message = "exceeded quota: tight"
             waiting = await reach(backend, "job", lambda status: status.instances[0].phase == "failed")
             assert [(one.pod, one.disruptions) for one in waiting.instances] == [(pod.pod, 1)]
 
             async def is_refused() -> bool:
-                path = f"/api/v1/namespaces/{own_cluster.namespace}/events?fieldSelector=reason=FailedCreate"
-                return any(message in event["message"] for event in (await own_cluster.request("GET", path))["items"])
+                path = f"/api/v1/namespaces/{home.namespace}/events?fieldSelector=reason=FailedCreate"
+                return any(message in event["message"] for event in (await home.request("GET", path))["items"])
 
             await eventually(is_refused, "a refusal")
             again = await backend.get("job")
@@ -152,10 +144,10 @@ async def test_a_pool_keeps_all_but_one_while_its_node_is_drained(backend: Backe
     assert not set(before) & set(await pods_of(cluster, "job"))
 
 
-async def test_a_job_waits_for_an_exhausted_quota_with_a_reason(own_cluster: Cluster) -> None:
+async def test_a_job_waits_for_an_exhausted_quota_with_a_reason(home: Cluster) -> None:
     """It starts when the quota is raised, and the reason is gone."""
-    async with without_leftovers(own_cluster.backend(), own_cluster) as backend:
-        async with quota(own_cluster, {"pods": "1"}):
+    async with without_leftovers(home.backend(), home) as backend:
+        async with quota(home, {"pods": "1"}):
             await backend.submit(job(WAITS, kind="trainer", instances=2), token="mine", secrets={})
             reason = "exceeded quota: tight, requested: pods=1, used: pods=1, limited: pods=1"
             status = await reach(backend, "job", lambda status: reason in status.reason, REASON_WITHIN_S)

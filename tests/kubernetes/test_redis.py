@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.cluster.cluster import REDIS_IMAGE, Cluster
-from support.cluster.manifests import container, create, manifests, path_of, ready_pod, remove, run_pod, secret
+from support.cluster.manifests import container, create, created, manifests, path_of, ready_pod, run_pod, secret
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -77,11 +77,8 @@ async def redis(restricted: Cluster, tmp_path: Path) -> AsyncIterator[dict[str, 
     objects = manifests("redis.yaml", restricted.namespace)
     container(objects)["image"] = REDIS_IMAGE
     objects = [volume(restricted, tmp_path / "data"), secret("edl-redis", password=PASSWORD), *objects]
-    await create(restricted, *objects)
-    try:
+    async with created(restricted, *objects):
         yield await ready_pod(restricted, "app.kubernetes.io/name=edl-redis")
-    finally:
-        await remove(restricted, *objects)
 
 
 def url(password: str = "") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +22,8 @@ from support.backends.jobs import (
     reach,
     wait_for_line,
 )
-from support.cluster.cluster import Cluster, own_namespace
-from support.cluster.manifests import create, manifests, path_of, remove
+from support.cluster.cluster import Cluster
+from support.cluster.manifests import account_token, create, created, manifests
 from support.cluster.pod_faults import kubeconfig_with
 
 from edl_runtime.backends.kubernetes import log_archive, names
@@ -114,23 +114,11 @@ def only(kind: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def home(cluster: Cluster) -> Iterator[Cluster]:
-    """A namespace of the test's own, with all rights."""
-    with own_namespace(cluster.kubeconfig, cluster.image) as made:
-        yield made
-
-
-@pytest.fixture
 async def limited(home: Cluster, tmp_path: Path) -> Cluster:
     """The same namespace with the token of role.yaml's service account."""
     await create(home, *manifests("role.yaml", home.namespace))
-    return await as_account(home, tmp_path)
-
-
-async def as_account(home: Cluster, folder: Path) -> Cluster:
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
-    token = await home.request("POST", f"{path_of(home, 'ServiceAccount', 'edl')}/token", request)
-    made = Cluster(kubeconfig_with(home, folder / "kubeconfig", token=token["status"]["token"]), home.image)
+    token = await account_token(home, "edl")
+    made = Cluster(kubeconfig_with(home, tmp_path / "kubeconfig", token=token), home.image)
     made.namespace = home.namespace
     return made
 
@@ -223,16 +211,13 @@ async def test_capacity_is_that_of_the_quota_until_nodes_may_be_read(home: Clust
     for one in objects:  # all namespaces share these names
         one["metadata"]["name"] += f"-{home.namespace}"
     only("ClusterRoleBinding", objects)["roleRef"]["name"] = only("ClusterRole", objects)["metadata"]["name"]
-    await create(home, *objects)
-    try:
 
-        async def nodes_count() -> bool:
-            return not (await backend.capacity()).only_node
+    async def nodes_count() -> bool:
+        return not (await backend.capacity()).only_node
 
+    async with created(home, *objects):
         await eventually(nodes_count, "the nodes in the capacity")
         both = await backend.capacity()
-    finally:
-        await remove(home, *objects)
     assert both.quota_left == {"cpu": 0.01}
     for node in both.nodes:
         assert 0 < node.free["memory"] <= node.total["memory"] < 1 << 50

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from support.backends.jobs import ended, eventually, lines
-from support.cluster.cluster import REDIS_IMAGE, Cluster, own_namespace
+from support.cluster.cluster import REDIS_IMAGE, Cluster
 from support.cluster.manifests import container, create, manifests, path_of, ready_pod, secret
 from support.network.certificates import Authority, CertificateFiles
 from support.paths import DEPLOY, SUPPORT, TESTS
@@ -40,13 +40,6 @@ def tls_secret(name: str, authority: Authority, shown: CertificateFiles) -> dict
     """Return a Secret as cert-manager makes it."""
     files = {"tls.crt": shown.cert, "tls.key": shown.key, "ca.crt": authority.ca}
     return secret(name, **{key: file.read_text() for key, file in files.items()})
-
-
-@pytest.fixture(scope="module")
-def home(cluster: Cluster) -> Iterator[Cluster]:
-    """A namespace of the test's own."""
-    with own_namespace(cluster.kubeconfig, cluster.image) as made:
-        yield made
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import yaml
@@ -20,6 +22,7 @@ _PATHS = {
     "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
     "PersistentVolume": "/api/v1/persistentvolumes",
+    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
     "Pod": "/api/v1/namespaces/{namespace}/pods",
     "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
     "ResourceQuota": "/api/v1/namespaces/{namespace}/resourcequotas",
@@ -72,6 +75,23 @@ async def create(cluster: Cluster, *objects: dict[str, Any]) -> None:
 async def remove(cluster: Cluster, *objects: dict[str, Any]) -> None:
     for one in objects:
         await cluster.request("DELETE", path_of(cluster, one["kind"], one["metadata"]["name"]))
+
+
+async def account_token(cluster: Cluster, name: str) -> str:
+    """Return a token of a service account."""
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    answer = await cluster.request("POST", f"{path_of(cluster, 'ServiceAccount', name)}/token", request)
+    return str(answer["status"]["token"])
+
+
+@asynccontextmanager
+async def created(cluster: Cluster, *objects: dict[str, Any]) -> AsyncIterator[None]:
+    """Create objects for the block."""
+    await create(cluster, *objects)
+    try:
+        yield
+    finally:
+        await remove(cluster, *objects)
 
 
 async def ready_pod(cluster: Cluster, labels: str, *, other_than: str = "") -> dict[str, Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
 from support.cluster.cluster import Cluster
+from support.cluster.manifests import account_token, create, created, path_of
 
 from edl_runtime.backends.interface import Backend
 
@@ -47,29 +48,21 @@ async def evict(cluster: Cluster, pod: str) -> bool:
 async def priority_class(cluster: Cluster, value: int) -> AsyncIterator[str]:
     """Make a PriorityClass; yield its name."""
     name = f"{cluster.namespace}-{value}"
-    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
     body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": value}
-    await cluster.request("POST", path, body)
-    try:
+    async with created(cluster, body):
         yield name
-    finally:
-        await cluster.request("DELETE", f"{path}/{name}")
 
 
 @asynccontextmanager
 async def quota(cluster: Cluster, hard: dict[str, str]) -> AsyncIterator[None]:
     """Set a ResourceQuota on the namespace for the block."""
-    path = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
     body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "tight"}, "spec": {"hard": hard}}
-    await cluster.request("POST", path, body)
-    async with asyncio.timeout(120):
-        while (await cluster.request("GET", f"{path}/tight")).get("status", {}).get("hard") != hard:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    try:
+    path = path_of(cluster, "ResourceQuota", "tight")
+    async with created(cluster, body):
+        async with asyncio.timeout(120):
+            while (await cluster.request("GET", path)).get("status", {}).get("hard") != hard:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         yield
-    finally:
-        with suppress(RuntimeError):
-            await cluster.request("DELETE", f"{path}/tight")
 
 
 def kubeconfig_with(cluster: Cluster, file: Path, *, port: int = 0, token: str = "") -> str:
@@ -100,21 +93,18 @@ def _kubeconfig(cluster: Cluster) -> tuple[Any, Any, Any]:
 
 async def token_of(cluster: Cluster, rights: Mapping[str, Sequence[str]]) -> str:
     """Return the token of a service account with `rights` in the namespace: verbs by "group/resource"."""
-    namespace = f"namespaces/{cluster.namespace}"
     rules = [
         {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
         for (group, _, resource), verbs in ((what.rpartition("/"), verbs) for what, verbs in rights.items())
     ]
     metadata = {"name": f"weak-{secrets.token_hex(3)}"}
-    rbac = f"/apis/rbac.authorization.k8s.io/v1/{namespace}"
+    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
     subject = {"kind": "ServiceAccount", "namespace": cluster.namespace, **metadata}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", **metadata}
-    accounts = f"/api/v1/{namespace}/serviceaccounts"
-    await cluster.request("POST", accounts, {"metadata": metadata})
-    await cluster.request("POST", f"{rbac}/roles", {"metadata": metadata, "rules": rules})
-    await cluster.request(
-        "POST", f"{rbac}/rolebindings", {"metadata": metadata, "roleRef": role, "subjects": [subject]}
+    await create(
+        cluster,
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
+        {**rbac, "kind": "Role", "metadata": metadata, "rules": rules},
+        {**rbac, "kind": "RoleBinding", "metadata": metadata, "roleRef": role, "subjects": [subject]},
     )
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token: str = (await cluster.request("POST", f"{accounts}/{metadata['name']}/token", request))["status"]["token"]
-    return token
+    return await account_token(cluster, metadata["name"])
