@@ -10,7 +10,7 @@ def least_cpu_ms(work: Callable[[], object], rounds: int) -> float:
     """Return the least of `rounds` measurements of this process's CPU time, in ms: others share the machine."""
     taken = []
     for _ in range(rounds):
-        begun = time.process_time()
+        began = time.process_time()
         work()
-        taken.append(time.process_time() - begun)
+        taken.append(time.process_time() - began)
     return min(taken) * 1000

@@ -50,7 +50,7 @@ def declared(evening: float = 18, midday: float = 15, otherwise: float = 8, gpus
 
 
 def always(kept: float, gpus: float = GPUS) -> TrafficWindows:
-    """Return windows that always keep so many GPUs for the web."""
+    """Return windows that always keep `kept` GPUs for the web."""
     return to_windows({"windows": [], "default": {"cluster": {"gpu": gpus - kept}}})
 
 

@@ -1,4 +1,4 @@
-"""What the tests of faults share."""
+"""Fixtures of the tests of faults."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from edl_runtime.settings import RuntimeSettings
 
 @pytest.fixture
 def settings(settings: RuntimeSettings) -> RuntimeSettings:
-    """With leases that do not run out however busy the machine is: who is to be noticed dead has a lease of its own."""
+    """With leases that do not expire on a busy machine; tests of killed members set shorter ones."""
     return msgspec.structs.replace(settings, teacher_wait_s=60.0, lease_ttl_s=600.0)
 
 
 @pytest.fixture(scope="session")
 def good() -> Iterator[Teacher]:
-    """A real teacher that no test may hurt."""
+    """A real teacher without faults."""
     with running_teacher("support.models:slow") as teacher:
         yield teacher
 
@@ -33,6 +33,6 @@ def faulty_process(good: Teacher) -> Iterator[FaultyTeacher]:
 
 @pytest.fixture
 def faulty(faulty_process: FaultyTeacher) -> FaultyTeacher:
-    """A teacher of the same model that does as it is told."""
+    """A teacher of the same model with faults on command."""
     faulty_process.set_behaviour("good")
     return faulty_process

@@ -1,4 +1,4 @@
-"""What tests of real parts share."""
+"""Fixtures of the integration tests."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A world that must be empty of processes when its test is over."""
-    from support.airflow.world import World, checked_world  # Airflow, which most tests do without
+    """A world that must have no processes after the test."""
+    from support.airflow.world import World, checked_world  # imports Airflow, which most tests do not need
 
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
     yield from checked_world(World(tmp_path, redis_url, namespace, monkeypatch))
@@ -32,8 +32,8 @@ def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.Mo
 
 @pytest.fixture(scope="session")
 def s3_url() -> Iterator[str]:
-    """The URL of a server that talks S3."""
-    from support.object_store import running_server  # moto, which most tests do without
+    """The URL of an S3 server."""
+    from support.object_store import running_server  # imports moto
 
     with running_server() as url:
         yield url
@@ -41,11 +41,11 @@ def s3_url() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A URL in an empty bucket, with all that is needed to use it in the environment."""
+    """A URL in an empty bucket, with its settings in the environment."""
     from support.object_store import BUCKET, SECRET, empty
 
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     empty(s3_url)
@@ -54,12 +54,12 @@ def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def tls(tmp_path: Path) -> tuple[ssl.SSLContext, Trust]:
-    """What a teacher at 127.0.0.1 shows, and who believes it."""
+    """The TLS context of a teacher at 127.0.0.1, and the trust of a student."""
     from support.network.certificates import Authority
 
     authority = Authority(tmp_path / "ours")
-    shown = authority.sign("127.0.0.1")
-    made = RuntimeSettings(tls_cert=str(shown.cert), tls_key=str(shown.key), teacher_ca=str(authority.ca))
+    certificate = authority.sign("127.0.0.1")
+    made = RuntimeSettings(tls_cert=str(certificate.cert), tls_key=str(certificate.key), teacher_ca=str(authority.ca))
     context, trust = server_tls_context(made), client_trust(made)
     assert context is not None
     assert trust is not None
@@ -75,7 +75,7 @@ async def client(redis_url: str) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 async def backend(work_dir: Path) -> AsyncIterator[LocalBackend]:
-    """A local backend without jobs, and without any process afterwards."""
+    """A local backend without jobs; afterwards no process of it remains."""
     made = LocalBackend(work_dir)
     yield made
     for status in await made.list():

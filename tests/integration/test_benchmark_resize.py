@@ -1,4 +1,4 @@
-"""The resize benchmark runs, and what it makes of steps that were written down is right."""
+"""benchmarks/resize.py, and its computation of pauses from logged steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.paths import BENCHMARKS
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module that judges steps."""
+    """The module `_elastic_pauses`."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module("_elastic_pauses")
 
@@ -26,7 +26,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def stepped(
     pauses: ModuleType, generation: int, numbers: Iterable[int], *, began: float, instances: tuple[int, ...] = (0, 1)
 ) -> list[Any]:
-    """Return steps of all ranks, a tenth of a second each, instance 0 a little earlier than the others."""
+    """Return steps of all ranks, of 0.1 s each; each rank is 10 ms later than the one before."""
     return [
         pauses.Step(
             at=began + 0.1 * count + 0.01 * rank,
@@ -53,8 +53,8 @@ def test_a_pause_ends_when_all_ranks_have_stepped(pauses: ModuleType) -> None:
     assert pauses.resumed([step for step in stepped(pauses, 2, [1, 2], began=0.0) if step.rank == 0]) == []
 
 
-def test_steps_done_again_left_out_or_apart_are_found(pauses: ModuleType) -> None:
-    """Each is told with its generation and rank."""
+def test_repeated_skipped_and_diverging_steps_are_found(pauses: ModuleType) -> None:
+    """Each fault names the generation, and the rank of a repeated or skipped step."""
     twice = stepped(pauses, 3, [1, 2, 2, 3], began=0.0)
     assert pauses.faults(twice, 1) == [
         f"rank {rank} of generation 3 did not come to steps [2] one by one" for rank in (0, 1)
@@ -66,12 +66,12 @@ def test_steps_done_again_left_out_or_apart_are_found(pauses: ModuleType) -> Non
     assert pauses.faults(apart, 1) == ["the ranks of generation 3 began at steps [1, 2]"]
 
 
-def test_what_only_the_dead_had_done_is_not_done_again(pauses: ModuleType) -> None:
-    """Whose number a process of another pod may have; survivors differ from it by a step."""
+def test_steps_that_only_a_killed_trainer_did_are_not_repeated(pauses: ModuleType) -> None:
+    """Processes of two pods may have the same process id; the survivors are a step behind."""
 
     def step(number: int, rank: int, generation: int = 1, world_size: int = 2) -> Any:
-        where = {"instance": rank, "pid": 7, "host": f"pod-{rank}", "rank": rank}
-        return pauses.Step(at=float(number), generation=generation, world_size=world_size, step=number, **where)
+        process = {"instance": rank, "pid": 7, "host": f"pod-{rank}", "rank": rank}
+        return pauses.Step(at=float(number), generation=generation, world_size=world_size, step=number, **process)
 
     steps = [step(1, 0), step(2, 0), step(1, 1), step(2, 1), step(3, 1), step(3, 0, generation=2, world_size=1)]
     (after,) = pauses.resumed(steps, after=1)
@@ -80,8 +80,8 @@ def test_what_only_the_dead_had_done_is_not_done_again(pauses: ModuleType) -> No
     assert pauses.repeated(steps, after, victim=None) == 1
 
 
-def test_steps_while_a_newcomer_loads_are_compared_with_those_before(pauses: ModuleType) -> None:
-    """Only the generation that the newcomer is not in counts, and few steps tell nothing."""
+def test_the_slowdown_compares_steps_while_an_instance_loads_with_those_before(pauses: ModuleType) -> None:
+    """Of the generation before the new instance joins; None with too few steps."""
     steps = stepped(pauses, 1, range(1, 11), began=0.0)
     slower = [
         pauses.Step(at=0.9 + 0.3 * count, instance=0, pid=1, generation=1, rank=0, world_size=1, step=10 + count)
@@ -94,8 +94,8 @@ def test_steps_while_a_newcomer_loads_are_compared_with_those_before(pauses: Mod
 @pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_changes_of_instances_are_measured(tmp_path: Path) -> None:
-    """Training goes on after each, live, from the same step; how fast is for people to judge."""
+def test_the_benchmark_measures_resizes_of_processes(tmp_path: Path) -> None:
+    """Training resumes after each, live, from the same step; the times are not checked."""
     command = [sys.executable, str(BENCHMARKS / "resize.py"), "--quick", "--json", "--keep", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode in (0, 1), done.stderr

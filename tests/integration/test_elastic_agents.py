@@ -290,11 +290,11 @@ def test_an_unchanged_script_of_pytorch_goes_on_from_its_own_checkpoints(
     with running_group(out, settings, instances="1:2", command=[str(TORCH_PYTHON), str(TORCH), str(out)]) as group:
         group.start(0)
         alone = group.await_generation(0)
-        group.await_log(0, "rank 0 of 1 goes on from step 0")
+        group.await_log(0, "rank 0 of 1 resumes from step 0")
         group.start(1)
         group.await_generation(0, 1, after=alone.generation)
         assert group.statuses() == {0: 0, 1: 0}, group.history()
-        begun = group.await_log(0, "rank 0 of 2 goes on from step ")
+        begun = group.await_log(0, "rank 0 of 2 resumes from step ")
         assert int(begun.split()[0]) > 0
         weights = {file.name: file.read_text() for file in out.glob("rank-*")}
         assert set(weights) == {"rank-0-of-2", "rank-1-of-2"}

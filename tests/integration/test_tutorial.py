@@ -15,10 +15,10 @@ from edl_runtime.store.redis_client import connect
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-async def test_jobs_make_way_for_a_third(work_dir: Path, redis_url: str, namespace: str) -> None:
-    """The first runs 10, the second joins with 8, and both shrink for the third; no shard is consumed in vain.
+async def test_two_jobs_shrink_to_make_room_for_a_third(work_dir: Path, redis_url: str, namespace: str) -> None:
+    """The first has 10 trainers, the second 8; both shrink for the third, and no shard is unfinished.
 
-    Nothing else reserves something here, so what others took there is left free.
+    There is no other load here, so as much is left free.
     """
     cpus = float(os.cpu_count() or 1)
     backend = LocalBackend(work_dir)

@@ -1,4 +1,4 @@
-"""What tests on a real cluster share."""
+"""Fixtures of the tests on a real cluster."""
 
 from __future__ import annotations
 

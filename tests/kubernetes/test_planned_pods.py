@@ -44,8 +44,8 @@ async def test_a_job_in_a_queue_of_kueue_grows_once_all_its_pods_are_admitted(
     await backend.submit(queued, token="mine", secrets={})
     merge = "application/merge-patch+json"
     path = f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs/job"
-    begun = await cluster.request("PATCH", path, {"spec": {"suspend": False}}, content=merge)
-    assert begun["metadata"]["annotations"][names.ELASTIC_IN_QUEUE] == "true"
+    started = await cluster.request("PATCH", path, {"spec": {"suspend": False}}, content=merge)
+    assert started["metadata"]["annotations"][names.ELASTIC_IN_QUEUE] == "true"
     await reach(backend, "job", lambda status: status.reason == "instance 0 waits in Kueue's queue")
     with pytest.raises(BackendError, match="1 pods of 'job' wait in Kueue's queue 'gpus'"):
         await backend.resize("job", 3)

@@ -1,4 +1,4 @@
-"""No example of hypothesis has a time limit, whichever tests run beside these, and Redis may be slow."""
+"""Settings of hypothesis, and long time limits of Redis."""
 
 from __future__ import annotations
 

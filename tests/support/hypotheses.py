@@ -1,4 +1,4 @@
-"""How hypothesis runs here: no time limit for one example on a busy machine, and the same examples in each CI run."""
+"""Settings of hypothesis: no time limit for an example, and the same examples in each CI run."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ EVERY_S = 2.0
 
 
 def spec(name: str, namespace: str, cpus: float) -> JobSpec:
-    """Return a job of the tutorial on so many CPUs."""
+    """Return a job of the tutorial, scaled to `cpus` CPUs."""
     bounds, share = SIZES[name]
     env = RuntimeSettings(namespace=namespace, job=name, lease_ttl_s=30.0).to_env()
     return JobSpec(
@@ -93,9 +93,9 @@ class Tutorial:
             for job in await self.backend.list():
                 await self.backend.delete(job.name)
         for name in SIZES:
-            consumed, begun = await self.consumed(name)
+            consumed, unfinished = await self.consumed(name)
             assert consumed > 0
-            assert begun == 0
+            assert unfinished == 0
 
     async def _play(self, cpus: float, other_load: float) -> None:
         """Submit the three jobs one after the other, and check the columns of `edl monitor`.

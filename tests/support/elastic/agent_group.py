@@ -75,9 +75,9 @@ class Group:
     def trainer(self, instance: int) -> psutil.Process:
         """Return the instance's trainer: the last that was started, so neither a standby nor an earlier one."""
         log = self.log(instance)
-        begun = re.findall(r"worker\.started .*\bpid=(\d+)", log)
+        started = re.findall(r"worker\.started .*\bpid=(\d+)", log)
         agent = psutil.Process(self.agents[instance].pid)
-        found = [child for child in agent.children() if begun and child.pid == int(begun[-1])]
+        found = [child for child in agent.children() if started and child.pid == int(started[-1])]
         assert found, f"instance {instance} has no trainer:\n{log}"
         return found[0]
 

@@ -21,15 +21,15 @@ def main(out: Path) -> None:
     torch.manual_seed(7)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    kept, begun = out / "kept.pt", 0
+    kept, done = out / "kept.pt", 0
     if kept.exists():
         state = torch.load(kept)
         model.load_state_dict(state["model"])
-        begun = state["step"]
+        done = state["step"]
     parallel = DistributedDataParallel(model)
     dist.barrier()  # all have read it before rank 0 writes the next
-    print(f"rank {rank} of {world_size} goes on from step {begun}", flush=True)  # noqa: T201 -- as scripts do
-    for step in range(begun + 1, STEPS + 1):
+    print(f"rank {rank} of {world_size} resumes from step {done}", flush=True)  # noqa: T201 -- as scripts do
+    for step in range(done + 1, STEPS + 1):
         optimizer.zero_grad()
         parallel(torch.full((2, 4), float(rank + step % 7))).mean().backward()
         optimizer.step()
