@@ -7,9 +7,11 @@ A thread for each connection. Prints its address and ends when its input is clos
 
 from __future__ import annotations
 
+import functools
 import socket
 import sys
 import threading
+from collections.abc import Callable
 
 
 def serve(connection: socket.socket, request_bytes: int, answer_bytes: int) -> None:
@@ -19,16 +21,20 @@ def serve(connection: socket.socket, request_bytes: int, answer_bytes: int) -> N
         connection.sendmsg([answer])
 
 
-def accept(server: socket.socket, request_bytes: int, answer_bytes: int) -> None:
-    while True:
-        connection, _ = server.accept()
-        threading.Thread(target=serve, args=(connection, request_bytes, answer_bytes), daemon=True).start()
+def run(serve: Callable[[socket.socket], None]) -> None:
+    """Serve each connection in a thread; print the address and return when standard input is closed."""
+
+    def accept() -> None:
+        while True:
+            connection, _ = server.accept()
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, daemon=True).start()
+        host, port = server.getsockname()
+        print(f"{host}:{port}", flush=True)
+        sys.stdin.read()
 
 
 if __name__ == "__main__":
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        host, port = listening.getsockname()
-        sizes = int(sys.argv[1]), int(sys.argv[2])
-        threading.Thread(target=accept, args=(listening, *sizes), daemon=True).start()
-        print(f"{host}:{port}", flush=True)
-        sys.stdin.read()
+    run(functools.partial(serve, request_bytes=int(sys.argv[1]), answer_bytes=int(sys.argv[2])))

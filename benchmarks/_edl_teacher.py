@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import sys
-import threading
 
+from _bare_server import run
 from _data import LOGITS
 
 HEADER = struct.Struct("!IQ")
@@ -28,15 +27,5 @@ def serve(connection: socket.socket) -> None:
     connection.close()
 
 
-def accept(server: socket.socket) -> None:
-    while True:
-        connection, _ = server.accept()
-        threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-
 if __name__ == "__main__":
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        host, port = listening.getsockname()
-        threading.Thread(target=accept, args=(listening,), daemon=True).start()
-        print(f"{host}:{port}", flush=True)
-        sys.stdin.read()
+    run(serve)

@@ -21,8 +21,9 @@ from support.backends.jobs import (
 
 from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR
-from edl_runtime.specs import Bounds, JobSpec
+from edl_runtime.specs import Bounds, JobKind, JobSpec
 
+ALL = "print('no such model'); raise SystemExit(78)"
 NEVER_AT_1 = exits_at("1", EX_CONFIG) + WAITS
 """Instance 1 can never work as configured; the others do."""
 
@@ -53,15 +54,6 @@ async def test_a_pool_keeps_running_without_an_instance_that_exits_with_78(backe
     assert status.last_lines == ("no such model",)
     assert (healthy.phase, healthy.restarts, healthy.given_up) == ("running", 0, False)
     assert (bad.phase, bad.given_up, bad.exit_code) == ("failed", True, EX_CONFIG)
-
-
-async def test_a_pool_fails_when_all_its_instances_exit_with_78(backend: Backend) -> None:
-    """The status has the last lines of the last one."""
-    await backend.submit(job("print('no such model'); raise SystemExit(78)", instances=2), token="mine", secrets={})
-    status = await ended(backend)
-    assert status.phase == "failed"
-    assert status.reason.endswith("exited with 78, which says that it can never work as configured")
-    assert status.last_lines == ("no such model",)
 
 
 @pytest.mark.on_pods
@@ -119,17 +111,16 @@ async def test_elastic_trainers_keep_running_without_one_that_exits_with_78(back
     assert sorted(instance.given_up for instance in status.instances) == [False, False, True]
 
 
-@pytest.mark.parametrize(("fewest", "code"), [(1, "raise SystemExit(78)"), (2, NEVER_AT_1)])
-async def test_elastic_trainers_fail_when_fewer_than_the_minimum_are_left(
-    backend: Backend, fewest: int, code: str
+@pytest.mark.parametrize(("kind", "least", "code"), [("pool", 1, ALL), ("trainer", 1, ALL), ("trainer", 2, NEVER_AT_1)])
+async def test_a_job_fails_when_fewer_than_its_minimum_are_left(
+    backend: Backend, kind: JobKind, least: int, code: str
 ) -> None:
-    """When all have given up, or so many that the minimum of the bounds is out of reach."""
-    spec = job(code, kind="trainer", elastic=True, instances=2)
-    await backend.submit(msgspec.structs.replace(spec, bounds=Bounds(fewest, 4)), token="mine", secrets={})
+    """When all instances have exited with 78, or so many that the minimum of elastic trainers is out of reach."""
+    spec = job(code, kind=kind, elastic=kind == "trainer", instances=2)
+    await backend.submit(msgspec.structs.replace(spec, bounds=Bounds(least, 4)), token="mine", secrets={})
     status = await ended(backend)
-    assert status.phase == "failed"
+    assert (status.phase, status.last_lines, status.failed_permanently) == ("failed", ("no such model",), True)
     assert status.reason.endswith("exited with 78, which says that it can never work as configured")
-    assert status.failed_permanently
 
 
 @pytest.mark.parametrize(("exit_code", "is_permanent"), [(EX_DATAERR, True), (1, False)])

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from support.airflow.world import World, registered, until
+from support.airflow.world import World, registered
+from support.teachers.process import wait_until
 
 from edl_airflow.plugin import EdlPlugin, pages
 from edl_runtime.progress import Progress, publish_progress
@@ -48,7 +49,7 @@ def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.Mo
     words = ("python", "-c", "print('<script>alert(1)</script>')")
     spec = JobSpec(name="student", kind="trainer", command=words, bounds=Bounds(1, 1), instances=1)
     asyncio.run(world.backend.submit(spec, token="try-1", secrets={}))
-    until(lambda: world.jobs()["student"] == "succeeded")
+    wait_until(lambda: world.jobs()["student"] == "succeeded")
     return world
 
 
@@ -103,7 +104,7 @@ def test_a_task_s_job_is_for_those_who_may_read_the_logs_of_its_dag(
     ):
         spec = JobSpec(name=name, kind=kind, command=words, bounds=Bounds(1, 1), instances=1)  # type: ignore[arg-type]
         asyncio.run(world.backend.submit(spec, token=f"{dag}/{name}-1234/1", secrets={}))
-    until(lambda: world.jobs()["payroll"] == "succeeded")
+    wait_until(lambda: world.jobs()["payroll"] == "succeeded")
     monkeypatch.setattr(Roles, "readable", ("nightly",))
     secret = ("jobs/edl_default/payroll", "jobs/edl_default/payroll/log", "pools/edl_default/wages")
     denied = [_get(f"/{page}", token) for page in (*secret, "jobs/edl_default/nobody", "jobs/edl_default/student/log")]
@@ -125,7 +126,7 @@ def test_who_may_read_a_dag_and_not_its_logs_sees_no_job_of_it(
     words = ("python", "-c", "print('a word')")
     spec = JobSpec(name="night", kind="trainer", command=words, bounds=Bounds(1, 1), instances=1)
     asyncio.run(world.backend.submit(spec, token="nightly/night-1234/1", secrets={}))
-    until(lambda: world.jobs()["night"] == "succeeded")
+    wait_until(lambda: world.jobs()["night"] == "succeeded")
     paths = [f"/jobs/edl_default/{page}" for page in ("night", "night/log", "student", "student/log")]
     assert [_get(path, token).status_code for path in paths] == [200] * 4
     monkeypatch.setattr(Roles, "hidden", (entity,))
@@ -139,7 +140,7 @@ def test_of_a_pool_that_no_task_has_started_only_the_log_is_for_few(
     words = ("python", "-c", "raise SystemExit('the prices of all')")
     spec = JobSpec(name="shared", kind="pool", command=words, bounds=Bounds(1, 1), instances=1)
     asyncio.run(world.backend.submit(spec, token="edl-submit-1/0", secrets={}))
-    until(lambda: asyncio.run(world.backend.get("shared")).last_lines)
+    wait_until(lambda: asyncio.run(world.backend.get("shared")).last_lines)
     assert "the prices of all" in _get("/pools/edl_default/shared", token).text
     monkeypatch.setattr(Roles, "readable", ())
     page = _get("/pools/edl_default/shared", token)
@@ -153,7 +154,7 @@ def test_a_large_log_costs_a_page_of_a_million_bytes(world: World, token: str, m
     words = ("python", "-c", "for n in range(3000): print(n, 'x' * 2000)")
     spec = JobSpec(name="loud", kind="trainer", command=words, bounds=Bounds(1, 1), instances=1)
     asyncio.run(world.backend.submit(spec, token="nightly/loud-1234/1", secrets={}))
-    until(lambda: world.jobs()["loud"] == "succeeded")
+    wait_until(lambda: world.jobs()["loud"] == "succeeded")
     threads = []
     render = pages.log_page
 

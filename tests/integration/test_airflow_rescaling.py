@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 from support.airflow.rescaling_task import context, supervisor
-from support.airflow.world import World, until
+from support.airflow.world import World
 from support.backends.jobs import WAITS
 from support.paths import SUPPORT
+from support.teachers.process import wait_until
 
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 from edl_runtime.autoscale.policy.decide import decide
@@ -43,7 +44,7 @@ class Jobs:
         """Start jobs with so many instances each, and wait until these run."""
         for name, instances in sizes.items():
             asyncio.run(self._world.backend.submit(self._spec(name, instances), token="test/1", secrets={}))
-        until(lambda: self._running() == {**self._running(), **sizes})
+        wait_until(lambda: self._running() == {**self._running(), **sizes})
 
     def wanted(self) -> dict[str, int]:
         return {job.name: job.wanted for job in asyncio.run(self._world.backend.list())}
@@ -136,7 +137,7 @@ def test_a_pass_that_is_killed_half_way_is_completed_by_the_next(world: World, j
     assert meant == {"first": 2, "second": 2, "third": 2}
     killed = _begun(world, max_load=load, policy="rescaling_task:halts_one")
     try:
-        until(lambda: jobs.wanted()["first"] == 2, timeout_s=60)
+        wait_until(lambda: jobs.wanted()["first"] == 2, within_s=60)
         assert jobs.wanted() == {"first": 2, "second": 4, "third": 1}
     finally:
         killed.kill()
@@ -187,7 +188,7 @@ def test_two_runs_at_once_come_one_after_the_other(world: World, jobs: Jobs, mon
     def another_begins() -> None:
         if not other.ident:
             other.start()
-            until(lambda: waits() or not other.is_alive())
+            wait_until(lambda: waits() or not other.is_alive())
 
     given = {"max_load": jobs.load_of(6), "policy": _slowly(monkeypatch, another_begins)}
     with capture_logs() as logged:

@@ -26,8 +26,8 @@ from support.airflow.world import (
     resume,
     run_task,
     trigger_of,
-    until,
 )
+from support.teachers.process import wait_until
 
 from edl_airflow.failures import TaskKilledError
 from edl_airflow.operators.resize import EdlResizeOperator
@@ -43,7 +43,7 @@ def _when_started(world: World, do: Callable[[], object]) -> threading.Thread:
     """Do something in a thread once the student has started."""
 
     def wait_and_do() -> None:
-        until(world.starts)
+        wait_until(world.starts)
         do()
 
     thread = threading.Thread(target=wait_and_do)
@@ -192,7 +192,7 @@ def test_training_goes_on_while_redis_is_away(
 
         def lose_redis() -> None:
             own_redis.kill()
-            until(lambda: "The training continues" in capsys.readouterr().out)
+            wait_until(lambda: "The training continues" in capsys.readouterr().out)
             world.go()
 
         thread = _when_started(world, lose_redis)

@@ -21,10 +21,11 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from support.airflow.asset_watcher import AssetStates, watching
 from support.airflow.fakes import deferred_by
-from support.airflow.world import World, distill, fired, resume, run_task, trigger_of, until
+from support.airflow.world import World, distill, fired, resume, run_task, trigger_of
 from support.depth import examples
 from support.object_store import SECRET, files
 from support.paths import DAGS
+from support.teachers.process import wait_until
 
 from edl_airflow.failures import UserError
 from edl_airflow.operators.resize import EdlResizeOperator
@@ -163,9 +164,9 @@ def test_a_training_that_is_ended_by_force_returns_what_it_left_in_the_end(
 
     def trained() -> None:
         try:
-            until(lambda: asyncio.run(_progress(trains)) > 0, 100)
+            wait_until(lambda: asyncio.run(_progress(trains)) > 0, 100)
             halt.touch()
-            until((trains.folder / "halted").exists)
+            wait_until((trains.folder / "halted").exists)
         finally:
             late_s["by"] = 3600.0
 
@@ -182,7 +183,7 @@ def test_a_training_that_is_ended_by_force_returns_what_it_left_in_the_end(
 def test_a_training_where_another_job_keeps_its_checkpoints_fails_at_once(trains: World) -> None:
     """Another run of the same DAG, say: the error says whose the folder is, and Airflow does not try again."""
     deferred_by(_train(trains, 10_000, job="first", deferrable=True), trains.context())
-    until(lambda: asyncio.run(_progress(trains)) > 0)
+    wait_until(lambda: asyncio.run(_progress(trains)) > 0)
     with pytest.raises(UserError, match=r"job 'first' \(of the Airflow task 'nightly/distill', in namespace "):
         _train(trains, 1, job="second").execute(trains.context(map_index=1))
     assert list(trains.jobs()) == ["first"]
@@ -249,7 +250,7 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
         (job,) = asyncio.run(trains.backend.list())
         assert (job.is_suspended, job.instances) == (True, ())
         assert not running.poke(context)
-        until(tells_that_it_waits)
+        wait_until(tells_that_it_waits)
     at = _step(trains)
     assert 3 <= at < 8 * epochs
     assert run_task(quiet, context) == logged
@@ -326,7 +327,7 @@ def test_students_come_while_they_distil(trains: World) -> None:
         run_task(EdlJobSensor(task_id="wait", job="student", timeout=90, deferrable=True), context)
         grow = EdlResizeOperator(task_id="grow", job="student", instances=2, deferrable=True)
         assert run_task(grow, context) == {"job": "student", "instances": 2}
-        until((trains.folder / "seen-1").exists, 100)
+        wait_until((trains.folder / "seen-1").exists, 100)
     finally:
         (trains.folder / "go").touch()
         following.join()
@@ -459,7 +460,7 @@ def _seven_o_clock(world: World, before: int, now: dict[str, float], evening: da
         return progress > before + 20
 
     try:
-        until(has_trained, 250)
+        wait_until(has_trained, 250)
     finally:
         now["at"] = evening.timestamp() + 9 * 3600  # else the night has no end
 

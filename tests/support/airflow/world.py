@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from pkgutil import resolve_name
@@ -19,21 +19,15 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import TaskDeferred
 from support.airflow.fakes import deferred_by
+from support.paths import TESTS
 from support.students import readers
+from support.teachers.process import wait_until
 
 from edl_airflow.operators.distill import EdlDistillOperator
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import TeacherSpec, TrainerSpec
-
-MODEL = """
-from edl_runtime.teacher import TensorSpec, served
-
-@served(inputs=[TensorSpec("x", "FP32", (-1, 2))], outputs=[TensorSpec("y", "FP32", (-1, 2))])
-def double(inputs):
-    return {"y": inputs["x"] * 2}
-"""
 
 STUDENT = """
 import os, sys, time
@@ -85,8 +79,9 @@ class World:
         for module in ("runtime.runner", "sensors.base"):
             monkeypatch.setattr(f"edl_airflow.{module}.POLL_INTERVAL_S", 0.1)
         monkeypatch.setattr("edl_airflow.runtime.log.FINAL_LINES_WAIT_S", 60.0)
-        for name, text in (("answers", MODEL), ("student", STUDENT), ("reports", REPORTS)):
+        for name, text in (("student", STUDENT), ("reports", REPORTS)):
             (folder / f"{name}.py").write_text(text)
+        shutil.copy(TESTS / "system" / "dags" / "answers.py", folder)
         self.connect_to(redis_url)
 
     def connect_to(self, redis_url: str) -> None:
@@ -158,7 +153,7 @@ def checked_world(world: World) -> Iterator[World]:
     """Yield a world that must have no processes after the test."""
     yield world
     try:
-        until(lambda: not world.processes())  # a supervisor ends a moment after its job is gone
+        wait_until(lambda: not world.processes())  # a supervisor ends a moment after its job is gone
     finally:
         for name in world.jobs():
             asyncio.run(world.backend.delete(name))
@@ -174,7 +169,7 @@ def distill(world: World, does: str = "ends", **changes: Any) -> EdlDistillOpera
 async def follow_until_started(world: World, deferred: TaskDeferred) -> None:
     """Run the trigger until the student has started, then cancel it, as an ending triggerer does."""
     running = asyncio.ensure_future(fired(trigger_of(deferred)))
-    await asyncio.to_thread(until, world.starts)
+    await asyncio.to_thread(wait_until, world.starts)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -204,15 +199,6 @@ def run_task(operator: Any, context: Any) -> Any:
         return operator.execute(context)
     deferred = deferred_by(operator, context)
     return resume(operator, context, deferred, asyncio.run(fired(trigger_of(deferred))))
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 100) -> Any:
-    """Wait for something to be true, and return it."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not become true"
-        time.sleep(0.02)
-    return found
 
 
 def registered(world: World, pool: str, address: str) -> AbstractContextManager[None]:

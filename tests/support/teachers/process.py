@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 import msgspec
 import psutil
 from support.paths import TESTS
 
+T = TypeVar("T")
 PATIENCE_S = 100.0
 """Longest wait for what takes a moment unless the machine is busy."""
 
@@ -64,13 +66,13 @@ def starting_teacher(model: str, *flags: str, env: Mapping[str, str] | None = No
         process.communicate()
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> float:
-    """Wait for `condition`; return how many seconds it took. Fails after `within_s`."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < within_s, f"not true within {within_s} s"
+def wait_until(condition: Callable[[], T], within_s: float = PATIENCE_S) -> T:
+    """Wait until `condition` is true; return its value. Fails after `within_s`."""
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not true within {within_s} s"
         time.sleep(0.01)
-    return time.monotonic() - begin
+    return found
 
 
 def is_gone(process: psutil.Process) -> bool:
