@@ -181,7 +181,7 @@ def _rescaled(redis: RedisServer, work_dir: Path) -> dict[str, Any]:
 def _connections(pods: PodHost, proxy: Proxy, home: Path) -> dict[str, dict[str, Any]]:
     """Return the connections to the cluster: `edl_far` uses the proxy, and pods of `edl_pods` have Paddle.
 
-    Pods see the DAGs of the tests, the folder of dags/interrupted.py, and the examples.
+    Pods see the DAGs of the tests, the folder of interrupted students, and the examples.
     """
     interrupted = home / "interrupted"
     interrupted.mkdir()
