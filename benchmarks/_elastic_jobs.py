@@ -49,17 +49,45 @@ class Load(NamedTuple):
         return [str(folder), *flags, *(["--busy"] if self.busy else [])]
 
 
+class Group:
+    """The members and events of a job of this project, read from Redis."""
+
+    def __init__(self, url: str, namespace: str, gear: Gear) -> None:
+        from redis import Redis
+
+        self._redis: Any = Redis.from_url(url, decode_responses=True)
+        self._namespace = namespace
+        self._gear = gear
+
+    def settled(self) -> bool:
+        """Whether all members are ready for the next change."""
+        records = self._redis.hvals(keys.group_keys(self._namespace, NAME)[1])
+        members = [msgspec.json.decode(record, type=TrainerMember) for record in records]
+        return self._gear == "cold" or all(member.standby for member in members)
+
+    def gears(self) -> dict[int, Gear]:
+        """Return the transition mode of each generation."""
+        entries = self._redis.xrange(keys.group_events(self._namespace, NAME))
+        events = [msgspec.json.decode(fields["event"], type=Event) for _, fields in entries]
+        return {event.generation: event.gear for event in events if event.gear}
+
+    def close(self) -> None:
+        self._redis.close()
+
+
 class Job(Protocol):
     """A training whose instances, by number, are started and stopped.
 
     - `folder`: where trainers log their steps.
     - `removes_highest`: only the instance with the highest number can be stopped.
     - `restarts_killed`: a killed instance is restarted.
+    - `group`: what Redis has of a job of this project, None of others.
     """
 
     folder: Path
     removes_highest: bool = False
     restarts_killed: bool = False
+    group: Group | None = None
 
     def start(self, instance: int) -> None:
         """Start an agent; an earlier one with this number must have ended."""
@@ -81,9 +109,11 @@ class Job(Protocol):
 
     def settled(self) -> bool:
         """Whether no other work than training is in progress, as far as is known."""
+        return self.group is None or self.group.settled()
 
     def gears(self) -> dict[int, Gear]:
         """Return the transition mode of each generation, if agents have such modes."""
+        return self.group.gears() if self.group else {}
 
     def close(self) -> None:
         """Kill all remaining processes."""
@@ -135,13 +165,9 @@ class ProcessJob(Job):
     def running(self) -> bool:
         return any(agent.poll() is None for agent in self._agents.values())
 
-    def settled(self) -> bool:
-        return True
-
-    def gears(self) -> dict[int, Gear]:
-        return {}
-
     def close(self) -> None:
+        if self.group:
+            self.group.close()
         self._record_processes()
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -157,32 +183,6 @@ class ProcessJob(Job):
                 self._processes |= {process, *process.children(recursive=True)}
 
 
-class Group:
-    """The members and events of a job of this project, read from Redis."""
-
-    def __init__(self, url: str, namespace: str, gear: Gear) -> None:
-        from redis import Redis
-
-        self._redis: Any = Redis.from_url(url, decode_responses=True)
-        self._namespace = namespace
-        self._gear = gear
-
-    def settled(self) -> bool:
-        """Whether all members are ready for the next change."""
-        records = self._redis.hvals(keys.group_keys(self._namespace, NAME)[1])
-        members = [msgspec.json.decode(record, type=TrainerMember) for record in records]
-        return self._gear == "cold" or all(member.standby for member in members)
-
-    def gears(self) -> dict[int, Gear]:
-        """Return the transition mode of each generation."""
-        entries = self._redis.xrange(keys.group_events(self._namespace, NAME))
-        events = [msgspec.json.decode(fields["event"], type=Event) for _, fields in entries]
-        return {event.generation: event.gear for event in events if event.gear}
-
-    def close(self) -> None:
-        self._redis.close()
-
-
 class OwnJob(ProcessJob):
     """A job of this project's agents."""
 
@@ -193,17 +193,7 @@ class OwnJob(ProcessJob):
         super().__init__(
             folder, lambda _: agent, lambda instance: msgspec.structs.replace(settings, instance=instance).to_env()
         )
-        self._group = Group(url, settings.namespace, gear)
-
-    def settled(self) -> bool:
-        return self._group.settled()
-
-    def gears(self) -> dict[int, Gear]:
-        return self._group.gears()
-
-    def close(self) -> None:
-        self._group.close()
-        super().close()
+        self.group = Group(url, settings.namespace, gear)
 
 
 @contextlib.contextmanager

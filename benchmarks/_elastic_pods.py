@@ -70,7 +70,7 @@ class PodsJob(Job):
             ),
         )
         self._spec = elastic_job(script, BOUNDS, gear=gear)
-        self._group = Group(redis.url, settings.namespace, gear)
+        self.group: Group = Group(redis.url, settings.namespace, gear)
         self._submitted = False
         self._status: tuple[float, JobStatus] | None = None
 
@@ -109,15 +109,9 @@ class PodsJob(Job):
             self._status = now, asyncio.run(self._backend.get(NAME))
         return not self._status[1].has_ended
 
-    def settled(self) -> bool:
-        return self._group.settled()
-
-    def gears(self) -> dict[int, Gear]:
-        return self._group.gears()
-
     def close(self) -> None:
         """Save the logs of the job's pods, and delete it."""
-        self._group.close()
+        self.group.close()
         with contextlib.suppress(UnknownJobError):
             (self.folder / "pods.log").write_text(asyncio.run(self._log()))
             asyncio.run(self._backend.delete(NAME))
