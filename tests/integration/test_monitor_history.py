@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from redis.asyncio import Redis
-from support.autoscale.jobs import history_point
+from support.autoscale.jobs import past
 
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.history import HistoryPoint
@@ -32,8 +32,8 @@ async def remembered_before(client: Redis, namespace: str, point: HistoryPoint, 
 async def test_points_come_back_in_order_with_their_times(client: Redis, namespace: str) -> None:
     """From a time on, and the one that held then."""
     for ago_s, running in ((2000.0, 1), (500.0, 2), (300.0, 3), (100.0, 4)):
-        await remembered_before(client, namespace, history_point(0.0, a=running), ago_s)
-    assert await history.record_point(client, namespace, history_point(7.0, a=5))
+        await remembered_before(client, namespace, past(0.0, a=running), ago_s)
+    assert await history.record_point(client, namespace, past(7.0, a=5))
     now = time.time()
     found = await history.read_points(client, namespace, since=now - 400)
     assert [point.jobs["a"].running for point in found] == [2, 3, 4, 5]
@@ -44,12 +44,12 @@ async def test_points_come_back_in_order_with_their_times(client: Redis, namespa
 @pytest.mark.parametrize(
     ("ago_s", "before", "added"),
     [
-        (4.0, history_point(0.0, a=1), True),
-        (4.0, history_point(0.0, a=2), False),
-        (30.0, history_point(0.0, a=2), False),
-        (61.0, history_point(0.0, a=2), True),
-        (-100.0, history_point(0.0, a=2), False),
-        (-100.0, history_point(0.0, a=1), True),
+        (4.0, past(0.0, a=1), True),
+        (4.0, past(0.0, a=2), False),
+        (30.0, past(0.0, a=2), False),
+        (61.0, past(0.0, a=2), True),
+        (-100.0, past(0.0, a=2), False),
+        (-100.0, past(0.0, a=1), True),
     ],
 )
 async def test_a_point_is_added_when_there_is_something_new(
@@ -57,7 +57,7 @@ async def test_a_point_is_added_when_there_is_something_new(
 ) -> None:
     """Not within a minute of one that says the same."""
     await remembered_before(client, namespace, before, ago_s)
-    assert await history.record_point(client, namespace, history_point(0.0, a=2)) is added
+    assert await history.record_point(client, namespace, past(0.0, a=2)) is added
     assert await client.xlen(keys.history(namespace)) == 1 + added
 
 
@@ -66,7 +66,7 @@ async def test_of_many_at_once_the_first_and_the_last_stay(
 ) -> None:
     """Whoever looks writes, nothing is doubled, and what holds after a burst is known."""
     monkeypatch.setattr(history, "TWO_WITHIN_MS", 600_000)
-    points = [history_point(0.0, a=number) for number in range(8)]
+    points = [past(0.0, a=number) for number in range(8)]
     same = await asyncio.gather(*(history.record_point(client, namespace, points[0]) for _ in range(8)))
     assert sum(same) == 1
     for point in points[1:]:
@@ -87,7 +87,7 @@ async def test_the_past_is_bounded(client: Redis, namespace: str, monkeypatch: p
     key = keys.history(namespace)
     monkeypatch.setattr(history, "MOST_POINTS", 1_500)
     monkeypatch.setattr(history, "MOST_BYTES", 1 << 20)
-    for seen, most in ((history_point(0.0, a=1), 1_500), (history_point(0.0, window="w" * 1024), 1_000)):
+    for seen, most in ((past(0.0, a=1), 1_500), (past(0.0, window="w" * 1024), 1_000)):
         await client.delete(key)
         async with client.pipeline(transaction=False) as many:
             for number in range(2_000):
@@ -120,7 +120,7 @@ async def test_without_redis_the_error_says_so() -> None:
     """As with all that is asked of it."""
     async with connect("redis://:secret@127.0.0.1:1/0") as client:
         with pytest.raises(RegistryUnavailableError, match=r"127.0.0.1:1"):
-            await history.record_point(client, "team", history_point(0.0))
+            await history.record_point(client, "team", past(0.0))
 
 
 @pytest.mark.parametrize("kept", ['{"at": "noon"}', "what is this"])

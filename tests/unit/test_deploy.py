@@ -114,14 +114,14 @@ def shown() -> dict[str, set[str]]:
     signature = ModelSignature(name="model")
     HttpServer(signature, PredictorPool([], signature, metrics, DeviceLoad(1)), Arena.create(1), metrics)
     target = JobTarget(name="job", kind="trainer", instances=1, target=2, reason="grows")
-    running_job = build_snapshot(
+    seen = build_snapshot(
         [job("job", 1)],
         capacity(node(total={"cpu": 2.0}, used={"cpu": 1.0})),
         RescalingPlan(at=1.0, window="night", capacity={"cpu": 1.0}, targets=(target,)),
         {"pool": PoolDemand(teachers={"t": TeacherReport(busy=1.0, over_s=10.0)}, students={"s": StudentReport()})},
         2.0,
     )
-    return samples(ReaderCollector(lambda: stats)) | samples(metrics) | samples(MonitorCollector(lambda: running_job))
+    return samples(ReaderCollector(lambda: stats)) | samples(metrics) | samples(MonitorCollector(lambda: seen))
 
 
 def test_the_dashboard_asks_for_metrics_and_labels_that_there_are(shown: dict[str, set[str]]) -> None:

@@ -53,9 +53,7 @@ def capacity(*nodes: NodeCapacity) -> Capacity:
     return Capacity(nodes=nodes)
 
 
-def history_point(
-    at: float, *, window: str = "", cpu: ResourceUse | None = None, **jobs: int | JobState
-) -> HistoryPoint:
+def past(at: float, *, window: str = "", cpu: ResourceUse | None = None, **jobs: int | JobState) -> HistoryPoint:
     """Return a history point with the running instances or the state of each job."""
     return HistoryPoint(
         at=at,

@@ -22,7 +22,7 @@ from edl_runtime.monitor.snapshot import MonitorSnapshot, build_snapshot
 from edl_runtime.pool_reports import PoolDemand, TeacherReport
 
 
-def running_job(plan: RescalingPlan | None = None) -> MonitorSnapshot:
+def seen(plan: RescalingPlan | None = None) -> MonitorSnapshot:
     return build_snapshot(
         [
             job("a", 2, resources={"cpu": 1.0}),
@@ -58,7 +58,7 @@ def test_all_that_is_seen_is_shown() -> None:
     """Jobs by phase, instances and targets by name, resources with their units, pools."""
     target = JobTarget(name="a", kind="trainer", instances=2, target=4, reason="grows")
     plan = RescalingPlan(at=3.0, window="night", capacity={"cpu": 6.0}, targets=(target,))
-    assert shown(running_job(plan)) == {
+    assert shown(seen(plan)) == {
         "edl_look_timestamp_seconds": 5.0,
         "edl_plan_timestamp_seconds": 3.0,
         "edl_window{window=night}": 1.0,
@@ -93,12 +93,12 @@ def test_all_that_is_seen_is_shown() -> None:
 def test_what_nobody_knows_is_not_shown() -> None:
     """No target, capacity or window is made up when nobody rescales."""
     missing = ("edl_target", "edl_training", "edl_window", "edl_plan", "edl_pool_waiting")
-    assert [name for name in shown(running_job()) if name.startswith(missing)] == []
+    assert [name for name in shown(seen()) if name.startswith(missing)] == []
 
 
 def test_it_is_served_as_long_as_it_is_wanted() -> None:
     """What was seen last, on this machine alone; then the port is free again."""
-    last = running_job()
+    last = seen()
     with serving(lambda: last, *parse_address("0")) as url:
         assert url.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(url) as answer:
@@ -116,15 +116,15 @@ def test_a_port_that_is_taken_is_named() -> None:
     """An error, for the command was asked to show metrics there."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(SpecError, match=rf"127.0.0.1:{port}.*in use"), serving(running_job, "127.0.0.1", port):
+        with pytest.raises(SpecError, match=rf"127.0.0.1:{port}.*in use"), serving(seen, "127.0.0.1", port):
             pass
 
 
 def test_off_loopback_metrics_need_a_token() -> None:
     """Off loopback none is an error, and with one nobody else is told anything."""
-    with pytest.raises(SpecError, match="EDL_MONITOR_TOKEN"), serving(running_job, "0.0.0.0", 0):
+    with pytest.raises(SpecError, match="EDL_MONITOR_TOKEN"), serving(seen, "0.0.0.0", 0):
         pass
-    with serving(running_job, "127.0.0.1", 0, "t0ken") as url:
+    with serving(seen, "127.0.0.1", 0, "t0ken") as url:
         for header in ({}, {"Authorization": "Bearer wr0ng"}, {"Authorization": "Bearer t\u00f6ken"}):
             request = urllib.request.Request(url, headers=header)
             with pytest.raises(urllib.error.HTTPError, match="401") as refused:
@@ -139,7 +139,7 @@ def test_silent_clients_have_few_threads() -> None:
     """They have not shown the token: beyond a few, the oldest is closed, and who scrapes is answered."""
     before = threading.active_count()
     with ExitStack() as stack:
-        url = stack.enter_context(serving(running_job, "127.0.0.1", 0, "t0ken"))
+        url = stack.enter_context(serving(seen, "127.0.0.1", 0, "t0ken"))
         port = int(url.split(":")[2].split("/")[0])
         silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), 60)) for _ in range(2 * MOST_CONNECTIONS)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.autoscale.jobs import history_point
+from support.autoscale.jobs import past
 
 from edl_runtime.autoscale.history import HOLDS_S, ResourceUse
 from edl_runtime.errors import SpecError
@@ -40,12 +40,12 @@ def test_an_hour_as_it_was() -> None:
         "cpu": ResourceUse(total=12.0, reserved=10.0, ours=8.0, allowed=11.0),
     }
     points = [
-        history_point(NOON, example=4, late="pending", **by_day),
-        history_point(NOON + 720, example=4, late="pending", **by_day),
-        history_point(NOON + 1440, example=4, late="pending", **by_day),
-        history_point(NOON + 1800, example=2, late=8, **by_night),
-        history_point(NOON + 2520, example="suspended", late=8, **by_night),
-        history_point(NOON + 3240, late=8, **by_night),
+        past(NOON, example=4, late="pending", **by_day),
+        past(NOON + 720, example=4, late="pending", **by_day),
+        past(NOON + 1440, example=4, late="pending", **by_day),
+        past(NOON + 1800, example=2, late=8, **by_night),
+        past(NOON + 2520, example="suspended", late=8, **by_night),
+        past(NOON + 3240, late=8, **by_night),
     ]
     assert history_rows(points, since=NOON, until=NOON + 3600) == [
         ("2025-06-15 12:00:00", "day", "50.00%", "-", "example:4|late:pending"),
@@ -57,7 +57,7 @@ def test_an_hour_as_it_was() -> None:
 
 def test_rows_say_where_nobody_looked() -> None:
     """Before the first point, and where one is too old to hold."""
-    points = [history_point(NOON + 60, a=1), history_point(NOON + 60 + 2 * HOLDS_S, a=1)]
+    points = [past(NOON + 60, a=1), past(NOON + 60 + 2 * HOLDS_S, a=1)]
     rows = history_rows(points, since=NOON, until=NOON + 2 * HOLDS_S + 90)
     assert [(time[-8:], jobs) for time, *_, jobs in rows] == [
         ("12:00:00", "(not observed)"),
@@ -69,14 +69,14 @@ def test_rows_say_where_nobody_looked() -> None:
 
 def test_a_point_holds_until_the_next() -> None:
     """One from before the time that is asked about holds from its beginning, and the last one to its end."""
-    first, second = history_point(-5.0, a=1), history_point(20.0, a=2)
+    first, second = past(-5.0, a=1), past(20.0, a=2)
     found = segments_of([first, second], since=0.0, until=60.0)
     assert [(one.start, one.end, one.point) for one in found] == [(0.0, 20.0, first), (20.0, 60.0, second)]
 
 
 def test_a_point_does_not_speak_for_a_time_in_which_nobody_looked() -> None:
     """It holds for a quarter of an hour at most, and what is older than that tells nothing."""
-    points = [history_point(-HOLDS_S, a=1), history_point(10.0, a=1), history_point(10.0 + 3 * HOLDS_S, a=1)]
+    points = [past(-HOLDS_S, a=1), past(10.0, a=1), past(10.0 + 3 * HOLDS_S, a=1)]
     found = segments_of(points, since=0.0, until=20.0 + 3 * HOLDS_S)
     assert [(one.start, one.end) for one in found] == [
         (10.0, 10.0 + HOLDS_S),
@@ -87,13 +87,7 @@ def test_a_point_does_not_speak_for_a_time_in_which_nobody_looked() -> None:
 def test_spans_join_what_stays_the_same() -> None:
     """Not across a time in which nobody looked, and not where there was nothing."""
     later = 3 * HOLDS_S
-    points = [
-        history_point(0.0, a="pending"),
-        history_point(9.0, a="pending", b=1),
-        history_point(12.0, a=3),
-        history_point(20.0),
-        history_point(later, a=1),
-    ]
+    points = [past(0.0, a="pending"), past(9.0, a="pending", b=1), past(12.0, a=3), past(20.0), past(later, a=1)]
     found = spans(segments_of(points, since=0.0, until=later + 1), state_of("a"))
     assert found == [
         StateSpan(0.0, 12.0, "pending"),
@@ -104,7 +98,7 @@ def test_spans_join_what_stays_the_same() -> None:
 
 def test_jobs_stand_in_the_order_in_which_they_came() -> None:
     """By name where they came together."""
-    points = [history_point(0.0, c=1, b=1), history_point(1.0, a=1, b=1)]
+    points = [past(0.0, c=1, b=1), past(1.0, a=1, b=1)]
     assert jobs_of(segments_of(points, since=0.0, until=2.0)) == ["b", "c", "a"]
 
 
@@ -129,7 +123,7 @@ def test_ten_jobs_of_a_day(tmp_path: Path) -> None:
         for hour in range(24)
     }
     points = [
-        history_point(
+        past(
             600.0 * number,
             window="night" if number < 72 else "day",
             cpu=use[number // 6],
@@ -151,7 +145,7 @@ def test_ten_jobs_of_a_day(tmp_path: Path) -> None:
 
 def test_without_jobs_it_is_still_a_picture(tmp_path: Path) -> None:
     """Axes and nothing else, as when nobody looked; also with a cluster of which nothing is known."""
-    for points in ([], [history_point(0.0)]):
+    for points in ([], [past(0.0)]):
         png.save(points, tmp_path / "past.png", since=0.0, until=3600.0)
         assert share(pixels(tmp_path / "past.png"), "#ffffff") > 0.9
 

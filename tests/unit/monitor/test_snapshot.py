@@ -46,18 +46,18 @@ TUTORIAL = {"example": 0.036, "example1": 0.040, "example2": 0.108}
 def test_the_tutorials_rows(jobs: dict[str, int], expected: str) -> None:
     """Other load of 184m in a cluster of one CPU, and the tutorial's jobs as they come: its columns by the letter."""
     used = 0.184 + sum(TUTORIAL[name] * count for name, count in jobs.items())
-    running_job = look(
+    seen = look(
         *(job(name, count, max(count, 1), resources={"cpu": TUTORIAL[name]}) for name, count in jobs.items()),
         there=capacity(node(total={"cpu": 1.0, "gpu": 0.0}, used={"cpu": used})),
     )
     assert HEADINGS[:4] == ("SUBMITTED-JOBS", "PENDING-JOBS", "RUNNING-TRAINERS", "CPU-UTILS")
-    assert " ".join(summary_row(running_job)) == expected
-    assert running_job.use["cpu"].ours == pytest.approx(used - 0.184)
+    assert " ".join(summary_row(seen)) == expected
+    assert seen.use["cpu"].ours == pytest.approx(used - 0.184)
 
 
 def test_all_nodes_count_together() -> None:
     """Of each resource what nodes have, what all and what ours reserve, and what training may use by the plan."""
-    running_job = look(
+    seen = look(
         job("a", 2, 5, resources={"cpu": 2.0, "gpu": 1.0}),
         job("done", 4, phase="succeeded", resources={"cpu": 50.0}),
         there=capacity(
@@ -66,24 +66,24 @@ def test_all_nodes_count_together() -> None:
         ),
         plan=RescalingPlan(at=1.0, capacity={"cpu": 6.4}),
     )
-    assert running_job.use == {
+    assert seen.use == {
         "cpu": ResourceUse(total=16.0, reserved=5.0, ours=4.0, allowed=6.4),
         "gpu": ResourceUse(total=4.0, reserved=2.0, ours=2.0),
         "memory": ResourceUse(total=100.0, reserved=25.0),
     }
-    assert summary_row(running_job)[3:] == ("31.25%", "50.00%")
+    assert summary_row(seen)[3:] == ("31.25%", "50.00%")
 
 
 def test_a_cluster_of_which_nothing_is_known_has_no_use() -> None:
     """Then the columns say so, and jobs are shown all the same."""
-    running_job = look(job("a", 1), lacks=["what nodes have is unknown"])
-    assert summary_row(running_job) == ("1", "0", "a:1", "-", "-")
-    assert (running_job.use, running_job.lacks) == ({}, ("what nodes have is unknown",))
+    seen = look(job("a", 1), lacks=["what nodes have is unknown"])
+    assert summary_row(seen) == ("1", "0", "a:1", "-", "-")
+    assert (seen.use, seen.lacks) == ({}, ("what nodes have is unknown",))
 
 
 def test_pending_is_who_has_no_instance_that_runs() -> None:
     """Not who has some, has ended, or is a pool; and who is told to wait is marked."""
-    running_job = look(
+    seen = look(
         job("waits", 0, 2),
         job("told-to-wait", 0, 0, phase="pending"),
         job("leaves", 1, 0),
@@ -91,31 +91,26 @@ def test_pending_is_who_has_no_instance_that_runs() -> None:
         job("over", 0, 2, phase="failed"),
         job("pool", 0, 1, kind="pool"),
     )
-    assert running_job.submitted == ("grows", "leaves", "told-to-wait", "waits")
-    assert (running_job.pending, running_job.suspended) == (("told-to-wait", "waits"), ("told-to-wait",))
-    assert summary_row(running_job)[:3] == ("4", "2", "grows:1|leaves:1|told-to-wait:suspended|waits:0")
-    assert [(line.name, line.state) for line in running_job.jobs if line.kind == "pool"] == [("pool", "pending")]
+    assert seen.submitted == ("grows", "leaves", "told-to-wait", "waits")
+    assert (seen.pending, seen.suspended) == (("told-to-wait", "waits"), ("told-to-wait",))
+    assert summary_row(seen)[:3] == ("4", "2", "grows:1|leaves:1|told-to-wait:suspended|waits:0")
+    assert [(line.name, line.state) for line in seen.jobs if line.kind == "pool"] == [("pool", "pending")]
 
 
 def test_targets_stand_with_their_reasons() -> None:
     """A job that the plan does not know yet has none; what is wrong with a job is told as well."""
     targets = (JobTarget(name="a", kind="trainer", instances=2, target=4, reason="grows: more is free"),)
     plan = RescalingPlan(at=3.0, window="night", until=9.0, capacity={}, targets=targets, notes=("an odd window",))
-    running_job = look(job("b", 0, 1, reason="no image"), job("a", 2), plan=plan)
+    seen = look(job("b", 0, 1, reason="no image"), job("a", 2), plan=plan)
     a = JobLine(name="a", kind="trainer", state="running", running=2, wanted=2, target=4, reason="grows: more is free")
     b = JobLine(name="b", kind="trainer", state="pending", running=0, wanted=1, trouble="no image")
-    assert running_job.jobs == (a, b)
-    assert (running_job.planned_at, running_job.window, running_job.until, running_job.notes) == (
-        3.0,
-        "night",
-        9.0,
-        ("an odd window",),
-    )
+    assert seen.jobs == (a, b)
+    assert (seen.planned_at, seen.window, seen.until, seen.notes) == (3.0, "night", 9.0, ("an odd window",))
 
 
 def test_pools_are_those_of_the_backend_and_those_of_redis() -> None:
     """One that is known to both is one; teachers started by hand have no number that is wanted."""
-    running_job = look(
+    seen = look(
         job("both", 1, 3, kind="pool"),
         job("quiet", 1, kind="pool"),
         job("a", 1),
@@ -127,12 +122,12 @@ def test_pools_are_those_of_the_backend_and_those_of_redis() -> None:
             "by-hand": PoolDemand(teachers={"t0": None, "t1": None}),
         },
     )
-    assert running_job.pools == (
+    assert seen.pools == (
         PoolLine(name="both", running=1, wanted=3, teachers=1, students=2, busy=0.9, waiting=0.25),
         PoolLine(name="by-hand", teachers=2, students=0),
         PoolLine(name="quiet", running=1, wanted=1),
     )
-    assert running_job.submitted == ("a",)
+    assert seen.submitted == ("a",)
 
 
 def test_a_point_says_what_ran_and_what_was_reserved() -> None:
