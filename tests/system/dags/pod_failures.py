@@ -1,8 +1,4 @@
-<<<<<<<< HEAD:tests/system/dags/pod_failures.py
 """Jobs on pods that wait, fail or are evicted: see test_pod_failures.py."""
-========
-"""Jobs on pods that wait, fail or are evicted: see test_airflow_pods.py."""
->>>>>>>> a1313e15 (Name the system tests and their helpers in plain words):tests/system/dags/pods_in_trouble.py
 
 from __future__ import annotations
 
