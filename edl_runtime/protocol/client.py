@@ -29,8 +29,7 @@ from edl_runtime.protocol.http_heads import (
     ResponseHead,
     render_request,
 )
-from edl_runtime.protocol.infer_messages import decode_response, encode_request
-from edl_runtime.protocol.message_body import JSON_LIMIT, Buffer, EncodedRequest
+from edl_runtime.protocol.infer_messages import JSON_LIMIT, Buffer, EncodedRequest, decode_response, encode_request
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.protocol.shared_memory import (
     MAX_REGION_BYTES,

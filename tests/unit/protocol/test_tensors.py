@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 from edl_runtime.protocol.errors import AnswerLimitError, ProtocolError
-from edl_runtime.protocol.infer_messages import decode_request, decode_response, encode_request, encode_response
-from edl_runtime.protocol.message_body import JSON_LIMIT, EncodedRequest
+from edl_runtime.protocol.infer_messages import (
+    JSON_LIMIT,
+    EncodedRequest,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
 from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec
 from edl_runtime.protocol.tensors import Array, datatype_of, dtype_of
 
