@@ -20,7 +20,7 @@ from edl_runtime.concurrency import unless_stopped
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.monitor.snapshot import HEADINGS, MonitorSnapshot, summary_row, take_snapshot
 from edl_runtime.monitor.terminal import live, print_picture
-from edl_runtime.monitor.timeline import HISTORY_HEADINGS, history_rows
+from edl_runtime.monitor.timeline import HISTORY_HEADINGS, history_rows, save_png
 from edl_runtime.protocol.address import check_exposure
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
@@ -128,9 +128,7 @@ async def _show_history(settings: RuntimeSettings, length_s: float, png: Path | 
             "edl: nothing was recorded in that time; `edl monitor` and `edl autoscale` record the history", err=True
         )
     if png:
-        from edl_runtime.monitor.png import save
-
-        await asyncio.to_thread(save, points, png, since=now - length_s, until=now)
+        await asyncio.to_thread(save_png, points, png, since=now - length_s, until=now)
         click.echo(f"edl: drawn into {png}", err=True)
 
 

@@ -25,7 +25,7 @@ from edl_runtime.teacher.models.model import ModelOptions
 from edl_runtime.teacher.predictor.execute import EncodedAnswer, encode_refusal
 from edl_runtime.teacher.predictor.process import DROP, FORGET, PING, RAN, RECORD, LoadFailure, PredictorTask, unpack
 from edl_runtime.teacher.shm.arena import IDLE, READING, Arena
-from edl_runtime.teacher.shm.fd_passing import RegionSender, region_channel
+from edl_runtime.teacher.shm.regions import RegionSender, region_channel
 
 Done = Callable[[EncodedAnswer], None]
 

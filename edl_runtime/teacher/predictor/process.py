@@ -24,7 +24,7 @@ from edl_runtime.teacher.models.model import ModelOptions
 from edl_runtime.teacher.predictor.batcher import DynamicBatcher
 from edl_runtime.teacher.predictor.execute import EncodedAnswer, with_extensions
 from edl_runtime.teacher.shm.arena import Arena
-from edl_runtime.teacher.shm.fd_passing import RegionReceiver
+from edl_runtime.teacher.shm.regions import RegionReceiver
 
 Record = tuple[int, int, int, int]
 

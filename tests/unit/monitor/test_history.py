@@ -14,7 +14,7 @@ from support.autoscale.jobs import past
 
 from edl_runtime.autoscale.history import HOLDS_S, ResourceUse
 from edl_runtime.errors import SpecError
-from edl_runtime.monitor import png
+from edl_runtime.monitor import timeline
 from edl_runtime.monitor.timeline import StateSpan, history_rows, jobs_of, segments_of, spans, state_of
 
 DAY_S = 86400
@@ -133,20 +133,20 @@ def test_ten_jobs_of_a_day(tmp_path: Path) -> None:
         for number in range(144)
     ]
     file = tmp_path / "past.png"
-    png.save(points, file, since=0.0, until=DAY_S)
+    timeline.save_png(points, file, since=0.0, until=DAY_S)
     picture = pixels(file)
     height, width, _ = picture.shape
     assert (width, 700 < height < 1500) == (1440, True)
     assert share(picture, "#ffffff") > 0.3
-    assert [colour for colour in png.COLOURS if share(picture, colour) < 0.005] == []
-    assert share(picture, png.RED) > 0.002
-    assert share(picture, png.GREY) > 0.01
+    assert [colour for colour in timeline.COLOURS if share(picture, colour) < 0.005] == []
+    assert share(picture, timeline.RED) > 0.002
+    assert share(picture, timeline.GREY) > 0.01
 
 
 def test_without_jobs_it_is_still_a_picture(tmp_path: Path) -> None:
     """Axes and nothing else, as when nobody looked; also with a cluster of which nothing is known."""
     for points in ([], [past(0.0)]):
-        png.save(points, tmp_path / "past.png", since=0.0, until=3600.0)
+        timeline.save_png(points, tmp_path / "past.png", since=0.0, until=3600.0)
         assert share(pixels(tmp_path / "past.png"), "#ffffff") > 0.9
 
 
@@ -154,10 +154,10 @@ def test_without_the_package_the_error_names_the_extra(tmp_path: Path, monkeypat
     """Drawing is an extra, so that pods need none of it."""
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     with pytest.raises(SpecError, match=r"edl-airflow\[plot\]"):
-        png.save([], tmp_path / "past.png", since=0.0, until=1.0)
+        timeline.save_png([], tmp_path / "past.png", since=0.0, until=1.0)
 
 
 def test_a_file_that_cant_be_written_is_named(tmp_path: Path) -> None:
     """With what is wrong with it."""
     with pytest.raises(SpecError, match=r"--png: got .*absent.*No such file"):
-        png.save([], tmp_path / "absent" / "past.png", since=0.0, until=1.0)
+        timeline.save_png([], tmp_path / "absent" / "past.png", since=0.0, until=1.0)

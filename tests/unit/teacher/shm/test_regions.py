@@ -14,8 +14,7 @@ import pytest
 
 from edl_runtime.protocol.errors import ProtocolError
 from edl_runtime.protocol.shared_memory import MAX_REGION_BYTES, SEALS, TENSORS_START, ClientRegion, Registration
-from edl_runtime.teacher.shm.fd_passing import RegionReceiver, RegionSender, region_channel
-from edl_runtime.teacher.shm.regions import MAX_REGIONS, RegionTable
+from edl_runtime.teacher.shm.regions import MAX_REGIONS, RegionReceiver, RegionSender, RegionTable, region_channel
 
 SECRET = "s" * TENSORS_START
 SIZE = 8192
