@@ -1,10 +1,11 @@
-"""The heads of HTTP/1.1 requests and responses."""
+"""The heads of HTTP/1.1 requests and responses, and the buffer from which a server takes them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
+from string import ascii_uppercase
 from typing import Any
 
 import httptools
@@ -123,3 +124,57 @@ def render_response(status: int, headers: Mapping[str, str | int]) -> bytes:
 def _render(first_line: str, headers: Mapping[str, str | int]) -> bytes:
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"{first_line}{lines}\r\n".encode("latin-1")
+
+
+_READ_BUFFER_SIZE = 64 * 1024
+_FIRST_BYTES = f"{ascii_uppercase}\r\n".encode()
+
+
+class ReadBuffer:
+    """Input that has no other place yet: heads, and beginnings of bodies. Its length is the number of unused bytes."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray(_READ_BUFFER_SIZE)
+        self._view = memoryview(self._bytes)
+        self._start = self._end = 0
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    @property
+    def full(self) -> bool:
+        return len(self) == _READ_BUFFER_SIZE
+
+    @property
+    def may_be_http(self) -> bool:
+        """Whether a request may begin with the first byte: a method's letter, or a line end that some clients send."""
+        return not self or self._bytes[self._start] in _FIRST_BYTES
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go; pass their number to `grow`."""
+        rest = len(self)
+        if self._start:
+            self._bytes[:rest] = self._bytes[self._start : self._end]
+            self._start, self._end = 0, rest
+        return self._view[rest:]
+
+    def grow(self, size: int) -> None:
+        self._end += size
+
+    def clear(self) -> None:
+        self._start = self._end = 0
+
+    def take_head(self) -> bytes | None:
+        """Return the next head with its empty line, None while it is incomplete."""
+        end = self._bytes.find(END_OF_HEAD, self._start, min(self._end, self._start + HEAD_LIMIT))
+        if end < 0:
+            return None
+        start, self._start = self._start, end + len(END_OF_HEAD)
+        return bytes(self._view[start : self._start])
+
+    def take_into(self, area: memoryview) -> int:
+        """Move as many bytes as fit into `area`; return their number."""
+        size = min(len(self), len(area))
+        area[:size] = self._view[self._start : self._start + size]
+        self._start += size
+        return size

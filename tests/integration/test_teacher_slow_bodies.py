@@ -15,7 +15,7 @@ from support.teachers.serving import HeldRunner, Served, echo_request, serving
 
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.tls import Trust
-from edl_runtime.teacher.http import connection
+from edl_runtime.teacher.http import server
 from edl_runtime.teacher.http.admission import MAX_STALLED_CHECKS, MAX_STALLED_CHECKS_CONTESTED
 
 SIZE = 1 << 20
@@ -242,7 +242,7 @@ def test_a_client_whose_body_was_set_aside_leaves_nothing_behind() -> None:
 
 def test_a_large_body_is_copied_while_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A piece at a time, the right one; and who leaves meanwhile leaves nothing behind."""
-    monkeypatch.setattr(connection, "COPY_PIECE", 10_000)
+    monkeypatch.setattr(server, "COPY_PIECE", 10_000)
     with ExitStack() as stack:
         served = stack.enter_context(serving("echo", HeldRunner, slots=2, limit=2 * SIZE))
         teacher = Teacher(served, stack, None)
@@ -255,7 +255,7 @@ def test_a_large_body_is_copied_while_others_have_their_turn(monkeypatch: pytest
         wait_until(lambda: len(served.held) == 1)
         served.on_loop(served.held.pop())
         stays.finish()
-        monkeypatch.setattr(connection, "COPY_PIECE", 0)  # it never comes to its end
+        monkeypatch.setattr(server, "COPY_PIECE", 0)  # it never comes to its end
         leaves.send(SIZE)
         wait_until(lambda: teacher.free == 1)
         assert not served.held

@@ -12,8 +12,7 @@ from support.teachers.runners import answer_request
 
 from edl_runtime.protocol.shared_memory import ClientRegion
 from edl_runtime.protocol.tensors import Array
-from edl_runtime.teacher.http.connection import ClientConnection
-from edl_runtime.teacher.http.server import HttpServer
+from edl_runtime.teacher.http.server import ClientConnection, HttpServer
 from edl_runtime.teacher.predictor.pool import Done
 from edl_runtime.teacher.shm.arena import Arena
 
