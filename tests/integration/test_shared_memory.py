@@ -1,4 +1,4 @@
-"""Students and teachers on one machine share memory; where they can't, nobody notices."""
+"""Students and teachers on one machine share memory; where they can't, the socket is used."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_students_that_share_at_once_get_their_own_answers(arithmetic: Teacher) 
 
 
 def test_a_killed_student_leaves_nothing_behind(arithmetic: Teacher) -> None:
-    """The teacher lets go of a student's memory as soon as its connection is gone, however that came."""
+    """The teacher frees a student's memory as soon as its connection ends, for whatever reason."""
     command = [sys.executable, "-c", STUDENT, arithmetic.address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as student:
         assert student.stdout is not None
@@ -105,8 +105,8 @@ def test_a_killed_student_leaves_nothing_behind(arithmetic: Teacher) -> None:
         wait_until(lambda: not mapped(arithmetic) and not held_open(arithmetic))
 
 
-def test_a_teacher_that_was_started_anew_is_shared_with_anew() -> None:
-    """The call under way fails as ever; the next one connects, registers and shares."""
+def test_memory_is_registered_again_with_a_restarted_teacher() -> None:
+    """The call in flight fails; the next one connects, registers and shares."""
     rows = ROWS[:20_000]
     with serving() as first:
         connection = TeacherConnection(first.address)
@@ -133,7 +133,7 @@ def refuse(*_: object) -> int:
     ],
     ids=["a teacher that can't find the memory, as behind a tunnel", "a system that makes none"],
 )
-def test_who_can_not_share_uses_the_socket(
+def test_a_student_that_can_not_share_uses_the_socket(
     arithmetic: Teacher, monkeypatch: pytest.MonkeyPatch, call: str, does: Callable[..., int], cause: str
 ) -> None:
     """It is answered all the same, and that is logged once."""
@@ -147,8 +147,8 @@ def test_who_can_not_share_uses_the_socket(
     assert cause in logs[0]["cause"]
 
 
-def test_a_registration_needs_the_token_and_is_refused_in_words() -> None:
-    """Whoever has no token can't make a teacher open anything; what is no registration is a request like others."""
+def test_a_registration_needs_the_token_and_is_checked() -> None:
+    """Without the token nothing is opened; an invalid registration is refused and the connection stays."""
     with serving(token="secret") as served:
         for token, body, status, said in (
             ("", b'{"pid": 1, "fd": 0, "secret": ""}', 401, "token"),
@@ -163,7 +163,7 @@ def test_a_registration_needs_the_token_and_is_refused_in_words() -> None:
     assert REGISTER_PATH.startswith("/v2/systemsharedmemory/")
 
 
-def test_nobody_reads_what_another_shares() -> None:
+def test_a_client_can_not_read_anothers_region() -> None:
     """Not even in the slot in which the other was served."""
     rows = ROWS[:20_000]
     with serving(slots=1) as served, TeacherConnection(served.address) as owner:

@@ -144,8 +144,8 @@ def test_without_onnxruntime_the_extra_is_named(onnx_file: Path, monkeypatch: py
         load_model(ModelOptions(model=str(onnx_file)))
 
 
-def test_the_file_of_a_paddle_model_tells_its_outputs(saved: Path) -> None:
-    """The same as the loaded model; one in Paddle 2's format tells none."""
+def test_outputs_are_read_from_the_file_of_a_paddle_model(saved: Path) -> None:
+    """The same as the loaded model; for one in Paddle 2's format, none are known."""
     options = ModelOptions(model=str(saved / "new"))
     loaded = load_model(options)
     assert output_names(saved / "new", options) == [spec.name for spec in loaded.signature.outputs]

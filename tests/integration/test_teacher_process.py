@@ -54,7 +54,7 @@ async def joined(redis_url: str, namespace: str) -> list[Member]:
 
 
 def ended(*flags: str, model: str = "support.models:arithmetic", **env: str) -> tuple[int, str]:
-    """Run a teacher that is to end by itself; return its exit status and what it said."""
+    """Run a teacher that is to end by itself; return its exit status and its output."""
     with starting_teacher(model, *flags, env=env) as process:
         _, said = process.communicate(timeout=2 * PATIENCE_S)
     return process.returncode, said
@@ -68,7 +68,7 @@ def arithmetic() -> Iterator[Teacher]:
 
 
 def test_a_teacher_without_a_pool_needs_no_redis() -> None:
-    """A fixed teacher serves under the name and with the outputs it was told, and ends on SIGTERM with 0."""
+    """A fixed teacher serves under the name and with the requested outputs, and ends on SIGTERM with 0."""
     flags = ("--name", "doubler", "--outputs", "twice=double")
     with running_teacher("support.models:arithmetic", *flags) as teacher:
         with TeacherConnection(teacher.address, model="doubler") as connection:
@@ -148,7 +148,7 @@ async def test_a_teacher_is_in_its_pool_from_ready_to_sigterm(redis_url: str, na
 
 
 def test_the_predictor_dies_with_a_killed_front(tmp_path: Path) -> None:
-    """SIGKILL of the front leaves no process, even in the middle of a run; their memory has no name to leak by."""
+    """SIGKILL of the server leaves no process, even in the middle of a run; their memory has no name to leak by."""
     with (
         running_teacher("support.models:held", env={"HELD_MODEL_FOLDER": str(tmp_path)}) as teacher,
         TeacherConnection(teacher.address) as connection,
@@ -275,7 +275,7 @@ async def test_leaving_takes_no_longer_than_its_limit(tmp_path: Path, monkeypatc
 
 
 def test_redis_down_at_the_start_may_be_mended_by_a_restart() -> None:
-    """The message names the address and not the password; the status says that starting again may help."""
+    """The message names the address and not the password; the exit status means that a restart may help."""
     code, said = ended("--pool", "pool", EDL_REDIS_URL="redis://:secret@127.0.0.1:1/0")
     assert code == 1
     assert "Redis at 127.0.0.1:1 can't be used" in said
@@ -285,7 +285,7 @@ def test_redis_down_at_the_start_may_be_mended_by_a_restart() -> None:
 
 @pytest.mark.slow
 async def test_a_teacher_of_another_model_does_not_join(redis_url: str, namespace: str) -> None:
-    """A teacher that differs from its pool says in what and exits with the status that stops restarts."""
+    """A teacher that differs from its pool names the difference and exits with the status that stops restarts."""
     env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool", "EDL_TEACHER_TOKEN": "t"}
     theirs = ModelSignature(
         name="teacher", inputs=(TensorSpec("x", "FP32", (-1, 4)),), outputs=(TensorSpec("sum", "FP32", (-1,)),)
@@ -302,7 +302,7 @@ async def test_a_teacher_of_another_model_does_not_join(redis_url: str, namespac
 
 
 def test_a_port_in_use_is_named(arithmetic: Teacher) -> None:
-    """Two teachers can't have one port; the second says which."""
+    """Two teachers can't have one port; the second names it."""
     port = arithmetic.address.rpartition(":")[2]
     code, said = ended("--port", port)
     assert code == 1
@@ -310,7 +310,7 @@ def test_a_port_in_use_is_named(arithmetic: Teacher) -> None:
 
 
 async def test_the_advertised_host_is_the_one_in_the_list(redis_url: str, namespace: str) -> None:
-    """Off loopback a token is wanted; students are told the host that they can reach, whatever it listens on."""
+    """Off loopback a token is wanted; the advertised host is one that students can reach, whatever it listens on."""
     env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_POOL": "pool", "EDL_TEACHER_TOKEN": "t"}
     with running_teacher("support.models:arithmetic", "--host", "0.0.0.0", "--advertise", "::1", env=env) as teacher:
         assert re.fullmatch(r"\[::1\]:[0-9]+", teacher.address)

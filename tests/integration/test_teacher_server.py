@@ -1,4 +1,4 @@
-"""The front of a teacher, over real sockets."""
+"""A teacher's HTTP server, over real sockets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def served() -> Iterator[Served]:
 
 
 def test_metadata_and_health_are_told(served: Served) -> None:
-    """Server and model metadata, live and ready are where the protocol says."""
+    """Server and model metadata, live and ready are at the paths of the protocol."""
     assert served.get("/v2")["extensions"] == ["binary_tensor_data"]
     assert served.get("/v2/health/live") == {"live": True}
     assert served.get("/v2/health/ready") == {"ready": True}
@@ -88,7 +88,7 @@ def test_plain_json_is_answered_in_json(served: Served) -> None:
         ("/v2/models/teacher", 405, "POST is not allowed"),
     ],
 )
-def test_a_refusal_says_why(served: Served, path: str, status: int, said: str) -> None:
+def test_a_refusal_has_its_reason(served: Served, path: str, status: int, said: str) -> None:
     """Unknown paths, models and versions, wrong methods and bad requests have their status and an error text."""
     with pytest.raises(urllib.error.HTTPError) as refused:
         served.post(path, {"inputs": []})
@@ -301,7 +301,7 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected(
 
 
 def test_a_client_that_reads_slowly_gets_all_of_its_answer() -> None:
-    """However often it is looked at, as long as it takes something in between."""
+    """However many checks there are, as long as it takes bytes in between."""
     size = 24 << 20
     with serving("echo", slots=1, limit=32 << 20) as served, late_reader(served.port) as slow:
         slow.sendall(echo_request(size))
@@ -389,8 +389,8 @@ def test_a_slot_that_others_wait_for_is_not_held_slowly(*, sends: bool) -> None:
         slow.sendall(LONG_HEAD + b" " * (LONG - 1000) if sends else echo_request(24 << 20))
         wait_until(lambda: not served.front.slots._free and (sends or served.unsent() > 0))
 
-        def moving_on(looks: int) -> None:
-            for _ in range(looks):
+        def moving_on(checks: int) -> None:
+            for _ in range(checks):
                 if sends:
                     slow.sendall(b" ")
                 else:
@@ -407,7 +407,7 @@ def test_a_slot_that_others_wait_for_is_not_held_slowly(*, sends: bool) -> None:
 
 
 def test_what_begins_as_no_http_is_closed_at_once() -> None:
-    """There is nothing to wait for, and a client that speaks TLS is told."""
+    """There is nothing to wait for, and a client that speaks TLS gets an error."""
     with serving() as served:
         assert b"does the client use TLS" in served.exchange(b"\x16")
 
@@ -423,7 +423,7 @@ def test_json_has_a_limit_of_its_own(told: bytes) -> None:
 
 
 def test_a_client_moves_as_long_as_its_machine_takes_in() -> None:
-    """What the system still has to send counts: on a slow network it takes nothing new for longer than a look."""
+    """What the system still has to send counts: on a slow network it takes nothing new for longer than a check."""
     size = 24 << 20
     with serving("echo", slots=1, limit=32 << 20) as served, late_reader(served.port) as slow:
         slow.sendall(echo_request(size))
@@ -432,7 +432,7 @@ def test_a_client_moves_as_long_as_its_machine_takes_in() -> None:
         wait_until(lambda: served.on_loop(lambda: unsent_bytes(connection._transport)) > served.unsent())
 
 
-def test_stalled_clients_are_looked_for_all_the_time() -> None:
+def test_clients_are_checked_periodically() -> None:
     """Nobody has to ask for it."""
     with serving(check_s=0.05) as served:
         for _ in range(2):
@@ -452,7 +452,7 @@ def is_closed(raw: socket.socket) -> bool:
 
 
 def test_a_stranger_is_disconnected() -> None:
-    """Who has not shown the token may not stay: not by being silent, not by asking for health alone."""
+    """A client without the token is disconnected: not by being silent, not by asking for health alone."""
     with (
         serving(token="secret") as served,
         TeacherConnection(served.address, token="secret") as friend,
@@ -504,7 +504,7 @@ def test_idle_clients_lock_out_nobody() -> None:
 
 
 def test_clients_that_do_not_read_lock_out_nobody() -> None:
-    """After a few looks they go for newcomers, before idle clients; who waits for a slow model never does."""
+    """After a few checks they are closed for new ones, before idle clients; waiting for a slow model is no stall."""
     size = 24 << 20
     with ExitStack() as stack:
         served = stack.enter_context(serving("echo", HeldRunner, limit=32 << 20, most_connections=3))
@@ -575,7 +575,7 @@ def test_a_call_can_be_broken_off_from_another_thread(tls: tuple[ssl.SSLContext,
 
 @pytest.mark.parametrize("secured", [False, True])
 def test_a_call_does_not_outlast_its_time_limit(tls: tuple[ssl.SSLContext, Trust], *, secured: bool) -> None:
-    """A silent teacher makes TimeoutError, and the next call connects anew."""
+    """A silent teacher makes TimeoutError, and the next call connects again."""
     context, trust = tls if secured else (None, None)
     with (
         serving(runner=HeldRunner, tls=context) as served,

@@ -1,4 +1,4 @@
-"""Large bodies that come slowly, at a teacher's front over real sockets."""
+"""Large bodies that come slowly, at a teacher's HTTP server over real sockets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOTS = 16
 
 
 class Slow:
-    """A client that sends the first part of a large body at once, and then what it is told to."""
+    """A client that sends the first part of a large body at once, and more when the test asks for it."""
 
     def __init__(self, connected: socket.socket, size: int = SIZE, value: int = 0) -> None:
         self.connected = connected
@@ -92,7 +92,7 @@ class Teacher:
         return self.served.on_loop(lambda: self.served.front.side_buffers.size)
 
     def check_stalled(self, times: int = 1) -> None:
-        """Look at the clients, each of which sends a byte before."""
+        """Check all clients, each of which sends a byte before."""
         for _ in range(times):
             for client in self.clients:
                 client.send(1)
@@ -115,7 +115,7 @@ def a_teacher(
 def test_large_bodies_that_come_slowly_hold_no_slot(
     tls: tuple[ssl.SSLContext, Trust], *, clients: int, secured: bool
 ) -> None:
-    """However many there are, another client is served at the next look, and they get their own answers at last."""
+    """However many there are, another client is served at the next check, and slow ones are answered later."""
     with a_teacher(tls=tls if secured else None) as teacher:
         for _ in range(clients):
             teacher.slow()
@@ -161,7 +161,7 @@ def test_a_body_that_is_set_aside_waits_for_a_slot_when_it_is_there() -> None:
 
 
 def contested(teacher: Teacher, waits: int) -> None:
-    """Let a request wait for a slot, so that the next look sets slow bodies aside."""
+    """Let a request wait for a slot, so that the next check moves slow bodies to side buffers."""
     teacher.check_stalled()
     for _ in range(waits):
         other = teacher.served.connect()
@@ -172,7 +172,7 @@ def contested(teacher: Teacher, waits: int) -> None:
 
 
 def test_slow_bodies_take_no_more_memory_than_there_is() -> None:
-    """The one goes that has the most to come, with an answer that says why; the others go on."""
+    """The client with the most bytes to come is refused with a reason; the others continue."""
     with a_teacher(slots=3, max_side_bytes=3 * SIZE) as teacher:
         large, small, other = (teacher.slow(size) for size in (3 * SIZE // 2, SIZE, SIZE))
         wait_until(lambda: teacher.free == 0)
@@ -188,8 +188,8 @@ def test_slow_bodies_take_no_more_memory_than_there_is() -> None:
         assert teacher.free == 3
 
 
-def test_a_body_that_is_larger_than_the_memory_loses_its_slot_as_ever() -> None:
-    """It is disconnected after a few looks, and who waits is served."""
+def test_a_body_that_is_larger_than_the_memory_loses_its_slot() -> None:
+    """It is disconnected after a few checks, and the waiting client is served."""
     with a_teacher(slots=1, max_side_bytes=SIZE // 2) as teacher:
         slow = teacher.slow()
         wait_until(lambda: teacher.free == 0)
@@ -200,8 +200,8 @@ def test_a_body_that_is_larger_than_the_memory_loses_its_slot_as_ever() -> None:
         wait_until(lambda: teacher.free == 1)
 
 
-def test_a_fast_client_is_not_refused_for_want_of_memory() -> None:
-    """Who waits in its socket and finds no memory is served by the slots that the slow ones lose."""
+def test_a_fast_client_is_not_refused_when_buffers_are_full() -> None:
+    """It waits without a buffer, and gets a slot that a slow one has lost."""
     with a_teacher(slots=1, max_side_bytes=SIZE + 1000) as teacher:
         slow = teacher.slow()
         wait_until(lambda: teacher.free == 0)
@@ -241,7 +241,7 @@ def test_a_client_whose_body_was_set_aside_leaves_nothing_behind() -> None:
 
 
 def test_a_large_body_is_copied_while_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece at a time, the right one; and who leaves meanwhile leaves nothing behind."""
+    """A piece at a time, the right one; and a client that disconnects meanwhile leaves nothing behind."""
     monkeypatch.setattr(server, "COPY_PIECE", 10_000)
     with ExitStack() as stack:
         served = stack.enter_context(serving("echo", HeldRunner, slots=2, limit=2 * SIZE))
@@ -292,8 +292,8 @@ def test_the_answer_of_the_reference_client_is_right_beside_slow_ones() -> None:
         assert np.array_equal(client.infer({"x": x}, ["x"])["x"], x)
 
 
-def test_a_draining_teacher_owes_slow_clients_an_answer() -> None:
-    """Who has sent all gets its own; at the limit the others are told to ask another teacher, wherever they stand."""
+def test_a_draining_teacher_answers_slow_clients() -> None:
+    """Complete requests are answered; at the limit the others get 503, in whatever phase they are."""
     with ExitStack() as stack:
         served = stack.enter_context(serving("echo", HeldRunner, slots=2, limit=2 * SIZE))
         teacher = Teacher(served, stack, None)

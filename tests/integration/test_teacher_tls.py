@@ -1,4 +1,4 @@
-"""Teachers over TLS: who speaks it, with whom, and what is said when it fails."""
+"""Teachers over TLS, and the errors when it fails."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_large_requests_on_one_machine_lie_in_shared_memory(echo: Teacher, autho
 
 
 def test_a_refused_request_is_answered_before_the_end(echo: Teacher, authority: Authority) -> None:
-    """The teacher, which disconnects then, says why; and the connection is made anew."""
+    """The teacher, which disconnects then, logs why; and the client connects again."""
     with connection(echo.address, student(authority)) as asked:
         with pytest.raises(InferenceError, match="nobody"):
             asked.infer({"nobody": np.ones((1, 1), np.uint8)}, ["x"])
@@ -104,7 +104,7 @@ def test_a_student_reads_from_a_pool(settings: RuntimeSettings, authority: Autho
 def test_a_student_trusts_no_other_authority_and_no_other_name(
     echo: Teacher, authority: Authority, tmp_path: Path
 ) -> None:
-    """What is wrong with the certificate is said; without a name it has to hold the host, as everywhere on the web."""
+    """The error names what is wrong with the certificate; without a name it has to hold the host."""
     elsewhere = Authority(tmp_path / "elsewhere")
     for wrong, said in (
         (student(elsewhere), "unable to get local issuer"),

@@ -92,7 +92,7 @@ class Served:
         return asyncio.run_coroutine_threadsafe(make_call(), self.loop).result(PATIENCE_S)
 
     def check_stalled(self, times: int = 1) -> None:
-        """Disconnect stalled clients."""
+        """Look for clients that have stalled."""
         for _ in range(times):
             self.on_loop(self.front.end_stalled)
 
@@ -119,7 +119,7 @@ def serving(
     tls: ssl.SSLContext | None = None,
     **options: Any,
 ) -> Iterator[Served]:
-    options.setdefault("check_s", 3600.0)  # tests call `check_stalled` themselves
+    options.setdefault("check_s", 3600.0)  # tests run the checks themselves
     model = CallableModel(ModelOptions(model=f"support.models:{name}"))
     port = options.pop("port", 0)
     arena = Arena.create(options.pop("limit", LIMIT), slots=options.pop("slots", 4))

@@ -121,7 +121,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_off_loopback_metrics_need_a_token() -> None:
-    """Off loopback none is an error, and with one nobody else is told anything."""
+    """Off loopback a token is required, and with one other clients are refused."""
     with pytest.raises(SpecError, match="EDL_MONITOR_TOKEN"), serving(seen, "0.0.0.0", 0):
         pass
     with serving(seen, "127.0.0.1", 0, "t0ken") as url:
@@ -136,7 +136,7 @@ def test_off_loopback_metrics_need_a_token() -> None:
 
 
 def test_silent_clients_have_few_threads() -> None:
-    """They have not shown the token: beyond a few, the oldest is closed, and who scrapes is answered."""
+    """They have not shown the token: beyond a few, the oldest is closed, and a scrape is answered."""
     before = threading.active_count()
     with ExitStack() as stack:
         url = stack.enter_context(serving(seen, "127.0.0.1", 0, "t0ken"))

@@ -75,7 +75,7 @@ def test_a_point_holds_until_the_next() -> None:
 
 
 def test_a_point_does_not_speak_for_a_time_in_which_nobody_looked() -> None:
-    """It holds for a quarter of an hour at most, and what is older than that tells nothing."""
+    """It holds for a quarter of an hour at most, and an older one is not used."""
     points = [past(-HOLDS_S, a=1), past(10.0, a=1), past(10.0 + 3 * HOLDS_S, a=1)]
     found = segments_of(points, since=0.0, until=20.0 + 3 * HOLDS_S)
     assert [(one.start, one.end) for one in found] == [

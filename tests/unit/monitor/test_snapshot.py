@@ -1,4 +1,4 @@
-"""What `edl monitor` shows of what there is, and what is remembered of a look."""
+"""The snapshot of `edl monitor`, and the point that is recorded."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_cluster_of_which_nothing_is_known_has_no_use() -> None:
 
 
 def test_pending_is_who_has_no_instance_that_runs() -> None:
-    """Not who has some, has ended, or is a pool; and who is told to wait is marked."""
+    """Not jobs that have some, have ended, or are pools; suspended ones are marked."""
     seen = look(
         job("waits", 0, 2),
         job("told-to-wait", 0, 0, phase="pending"),
@@ -98,7 +98,7 @@ def test_pending_is_who_has_no_instance_that_runs() -> None:
 
 
 def test_targets_stand_with_their_reasons() -> None:
-    """A job that the plan does not know yet has none; what is wrong with a job is told as well."""
+    """A job that the plan does not know yet has none; a job's error is shown as well."""
     targets = (JobTarget(name="a", kind="trainer", instances=2, target=4, reason="grows: more is free"),)
     plan = RescalingPlan(at=3.0, window="night", until=9.0, capacity={}, targets=targets, notes=("an odd window",))
     seen = look(job("b", 0, 1, reason="no image"), job("a", 2), plan=plan)

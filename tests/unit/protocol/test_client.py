@@ -1,4 +1,4 @@
-"""The student's connection and its socket, against a teacher that does what it is told, byte by byte."""
+"""The student's connection and its socket, against a teacher whose bytes the test chooses."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_answers_that_begin_alike_have_their_own_numbers() -> None:
 
 
 def test_answers_may_change_their_shape_kind_and_order() -> None:
-    """An answer that differs from the last in anything but its numbers is read anew, and so is the next."""
+    """An answer that differs from the last in anything but its numbers is parsed again, and so is the next."""
     small, large = np.ones((2, 2), np.float32), np.full((30, 1000), 5, np.float32)
     script = [answer(small), answer(large), json_answer([1, 2]), json_answer([3, 4]), answer(small), answer(small)]
     with teacher([[one] for one in script]) as connection:
@@ -257,7 +257,7 @@ def test_a_request_that_is_not_taken_is_given_up_in_time(taken: int) -> None:
             stream.send([bytes(size)], size)
 
 
-def test_each_exchange_has_the_time_limit_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_is_for_each_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a connection has been idle."""
     now_s = time.monotonic()
     monkeypatch.setattr(streams, "time", SimpleNamespace(monotonic=lambda: now_s))

@@ -56,7 +56,7 @@ def test_an_image_travels_as_bytes_with_what_normalises_it() -> None:
 
 
 def test_only_bytes_are_normalised() -> None:
-    """A student is told at once, before anything is sent."""
+    """The error is raised before anything is sent."""
     with pytest.raises(ProtocolError, match=r"'image' is float32; an input to normalise has to be uint8"):
         sent(np.zeros((2, 3, 2), np.float32), [], image=Normalise((0.0,), (1.0,)))
 
@@ -81,7 +81,7 @@ NORMAL = {"mean": [0.0], "std": [1.0]}
     ],
 )
 def test_what_can_not_be_normalised_is_refused(image: dict[str, Any], message: str) -> None:
-    """The error says what is wrong with it."""
+    """The error names what is wrong with it."""
     with pytest.raises(ProtocolError, match=message):
         decode_request(request_with(image), None, SIGNATURE)
 

@@ -108,7 +108,7 @@ def read_request(chance: random.Random) -> None:
 
 
 def read_answer(chance: random.Random) -> None:
-    """Memory is taken for what follows the JSON, as much as the head says and no more."""
+    """Memory is taken for what follows the JSON, as much as the head declares and no more."""
     arrays = messages.arrays(chance)
     outputs, payload = messages.tensors(chance, arrays)
     tree = messages.answer_tree(outputs)
@@ -151,7 +151,7 @@ def split(answered: bytes) -> list[tuple[ResponseHead, bytes]]:
 
 
 def ask_a_teacher(chance: random.Random) -> None:
-    """Good requests are answered; pieces and slow clients make no difference; who leaves leaves nothing behind."""
+    """Good requests are answered; pieces and slow clients change nothing; disconnected ones leave nothing behind."""
     expected = []
     if intact := chance.random() < 0.1:
         sent = b""

@@ -94,5 +94,5 @@ def test_a_size_is_a_plain_number(size: str) -> None:
     ],
 )
 def test_a_connection_stays_as_its_client_wishes(head: bytes, *, stays: bool) -> None:
-    """HTTP/1.1 keeps connections unless told otherwise, HTTP/1.0 closes them."""
+    """HTTP/1.1 keeps connections unless the head closes them, HTTP/1.0 closes them."""
     assert RequestHead(head).keep_alive is stays

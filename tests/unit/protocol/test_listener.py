@@ -94,7 +94,7 @@ async def test_then_goes_who_has_been_idle_the_longest(accepted: socket.socket) 
 
 
 async def test_before_that_goes_who_has_stood_still_the_longest(accepted: socket.socket) -> None:
-    """Who keeps the server waiting takes no place of those that do their part; strangers go first all the same."""
+    """A stalled client is evicted before active ones; new clients are evicted first all the same."""
     connections = Count(4)
     known = [arrived(connections, accepted, known=True, idle=idle) for idle in (True, False, False)]
     stranger = arrived(connections, accepted)

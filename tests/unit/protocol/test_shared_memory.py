@@ -58,7 +58,7 @@ def region() -> bytearray:
 
 
 def test_inputs_are_found_where_the_student_put_them(header: bytes, region: bytearray) -> None:
-    """Each tensor says where it lies; all else of a request is as ever."""
+    """Each tensor has its offset; the rest of the request is unchanged."""
     request = decode(header, region)
     assert {name: array.tolist() for name, array in request.inputs.items()} == {
         name: array.tolist() for name, array in INPUTS.items()
@@ -102,7 +102,7 @@ def test_without_a_region_none_can_be_named(header: bytes) -> None:
 
 
 def test_a_teacher_can_not_answer_in_shared_memory() -> None:
-    """Answers come through the socket; a student maps nothing that a teacher says."""
+    """Answers come through the socket; a student maps no memory that a teacher names."""
     parameters = {"shared_memory_region": REGION_NAME, "shared_memory_offset": 0, "shared_memory_byte_size": 8}
     output = {"name": "y", "datatype": "FP32", "shape": [2], "parameters": parameters}
     with pytest.raises(ProtocolError, match="not registered through this connection"):
@@ -111,7 +111,7 @@ def test_a_teacher_can_not_answer_in_shared_memory() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
 def test_memory_is_shared_for_what_is_worth_it_and_fits() -> None:
-    """By a student whose teacher has said that it can, until that turns out wrong."""
+    """Only while the teacher offers it, and until it fails."""
     sharing = SharedMemoryUse("h:1")
     sizes = (
         MIN_SHARED_BYTES - 1,

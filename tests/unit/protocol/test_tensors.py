@@ -58,13 +58,13 @@ def answer_with(outputs: dict[str, Array], binary: dict[str, bool]) -> dict[str,
 
 @pytest.mark.parametrize("dtype", ["bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"])
 def test_every_datatype_has_its_dtype_and_back(dtype: str) -> None:
-    """What datatype_of says of a dtype, dtype_of undoes."""
+    """dtype_of is the inverse of datatype_of."""
     assert dtype_of(datatype_of(np.dtype(dtype))) == np.dtype(dtype)
 
 
 @pytest.mark.parametrize("dtype", ["S3", "c8", "O", "M8[s]", ">f4"])
 def test_a_dtype_without_a_name_is_refused(dtype: str) -> None:
-    """Texts, objects and foreign byte orders can't be sent, and the error says what can."""
+    """Texts, objects and foreign byte orders can't be sent, and the error names what can."""
     with pytest.raises(ProtocolError, match="allowed are"):
         encode_request({"image": np.zeros(2, dtype)}, [])
 

@@ -1,4 +1,4 @@
-"""Which files make TLS, and what is said of those that don't."""
+"""Which files make TLS, and the errors for those that don't."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_any_name_or_address_that_certificates_hold_will_do(authority: Authority
 
 
 def test_one_that_does_not_answer_may_be_busy_or_speak_no_tls(authority: Authority) -> None:
-    """Nobody can know which; it is said how long it had."""
+    """The cause is unknown; the error names the time limit."""
     trust = client_trust(RuntimeSettings(teacher_ca=str(authority.ca)))
     assert trust is not None
     ours, theirs = socket.socketpair()

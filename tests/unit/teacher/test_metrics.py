@@ -1,4 +1,4 @@
-"""What a teacher shows to Prometheus, and how busy it says that it is."""
+"""A teacher's Prometheus metrics, and the load that it reports."""
 
 from __future__ import annotations
 

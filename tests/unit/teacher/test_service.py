@@ -1,4 +1,4 @@
-"""What a teacher is told to do, and what can't be done."""
+"""A teacher's options, and those that are refused."""
 
 from __future__ import annotations
 

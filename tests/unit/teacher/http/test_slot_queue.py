@@ -33,7 +33,7 @@ def slots() -> Iterator[SlotQueue]:
 
 
 def test_those_who_wait_are_served_in_the_order_in_which_they_came(slots: SlotQueue) -> None:
-    """A slot that is given back goes to who has waited longest; who has left meanwhile is passed over."""
+    """A slot that is given back goes to the client that has waited longest; one that has disconnected is skipped."""
     given: list[str] = []
     clients = {name: Client(name, given) for name in "abcd"}
     for client in clients.values():
@@ -75,7 +75,7 @@ def test_any_number_may_give_their_slots_back_at_once(slots: SlotQueue) -> None:
 
 
 async def test_all_is_answered_when_the_last_slot_is_back(slots: SlotQueue) -> None:
-    """The wait ends then, or at its limit, and says which."""
+    """The wait ends then, or at its limit, and returns which of the two."""
     assert await slots.all_answered(0)
     client = Client("a", [])
     slots.take(client)

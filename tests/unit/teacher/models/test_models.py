@@ -27,7 +27,7 @@ from edl_runtime.teacher.models.model import ModelOptions, digest_of
     ],
 )
 def test_a_folder_without_one_model_is_refused(tmp_path: Path, files: list[str] | None, message: str) -> None:
-    """The error says what is there and what a model is; Paddle is not even imported."""
+    """The error names the files that are there and what a model is; Paddle is not even imported."""
     folder = tmp_path / "model"
     if files is not None:
         folder.mkdir()
@@ -58,7 +58,7 @@ def test_a_function_that_can_not_be_served_is_refused(model: str, message: str) 
 
 
 def test_an_output_may_have_nothing_to_do_with_the_batch() -> None:
-    """A function is held to the sizes that it said, and to the rows of its input where it said any."""
+    """Outputs must have the declared sizes, and the rows of the input where any size is declared."""
     model = load_model(ModelOptions(model="support.models:codebook"))
     assert model.run({"x": np.ones((3, 4), np.float32)}, ["double", "codes"])["codes"].shape == (5, 2)
 

@@ -56,7 +56,7 @@ def arena() -> Iterator[Arena]:
 
 
 def put(arena: Arena, slot: int, numbers: Array, *outputs: str | TopK, **normalise: Normalise) -> tuple[int, int, int]:
-    """Write a request into its slot; return what the channel says of it."""
+    """Write a request into its slot; return the record for it."""
     header, buffers, size, _ = encode_request({"x": numbers}, outputs, normalise)
     arena.request(slot)[:size] = header + b"".join(part.tobytes() for part in buffers)
     return slot, size, len(header)
@@ -157,7 +157,7 @@ def test_what_a_model_raises_is_logged_without_its_variables(arena: Arena) -> No
 
 
 def test_an_error_that_is_no_text_is_told(arena: Arena) -> None:
-    """The name of a file may be any bytes; what can't be said of it is replaced, and the next request is served."""
+    """The name of a file may be any bytes; bytes that are not UTF-8 are replaced, and the next request is served."""
 
     class Lost(Doubler):
         def run(self, *_: object) -> dict[str, Array]:
@@ -207,7 +207,7 @@ class Rows(Doubler):
 
 
 def test_a_model_whose_answers_are_as_wide_as_the_batch_is_not_joined(arena: Arena) -> None:
-    """Nobody gets an answer that depends on who else has asked."""
+    """No answer depends on other requests."""
     model = Rows()
     work = DynamicBatcher(model, arena, 64)
     for _ in range(2):
@@ -254,7 +254,7 @@ def test_joined_runs_are_kept_short(arena: Arena) -> None:
     assert model.runs == [1, 2, 2]
 
 
-def test_a_run_that_failed_tells_nothing_of_how_long_others_take(arena: Arena) -> None:
+def test_a_failed_run_does_not_change_the_estimated_duration(arena: Arena) -> None:
     """What a model does before it raises may take any time; requests are joined as before."""
     model = Doubler(row_s=2 * MAX_JOINED_RUN_S)
     work = DynamicBatcher(model, arena, 64, clock_s=lambda: model.now_s)

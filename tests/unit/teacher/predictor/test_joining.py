@@ -84,7 +84,7 @@ def test_what_one_alone_sends_is_not_copied() -> None:
 
 @pytest.mark.parametrize("requests", [1, 2])
 def test_no_model_writes_into_what_it_is_given(requests: int) -> None:
-    """However inputs have come, so that a model which does is found out at once and not by who joins whom."""
+    """However inputs have come, so that a model which writes to them fails at once, joined or not."""
     pixels = [request(np.zeros((1, 2), np.uint8), image=Normalise((1.0,), (2.0,)))] * requests
     numbers = [request(np.zeros((1, 2), np.float32))] * requests
     given = [array for some in (pixels, numbers) for array in joined_inputs(some, SIGNATURE).values()]

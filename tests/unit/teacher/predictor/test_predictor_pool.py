@@ -23,7 +23,7 @@ LIMIT_S = 2 * PING_LIMIT_S
 
 
 class Channel:
-    """Keeps what a predictor is told."""
+    """Records what is sent to a predictor."""
 
     def __init__(self) -> None:
         self.told: list[int] = []
@@ -95,7 +95,7 @@ async def test_an_idle_one_is_pinged(arena: Arena, monkeypatch: pytest.MonkeyPat
 async def test_a_teacher_that_was_stopped_itself_does_not_blame_its_predictor(
     arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long both were: silence is counted in looks."""
+    """However long both were: silence is counted in checks."""
     clock, predictor = LoopClock(monkeypatch), Played(arena)
     failed = asyncio.create_task(predictor.failed(LIMIT_S))
     await beats(clock, 1)

@@ -31,7 +31,7 @@ def regions() -> Iterator[RegionTable]:
 
 
 def memory(*, size: int = SIZE, seals: int = SEALS, content: bytes | None = None) -> int:
-    """Return a descriptor of memory as an unfaithful student may make it."""
+    """Return a descriptor of memory as a hostile student may make it."""
     descriptor = os.memfd_create("edl-test", os.MFD_ALLOW_SEALING)
     os.truncate(descriptor, size)
     os.pwrite(descriptor, SECRET.encode().ljust(size, b"x") if content is None else content, 0)
@@ -140,15 +140,15 @@ def test_the_number_of_regions_is_bounded(regions: RegionTable) -> None:
     os.close(descriptor)
 
 
-def test_regions_are_lent_once_and_forgotten(regions: RegionTable) -> None:
-    """A predictor gets a region before its first use, keeps it, and lets go of it when the client is gone."""
+def test_each_region_is_sent_once_and_forgotten(regions: RegionTable) -> None:
+    """A predictor gets a region before its first use, keeps it, and closes it when the client has disconnected."""
     descriptor = memory()
     forgotten: list[int] = []
     ours, theirs = region_channel()
-    lender, receiver = RegionSender(ours, forgotten.append), RegionReceiver(theirs)
+    sender, receiver = RegionSender(ours, forgotten.append), RegionReceiver(theirs)
     one, other = regions.register(registration(descriptor)), regions.register(registration(descriptor))
     os.close(descriptor)
-    numbers = [lender.send_region(region) for region in (one, other, one)]
+    numbers = [sender.send_region(region) for region in (one, other, one)]
     assert numbers == [one.number, other.number, one.number]
     for number in (other.number, one.number):
         view = receiver.view(number)
@@ -161,20 +161,20 @@ def test_regions_are_lent_once_and_forgotten(regions: RegionTable) -> None:
     receiver.forget(one.number)
     assert receiver.view(one.number) is None
     theirs.close()
-    assert lender.send_region(regions.register(registration(memory()))) == 0  # nobody is there to send_region to
-    lender.close()
+    assert sender.send_region(regions.register(registration(memory()))) == 0  # the predictor has ended
+    sender.close()
 
 
-def test_all_regions_can_be_lent_while_the_predictor_is_busy(regions: RegionTable) -> None:
-    """It takes them in when it gets to it; until then none is refused for want of room."""
+def test_all_regions_can_be_sent_while_the_predictor_is_busy(regions: RegionTable) -> None:
+    """It maps them later; until then none is refused for lack of room."""
     ours, theirs = region_channel()
-    lender, receiver = RegionSender(ours, lambda _: None), RegionReceiver(theirs)
+    sender, receiver = RegionSender(ours, lambda _: None), RegionReceiver(theirs)
     descriptor = memory()
-    numbers = [lender.send_region(regions.register(registration(descriptor))) for _ in range(MAX_REGIONS)]
+    numbers = [sender.send_region(regions.register(registration(descriptor))) for _ in range(MAX_REGIONS)]
     os.close(descriptor)
     assert all(numbers)
     assert all(receiver.view(number) is not None for number in numbers)
     for number in numbers:
         receiver.forget(number)
     theirs.close()
-    lender.close()
+    sender.close()
