@@ -60,7 +60,7 @@ class Head:
         try:
             parser.feed_data(head)
         except httptools.HttpParserUpgrade:
-            if not self._ignores_upgrade(parser):
+            if not isinstance(self, RequestHead) or parser.get_method() == b"CONNECT":
                 raise ProtocolError("the connection switches to another protocol, allowed is HTTP/1.1") from None
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, ProtocolError):
@@ -72,9 +72,6 @@ class Head:
         # The parser's own should_keep_alive is wrong once a message without a body is complete.
         connection = self.headers.get(b"connection", b"").lower()
         self.keep_alive = b"close" not in connection if version == "1.1" else b"keep-alive" in connection
-
-    def _ignores_upgrade(self, parser: Any) -> bool:  # noqa: ARG002 - used for requests
-        return False
 
 
 class RequestHead(Head):
@@ -95,9 +92,6 @@ class RequestHead(Head):
 
     def on_url(self, url: bytes) -> None:
         self.path = _ORIGIN.sub(b"", url).partition(b"?")[0].decode("latin-1") or "/"
-
-    def _ignores_upgrade(self, parser: Any) -> bool:
-        return bool(parser.get_method() != b"CONNECT")
 
 
 class ResponseHead(Head):
