@@ -98,13 +98,13 @@ class Group:
         return self.agents.pop(instance).wait(PATIENCE_S)
 
     def events(self) -> list[Event]:
-        async def read_events() -> list[Event]:
+        async def read() -> list[Event]:
             async with connect(self.settings.redis_url) as client:
                 return await read_events(client, self.settings.namespace, self.settings.job)
 
         while True:
             with contextlib.suppress(RegistryTimeoutError):  # on a busy machine
-                return asyncio.run(read_events())
+                return asyncio.run(read())
 
     def await_event(self, kind: EventKind, matches: Callable[[Event], bool] = lambda _: True) -> Event:
         """Return the last event of that kind, once there is one."""

@@ -258,7 +258,7 @@ def test_a_store_that_stays_away_is_given_up(tmp_path: Path, monkeypatch: pytest
 
 def test_who_takes_over_counts_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     """It is notes with the state how long ago that was; what was begun is not begun again."""
-    saver = CheckpointManager(Checkpoint(url=str(tmp_path), every_s=3600), QuietLink())
+    saver = CheckpointManager(Checkpoint(url=str(tmp_path), every_s=3600), RecordingClient())
     saver.begin(5, unsaved_s=1800)
     assert not saver.due(6)
     assert 1800 <= saver.unsaved_s() < 3600
