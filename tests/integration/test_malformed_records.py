@@ -9,9 +9,7 @@ import msgspec
 import pytest
 
 from edl_runtime import progress
-from edl_runtime.autoscale.traffic.forecast import ForecastOptions
 from edl_runtime.autoscale.traffic.sources.learner import _cached_profile
-from edl_runtime.autoscale.traffic.sources.spec import CsvFile, Traffic
 from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.progress import Progress
@@ -71,8 +69,7 @@ async def event(client: Redis, namespace: str, nonsense: str) -> Any:
 async def profile(client: Redis, namespace: str, nonsense: str) -> Any:
     key = keys.traffic_profile(namespace, "digest")
     await client.set(key, nonsense)
-    traffic = Traffic(resource="gpu", source=CsvFile(path="/needs.csv"), forecast_options=ForecastOptions())
-    return await _cached_profile(client, key, traffic) or []
+    return await _cached_profile(client, key) or []
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda text: text[:30])
