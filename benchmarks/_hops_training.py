@@ -115,10 +115,10 @@ def main(measured: str) -> None:
 
 def edl(arguments: list[str]) -> None:
     """Run `edl`, whose supervisor inherits all variables, so that its calls are noted, too."""
-    from edl_runtime.backends.local import rpc
+    from edl_runtime.backends.local import backend
     from edl_runtime.cli import edl as command
 
-    rpc.inherited_environment = dict
+    backend.inherited_environment = dict
     command(arguments)
 
 

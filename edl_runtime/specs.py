@@ -177,6 +177,13 @@ class Bounds(Spec, frozen=True):
         except ValueError:
             raise SpecError(field, text, "'min:max' or one number, as in '1:3'") from None
 
+    def check_size(self, instances: object) -> None:
+        """Raise SpecError unless `instances` is 0, which suspends a job, or within the bounds."""
+        if not isinstance(instances, int) or isinstance(instances, bool):
+            raise SpecError("instances", instances, "a whole number")
+        if instances != 0 and instances not in self:
+            raise SpecError("instances", instances, f"0, or {self.min} to {self.max}")
+
     def __contains__(self, instances: int) -> bool:
         return self.min <= instances <= self.max
 

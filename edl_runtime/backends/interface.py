@@ -12,11 +12,10 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from edl_runtime.backends.errors import OwnedElsewhereError
-from edl_runtime.errors import EX_CONFIG, EX_DATAERR, SpecError
+from edl_runtime.errors import EX_CONFIG, EX_DATAERR
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 
 Phase = Literal["pending", "running", "succeeded", "failed"]
-InstancePhase = Literal["pending", "running", "succeeded", "failed"]
 
 SUSPENDED = "suspended: it resumes when it is resized to one or more instances"
 """The `reason` of a job or pool that `Backend.resize` has suspended."""
@@ -34,7 +33,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     index: int
-    phase: InstancePhase
+    phase: Phase
     started_at: float
     restarts: int = 0
     disruptions: int = 0
@@ -142,15 +141,6 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
         errors = [instance for instance in failed if not instance.given_up and (instance.exit_code or 0) > 0]
         deciding = errors if self.elastic and errors else failed
         return self.invalid_spec or any(instance.exit_code in (EX_CONFIG, EX_DATAERR) for instance in deciding)
-
-
-def check_size(instances: object, bounds: Bounds) -> int:
-    """Return `instances` if it is 0 or within the bounds, else raise SpecError."""
-    if not isinstance(instances, int) or isinstance(instances, bool):
-        raise SpecError("instances", instances, "a whole number")
-    if instances != 0 and instances not in bounds:
-        raise SpecError("instances", instances, f"0, or {bounds.min} to {bounds.max}")
-    return instances
 
 
 def token_owner(token: str) -> str:

@@ -19,9 +19,8 @@ from support.backends.local_processes import below, job, processes, supervisor, 
 
 from edl_runtime.backends.errors import SubmitError
 from edl_runtime.backends.interface import JobStatus
-from edl_runtime.backends.local.backend import LocalBackend
+from edl_runtime.backends.local.backend import LocalBackend, SupervisorStart, launch_supervisor
 from edl_runtime.backends.local.job_folders import MAX_RUNS_OF_JOB, MAX_RUNS_OF_REMOVED_JOBS
-from edl_runtime.backends.local.rpc import SupervisorStart, launch_supervisor
 from edl_runtime.locks import hold
 from edl_runtime.specs import JobKind, JobSpec
 
@@ -124,7 +123,9 @@ async def test_a_supervisor_that_cant_come_up_says_why(
     backend: LocalBackend, work_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The supervisor's own last words are in the error, and nothing of it is left."""
-    monkeypatch.setattr("edl_runtime.backends.local.rpc.inherited_environment", lambda _: {"PYTHONHOME": "/nowhere"})
+    monkeypatch.setattr(
+        "edl_runtime.backends.local.backend.inherited_environment", lambda _: {"PYTHONHOME": "/nowhere"}
+    )
     with pytest.raises(SubmitError, match="'job' could not be started"):
         await backend.submit(job(WAITS, work_dir), token="mine", secrets={})
     assert await backend.list() == []

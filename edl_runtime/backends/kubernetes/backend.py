@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from typing import TYPE_CHECKING
 
 from edl_runtime.backends.errors import ClusterError, ConflictError, JobEndedError, SubmitError, UnknownJobError
-from edl_runtime.backends.interface import Backend, Capacity, JobStatus, LogLine, check_owner, check_size, token_owner
+from edl_runtime.backends.interface import Backend, Capacity, JobStatus, LogLine, check_owner, token_owner
 from edl_runtime.backends.kubernetes import capacity, log_archive, logs, manifests, names
 from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest, Outage
 from edl_runtime.backends.kubernetes.informer import Informer
@@ -151,7 +151,7 @@ class KubernetesBackend:
                 if is_leaving(owner) or status.has_ended:
                     ended = "is ending" if is_leaving(owner) else f"has {status.phase}"
                     raise JobEndedError(name, ended)
-                check_size(instances, bounds(owner))
+                bounds(owner).check_size(instances)
                 try:
                     return await _status(api, await resize_owner(api, owner, instances, status))
                 except ConflictError:

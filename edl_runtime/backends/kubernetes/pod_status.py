@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from edl_runtime.backends.interface import InstancePhase, InstanceStatus
+from edl_runtime.backends.interface import InstanceStatus, Phase
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.manifests import MAX_STARTS
 from edl_runtime.backends.kubernetes.pod_template import mapping_at, mappings_at
@@ -135,7 +135,7 @@ def observed_pool_pod(pod: Manifest, index: int, now: float) -> ObservedInstance
     given_up = exit_code == EX_CONFIG and not settled  # though the kubelet restarts it now and then
     down = "running" not in state and ended is not None
     disrupted = condition(pod, "DisruptionTarget") is not None
-    phase: InstancePhase = "failed" if given_up or down else _phase(pod, container)
+    phase: Phase = "failed" if given_up or down else _phase(pod, container)
     problem, permanent = _start_problem(pod, index)
     if given_up:
         problem = f"instance {index} exited with {EX_CONFIG}, which says that it can never work as configured"
@@ -254,13 +254,13 @@ def _failed_before(pod: Manifest) -> Manifest:
     return next((one for one in before if mapping_at(one, "state", "terminated").get("exitCode")), {})
 
 
-def _phase(pod: Manifest, container: Manifest) -> InstancePhase:
+def _phase(pod: Manifest, container: Manifest) -> Phase:
     state = mapping_at(container, "state")
     if terminated := state.get("terminated"):
         return "failed" if terminated["exitCode"] else "succeeded"
     if "running" in state:
         return "running"
-    phases: dict[str, InstancePhase] = {"Failed": "failed", "Succeeded": "succeeded"}
+    phases: dict[str, Phase] = {"Failed": "failed", "Succeeded": "succeeded"}
     return phases.get(mapping_at(pod, "status").get("phase", ""), "pending")
 
 

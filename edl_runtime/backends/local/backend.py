@@ -1,10 +1,17 @@
-"""The local backend: jobs as processes of this machine."""
+"""The local backend: jobs as processes of this machine.
+
+Statuses are read from a file. Changes go through the Unix socket of the job's supervisor, one JSON request and one JSON
+reply per connection, so that one process decides on a job.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import AsyncGenerator, Mapping
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,24 +19,74 @@ import msgspec
 
 from edl_runtime import locks
 from edl_runtime.backends.errors import JobEndedError, SubmitError, UnknownJobError
-from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, check_size, token_owner
-from edl_runtime.backends.local.capacity import free_capacity, machine_total
-from edl_runtime.backends.local.job_folders import JobFolder, WorkFolder, name_full_folder
-from edl_runtime.backends.local.logs import follow_run
-from edl_runtime.backends.local.rpc import (
-    REPLY_TIMEOUT_S,
-    Accepted,
-    AdoptRequest,
-    DeleteRequest,
-    Reply,
-    Request,
-    ResizeRequest,
-    SupervisorStart,
-    launch_supervisor,
-    send_request,
+from edl_runtime.backends.interface import (
+    Capacity,
+    JobStatus,
+    LogLine,
+    NodeCapacity,
+    Scaling,
+    check_owner,
+    token_owner,
 )
+from edl_runtime.backends.local.job_folders import JobFolder, WorkFolder, follow_run, name_full_folder
 from edl_runtime.errors import BackendError, SpecError
+from edl_runtime.settings import count_gpus
 from edl_runtime.specs import JobSpec, check_name
+
+NODE_NAME = "localhost"
+"""Name of this machine as a node."""
+
+REPLY_TIMEOUT_S = 15.0
+"""Supervisors reply at once; one that takes longer is stuck."""
+
+
+class AdoptRequest(msgspec.Struct, frozen=True, tag="adopt"):
+    """Replace the token, if the job has this digest and has not failed."""
+
+    digest: str
+    token: str
+
+
+class ResizeRequest(msgspec.Struct, frozen=True, tag="resize"):
+    """Request another number of instances."""
+
+    instances: int
+
+
+class DeleteRequest(msgspec.Struct, frozen=True, tag="delete"):
+    """Stop all instances, remove the job and exit; with a token, only if the job has it."""
+
+    token: str | None = None
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="done"):
+    """It is done; a `DeleteRequest` has begun."""
+
+    status: JobStatus
+
+
+class Rejected(msgspec.Struct, frozen=True, tag="refused"):
+    reason: str
+
+
+Request = AdoptRequest | ResizeRequest | DeleteRequest
+Reply = Accepted | Rejected
+_reply_decoder: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
+
+
+class SupervisorStart(msgspec.Struct, frozen=True):
+    """Input of a supervisor, on stdin so that `secrets` are in no file and no argument.
+
+    - `folder`: a hidden folder, which the supervisor renames to `jobs/NAME` once it is ready.
+    - `held`: the descriptor of the job's lock, which the supervisor holds until it is ready.
+    """
+
+    spec: JobSpec
+    token: str
+    secrets: dict[str, str]
+    work_folder: str
+    folder: str
+    held: int
 
 
 class LocalBackend:
@@ -72,7 +129,7 @@ class LocalBackend:
     async def resize(self, name: str, instances: int) -> JobStatus:
         status = await self.get(name)
         if status.scaling:
-            check_size(instances, status.scaling.bounds)
+            status.scaling.bounds.check_size(instances)
         try:
             reply = await _ask_supervisor(self._job(name), ResizeRequest(instances))
         except TimeoutError:
@@ -211,3 +268,112 @@ async def _ask_supervisor(folder: JobFolder, request: Request) -> Reply | None:
             except (ConnectionError, FileNotFoundError):  # it is ending and will release the lock
                 await asyncio.sleep(locks.POLL_S)
     return None
+
+
+async def send_request(address: Path, request: Request) -> Reply:
+    """Send a request to the supervisor whose socket is at `address`.
+
+    Raises ConnectionError or FileNotFoundError if it has ended, TimeoutError if it does not reply.
+    """
+    async with asyncio.timeout(REPLY_TIMEOUT_S):
+        reader, writer = await asyncio.open_unix_connection(address)
+        try:
+            writer.write(msgspec.json.encode(request))
+            writer.write_eof()
+            content = await reader.read()
+        finally:
+            writer.close()
+    if not content:
+        raise ConnectionResetError
+    return _reply_decoder.decode(content)
+
+
+_INHERITED = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP"),
+        *("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH"),
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+    }
+)
+_INHERITED_PREFIXES = (
+    *("LC_", "PYTHON", "XDG_"),
+    *("CUDA_", "NVIDIA_", "NCCL_", "ROCR_", "HIP_"),
+    *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "GLOG_", "FLAGS_"),
+)
+
+
+def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a supervisor and its instances inherit."""
+    return {
+        name: value for name, value in environ.items() if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+    }
+
+
+START_TIMEOUT_S = 30.0
+
+
+def launch_supervisor(start: SupervisorStart) -> JobStatus:
+    """Start a supervisor and return its job's first status. Blocks for some tenths of a second.
+
+    Even if the caller dies, the job is started completely or not at all. Raises SubmitError or OSError.
+    """
+    name = start.spec.name
+    folder = WorkFolder(Path(start.work_folder)).job(name).path
+    command = [sys.executable, "-P", "-m", "edl_runtime.backends.local.supervisor", str(folder)]
+    try:
+        run = subprocess.run(
+            command,
+            input=msgspec.json.encode(start),
+            capture_output=True,
+            check=False,
+            cwd=start.work_folder,
+            env=inherited_environment(os.environ),
+            pass_fds=(start.held,),
+            start_new_session=True,
+            timeout=START_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SubmitError(name, f"its supervisor was not ready within {START_TIMEOUT_S:.0f} s") from error
+    if not run.stdout:
+        lines = run.stderr.decode(errors="replace").strip().splitlines() or ["its supervisor ended without output"]
+        raise SubmitError(name, lines[-1])
+    return msgspec.json.decode(run.stdout, type=JobStatus)
+
+
+def machine_total() -> dict[str, float]:
+    import psutil
+
+    return {
+        "cpu": float(os.cpu_count() or 1),
+        "memory": float(psutil.virtual_memory().total),
+        "gpu": float(count_gpus(os.environ)),
+    }
+
+
+def free_capacity(jobs: Iterable[JobStatus], total: Mapping[str, float]) -> Capacity:
+    """Return what the running instances of these jobs leave of `total`; those that are leaving count as gone."""
+    free = dict(total)
+    for job in jobs:
+        staying = sum(one.phase == "running" and not one.leaving for one in job.instances)
+        for name, much in (job.scaling.resources if job.scaling else {}).items():
+            if name in free:
+                free[name] = max(0.0, free[name] - staying * much)
+    return Capacity(nodes=(NodeCapacity(name=NODE_NAME, total=dict(total), free=free),))
+
+
+def scaling_of(spec: JobSpec, total: Mapping[str, float]) -> Scaling:
+    """Return the scaling of a new job.
+
+    Its instances reserve what their pods would of the resources in `total`, or else one core. Nothing enforces that.
+    """
+    asked = spec.pod.reserves() if spec.pod else {}
+    asked = {name: much for name, much in asked.items() if much and total.get(name)}
+    return Scaling(
+        bounds=spec.bounds,
+        resources=asked or {"cpu": 1.0},
+        priority=spec.priority,
+        weight=spec.weight,
+        resumes=spec.kind == "pool" or (spec.elastic and bool(spec.env.get("EDL_CHECKPOINT"))),
+    )

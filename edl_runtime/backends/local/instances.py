@@ -23,9 +23,8 @@ import msgspec
 
 from edl_runtime.backends.interface import InstanceStatus
 from edl_runtime.backends.local import instance_wrapper
-from edl_runtime.backends.local.capacity import NODE_NAME
-from edl_runtime.backends.local.job_folders import NO_SPACE, JobFolder, full_folders
-from edl_runtime.backends.local.logs import tail
+from edl_runtime.backends.local.backend import NODE_NAME
+from edl_runtime.backends.local.job_folders import NO_SPACE, JobFolder, full_folders, tail
 from edl_runtime.specs import JobSpec
 
 _HOUR_S = 3600.0

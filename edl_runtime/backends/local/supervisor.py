@@ -23,11 +23,8 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from edl_runtime import locks
-from edl_runtime.backends.interface import SUSPENDED, JobStatus, Phase, check_size
-from edl_runtime.backends.local.capacity import machine_total, scaling_of
-from edl_runtime.backends.local.instances import FailureDetail, InstanceLauncher, InstanceSlot, ProcessTable
-from edl_runtime.backends.local.job_folders import JobFolder, WorkFolder, prune_runs
-from edl_runtime.backends.local.rpc import (
+from edl_runtime.backends.interface import SUSPENDED, JobStatus, Phase
+from edl_runtime.backends.local.backend import (
     REPLY_TIMEOUT_S,
     Accepted,
     AdoptRequest,
@@ -37,7 +34,11 @@ from edl_runtime.backends.local.rpc import (
     Request,
     ResizeRequest,
     SupervisorStart,
+    machine_total,
+    scaling_of,
 )
+from edl_runtime.backends.local.instances import FailureDetail, InstanceLauncher, InstanceSlot, ProcessTable
+from edl_runtime.backends.local.job_folders import JobFolder, WorkFolder, prune_runs
 from edl_runtime.backends.restarts import FailJob, GiveUpInstance, Restart, RestartPolicy, decide_restart
 from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.exit_status import describe_exit
@@ -119,7 +120,7 @@ class SupervisedJob:
         if self._ending.is_set():
             return Rejected("it has ended")
         try:
-            check_size(instances, self._spec.bounds)
+            self._spec.bounds.check_size(instances)
         except SpecError:
             return Rejected("outside its bounds")
         before, scaling = self._status.wanted, self._status.scaling

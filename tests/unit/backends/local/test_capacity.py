@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from edl_runtime.backends.interface import InstancePhase, InstanceStatus, JobStatus, NodeCapacity, Scaling
-from edl_runtime.backends.local.capacity import NODE_NAME, count_gpus, free_capacity, scaling_of
-from edl_runtime.backends.local.rpc import inherited_environment
+from edl_runtime.backends.interface import InstanceStatus, JobStatus, NodeCapacity, Phase, Scaling
+from edl_runtime.backends.local.backend import NODE_NAME, free_capacity, inherited_environment, scaling_of
 from edl_runtime.pods import Pod
+from edl_runtime.settings import count_gpus
 from edl_runtime.specs import Bounds, JobSpec
 
 
@@ -42,7 +42,7 @@ def test_without_the_variable_the_driver_is_asked(tmp_path: Path) -> None:
     assert count_gpus({}, tmp_path / "nothing") == 0
 
 
-def running(resources: dict[str, float], wanted: int, phases: tuple[InstancePhase, ...]) -> JobStatus:
+def running(resources: dict[str, float], wanted: int, phases: tuple[Phase, ...]) -> JobStatus:
     """Return the status of a job whose instances beyond those that are wanted are leaving."""
     instances = tuple(
         InstanceStatus(index=index, phase=phase, started_at=1.0, node=NODE_NAME, leaving=index >= wanted)

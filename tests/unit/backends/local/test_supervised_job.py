@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from edl_runtime.backends.interface import JobStatus
+from edl_runtime.backends.local.backend import Accepted, ResizeRequest
 from edl_runtime.backends.local.instances import FailureDetail
 from edl_runtime.backends.local.job_folders import JobFolder
-from edl_runtime.backends.local.rpc import Accepted, ResizeRequest
 from edl_runtime.backends.local.supervisor import SupervisedJob, indexes_for
 from edl_runtime.backends.restarts import RestartPolicy
 from edl_runtime.exit_status import describe_exit

@@ -8,7 +8,7 @@ from unittest.mock import create_autospec
 import msgspec
 import pytest
 
-from edl_runtime.backends.local.rpc import DeleteRequest, Request
+from edl_runtime.backends.local.backend import DeleteRequest, Request
 from edl_runtime.backends.local.supervisor import SupervisedJob, _serve
 
 
