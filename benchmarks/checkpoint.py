@@ -133,6 +133,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     took_s: list[float] = []
     store = CheckpointStore(Checkpoint(url=options.url or str(folder / "kept"), keep_last=2))
     writer = CheckpointWriter(store, saved=lambda _, seconds: took_s.append(seconds))
+    writer.prepare(capture(0).arrays)
     ways: dict[str, Save] = {
         "background": lambda step: writer.save(lambda: capture(step)),
         "at once": lambda step: store.write(capture(step)) and store.prune(),

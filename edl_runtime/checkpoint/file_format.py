@@ -246,9 +246,9 @@ def safetensors_chunks(arrays: Mapping[str, np.ndarray]) -> Iterator[memoryview]
         yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def check_types(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise SpecError for the first of these arrays that a checkpoint can't hold."""
-    for name, array in arrays.items():
+def check_types(arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Raise SpecError for the first of these named arrays that a checkpoint can't hold."""
+    for name, array in arrays:
         _dtype_name(name, array)
 
 

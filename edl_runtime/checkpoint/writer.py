@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from edl_runtime.checkpoint.errors import CheckpointError
-from edl_runtime.checkpoint.file_format import CheckpointInfo, CheckpointPosition, Snapshot, position_of
+from edl_runtime.checkpoint.file_format import Arrays, CheckpointInfo, CheckpointPosition, Snapshot, position_of
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.errors import EdlError
 from edl_runtime.log import get_logger
@@ -46,8 +46,17 @@ class CheckpointWriter:
         self._notify = notify
         self._is_overtaken = False
         self._buffers = HostBuffers()
+        self._preparing: threading.Thread | None = None
         self._thread: threading.Thread | None = None
         self._last: CheckpointInfo | None = None
+
+    def prepare(self, arrays: Arrays) -> None:
+        """Allocate the memory to which `save` copies such arrays, so that the first one is as fast as the others.
+
+        In the background, once: for 200 MB it takes 0.2 s, and several seconds on a busy machine.
+        """
+        self._preparing = threading.Thread(target=self._reserve, args=(arrays,), name="edl-checkpoint", daemon=True)
+        self._preparing.start()
 
     def save(self, capture: Capture) -> bool:
         """Copy what `capture` returns, which may be views of memory that changes, and write it in the background.
@@ -58,6 +67,9 @@ class CheckpointWriter:
         if not self.wait(0):
             log.warning("checkpoint.skipped", url=self._store.spec.url, reason="the last one is still being written")
             return False
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
         snapshot = self._buffers.copy(capture())
         self._thread = threading.Thread(target=self._write_aside, args=(snapshot,), name="edl-checkpoint", daemon=True)
         self._thread.start()
@@ -88,6 +100,10 @@ class CheckpointWriter:
         """Wait as `wait`, and free the memory. An unfinished checkpoint is lost when the process ends."""
         self._buffers = HostBuffers()
         return self.wait(timeout_s)
+
+    def _reserve(self, arrays: Arrays) -> None:
+        _lower_priority()
+        self._buffers.reserve(arrays)
 
     def _write_aside(self, snapshot: Snapshot) -> None:
         _lower_priority()
@@ -145,12 +161,15 @@ class HostBuffers:
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, np.ndarray]] = {}
 
+    def reserve(self, arrays: Arrays) -> None:
+        """Allocate memory for arrays like these, which are not read."""
+        for rooms in self._rooms_for(arrays).values():
+            for room in rooms.values():
+                np.copyto(room, np.zeros((), room.dtype))  # a page is allocated when it is first written to
+
     def copy(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with arrays of its own, valid until the next copy."""
-        self._kept = {
-            group: {name: _buffer_for(array, self._kept.get(group, {}).get(name)) for name, array in arrays.items()}
-            for group, arrays in snapshot.arrays.items()
-        }
+        self._rooms_for(snapshot.arrays)
         pairs = [
             (self._kept[group][name], array)
             for group, arrays in snapshot.arrays.items()
@@ -160,6 +179,13 @@ class HostBuffers:
         with ThreadPoolExecutor(COPIERS) as pool:
             list(pool.map(_copy_arrays, [pairs[first::COPIERS] for first in range(COPIERS)]))
         return msgspec.structs.replace(snapshot, arrays=self._kept)
+
+    def _rooms_for(self, arrays: Arrays) -> dict[str, dict[str, np.ndarray]]:
+        self._kept = {
+            group: {name: _buffer_for(array, self._kept.get(group, {}).get(name)) for name, array in held.items()}
+            for group, held in arrays.items()
+        }
+        return self._kept
 
 
 def _buffer_for(array: np.ndarray, kept: np.ndarray | None) -> np.ndarray:

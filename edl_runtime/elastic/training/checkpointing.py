@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal
 
 from edl_runtime.checkpoint.errors import CheckpointStoreError
-from edl_runtime.checkpoint.file_format import CheckpointInfo, position_of
+from edl_runtime.checkpoint.file_format import Arrays, CheckpointInfo, check_types, position_of
 from edl_runtime.checkpoint.store import CheckpointStore, RestoredCheckpoint
 from edl_runtime.checkpoint.writer import Capture, CheckpointWriter
 from edl_runtime.elastic.comm.agent_protocol import (
@@ -56,6 +56,7 @@ class CheckpointManager:
         self._writer: CheckpointWriter | None = None
         self._schedule: CheckpointSchedule | None = None
         self._found: RestoredCheckpoint | None = None
+        self._is_prepared = False
         if spec is not None:
             self._store = CheckpointStore(spec, answered=agent.note_progress)
             self._store.check()
@@ -112,6 +113,15 @@ class CheckpointManager:
     def due(self, step: int) -> bool:
         """Whether a checkpoint is due after this step. Each rank calls it once for each step."""
         return self._schedule is not None and self._schedule.due(step, time.monotonic())
+
+    def prepare(self, arrays: Callable[[], Arrays]) -> None:
+        """Allocate what `save` needs for such arrays. Raises SpecError for a type that checkpoints can't hold."""
+        if self._writer is not None and not self._is_prepared:
+            self._is_prepared = True
+            held = arrays()
+            for group in held.values():
+                check_types(group.items())
+            self._writer.prepare(held)
 
     def save(self, capture: Capture) -> None:
         """Start writing a checkpoint, unless the one before is still being written."""

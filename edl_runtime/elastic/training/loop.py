@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args
 import msgspec
 import numpy as np
 
-from edl_runtime.checkpoint.file_format import Snapshot, check_types
+from edl_runtime.checkpoint.file_format import Snapshot
 from edl_runtime.elastic.comm.agent_protocol import (
     GenerationEntered,
     JoinGeneration,
@@ -137,10 +137,7 @@ class TrainingLoop:
         self._reported: tuple[int, float] = (0, -math.inf)  # generation and time
 
     def begin(self) -> None:
-        """Enter the first generation. Raises SpecError for a type of array that checkpoints can't hold."""
-        if self._checkpoints.enabled:
-            for arrays in arrays_of(self.train_state.state.states()).values():
-                check_types(arrays)
+        """Enter the first generation."""
         self.agent.send(WorkerReady(live=self.session.live, seen=self._checkpoints.highest_generation()))
         self._enter_next_generation()
         self._optimizer_guard.begin()
@@ -463,6 +460,8 @@ class TrainingLoop:
         self._optimizer_guard.note()
         self._follow_size(join)
         self._checkpoints.begin(train_state.steps, train_state.unsaved_s)
+        if group.rank == 0:
+            self._checkpoints.prepare(lambda: arrays_of(train_state.state.states()))
         self.agent.send(
             GenerationEntered(generation=join.generation, step=train_state.steps, source=origin, live=self.session.live)
         )

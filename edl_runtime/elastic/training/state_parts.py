@@ -327,7 +327,7 @@ class RegisteredState:
             module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
             raise SpecError(self._field, f"{module}{kind.__qualname__} at {path!r}", allowed)
         try:
-            check_types({path: array})
+            check_types([(path, array)])
         except SpecError as error:
             raise SpecError(self._field, f"array of {error.given} at {path!r}", error.allowed) from None
         name = path

@@ -54,6 +54,7 @@ def test_the_arrays_are_those_of_the_moment(tmp_path: Path, held: threading.Even
 def test_memory_is_reused(tmp_path: Path) -> None:
     """Fresh memory costs more than the copy; another shape gets memory of its own."""
     writer = CheckpointWriter(stored(tmp_path))
+    writer.prepare(snapshot_at(0).arrays)
     writer.save(lambda: snapshot_at(1))
     writer.wait()
     first = writer._buffers.copy(snapshot_at(1)).arrays["model"]["weight"]
