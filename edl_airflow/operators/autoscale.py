@@ -159,7 +159,7 @@ def _result(done: RescaleOutcome, *, dry_run: bool) -> RescalingResult:
         until=plan.until,
         why=plan.why,
         capacity=plan.capacity,
-        targets=msgspec.convert(plan.targets, list[RescalingTarget], from_attributes=True),
+        targets=msgspec.to_builtins(list(plan.targets)),
         refused=done.refused,
         notes=list(plan.notes),
         dry_run=dry_run,

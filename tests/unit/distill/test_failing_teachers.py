@@ -111,7 +111,7 @@ def end_no_wait_before(monkeypatch: pytest.MonkeyPatch, come_so_far: Callable[..
 @pytest.mark.parametrize(
     ("behaviours", "whom_and_why"),
     [
-        ({}, r"'a:1' after \d+ s \(.*nobody listens\)"),
+        ({}, r"'a:1' after \d+ s \(.*nothing listens\)"),
         ({"a:1": failing(lambda: ProtocolError("garbage"))}, "garbage"),
     ],
 )
