@@ -20,7 +20,7 @@ from _elastic_jobs import ENVIRON, HERE, NAME, Group, Job, Load
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.elastic.agent.launch import elastic_job
+from edl_runtime.elastic.agent.entrypoint import elastic_job
 from edl_runtime.elastic.comm.agent_protocol import Gear
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.settings import RuntimeSettings

@@ -25,9 +25,9 @@ import numpy as np
 import structlog
 from _flags import at_least_1
 
+from edl_runtime.checkpoint.background_writer import CheckpointWriter
 from edl_runtime.checkpoint.file_format import Arrays, Snapshot
 from edl_runtime.checkpoint.store import CheckpointStore
-from edl_runtime.checkpoint.writer import CheckpointWriter
 from edl_runtime.specs import Checkpoint
 
 TENSORS = 60

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
     from edl_runtime.autoscale.planner import RescalingPlan, RescalingRules
-    from edl_runtime.autoscale.policy.wrappers import Policy
+    from edl_runtime.autoscale.policy.interface import Policy
     from edl_runtime.autoscale.rescale import RescaleOutcome
     from edl_runtime.backends.kubernetes.backend import KubernetesBackend
     from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint

@@ -24,14 +24,14 @@ from edl_airflow.operators.templates import (
 )
 from edl_airflow.results import RescalingResult, RescalingTarget
 from edl_airflow.traffic_windows import Windows, load_windows, windows_field
-from edl_runtime.autoscale.policy.wrappers import check_policy_name
+from edl_runtime.autoscale.policy.interface import check_policy_name
 from edl_runtime.autoscale.traffic.capacity import LEAD_S
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from edl_runtime.autoscale.planner import RescalingRules
-    from edl_runtime.autoscale.policy.wrappers import Policy
+    from edl_runtime.autoscale.policy.interface import Policy
     from edl_runtime.autoscale.rescale import RescaleOutcome
 
 
@@ -120,7 +120,7 @@ class EdlAutoscaleOperator(TemplatedOperator):
             from edl_runtime.autoscale.policy.decide import decide
 
             return decide
-        from edl_runtime.autoscale.policy.wrappers import import_policy
+        from edl_runtime.autoscale.policy.interface import import_policy
 
         return import_policy(self.policy)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from edl_runtime.elastic.agent.launch import elastic_job
+from edl_runtime.elastic.agent.entrypoint import elastic_job
 from edl_runtime.elastic.comm.agent_protocol import Gear
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings

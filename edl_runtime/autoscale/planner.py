@@ -15,6 +15,7 @@ import msgspec
 from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot
 from edl_runtime.autoscale.policy.decide import STARVATION_S
 from edl_runtime.autoscale.policy.decide import decide as default_policy
+from edl_runtime.autoscale.policy.interface import Policy, protected_targets
 from edl_runtime.autoscale.policy.model import (
     MAX_QUANTITY,
     Limit,
@@ -24,7 +25,6 @@ from edl_runtime.autoscale.policy.model import (
     milli_available,
     milli_needed,
 )
-from edl_runtime.autoscale.policy.wrappers import Policy, protected_targets
 from edl_runtime.autoscale.traffic.capacity import LEAD_S, TrainingCapacity, training_capacity
 from edl_runtime.autoscale.traffic.windows import TrafficWindows, WindowSpan
 from edl_runtime.backends.interface import Capacity, JobStatus, Scaling

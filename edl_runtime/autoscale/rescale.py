@@ -19,7 +19,7 @@ from edl_runtime.autoscale.errors import RescalingError
 from edl_runtime.autoscale.history import history_point
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan, RescalingRules, make_plan
 from edl_runtime.autoscale.policy.decide import decide
-from edl_runtime.autoscale.policy.wrappers import Policy
+from edl_runtime.autoscale.policy.interface import Policy
 from edl_runtime.backends.errors import ClusterUnavailableError, JobEndedError, UnknownJobError
 from edl_runtime.errors import BackendError, EdlError, SpecError
 from edl_runtime.log import get_logger

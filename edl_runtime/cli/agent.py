@@ -59,7 +59,7 @@ def agent(*, instances: str, gear: Gear, as_json: bool, command: tuple[str, ...]
 
 async def _run(command: tuple[str, ...], settings: RuntimeSettings, bounds: Bounds, gear: Gear) -> AgentExit:
     from edl_runtime.elastic.agent.agent import Agent
-    from edl_runtime.elastic.agent.launch import parse_entrypoint
+    from edl_runtime.elastic.agent.entrypoint import parse_entrypoint
     from edl_runtime.store.redis_client import connect
 
     gpus = count_gpus(os.environ)

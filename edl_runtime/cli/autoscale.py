@@ -15,7 +15,7 @@ import click
 from edl_runtime.autoscale.errors import NoSamplesError, RescalingError, SourceError
 from edl_runtime.autoscale.planner import RescalingRules
 from edl_runtime.autoscale.policy.decide import STARVATION_S, decide
-from edl_runtime.autoscale.policy.wrappers import Policy, import_policy
+from edl_runtime.autoscale.policy.interface import Policy, import_policy
 from edl_runtime.autoscale.rescale import RescaleOutcome, rescale
 from edl_runtime.autoscale.traffic.capacity import LEAD_S
 from edl_runtime.autoscale.traffic.schema import read_windows

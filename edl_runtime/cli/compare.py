@@ -16,7 +16,7 @@ from edl_runtime.cli.options import parse_gpu_ids, print_json, print_table, spli
 from edl_runtime.compare.comparison import Comparison
 from edl_runtime.compare.comparison import compare as measure
 from edl_runtime.compare.results import HEADINGS, TITLES, WAYS, ComparisonRow, json_rows, parse_ways, table_cells
-from edl_runtime.elastic.agent.launch import parse_entrypoint
+from edl_runtime.elastic.agent.entrypoint import parse_entrypoint
 from edl_runtime.teacher.models.loading import check_model_files
 from edl_runtime.teacher.models.model import ModelOptions
 

@@ -24,7 +24,7 @@ from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
 from edl_runtime.cli.backends import remove_ended_job, warn_of_eviction
 from edl_runtime.cli.options import priority_option, read_settings, weight_option
-from edl_runtime.elastic.agent.launch import elastic_job, parse_entrypoint
+from edl_runtime.elastic.agent.entrypoint import elastic_job, parse_entrypoint
 from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
 from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.elastic.rendezvous.redis_store import request_stop

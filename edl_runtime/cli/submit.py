@@ -17,7 +17,7 @@ from edl_runtime.cli.backends import remove_ended_job, warn_of_eviction
 from edl_runtime.cli.options import priority_option, read_settings, weight_option
 from edl_runtime.compat.manifest_yaml import manifest_text
 from edl_runtime.compat.training_job import TrainingJob, read_training_job
-from edl_runtime.elastic.agent.launch import elastic_job
+from edl_runtime.elastic.agent.entrypoint import elastic_job
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec

@@ -16,7 +16,7 @@ import msgspec
 from edl_runtime.compare.child_processes import answered_requests, run_script, running_teachers
 from edl_runtime.compare.results import TITLES, ComparisonRow, MeasuredRun, RunError, Way, measured_run
 from edl_runtime.distill.offline import RecordedAnswers
-from edl_runtime.distill.teachers import in_process_address, recorded_address, recording_address
+from edl_runtime.distill.teacher_addresses import in_process_address, recorded_address, recording_address
 from edl_runtime.settings import RuntimeSettings
 
 OnProgress = Callable[[str], None]

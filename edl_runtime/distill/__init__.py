@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edl_runtime.distill.reader import DistillReader
     from edl_runtime.distill.reporter import JobReporter
     from edl_runtime.distill.stats import ReaderStats
-    from edl_runtime.distill.teachers import Discovered, Fixed
+    from edl_runtime.distill.teacher_addresses import Discovered, Fixed
     from edl_runtime.protocol.oip import Normalise, TopK
 
 __all__ = ["AnswerCache", "Discovered", "DistillReader", "Fixed", "JobReporter", "Normalise", "ReaderStats", "TopK"]
@@ -23,9 +23,9 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "AnswerCache": "edl_runtime.distill.cache.answer_cache",
-        "Discovered": "edl_runtime.distill.teachers",
+        "Discovered": "edl_runtime.distill.teacher_addresses",
         "DistillReader": "edl_runtime.distill.reader",
-        "Fixed": "edl_runtime.distill.teachers",
+        "Fixed": "edl_runtime.distill.teacher_addresses",
         "JobReporter": "edl_runtime.distill.reporter",
         "Normalise": "edl_runtime.protocol.oip",
         "ReaderStats": "edl_runtime.distill.stats",

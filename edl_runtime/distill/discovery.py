@@ -15,7 +15,7 @@ from edl_runtime.concurrency import first_completed
 from edl_runtime.discovery.assignments import REPORT_EVERY_S, Assignment, StudentRegistry, StudentSession
 from edl_runtime.discovery.client import DiscoveryClient, follow_assignments
 from edl_runtime.discovery.errors import DiscoveryTimeoutError
-from edl_runtime.distill.teachers import Discovered
+from edl_runtime.distill.teacher_addresses import Discovered
 from edl_runtime.log import get_logger
 from edl_runtime.meter import WINDOW_S, RateMeter
 from edl_runtime.pool_reports import StudentReport

@@ -21,8 +21,8 @@ from edl_runtime.distill.errors import DistillError, SampleError
 from edl_runtime.distill.event_loop_thread import EventLoopThread
 from edl_runtime.distill.pipeline import Epoch, Pipeline
 from edl_runtime.distill.stats import ReaderStats
-from edl_runtime.distill.teacher_worker import Connect, TeacherPool, WorkerContext
-from edl_runtime.distill.teachers import Discovered, Fixed, connection_factory
+from edl_runtime.distill.teacher_addresses import Discovered, Fixed, connection_factory
+from edl_runtime.distill.teacher_connections import Connect, TeacherPool, WorkerContext
 from edl_runtime.log import get_logger
 from edl_runtime.pool_reports import StudentReport
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK

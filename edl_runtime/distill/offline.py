@@ -18,7 +18,7 @@ import numpy as np
 
 from edl_runtime.distill.bindings import Answers
 from edl_runtime.distill.errors import NotRecordedError, UnreadableAnswersError
-from edl_runtime.distill.teacher_worker import InferenceConnection
+from edl_runtime.distill.teacher_connections import InferenceConnection
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.protocol.tensors import Array, Tensor

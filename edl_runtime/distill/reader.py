@@ -14,8 +14,8 @@ from edl_runtime.distill.cache.answer_cache import AnswerCache
 from edl_runtime.distill.engine import Engine, PoolQuery
 from edl_runtime.distill.reporter import JobReporter
 from edl_runtime.distill.stats import ReaderStats
-from edl_runtime.distill.teacher_worker import Connect
-from edl_runtime.distill.teachers import Discovered, Fixed, teachers_from_settings
+from edl_runtime.distill.teacher_addresses import Discovered, Fixed, teachers_from_settings
+from edl_runtime.distill.teacher_connections import Connect
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import Normalise, TopK, positive_integer
 from edl_runtime.settings import RuntimeSettings

@@ -14,7 +14,7 @@ from support.checkpoints.writer_process import write
 from support.depth import examples
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["edl_runtime.checkpoint.writer", "numpy", "pytest"])
+PROCESSES.set_forkserver_preload(["edl_runtime.checkpoint.background_writer", "numpy", "pytest"])
 
 
 class Writer:

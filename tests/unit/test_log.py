@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from edl_runtime.distill.teacher_worker import TeacherHealth
+from edl_runtime.distill.teacher_connections import TeacherHealth
 
 
 @pytest.fixture(autouse=True)

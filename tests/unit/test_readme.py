@@ -15,7 +15,7 @@ from edl_airflow.triggers import jobs
 from edl_runtime import specs
 from edl_runtime.autoscale.cluster import throughput
 from edl_runtime.autoscale.policy import decide
-from edl_runtime.distill import batching, bottleneck, dispatch_policy, teacher_worker
+from edl_runtime.distill import batching, bottleneck, dispatch_policy, teacher_connections
 from edl_runtime.elastic.api import Run
 from edl_runtime.elastic.comm import process_group
 from edl_runtime.elastic.data import sharded
@@ -81,7 +81,7 @@ def test_every_file_it_links_to_is_there(page: str) -> None:
         (
             "distillation",
             "0.1 s at first and twice as long each time, 30 s at most",
-            teacher_worker.LONGEST_QUARANTINE_S,
+            teacher_connections.LONGEST_QUARANTINE_S,
             30,
         ),
         ("distillation", "fail for ten seconds", batching.MIN_FAILING_S, 10),

@@ -71,7 +71,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     - `speedup`: as measured, None without measurements.
     - `limit`: a limit below its maximum, None without one.
     - `resumes`: whether it resumes from a checkpoint after being suspended. One that does not is never suspended while
-      it runs; see `edl_runtime.autoscale.policy.wrappers.protected_targets`.
+      it runs; see `edl_runtime.autoscale.policy.interface.protected_targets`.
     - `students`: how many use a pool now: while some do it is not suspended either; None for a job.
     - `stranded`: the indexes of further instances that lost their node, fit on no other and are left pending. All other
       fields are without them.

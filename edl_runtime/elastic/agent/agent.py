@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl_runtime.checkpoint.folder_lease import JobFolderLeases
+from edl_runtime.elastic.agent.entrypoint import Entrypoint, PortReservation, check_host
 from edl_runtime.elastic.agent.failures import FailureStreak, FailureVerdict, PeerState, WorkerFailure, judge_failure
-from edl_runtime.elastic.agent.launch import Entrypoint, PortReservation, check_host
 from edl_runtime.elastic.agent.reconciler import DesiredState, KillWorker, WorkerState, is_ending, reconcile
 from edl_runtime.elastic.agent.reporter import StatusReporter, StepMeter
 from edl_runtime.elastic.agent.watchdog import Watchdog

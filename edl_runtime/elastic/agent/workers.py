@@ -15,8 +15,8 @@ from typing import Self, assert_never
 
 import msgspec
 
+from edl_runtime.elastic.agent.entrypoint import Entrypoint, generation_environment
 from edl_runtime.elastic.agent.failures import WorkerFailure
-from edl_runtime.elastic.agent.launch import Entrypoint, generation_environment
 from edl_runtime.elastic.agent.reconciler import (
     Action,
     KillWorker,

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+from edl_runtime.checkpoint.background_writer import Capture, CheckpointWriter
 from edl_runtime.checkpoint.errors import CheckpointStoreError
 from edl_runtime.checkpoint.file_format import Arrays, CheckpointInfo, check_types, position_of
 from edl_runtime.checkpoint.store import CheckpointStore, RestoredCheckpoint
-from edl_runtime.checkpoint.writer import Capture, CheckpointWriter
 from edl_runtime.elastic.comm.agent_protocol import (
     AgentClient,
     CheckpointDelayed,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from support.checkpoints.snapshots import snapshot_at
 
+from edl_runtime.checkpoint.background_writer import CheckpointWriter
 from edl_runtime.checkpoint.store import CheckpointStore
-from edl_runtime.checkpoint.writer import CheckpointWriter
 from edl_runtime.specs import Checkpoint
 
 SIZE = 200_000

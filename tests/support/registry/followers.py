@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from edl_runtime.distill.discovery import follow_pool
-from edl_runtime.distill.teachers import Discovered
+from edl_runtime.distill.teacher_addresses import Discovered
 from edl_runtime.pool_reports import StudentReport
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease

@@ -21,7 +21,7 @@ from support.students.student import print_line
 from support.teachers.process import wait_until
 
 from edl_runtime.distill import DistillReader, Fixed, data_loaders
-from edl_runtime.distill.teachers import in_process_address
+from edl_runtime.distill.teacher_addresses import in_process_address
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
 

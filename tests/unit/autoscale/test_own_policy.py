@@ -11,8 +11,8 @@ from support.autoscale.jobs import job
 
 from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot
 from edl_runtime.autoscale.planner import RescalingRules, make_plan
+from edl_runtime.autoscale.policy.interface import check_policy_name
 from edl_runtime.autoscale.policy.model import Target
-from edl_runtime.autoscale.policy.wrappers import check_policy_name
 from edl_runtime.backends.interface import Capacity, NodeCapacity
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds

@@ -14,8 +14,8 @@ from support.autoscale.jobs import NOON, job
 from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot
 from edl_runtime.autoscale.planner import RescalingPlan, RescalingRules, make_plan
 from edl_runtime.autoscale.policy.decide import decide
+from edl_runtime.autoscale.policy.interface import Policy
 from edl_runtime.autoscale.policy.model import Limit
-from edl_runtime.autoscale.policy.wrappers import Policy
 from edl_runtime.autoscale.traffic.schema import to_windows
 from edl_runtime.backends.interface import Capacity, JobStatus, NodeCapacity
 from edl_runtime.errors import SpecError

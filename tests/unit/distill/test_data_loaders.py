@@ -17,7 +17,7 @@ from support.students.fake_readers import batches, reader_of
 from support.teachers.fakes import arithmetic
 from support.teachers.process import wait_until
 
-from edl_runtime.distill import data_loaders, teacher_worker
+from edl_runtime.distill import data_loaders, teacher_connections
 
 
 class Loading:
@@ -181,7 +181,7 @@ def test_a_reader_has_its_threads_gone_before_it_forks(monkeypatch: pytest.Monke
     """Those that run the source, and teachers that are within this process."""
     ended: list[str] = []
     monkeypatch.setattr(data_loaders, "thread_ends_here", lambda: ended.append(threading.current_thread().name))
-    monkeypatch.setattr(teacher_worker, "thread_ends_here", data_loaders.thread_ends_here)
+    monkeypatch.setattr(teacher_connections, "thread_ends_here", data_loaders.thread_ends_here)
     with reader_of({"a:1": arithmetic}, lambda: islice(batches(), 3)) as reader:
         list(reader)
     wait_until(lambda: {name.rsplit(" ", 1)[0] for name in ended} == {"edl", "edl teacher a:1"})

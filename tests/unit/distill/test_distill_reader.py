@@ -13,7 +13,7 @@ from support.teachers.process import wait_until
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed, JobReporter
 from edl_runtime.distill.errors import DistillError
-from edl_runtime.distill.teacher_worker import WORKERS_PER_TEACHER
+from edl_runtime.distill.teacher_connections import WORKERS_PER_TEACHER
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings

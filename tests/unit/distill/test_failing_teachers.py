@@ -18,7 +18,7 @@ from edl_runtime.distill import batching as batches_module
 from edl_runtime.distill.batching import MAX_FAILURES
 from edl_runtime.distill.dispatch_policy import AnswerTimeout
 from edl_runtime.distill.errors import DeadlyRequestError, NoTeacherError
-from edl_runtime.distill.teacher_worker import WORKERS_PER_TEACHER
+from edl_runtime.distill.teacher_connections import WORKERS_PER_TEACHER
 from edl_runtime.protocol.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.settings import RuntimeSettings
@@ -30,10 +30,10 @@ ALL = list(range(BATCHES))
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teachers that failed are tried again at once, and others are asked nothing that they did not fail."""
     never_hedge(monkeypatch)
-    monkeypatch.setattr("edl_runtime.distill.teacher_worker.FIRST_QUARANTINE_S", 0.001)
-    monkeypatch.setattr("edl_runtime.distill.teacher_worker.LONGEST_QUARANTINE_S", 0.01)
-    monkeypatch.setattr("edl_runtime.distill.teacher_worker.FIRST_RECONNECT_S", 0.001)
-    monkeypatch.setattr("edl_runtime.distill.teacher_worker.LONGEST_RECONNECT_S", 0.01)
+    monkeypatch.setattr("edl_runtime.distill.teacher_connections.FIRST_QUARANTINE_S", 0.001)
+    monkeypatch.setattr("edl_runtime.distill.teacher_connections.LONGEST_QUARANTINE_S", 0.01)
+    monkeypatch.setattr("edl_runtime.distill.teacher_connections.FIRST_RECONNECT_S", 0.001)
+    monkeypatch.setattr("edl_runtime.distill.teacher_connections.LONGEST_RECONNECT_S", 0.01)
 
 
 def broken() -> InferenceError:

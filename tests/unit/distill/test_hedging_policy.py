@@ -16,7 +16,7 @@ from edl_runtime.distill import dispatch_policy
 from edl_runtime.distill.batching import Batch, Request
 from edl_runtime.distill.dispatch_policy import AnswerTimeout
 from edl_runtime.distill.dispatcher import Dispatcher, PipelineSignals, WorkerSlot
-from edl_runtime.distill.teacher_worker import WORKERS_PER_TEACHER
+from edl_runtime.distill.teacher_connections import WORKERS_PER_TEACHER
 from edl_runtime.protocol.tensors import Array
 
 

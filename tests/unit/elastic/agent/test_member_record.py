@@ -9,7 +9,7 @@ import pytest
 from support.elastic.generations import generation
 
 from edl_runtime.elastic.agent.agent import member_record
-from edl_runtime.elastic.agent.launch import PortReservation
+from edl_runtime.elastic.agent.entrypoint import PortReservation
 from edl_runtime.elastic.agent.reconciler import DesiredState, WorkerPhase, WorkerState
 from edl_runtime.elastic.rendezvous.generation import GroupView, TrainerMember
 

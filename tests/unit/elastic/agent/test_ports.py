@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from edl_runtime.elastic.agent.launch import check_host
+from edl_runtime.elastic.agent.entrypoint import check_host
 from edl_runtime.errors import SpecError
 
 

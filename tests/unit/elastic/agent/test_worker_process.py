@@ -14,7 +14,7 @@ import psutil
 import pytest
 from support.teachers.process import is_gone, wait_until
 
-from edl_runtime.elastic.agent.launch import Entrypoint, parse_entrypoint
+from edl_runtime.elastic.agent.entrypoint import Entrypoint, parse_entrypoint
 from edl_runtime.elastic.agent.workers import WorkerExited, WorkerProcess, WorkerUpdate, quiet_environment
 from edl_runtime.elastic.comm.agent_protocol import Heartbeat, ScriptFailed, StandbyLoaded, StartScript, WorkerMessage
 
@@ -194,7 +194,7 @@ async def test_no_worker_outlives_its_agent(tmp_path: Path) -> None:
     script.write_text(FAMILY.replace('subprocess.Popen(["sleep", "600"])', "type('None', (), {'pid': 0})"))
     code = """
 import asyncio, os, sys
-from edl_runtime.elastic.agent.launch import parse_entrypoint
+from edl_runtime.elastic.agent.entrypoint import parse_entrypoint
 from edl_runtime.elastic.agent.workers import WorkerProcess
 from edl_runtime.elastic.comm.agent_protocol import StartScript
 async def main():

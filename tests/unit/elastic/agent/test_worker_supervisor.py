@@ -13,7 +13,7 @@ import psutil
 import pytest
 from support.elastic.generations import generation
 
-from edl_runtime.elastic.agent.launch import Entrypoint, parse_entrypoint
+from edl_runtime.elastic.agent.entrypoint import Entrypoint, parse_entrypoint
 from edl_runtime.elastic.agent.reconciler import (
     KillWorker,
     RunScript,

@@ -16,7 +16,7 @@ from edl_runtime.distill.batching import MIN_FAILING_S, Batch, Request
 from edl_runtime.distill.bindings import RequestPlan
 from edl_runtime.distill.dispatch_policy import AnswerTimeout
 from edl_runtime.distill.dispatcher import Dispatcher, PipelineSignals, WorkerSlot
-from edl_runtime.distill.teacher_worker import (
+from edl_runtime.distill.teacher_connections import (
     FIRST_QUARANTINE_S,
     FIRST_RECONNECT_S,
     LONGEST_RECONNECT_S,
@@ -91,7 +91,7 @@ def test_retries_of_a_busy_teacher_back_off(dispatcher: Dispatcher) -> None:
 def test_the_oldest_request_ends_the_epoch_when_a_teacher_fails_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others that came back after it are not probed in its place: it fails at a probe after ten seconds."""
     now = [1000.0]
-    for module in ("dispatcher", "teacher_worker"):
+    for module in ("dispatcher", "teacher_connections"):
         monkeypatch.setattr(f"edl_runtime.distill.{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
     asked: list[Array] = []
     asked_at = []
@@ -177,8 +177,8 @@ def test_one_that_misbehaves_again_and_again_rests_ever_longer(
 ) -> None:
     """Right answers in between don't help it, unless it has behaved for a time."""
     now = [1000.0]
-    monkeypatch.setattr("edl_runtime.distill.teacher_worker.time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr("edl_runtime.distill.teacher_worker.QUARANTINE_JITTER", 1.0)
+    monkeypatch.setattr("edl_runtime.distill.teacher_connections.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("edl_runtime.distill.teacher_connections.QUARANTINE_JITTER", 1.0)
     rests = []
     for good_s in (0.0, 0.0, 0.0, PROBATION * 16 * FIRST_QUARANTINE_S):
         health.quarantine("garbage")

@@ -36,7 +36,7 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import check_name
 
 if TYPE_CHECKING:
-    from edl_runtime.distill.teacher_worker import Connect, InferenceConnection
+    from edl_runtime.distill.teacher_connections import Connect, InferenceConnection
     from edl_runtime.teacher.models.model import Model, ModelOptions
 
 

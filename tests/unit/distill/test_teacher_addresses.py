@@ -16,7 +16,7 @@ from support.teachers.process import PATIENCE_S, wait_until
 
 from edl_runtime.distill.errors import NotRecordedError, UnreadableAnswersError
 from edl_runtime.distill.offline import RecordedAnswers, RecordedConnection, question_digests
-from edl_runtime.distill.teachers import (
+from edl_runtime.distill.teacher_addresses import (
     Discovered,
     Fixed,
     InProcessConnection,

@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 from support.checkpoints.snapshots import is_whole, snapshot_at, steps_of, stored
 
 from edl_runtime.checkpoint import file_format
+from edl_runtime.checkpoint.background_writer import CheckpointWriter
 from edl_runtime.checkpoint.errors import CheckpointStoreError
 from edl_runtime.checkpoint.file_format import CheckpointInfo, Snapshot, write_checked
-from edl_runtime.checkpoint.writer import CheckpointWriter
 
 
 @pytest.fixture

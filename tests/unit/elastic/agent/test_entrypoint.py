@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.elastic.generations import generation
 
-from edl_runtime.elastic.agent.launch import generation_environment, parse_entrypoint
+from edl_runtime.elastic.agent.entrypoint import generation_environment, parse_entrypoint
 from edl_runtime.elastic.rendezvous.generation import Generation
 from edl_runtime.errors import SpecError
 
