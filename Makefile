@@ -7,16 +7,16 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-deep fuzz lint fmt lock
+.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-deep interop test-interop fuzz lint fmt lock
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
 
 test: test-units test-airflow
 
-# All but those that need a running Airflow or a cluster
+# All but those that need a running Airflow, a cluster or other projects' servers
 test-units: .venv/ready
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not system and not kubernetes"
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not system and not kubernetes and not interop"
 
 AIRFLOW_TESTS := system and not kubernetes
 test-airflow: .venv/ready
@@ -39,6 +39,13 @@ test-kubernetes: test-pods
 
 test-pods: .venv/ready
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "kubernetes and not system"
+
+# Environments of other projects' servers, in .interop, where their interpreters are to be had
+interop: .venv/ready
+	$(BIN)/python scripts/interop.py
+
+test-interop: interop
+	$(PYTEST) -m interop tests/interop
 
 # Damaged bytes for all that reads from the network; one input again: make fuzz SEED=7 FIRST=1234 INPUTS=1
 fuzz: export EDL_FUZZ_INPUTS = $(or $(INPUTS),1000000)

@@ -79,3 +79,8 @@ class JobLockedError(BackendError):
         else:
             state, advice = f"has not ended for {self.waited_s:.0f} s", "if it hangs, end it (`kill` with its id)"
         return f"{self.holder} is starting or stopping job {self.name!r} and {state}; {advice}, and try again"
+
+
+def missing_library(what: str, error: ImportError) -> SpecError:
+    """Return the error for a protocol whose libraries are not installed."""
+    return SpecError(what, f"without {error.name}", "after `pip install edl-airflow[interop]`")

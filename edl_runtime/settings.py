@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -187,6 +187,30 @@ def kubeconfig_file(environ: Mapping[str, str]) -> str:
 def named_secret(environ: Mapping[str, str], variable: str) -> str:
     """Return a secret that is kept in the variable which a user has named for it; empty if that is not set."""
     return environ.get(variable, "") if variable else ""
+
+
+class PaddleDistill(NamedTuple):
+    """Teachers by the variables of the original EDL: `servers` assign at most `most` teachers of `pool`."""
+
+    servers: str
+    pool: str
+    most: int
+
+
+def paddle_distill(environ: Mapping[str, str]) -> PaddleDistill | None:
+    """Return what PADDLE_DISTILL_BALANCE_SERVER, _SERVICE_NAME and _MAX_TEACHER say; None without the first.
+
+    Raises SpecError.
+    """
+    servers = environ.get("PADDLE_DISTILL_BALANCE_SERVER", "")
+    if not servers:
+        return None
+    pool, most = environ.get("PADDLE_DISTILL_SERVICE_NAME", ""), environ.get("PADDLE_DISTILL_MAX_TEACHER", "1")
+    if not pool:
+        raise SpecError("PADDLE_DISTILL_SERVICE_NAME", pool, "the name of the pool that the servers assign")
+    if not most.isdecimal() or not int(most):
+        raise SpecError("PADDLE_DISTILL_MAX_TEACHER", most, "a whole number of 1 or more")
+    return PaddleDistill(servers, pool, int(most))
 
 
 def count_gpus(environ: Mapping[str, str], driver: Path = GPU_DRIVER) -> int:

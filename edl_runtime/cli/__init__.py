@@ -28,6 +28,7 @@ SUMMARIES = {
     "logs": "Show the output of a job's instances.",
     "monitor": "Show jobs, pools, targets and reserved resources, live.",
     "pools": "Show pools and their members.",
+    "register": "Keep a server that is not ours in a pool.",
     "resize": "Change the number of instances of a job or pool.",
     "run": "Train a script with a number of instances that can change.",
     "stop": "Stop a job or pool.",

@@ -21,6 +21,16 @@ from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
 )
 @click.option("--advertise", metavar="HOST", default="", help="Host at which students reach it; by default --host.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port; by default EDL_PORT, else a free one.")
+@click.option(
+    "--grpc-port",
+    type=click.IntRange(0, 65535),
+    help="Port for the Open Inference Protocol over gRPC as well; 0 for a free one. By default there is none.",
+)
+@click.option(
+    "--paddle-port",
+    type=click.IntRange(0, 65535),
+    help="Port for clients of Paddle Serving (HTTP, gRPC and brpc); 0 for a free one. By default there is none.",
+)
 @click.option("--name", default="teacher", show_default=True, help="Name of the served model.")
 @click.option("--outputs", default="", help="Outputs to serve, as in logits=fetch_name_0,hidden; by default all.")
 @click.option("--gpu-ids", default="", help="GPUs to run on, as in 0,1; by default the CPU.")
@@ -51,6 +61,8 @@ def teacher(
     host: str,
     advertise: str,
     port: int,
+    grpc_port: int | None,
+    paddle_port: int | None,
     name: str,
     outputs: str,
     gpu_ids: str,
@@ -78,6 +90,8 @@ def teacher(
         host=host or settings.host,
         advertise=advertise,
         port=port or settings.port,
+        grpc_port=grpc_port,
+        paddle_port=paddle_port,
         pool=check_name("pool", pool) if pool else "",
         weight=weight,
         hung_after_s=hung_after,

@@ -25,6 +25,8 @@ import msgspec
 import numpy as np
 
 from edl_runtime.errors import SpecError
+from edl_runtime.external.address import ServerAddress, is_external
+from edl_runtime.external.connection import connect as external
 from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.errors import InferenceError
@@ -117,7 +119,9 @@ def recorded_address(folder: Path) -> str:
 
 def check_teacher_address(address: object, field: str) -> None:
     """Raise SpecError unless it is "host:port" or an address of the table above."""
-    if not isinstance(address, str) or not address.startswith(_KINDS):
+    if isinstance(address, str) and is_external(address):
+        ServerAddress.parse(address, field)
+    elif not isinstance(address, str) or not address.startswith(_KINDS):
         endpoint_of(address, field)
     elif address.startswith(_RECORDING):
         endpoint_of(address.rpartition("@")[2], field)
@@ -133,6 +137,8 @@ def connection_factory(settings: RuntimeSettings) -> Connect:
 
     def connect(address: str) -> InferenceConnection:
         kind, _, rest = address.partition(":")
+        if is_external(address):
+            return external(address, settings, trust=trust)
         if not address.startswith(_KINDS):
             return teacher(address)
         if kind == "inprocess":

@@ -30,7 +30,7 @@ from edl_runtime.protocol.http_heads import (
     render_request,
 )
 from edl_runtime.protocol.infer_messages import JSON_LIMIT, Buffer, EncodedRequest, decode_response, encode_request
-from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
+from edl_runtime.protocol.oip import ModelSignature, Normalise, ReceivedMetadata, TopK
 from edl_runtime.protocol.shared_memory import (
     MAX_REGION_BYTES,
     REGISTER_PATH,
@@ -114,7 +114,7 @@ class TeacherConnection:
             if status != 200:
                 raise self._refusal(status, body)
             try:
-                signature = _signature_decoder.decode(body)
+                signature = _metadata_decoder.decode(body).signature()
             except msgspec.DecodeError as error:
                 raise ProtocolError(f"teacher {self.address}: its model metadata is invalid: {error}") from None
         return self._shared_memory.note_signature(signature)
@@ -144,6 +144,23 @@ class TeacherConnection:
             if name not in arrays:
                 raise ProtocolError(f"teacher {self.address} left out output {name!r}")
         return arrays
+
+    def infer_json(self, request: bytes) -> dict[str, Array]:
+        """Send a request that is all JSON, for servers without the binary extension; return and raise as `infer`."""
+        headers = {**self._headers, "Content-Type": "application/json", "Content-Length": len(request)}
+        head = render_request("POST", f"{self._model_path}/infer", headers)
+        with self._link as stream:
+            stream.send([head, request], len(head) + len(request))
+            arrays, unfilled = self._open_answer(stream)
+            for array in unfilled:
+                stream.fill(array)
+        return arrays
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Return status and body of what is below the model's path, as "/config". Raises OSError, ProtocolError."""
+        with self._link as stream:
+            status, body = self._get(stream, self._model_path + path)
+            return status, bytes(body)
 
     def _exchange_shared(self, request: EncodedRequest, *, alone: bool) -> dict[str, Array] | None:
         """Send the inputs in shared memory; return None if that is not faster or not possible."""
@@ -277,7 +294,7 @@ class _Refusal(msgspec.Struct):
 
 
 # Made while one thread imports this: msgspec crashes when several threads are the first to decode a type.
-_signature_decoder = JsonDecoder(ModelSignature)
+_metadata_decoder = JsonDecoder(ReceivedMetadata)
 _refusal_decoder = JsonDecoder(_Refusal)
 
 

@@ -412,7 +412,24 @@ class _Response(msgspec.Struct, omit_defaults=True):
     id: str = ""
 
 
-_response_decoder = JsonDecoder(_Response)
+class _ReceivedTensor(msgspec.Struct):
+    """As `TensorHead`; some servers send null for what they have not."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: Parameters | None = None
+    data: Any = None
+
+    def head(self) -> TensorHead:
+        return TensorHead(self.name, self.datatype, self.shape, self.parameters or Parameters(), self.data)
+
+
+class _ReceivedResponse(msgspec.Struct):
+    outputs: list[_ReceivedTensor]
+
+
+_response_decoder = JsonDecoder(_ReceivedResponse)
 
 
 def decode_response(header: Buffer, payload: int) -> tuple[dict[str, Array], list[Array]]:
@@ -421,7 +438,7 @@ def decode_response(header: Buffer, payload: int) -> tuple[dict[str, Array], lis
     Arrays are new, writable and contiguous. Raises ProtocolError, before it makes any array, unless header and payload
     match to the byte.
     """
-    heads = decode_header(_response_decoder, header).outputs
+    heads = [tensor.head() for tensor in decode_header(_response_decoder, header).outputs]
     check_payload(heads, payload, "output")
     arrays: dict[str, Array] = {}
     unfilled: list[Array] = []

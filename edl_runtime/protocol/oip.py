@@ -65,6 +65,27 @@ class ModelSignature(msgspec.Struct, frozen=True, kw_only=True):
     extensions: tuple[str, ...] = ()
 
 
+class ReceivedMetadata(msgspec.Struct):
+    """A model's metadata as servers send it: some send null for what they have not."""
+
+    name: str
+    versions: tuple[str, ...] | None = None
+    platform: str | None = None
+    inputs: tuple[TensorSpec, ...] | None = None
+    outputs: tuple[TensorSpec, ...] | None = None
+    extensions: tuple[str, ...] | None = None
+
+    def signature(self) -> ModelSignature:
+        return ModelSignature(
+            name=self.name,
+            versions=self.versions or (),
+            platform=self.platform or "",
+            inputs=self.inputs or (),
+            outputs=self.outputs or (),
+            extensions=self.extensions or (),
+        )
+
+
 class TopK(msgspec.Struct, frozen=True):
     """Requests the `k` largest values of output `name` along the last axis, largest first, and their indices.
 

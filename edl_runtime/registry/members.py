@@ -37,8 +37,14 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def signature_differences(pool: ModelSignature, teacher: ModelSignature) -> list[str]:
-    """Return a text for each field in which `teacher` differs from `pool`; empty when they are the same."""
+    """Return a text for each field in which `teacher` differs from `pool`; empty when they are the same.
+
+    Name, platform and versions are compared where both have them; servers that are not ours have none.
+    """
     theirs, ours = _described(pool), _described(teacher)
+    for field in ("name", "platform", "versions"):
+        if not (theirs[field] and ours[field]):  # of a server that is not ours
+            theirs[field] = ours[field] = ""
     different = [field for field in {**theirs, **ours} if theirs.get(field) != ours.get(field)]
     if not different:  # the tensors are the same, in any order
         theirs, ours = _tensor_names(pool), _tensor_names(teacher)
@@ -57,9 +63,9 @@ def signature_differences(pool: ModelSignature, teacher: ModelSignature) -> list
 def _described(signature: ModelSignature) -> dict[str, str]:
     tensors = [*(("input", one) for one in signature.inputs), *(("output", one) for one in signature.outputs)]
     return {
-        "name": signature.name or "empty",
-        "platform": signature.platform or "empty",
-        "versions": ", ".join(signature.versions) or "empty",
+        "name": signature.name,
+        "platform": signature.platform,
+        "versions": ", ".join(signature.versions),
         **{f"{kind} {one.name!r}": f"{one.datatype} {list(one.shape)}" for kind, one in tensors},
         "extensions": ", ".join(name for name in signature.extensions if name != JOIN_EXTENSION) or "empty",
     }

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edl_runtime.meter import WINDOW_S, BusyMeter, RateMeter
 from edl_runtime.pool_reports import TeacherReport
@@ -22,6 +22,20 @@ BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 DROPPED = 499
 """In place of an HTTP status: the request was dropped because its client had disconnected."""
+
+
+class Totals(NamedTuple):
+    """Counts since the start.
+
+    - `answered`, `refused`: requests with status 200, and with another.
+    - `runs`, `rows`, `busy_s`: the model's runs, their rows, and how long they took.
+    """
+
+    answered: int
+    refused: int
+    runs: int
+    rows: int
+    busy_s: float
 
 
 class TeacherMetrics:
@@ -50,6 +64,10 @@ class TeacherMetrics:
         self._runs[bisect_left(BOUNDS, rows)] += 1
         self._rows += rows
         self._busy_s += busy_s
+
+    def totals(self) -> Totals:
+        answered = self._answers[200]
+        return Totals(answered, self._answers.total() - answered, sum(self._runs), self._rows, self._busy_s)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus's text format."""

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from edl_runtime.concurrency import first_completed, unless_stopped
-from edl_runtime.errors import EdlError, SpecError
+from edl_runtime.errors import EdlError, SpecError, missing_library
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.address import check_exposure
 from edl_runtime.protocol.errors import TeacherError
@@ -51,6 +51,8 @@ class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     - `gpu_ids`: one predictor process on each; empty for one on the CPU.
     - `port`: 0 for a free one.
+    - `grpc_port`: a port for the Open Inference Protocol over gRPC as well; 0 for a free one, None for none.
+    - `paddle_port`: likewise for clients of Paddle Serving.
     - `advertise`: the host that students connect to; empty for the one it listens on, or for this machine's address
       if it listens on all.
     - `pool`: empty for a fixed teacher, which needs no Redis.
@@ -62,6 +64,8 @@ class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpu_ids: tuple[int, ...] = ()
     host: str = "127.0.0.1"
     port: int = 0
+    grpc_port: int | None = None
+    paddle_port: int | None = None
     advertise: str = ""
     pool: str = ""
     weight: float = 1.0
@@ -109,6 +113,10 @@ async def serve(
             predictors.signature, predictors, arena, metrics, token=settings.teacher_token, most_connections=most
         )
         address = await stack.enter_async_context(_listening(server, options, tls))
+        if options.grpc_port is not None:
+            await stack.enter_async_context(_serving_grpc(server, predictors.signature, options, settings))
+        if options.paddle_port is not None:
+            await stack.enter_async_context(_serving_paddle(server, options, settings))
         on_ready(address, predictors.signature)
         reason: EdlError | None = None
         async with AsyncExitStack() as membership:
@@ -146,6 +154,39 @@ async def _listening(server: HttpServer, options: TeacherOptions, tls: ssl.SSLCo
             yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     finally:
         watch.cancel()
+
+
+@asynccontextmanager
+async def _serving_grpc(
+    server: HttpServer, signature: ModelSignature, options: TeacherOptions, settings: RuntimeSettings
+) -> AsyncIterator[None]:
+    try:
+        from edl_runtime.teacher.grpc_server import GrpcService, server_credentials, serving_grpc
+    except ImportError as error:
+        raise missing_library("grpc_port", error) from None
+    from edl_runtime.teacher.local_requests import LocalRequests
+
+    service = GrpcService(signature, LocalRequests(server), server.metrics, token=settings.teacher_token)
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    async with serving_grpc(service, f"{host}:{options.grpc_port}", server_credentials(settings)) as port:
+        log.info("teacher.serves_grpc", address=f"{host}:{port}")
+        yield
+
+
+@asynccontextmanager
+async def _serving_paddle(
+    server: HttpServer, options: TeacherOptions, settings: RuntimeSettings
+) -> AsyncIterator[None]:
+    try:
+        from edl_runtime.teacher.paddle_server import GeneralModelService, serving_paddle
+    except ImportError as error:
+        raise missing_library("paddle_port", error) from None
+    from edl_runtime.teacher.local_requests import LocalRequests
+
+    service = GeneralModelService(LocalRequests(server), settings.teacher_token)
+    async with serving_paddle(service, options.host, options.paddle_port or 0) as port:
+        log.info("teacher.serves_paddle_clients", host=options.host, port=port)
+        yield
 
 
 def _enable_keepalive(listener: socket.socket) -> None:

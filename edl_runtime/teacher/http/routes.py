@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -11,10 +11,10 @@ from urllib.parse import quote
 import msgspec
 
 from edl_runtime.protocol.http_heads import PREDICTOR_DIED, RequestHead, render_response
-from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.protocol.shared_memory import REGISTER_PATH, SHARED_MEMORY_EXTENSION
 from edl_runtime.settings import check_token
-from edl_runtime.teacher.metrics import CONTENT_TYPE, TeacherMetrics
+from edl_runtime.teacher.metrics import CONTENT_TYPE, TeacherMetrics, Totals
 from edl_runtime.teacher.predictor.execute import EncodedAnswer
 
 
@@ -60,6 +60,30 @@ def _head(status: int, size: int, more: Mapping[str, str | int], *, keep_alive: 
     return render_response(status, {**headers, **more})
 
 
+def model_config(signature: ModelSignature) -> dict[str, Any]:
+    """Return a model's configuration as Triton describes one; shapes have their batch axis."""
+
+    def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+        return [{"name": one.name, "data_type": f"TYPE_{one.datatype}", "dims": one.shape} for one in specs]
+
+    more = {"input": described(signature.inputs), "output": described(signature.outputs)}
+    return {"name": signature.name, "platform": signature.platform, "max_batch_size": 0, **more}
+
+
+def model_statistics(signature: ModelSignature, totals: Totals) -> dict[str, Any]:
+    """Return a model's statistics as Triton has them; times are nanoseconds."""
+    counts = {"success": totals.answered, "fail": totals.refused, "compute_infer": totals.runs}
+    stats = {name: {"count": count, "ns": 0} for name, count in counts.items()}
+    stats["compute_infer"]["ns"] = round(totals.busy_s * 1e9)
+    return {
+        "name": signature.name,
+        "version": next(iter(signature.versions), ""),
+        "inference_count": totals.rows,
+        "execution_count": totals.runs,
+        "inference_stats": stats,
+    }
+
+
 class Routes:
     """The paths of one model, and `metrics`. With a `token`, all but health require it as bearer token.
 
@@ -80,7 +104,13 @@ class Routes:
         self._infer = frozenset(f"{base}/infer" for base in bases)
         self._ready = frozenset(["/v2/health/ready", *(f"{base}/ready" for base in bases)])
         about = {"name": "edl-airflow", "version": version("edl-airflow"), "extensions": ["binary_tensor_data"]}
-        self._fixed = {"/v2": reply(about), **dict.fromkeys(bases, reply(signature))}
+        self._fixed = {
+            "/v2": reply(about),
+            **dict.fromkeys(bases, reply(signature)),
+            **dict.fromkeys((f"{base}/config" for base in bases), reply(model_config(signature))),
+        }
+        self._stats = frozenset(["/v2/models/stats", *(f"{base}/stats" for base in bases)])
+        self._signature = signature
         versions = f" in version {', '.join(signature.versions)}" if signature.versions else ""
         self._served = f"served is model {signature.name!r}{versions}"
 
@@ -102,6 +132,8 @@ class Routes:
         if path in self._infer or path in self._register:
             return self._refuse_post(head, draining=draining)
         fixed = self._fixed.get(path.removesuffix("/"))
+        if path in self._stats:
+            fixed = reply({"model_stats": [model_statistics(self._signature, self._metrics.totals())]})
         if path == "/metrics":
             fixed = Reply(200, self._metrics.render(), {"Content-Type": CONTENT_TYPE})
         if fixed is None:

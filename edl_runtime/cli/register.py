@@ -1,0 +1,102 @@
+"""`edl register`: keep a server that is not ours in a pool."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from edl_runtime.cli.options import print_json_line, read_settings
+from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.specs import check_name
+
+_TENSOR = "NAME:DATATYPE:SIZE.SIZE…"
+
+
+@click.command()
+@click.option("--pool", default="", help="Pool to join; by default EDL_POOL.")
+@click.option("--url", required=True, help="The server: http, https, grpc or brpc://HOST:PORT.")
+@click.option("--model", required=True, help="Name of the model on that server.")
+@click.option(
+    "--protocol",
+    type=click.Choice(["oip", "paddle-serving", "paddle-pipeline"]),
+    default="oip",
+    show_default=True,
+    help="What the server speaks.",
+)
+@click.option(
+    "--inputs",
+    multiple=True,
+    metavar=_TENSOR,
+    help="An input, as in image:FP32:-1.3.224.224, where the server does not tell; once for each. -1 is any size.",
+)
+@click.option("--outputs", multiple=True, metavar=_TENSOR, help="An output, likewise.")
+@click.option("--max-batch", type=click.IntRange(min=1), help="Most rows of a request; by default what Triton tells.")
+@click.option("--advertise", metavar="HOST", default="", help="Host at which students reach it; by default the URL's.")
+@click.option(
+    "--weight", type=float, default=1.0, show_default=True, help="Share of the pool's work, relative to others."
+)
+@click.option(
+    "--drain-s",
+    type=float,
+    default=2.0,
+    show_default=True,
+    help="Seconds from leaving the pool to the end, in which students have their last answers.",
+)
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path),
+    help="File that exists while the server is in the pool, for a readiness probe.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the address and what is served as one JSON object.")
+def register(
+    *,
+    pool: str,
+    url: str,
+    model: str,
+    protocol: str,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    max_batch: int | None,
+    advertise: str,
+    weight: float,
+    drain_s: float,
+    ready_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Bring a server that is not ours into a pool while its model is ready.
+
+    Triton, KServe, MLServer and OpenVINO speak oip; Paddle Serving has two protocols of its own. Runs beside the server
+    until SIGTERM or Ctrl-C, then leaves the pool. Needs the registry in EDL_REDIS_URL. EDL_TEACHER_TOKEN is sent to the
+    server as a bearer token.
+    """
+    from edl_runtime.external.address import ServerAddress, parse_tensor
+    from edl_runtime.external.sidecar import RegisterOptions, keep_registered
+
+    settings = read_settings()
+    pool = check_name("--pool", pool or settings.pool)
+    scheme, _, endpoint = url.partition("://")
+    server = ServerAddress(
+        scheme=f"{protocol}+{scheme}",
+        endpoint=endpoint.rstrip("/"),
+        model=model,
+        inputs=tuple(parse_tensor(one, "--inputs") for one in inputs),
+        outputs=tuple(parse_tensor(one, "--outputs") for one in outputs),
+        max_batch=max_batch,
+    )
+    options = RegisterOptions(pool=pool, servers=[server], advertise=advertise, weight=weight, drain_s=drain_s)
+
+    def on_joined(address: str, signature: ModelSignature) -> None:
+        if ready_file:
+            ready_file.touch()
+        if as_json:
+            print_json_line({"address": address, "pool": pool, "model": signature})
+        else:
+            click.echo(f"{address} is in pool {pool}")
+
+    def on_left() -> None:
+        if ready_file:
+            ready_file.unlink(missing_ok=True)
+
+    asyncio.run(keep_registered(options, settings, on_joined, on_left))

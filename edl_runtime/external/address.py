@@ -1,0 +1,116 @@
+"""Addresses of servers that are not ours, in EDL_TEACHERS, `Fixed` and the registry in place of "host:port".
+
+| address | server |
+| --- | --- |
+| `oip+http://HOST:PORT/MODEL` | Triton, KServe, MLServer, OpenVINO Model Server: the Open Inference Protocol v2 |
+| `oip+grpc://HOST:PORT/MODEL` | the same over gRPC |
+| `paddle-serving+brpc://HOST:PORT/NAME` | a server of Paddle Serving in C++; needs `input` and `output` |
+| `paddle-serving+http://…`, `paddle-serving+grpc://…` | the same over HTTP and gRPC |
+| `paddle-pipeline+http://HOST:PORT/NAME` | a Python pipeline of Paddle Serving; needs `input` and `output` |
+| `paddle-pipeline+grpc://HOST:PORT/NAME` | the same over gRPC |
+
+With `s` behind the scheme (`oip+https`, `oip+grpcs`) through TLS. The query says what the server does not:
+
+| `?…&…` | |
+| --- | --- |
+| `input=NAME:DATATYPE:SIZE.SIZE…` | once for each input; the first size is the batch, -1 any size |
+| `output=…` | an output |
+| `max_batch=ROWS` | the most rows of a request |
+"""
+
+from __future__ import annotations
+
+from typing import Self
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
+
+import msgspec
+
+from edl_runtime.errors import SpecError
+from edl_runtime.protocol.address import endpoint_of
+from edl_runtime.protocol.oip import TensorSpec
+
+SCHEMES = (
+    *("oip+http", "oip+https", "oip+grpc", "oip+grpcs"),
+    *("paddle-serving+brpc", "paddle-serving+http", "paddle-serving+grpc"),
+    *("paddle-pipeline+http", "paddle-pipeline+grpc"),
+)
+
+
+class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """A model on a server that is not ours; `str()` is its address. The fields are those of the table above."""
+
+    scheme: str
+    endpoint: str
+    model: str
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    max_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise SpecError for what is no address."""
+        if self.scheme not in SCHEMES:
+            raise SpecError("scheme", self.scheme, ", ".join(SCHEMES))
+        endpoint_of(self.endpoint, "server")
+        if not self.model:
+            raise SpecError("model", self.model, "the name of a model on the server")
+        if self.max_batch is not None and self.max_batch < 1:
+            raise SpecError("max_batch", self.max_batch, "1 or more rows")
+
+    @classmethod
+    def parse(cls, text: str, field: str = "teacher address") -> Self:
+        """Read an address. Raises SpecError that names `field`."""
+        try:
+            url = urlsplit(text)
+        except ValueError as error:
+            raise SpecError(field, text, f"a URL: {error}") from None
+        query = parse_qs(url.query, keep_blank_values=True)
+        rows = query.pop("max_batch", ["1"])[-1]
+        tensors = {
+            f"{kind}s": tuple(parse_tensor(one, f"{field}: {kind}") for one in query.pop(kind, ()))
+            for kind in ("input", "output")
+        }
+        if query or url.fragment or not rows.isdecimal():
+            allowed = "behind the ?: input, output and max_batch, a number"
+            raise SpecError(field, text, allowed)
+        return cls(
+            scheme=url.scheme,
+            endpoint=url.netloc,
+            model=unquote(url.path.removeprefix("/")),
+            max_batch=int(rows) if "max_batch" in url.query else None,
+            **tensors,
+        )
+
+    def reached_at(self, host: str) -> Self:
+        """Return the address by which others reach it, at `host` instead of the one here; empty for the same one."""
+        _, port = endpoint_of(self.endpoint)
+        host = f"[{host}]" if ":" in host else host
+        return msgspec.structs.replace(self, endpoint=f"{host}:{port}") if host else self
+
+    def __str__(self) -> str:
+        query = [
+            *(("input", _tensor_text(one)) for one in self.inputs),
+            *(("output", _tensor_text(one)) for one in self.outputs),
+            *([("max_batch", self.max_batch)] if self.max_batch else []),
+        ]
+        more = f"?{urlencode(query, safe=':')}" if query else ""
+        return f"{self.scheme}://{self.endpoint}/{quote(self.model, safe='')}{more}"
+
+
+def is_external(address: str) -> bool:
+    """Whether it is the address of a server that is not ours."""
+    return address.partition("://")[0] in SCHEMES
+
+
+def parse_tensor(text: str, field: str) -> TensorSpec:
+    """Read "NAME:DATATYPE:SIZE.SIZE…". Raises SpecError that names `field`."""
+    name, *more = text.rsplit(":", 2)
+    try:
+        datatype, sizes = more
+        shape = [int(size) for size in sizes.split(".")]
+        return msgspec.convert({"name": name, "datatype": datatype, "shape": shape}, TensorSpec)
+    except (ValueError, msgspec.ValidationError):
+        raise SpecError(field, text, "NAME:DATATYPE:SIZE.SIZE…, as in image:FP32:-1.3.224.224") from None
+
+
+def _tensor_text(tensor: TensorSpec) -> str:
+    return f"{tensor.name}:{tensor.datatype}:{'.'.join(map(str, tensor.shape))}"

@@ -1,0 +1,143 @@
+"""Keeps servers that are not ours in a pool while they serve their model, as `edl register` does."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from edl_runtime.concurrency import first_completed, unless_stopped
+from edl_runtime.errors import EdlError, SpecError
+from edl_runtime.external.address import ServerAddress
+from edl_runtime.external.connection import connect
+from edl_runtime.log import get_logger
+from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.tls import Trust, client_trust
+from edl_runtime.registry.lease import hold_lease
+from edl_runtime.registry.members import Member
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import check_weight
+from edl_runtime.store import redis_client
+from edl_runtime.store.keys import Service
+
+CHECK_EVERY_S = 0.2
+"""How often a server is asked whether its model is ready: a killed one has to leave within half a second."""
+
+CHECK_TIMEOUT_S = 2.0
+"""A server that takes longer to tell whether its model is ready leaves the pool."""
+
+REPORT_EVERY_S = 5.0
+
+log = get_logger(__name__)
+
+
+class RegisterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which servers join which pool. Raises SpecError.
+
+    - `servers`: their addresses as this process reaches them.
+    - `advertise`: the host by which students reach them; empty for the same one.
+    - `weight`: each one's share of the pool's work, relative to the others.
+    - `drain_s`: seconds from leaving the pool to the end, in which students have their last answers.
+    """
+
+    pool: str
+    servers: Sequence[ServerAddress]
+    advertise: str = ""
+    weight: float = 1.0
+    drain_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_weight(self.weight)
+        if not 0 <= self.drain_s < 3600:
+            raise SpecError("drain_s", self.drain_s, "seconds from 0 to 3600")
+
+
+async def keep_registered(
+    options: RegisterOptions,
+    settings: RuntimeSettings,
+    on_joined: Callable[[str, ModelSignature], None],
+    on_left: Callable[[], None] = lambda: None,
+) -> None:
+    """Register each server while its model is ready, until SIGTERM or SIGINT; then leave the pool and return.
+
+    `on_joined` is called with the address each time, and `on_left` afterwards. A server leaves the pool when it refuses
+    connections, reports its model as not ready, or does not answer for `CHECK_TIMEOUT_S`.
+
+    Raises SpecError for a model whose signature the server does not tell, PoolMismatchError for one that is not the
+    pool's, InferenceError for one that refuses a request of one row, RegistryUnavailableError without Redis at the
+    start.
+    """
+    if not settings.redis_url:
+        raise SpecError("EDL_REDIS_URL", "", f"the Redis of pool {options.pool!r}, as in redis://127.0.0.1:6379/0")
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with redis_client.connect(settings.redis_url) as client:
+        service = Service(settings.namespace, options.pool)
+
+        async def keep(server: ServerAddress) -> EdlError:
+            watched = _Watched(server, settings, client_trust(settings))
+            while True:
+                signature = await watched.wait_ready()
+                address = str(server.reached_at(options.advertise))
+                member = Member(id=address, address=address, weight=options.weight, signature=signature)
+                async with hold_lease(client, service, member, ttl_s=settings.lease_ttl_s) as lease:
+                    on_joined(address, signature)
+                    try:
+                        rejection = await first_completed(lease.wait_rejected(), watched.wait_lost())
+                    finally:
+                        on_left()
+                    if rejection is not None:
+                        return rejection
+                log.warning("server.left", pool=options.pool, address=address, cause=watched.cause)
+
+        reason = await unless_stopped(stop, first_completed(*(keep(server) for server in options.servers)))
+    if reason is not None:
+        raise reason
+    log.info("server.deregistered", pool=options.pool, drain_s=options.drain_s)
+    await asyncio.sleep(options.drain_s)
+
+
+class _Watched:
+    """A server that is asked again and again; `cause` tells why its model is not ready."""
+
+    def __init__(self, server: ServerAddress, settings: RuntimeSettings, trust: Trust | None) -> None:
+        self.cause = ""
+        self._address = str(server)
+        self._connection = connect(self._address, settings, trust=trust, timeout_s=CHECK_TIMEOUT_S)
+
+    async def wait_ready(self) -> ModelSignature:
+        """Return the model's signature once it has answered a request. Raises SpecError, InferenceError."""
+        loop = asyncio.get_running_loop()
+        report_at = loop.time() + REPORT_EVERY_S
+        while True:
+            if await self._is_ready():
+                try:
+                    return await asyncio.to_thread(self._connection.signature)
+                except (OSError, ProtocolError) as error:
+                    self.cause = str(error) or type(error).__name__
+                except InferenceError as error:
+                    if not error.retryable:
+                        raise
+                    self.cause = str(error)
+            if loop.time() >= report_at:
+                report_at = loop.time() + REPORT_EVERY_S
+                log.info("server.awaited", address=self._address, cause=self.cause)
+            await asyncio.sleep(CHECK_EVERY_S)
+
+    async def wait_lost(self) -> None:
+        """Return once the model is not ready any more."""
+        while await self._is_ready():  # noqa: ASYNC110 - the server sends no event
+            await asyncio.sleep(CHECK_EVERY_S)
+
+    async def _is_ready(self) -> bool:
+        try:
+            ready = await asyncio.to_thread(self._connection.ready)
+        except (OSError, ProtocolError, InferenceError) as error:
+            self.cause = str(error) or type(error).__name__
+            return False
+        self.cause = "" if ready else "its model is not ready"
+        return ready

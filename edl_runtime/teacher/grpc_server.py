@@ -1,0 +1,172 @@
+"""The Open Inference Protocol v2 over gRPC, as Triton's and KServe's clients speak it."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+
+from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
+from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.oip_grpc import MESSAGES, SERVICE, TRITON_TYPES, arrays_of
+from edl_runtime.protocol.tensors import datatype_of
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.teacher.http.routes import model_config, model_statistics
+from edl_runtime.teacher.http.server import BODY_LIMIT
+from edl_runtime.teacher.local_requests import LocalRequests
+from edl_runtime.teacher.metrics import TeacherMetrics
+
+_STATUS = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+
+Handler = Callable[[Any], Awaitable[Any]]
+
+
+class GrpcService:
+    """The methods of the service for one model.
+
+    With a `token`, all but liveness and readiness require it as bearer token.
+    """
+
+    def __init__(
+        self, signature: ModelSignature, requests: LocalRequests, metrics: TeacherMetrics, *, token: str = ""
+    ) -> None:
+        self._signature = signature
+        self._requests = requests
+        self._metrics = metrics
+        self._token = f"Bearer {token}" if token else ""
+
+    def handlers(self) -> Any:
+        """Return what `grpc.aio.Server.add_generic_rpc_handlers` takes."""
+        open_methods: dict[str, tuple[str, Handler]] = {
+            "ServerLive": ("Nothing", self._server_live),
+            "ServerReady": ("Nothing", self._server_ready),
+            "ModelReady": ("Model", self._model_ready),
+        }
+        methods: dict[str, tuple[str, Handler]] = {
+            "ServerMetadata": ("Nothing", self._server_metadata),
+            "ModelMetadata": ("Model", self._model_metadata),
+            "ModelConfig": ("Model", self._model_config),
+            "ModelStatistics": ("Model", self._model_statistics),
+            "ModelInfer": ("ModelInferRequest", self._infer),
+        }
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                name: self._method(request, handler, secured=name in methods)
+                for name, (request, handler) in (open_methods | methods).items()
+            },
+        )
+
+    def _method(self, request: str, handler: Handler, *, secured: bool) -> Any:
+        async def call(message: Any, context: Any) -> Any:
+            if secured and self._token:
+                given = dict(context.invocation_metadata() or ()).get("authorization", "")
+                if not hmac.compare_digest(given, self._token):
+                    reason = "the bearer token is missing or wrong; it is in EDL_TEACHER_TOKEN"
+                    await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+            try:
+                return await handler(message)
+            except ProtocolError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except InferenceError as error:
+                await context.abort(_STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.reason)
+
+        return grpc.unary_unary_rpc_method_handler(
+            call,
+            request_deserializer=MESSAGES[request].FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+
+    async def _server_live(self, _: Any) -> Any:
+        return MESSAGES["ServerLive"](live=True)
+
+    async def _server_ready(self, _: Any) -> Any:
+        return MESSAGES["ServerReady"](ready=not self._requests.draining)
+
+    async def _model_ready(self, request: Any) -> Any:
+        return MESSAGES["ModelReady"](ready=self._is_served(request.name) and not self._requests.draining)
+
+    async def _server_metadata(self, _: Any) -> Any:
+        about = {"name": "edl-airflow", "version": version("edl-airflow"), "extensions": ["model_configuration"]}
+        return MESSAGES["ServerMetadata"](**about)
+
+    async def _model_metadata(self, request: Any) -> Any:
+        self._require(request.name)
+        signature = self._signature
+        answer = MESSAGES["ModelMetadata"](
+            name=signature.name, versions=signature.versions, platform=signature.platform
+        )
+        for found, specs in ((answer.inputs, signature.inputs), (answer.outputs, signature.outputs)):
+            for spec in specs:
+                found.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
+        return answer
+
+    async def _model_config(self, request: Any) -> Any:
+        self._require(request.name)
+        config = model_config(self._signature)
+        for tensor in (*config["input"], *config["output"]):
+            tensor["data_type"] = TRITON_TYPES[tensor["data_type"].removeprefix("TYPE_")]
+        return json_format.ParseDict({"config": config}, MESSAGES["ModelConfigResponse"]())
+
+    async def _model_statistics(self, request: Any) -> Any:
+        if request.name:
+            self._require(request.name)
+        found = {"model_stats": [model_statistics(self._signature, self._metrics.totals())]}
+        return json_format.ParseDict(found, MESSAGES["ModelStatisticsResponse"]())
+
+    async def _infer(self, request: Any) -> Any:
+        self._require(request.model_name)
+        inputs = arrays_of(request.inputs, request.raw_input_contents, "input")
+        names = [output.name for output in request.outputs]
+        outputs = await self._requests.infer(inputs, names)
+        answer = MESSAGES["ModelInferResponse"](
+            model_name=self._signature.name, model_version=next(iter(self._signature.versions), ""), id=request.id
+        )
+        for name, array in outputs.items():
+            answer.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
+            answer.raw_output_contents.append(array.tobytes())
+        return answer
+
+    def _is_served(self, name: str) -> bool:
+        return name == self._signature.name
+
+    def _require(self, name: str) -> None:
+        if not self._is_served(name):
+            reason = f"there is no model {name!r}; served is {self._signature.name!r}"
+            raise InferenceError(self._requests.address, 404, reason, retryable=False)
+
+
+def server_credentials(settings: RuntimeSettings) -> grpc.ServerCredentials | None:
+    """Return the certificate of EDL_TLS_CERT for gRPC; None without TLS. Raises OSError."""
+    if not settings.tls_cert:
+        return None
+    certificate, key = (Path(path).read_bytes() for path in (settings.tls_cert, settings.tls_key or settings.tls_cert))
+    return grpc.ssl_server_credentials([(key, certificate)])
+
+
+@asynccontextmanager
+async def serving_grpc(service: GrpcService, address: str, tls: grpc.ServerCredentials | None) -> AsyncIterator[int]:
+    """Serve on "host:port" during the block; yields the port. Raises TeacherError when it can't listen."""
+    options = [("grpc.max_receive_message_length", BODY_LIMIT), ("grpc.max_send_message_length", -1)]
+    server = grpc.aio.server(options=[*options, ("grpc.so_reuseport", 0)])
+    server.add_generic_rpc_handlers((service.handlers(),))
+    try:
+        port = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
+    except RuntimeError as error:
+        raise TeacherError(f"can't listen on {address} for gRPC: {error}") from None
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(grace=1.0)

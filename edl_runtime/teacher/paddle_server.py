@@ -1,0 +1,330 @@
+"""Answers clients of Paddle Serving: its general model service by HTTP, gRPC and baidu_std, all on one port.
+
+The first four bytes of a connection tell them apart: "PRPC" begins a frame of baidu_std (brpc), "PRI " gRPC's HTTP/2,
+and anything else is HTTP/1.1. https://brpc.apache.org/docs/rpc-protocols/baidu_std/
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import tempfile
+import zlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+from aiohttp import web
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
+from edl_runtime.log import get_logger
+from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
+from edl_runtime.protocol.paddle_serving import (
+    FRAME,
+    GENERAL,
+    GENERAL_JSON,
+    GENERAL_PATH,
+    GENERAL_SERVICE,
+    RPC,
+    arrays_of_tensors,
+    fill_tensor,
+    frame_sizes,
+    pack_frame,
+)
+from edl_runtime.teacher.http.server import BODY_LIMIT
+from edl_runtime.teacher.local_requests import LocalRequests
+
+PATHS = (GENERAL_PATH, "/GeneralModelService/debug")
+
+Choose = Callable[[bytes], asyncio.Protocol]
+
+log = get_logger(__name__)
+
+
+class GeneralModelService:
+    """Answers the service's requests, as bytes. With a `token`, clients need it."""
+
+    def __init__(self, requests: LocalRequests, token: str = "") -> None:
+        self._requests = requests
+        self._token = token
+
+    def admits(self, given: str) -> bool:
+        return not self._token or hmac.compare_digest(given.encode(), self._token.encode())
+
+    async def answer(self, content: bytes) -> bytes:
+        """Return the answer to a Request; an error is one with its `err_no`. Raises ProtocolError for other bytes."""
+        try:
+            request = GENERAL["Request"].FromString(content)
+        except DecodeError as error:
+            raise ProtocolError(f"the body is no Request of {GENERAL_SERVICE}: {error}") from None
+        answer = GENERAL["Response"](log_id=request.log_id)
+        try:
+            inputs = arrays_of_tensors(request.tensor, "input")
+            outputs = await self._requests.infer(inputs, list(request.fetch_var_names))
+            output = answer.outputs.add(engine_name="general_infer_0")
+            for name, array in outputs.items():
+                fill_tensor(output.tensor.add(name=name, alias_name=name), array)
+        except (ProtocolError, InferenceError) as error:
+            answer.ClearField("outputs")
+            answer.err_no = error.status if isinstance(error, InferenceError) else 400
+            answer.err_msg = error.reason if isinstance(error, InferenceError) else str(error)
+        return bytes(answer.SerializeToString())
+
+
+# HTTP
+
+
+def http_handler(service: GeneralModelService) -> web.Server:
+    """Return what makes a protocol for a connection that speaks HTTP/1.1."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path not in PATHS:
+            return web.json_response({"error": f"nothing at {request.path[:200]}; served is {PATHS[0]}"}, status=404)
+        if request.method != "POST":
+            return web.json_response({"error": f"{request.method} is not allowed here"}, status=405)
+        if not service.admits(request.headers.get("Authorization", "").removeprefix("Bearer ")):
+            return web.json_response({"error": "the bearer token is missing or wrong"}, status=401)
+        content = await request.read()  # aiohttp unpacks gzip
+        is_json = request.content_type == "application/json"
+        try:
+            if is_json:
+                content = json_format.Parse(content, GENERAL_JSON["Request"]()).SerializeToString()
+            answer = await service.answer(content)
+        except (ProtocolError, json_format.ParseError, UnicodeDecodeError) as error:
+            return web.json_response({"error": str(error)[:1000]}, status=400)
+        if is_json:
+            response = web.Response(text=_json_of(answer), content_type="application/json")
+        else:
+            # without a charset, or the client takes the body for JSON
+            response = web.Response(body=answer, headers={"Content-Type": "application/proto"})
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            response.enable_compression(web.ContentCoding.gzip)
+        return response
+
+    return web.Server(handle, access_log=None)
+
+
+def _json_of(answer: bytes) -> str:
+    """Return an answer as JSON, whose 64-bit numbers are numbers, too: protobuf would make them text."""
+    found = json_format.MessageToDict(GENERAL_JSON["Response"].FromString(answer), preserving_proto_field_name=True)
+    for output in found.get("outputs", ()):
+        for tensor in output.get("tensor", ()):
+            if "int64_data" in tensor:
+                tensor["int64_data"] = list(map(int, tensor["int64_data"]))
+    return msgspec.json.encode(found).decode()
+
+
+# baidu_std
+
+
+class BrpcConnection(asyncio.Protocol):
+    """A connection of a brpc client, whose requests are answered one at a time, in order."""
+
+    def __init__(self, service: GeneralModelService) -> None:
+        self._service = service
+        self._buffer = bytearray()
+        self._answering: asyncio.Task[None] | None = None
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # a socket's transport is one
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        if self._answering is not None:
+            self._answering.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._advance()
+
+    def _advance(self) -> None:
+        if self._answering is not None or len(self._buffer) < FRAME.size:
+            return
+        try:
+            size, meta_size = frame_sizes(self._buffer, BODY_LIMIT)
+        except ProtocolError as error:
+            log.warning("client.refused", cause=str(error))
+            self._transport.abort()
+            return
+        if len(self._buffer) < FRAME.size + size:
+            return
+        start = FRAME.size + meta_size
+        meta, body = bytes(self._buffer[FRAME.size : start]), bytes(self._buffer[start : FRAME.size + size])
+        del self._buffer[: FRAME.size + size]
+        self._transport.pause_reading()
+        self._answering = asyncio.get_running_loop().create_task(self._answer(meta, body))
+        self._answering.add_done_callback(self._answered)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._answering = None
+        if task.cancelled() or self._transport.is_closing():
+            return
+        if task.exception() is not None:
+            log.error("client.failed", cause=repr(task.exception()))
+            self._transport.abort()
+            return
+        self._transport.resume_reading()
+        self._advance()
+
+    async def _answer(self, meta: bytes, body: bytes) -> None:
+        try:
+            request = RPC["RpcMeta"].FromString(meta)
+        except DecodeError:
+            self._transport.abort()
+            return
+        answer = RPC["RpcMeta"](correlation_id=request.correlation_id)
+        content = b""
+        answer.response.error_code = 0
+        if self._service.admits(request.authentication_data.decode("latin-1")):
+            try:
+                content = await self._service.answer(_unpacked(request.compress_type, body))
+            except ProtocolError as error:
+                answer.response.error_code, answer.response.error_text = 1003, str(error)  # brpc's EREQUEST
+        else:
+            answer.response.error_code, answer.response.error_text = 1004, "the token is missing or wrong"  # ERPCAUTH
+        self._transport.write(pack_frame(answer, content))
+
+
+def _unpacked(compress_type: int, body: bytes) -> bytes:
+    """Return a body as brpc packed it: 0 not at all, 2 gzip, 3 zlib. Raises ProtocolError."""
+    if compress_type == 0:
+        return body
+    if compress_type not in (2, 3):
+        raise ProtocolError(f"compress_type is {compress_type}, allowed are 0 (none), 2 (gzip) and 3 (zlib)")
+    unpacker = zlib.decompressobj(31 if compress_type == 2 else 15)
+    try:
+        unpacked = unpacker.decompress(body, BODY_LIMIT)
+    except zlib.error as error:
+        raise ProtocolError(f"the body is not what compress_type {compress_type} says: {error}") from None
+    if unpacker.unconsumed_tail:
+        raise ProtocolError(f"the body has more than {BODY_LIMIT} bytes")
+    return unpacked
+
+
+# gRPC, and all on one port
+
+
+class GrpcRelay(asyncio.Protocol):
+    """Passes a connection on to the gRPC server, which can only listen by itself."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._path = socket_path
+        self._waiting: list[bytes] = []
+        self._other: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
+        self._connecting: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        other, _ = await asyncio.get_running_loop().create_unix_connection(lambda: _Back(self._transport), self._path)
+        self._other = other
+        for data in self._waiting:
+            other.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        if self._other is None:
+            self._waiting.append(data)
+        else:
+            self._other.write(data)
+
+    def pause_writing(self) -> None:
+        if self._other is not None:
+            self._other.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._other is not None:
+            self._other.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._other is not None:
+            self._other.close()
+
+
+class _Back(asyncio.Protocol):
+    """What the gRPC server sends goes to the client."""
+
+    def __init__(self, client: asyncio.Transport) -> None:
+        self._client = client
+
+    def data_received(self, data: bytes) -> None:
+        self._client.write(data)
+
+    def pause_writing(self) -> None:
+        self._client.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._client.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._client.close()
+
+
+class _Undecided(asyncio.Protocol):
+    """A connection whose first four bytes have not come."""
+
+    def __init__(self, choose: Choose) -> None:
+        self._choose = choose
+        self._first = b""
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self._first += data
+        if len(self._first) >= 4:
+            protocol = self._choose(self._first[:4])
+            self._transport.set_protocol(protocol)
+            protocol.connection_made(self._transport)
+            protocol.data_received(self._first)
+
+
+@asynccontextmanager
+async def serving_paddle(service: GeneralModelService, host: str, port: int) -> AsyncIterator[int]:
+    """Serve on a port during the block; yields its number. Raises TeacherError when it can't listen."""
+
+    async def grpc_answer(content: bytes, context: Any) -> bytes:
+        given = dict(context.invocation_metadata() or ()).get("authorization", "").removeprefix("Bearer ")
+        if not service.admits(given):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the bearer token is missing or wrong")
+        try:
+            return await service.answer(content)
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        raise AssertionError  # abort raises
+
+    method = grpc.unary_unary_rpc_method_handler(grpc_answer)
+    http = http_handler(service)
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edl-grpc-"))
+        path = str(Path(folder) / "socket")
+        options = [("grpc.max_receive_message_length", BODY_LIMIT), ("grpc.max_send_message_length", -1)]
+        grpc_server = grpc.aio.server(options=options)
+        handlers = dict.fromkeys(("inference", "debug"), method)
+        grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(GENERAL_SERVICE, handlers),))
+        grpc_server.add_insecure_port(f"unix:{path}")
+        await grpc_server.start()
+        stack.push_async_callback(grpc_server.stop, 1.0)
+        stack.push_async_callback(http.shutdown, 1.0)
+
+        def choose(first: bytes) -> asyncio.Protocol:
+            if first == b"PRPC":
+                return BrpcConnection(service)
+            return GrpcRelay(path) if first == b"PRI " else http()
+
+        try:
+            listener = await asyncio.get_running_loop().create_server(lambda: _Undecided(choose), host, port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise TeacherError(f"can't listen on {host} port {port} for Paddle Serving: {reason}") from None
+        async with listener:
+            yield listener.sockets[0].getsockname()[1]

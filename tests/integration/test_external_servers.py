@@ -1,0 +1,237 @@
+"""Servers of other protocols, for which a teacher of ours stands in; `tests/interop` has the real ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from support.external_servers import DECLARED, SERVERS, WEIGHTS, free_ports
+from support.network.certificates import Authority
+from support.paths import TESTS
+from support.teachers.process import running_teacher, wait_until
+
+from edl_runtime.distill import Discovered, DistillReader, Fixed
+from edl_runtime.external.connection import connect
+from edl_runtime.protocol.errors import InferenceError
+from edl_runtime.protocol.paddle_serving import FRAME, GENERAL, RPC, arrays_of_tensors, frame_sizes, pack_frame
+from edl_runtime.protocol.tls import client_trust
+from edl_runtime.settings import RuntimeSettings
+
+IMAGES = np.random.default_rng(18).integers(0, 256, (300, 1, 28, 28)).astype(np.float32)
+
+
+def samples() -> Iterator[tuple[Any, int]]:
+    return ((image, number) for number, image in enumerate(IMAGES))
+
+
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[dict[str, str]]:
+    """Addresses of one teacher by scheme."""
+    http, grpc, paddle = free_ports(3)
+    flags = ("--port", http, "--grpc-port", grpc, "--paddle-port", paddle)
+    with running_teacher("ours:net", *map(str, flags), env={"PYTHONPATH": str(SERVERS)}):
+        yield {
+            "oip+http": f"oip+http://127.0.0.1:{http}/teacher",
+            "oip+grpc": f"oip+grpc://127.0.0.1:{grpc}/teacher",
+            **{
+                f"paddle-serving+{carrier}": f"paddle-serving+{carrier}://127.0.0.1:{paddle}/net{DECLARED}"
+                for carrier in ("http", "grpc", "brpc")
+            },
+        }
+
+
+SCHEMES = ("oip+http", "oip+grpc", "paddle-serving+http", "paddle-serving+grpc", "paddle-serving+brpc")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_student_gets_right_answers_in_order(scheme: str, addresses: dict[str, str]) -> None:
+    with DistillReader(
+        samples, inputs=["image", None], outputs=["logits"], format="sample", teachers=Fixed((addresses[scheme],))
+    ) as reader:
+        items = list(reader)
+    assert [number for _, number, _ in items] == list(range(len(IMAGES)))
+    assert np.array_equal([logits for *_, logits in items], IMAGES.reshape(-1, 784) @ WEIGHTS)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_wrong_input_is_refused_by_name(scheme: str, addresses: dict[str, str]) -> None:
+    connection = connect(addresses[scheme], RuntimeSettings())
+    with pytest.raises(InferenceError, match="INT64"):
+        connection.infer({"image": IMAGES[:2].astype(np.int64)}, ["logits"])
+    connection.close()
+
+
+def test_tls_and_a_token_hold_over_grpc_and_http(tmp_path: Path) -> None:
+    """A server whose certificate or token differs is not used."""
+    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+    files = ours.sign("127.0.0.1")
+    http, grpc = free_ports(2)
+    env = {**files.to_env(), "EDL_TEACHER_TOKEN": "secret"}
+    flags = ("--port", str(http), "--grpc-port", str(grpc))
+    with running_teacher("ours:net", *flags, env={**env, "PYTHONPATH": str(SERVERS)}):
+        for address in (f"oip+https://127.0.0.1:{http}/teacher", f"oip+grpcs://127.0.0.1:{grpc}/teacher"):
+
+            def ask(address: str, ca: Path, token: str) -> Any:
+                settings = RuntimeSettings(teacher_ca=str(ca), teacher_token=token)
+                connection = connect(address, settings, trust=client_trust(settings))
+                try:
+                    connection.open()
+                    return connection.infer({"image": IMAGES[:2]}, ["logits"])["logits"]
+                finally:
+                    connection.close()
+
+            assert np.array_equal(ask(address, ours.ca, "secret"), IMAGES[:2].reshape(-1, 784) @ WEIGHTS)
+            with pytest.raises(InferenceError, match="token") as refused:
+                ask(address, ours.ca, "another")
+            assert refused.value.status == 401
+            with pytest.raises(OSError, match=r"(?i)certificate"):
+                ask(address, theirs.ca, "secret")
+
+
+# Other clients of ours
+
+
+def exchange(address: str, content: bytes, is_whole: Callable[[bytes], bool]) -> bytes:
+    """Send bytes, and return what comes back until it is whole or the connection ends."""
+    host, _, port = address.rpartition(":")
+    answer = b""
+    with socket.create_connection((host, int(port)), timeout=60) as connected:
+        connected.sendall(content)
+        while not is_whole(answer) and (data := connected.recv(65536)):
+            answer += data
+    return answer
+
+
+def paddle_port(addresses: dict[str, str]) -> str:
+    return urlsplit(addresses["paddle-serving+brpc"]).netloc
+
+
+RECORDED = TESTS / "support/recorded"
+"""What the clients of Paddle Serving 0.9.0 send: two images, the numbers from 0 on modulo 11."""
+
+ANSWER = (np.arange(2 * 784, dtype=np.float32).reshape(2, 784) % 11) @ WEIGHTS
+
+
+def logits_of(response: Any) -> Any:
+    assert not response.err_no, response.err_msg
+    return arrays_of_tensors(response.outputs[0].tensor, "output")["logits"]
+
+
+def test_paddle_servings_brpc_client_is_answered(addresses: dict[str, str]) -> None:
+    """By what it sent once; its next request may come through the same connection."""
+    recorded = (RECORDED / "paddle-serving-0.9.0-brpc.bin").read_bytes()
+
+    def frames(content: bytes) -> list[tuple[Any, Any]]:
+        found = []
+        while len(content) >= FRAME.size:
+            size, meta_size = frame_sizes(content, 1 << 20)
+            frame, content = content[FRAME.size :][:size], content[FRAME.size + size :]
+            if len(frame) == size:
+                meta = RPC["RpcMeta"].FromString(frame[:meta_size])
+                found.append((meta, GENERAL["Response"].FromString(frame[meta_size:])))
+        return found
+
+    answer = exchange(paddle_port(addresses), 2 * recorded, lambda content: len(frames(content)) == 2)
+    (meta, first), (_, second) = frames(answer)
+    asked = RPC["RpcMeta"].FromString(recorded[FRAME.size :][: frame_sizes(recorded, 1 << 20)[1]])
+    assert meta.correlation_id == asked.correlation_id
+    assert np.array_equal(logits_of(first), ANSWER)
+    assert np.array_equal(logits_of(second), ANSWER)
+
+
+@pytest.mark.parametrize("how", ["proto", "json", "gzip", "json-gzip"])
+def test_paddle_servings_http_client_is_answered(how: str, addresses: dict[str, str]) -> None:
+    """In the form that it asked for: messages or JSON, packed or not."""
+    recorded = (RECORDED / f"paddle-serving-0.9.0-{how}.bin").read_bytes()
+    answer = exchange(paddle_port(addresses), recorded.replace(b"keep-alive", b"close"), lambda _: False)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    if b"gzip" in head:
+        body = gzip.decompress(body)
+    if "json" in how:
+        (tensor,) = json.loads(body)["outputs"][0]["tensor"]
+        assert np.array_equal(np.reshape(tensor["float_data"], tensor["shape"]), ANSWER)
+    else:
+        assert b"\r\nContent-Type: application/proto\r\n" in head  # without a charset
+        assert np.array_equal(logits_of(GENERAL["Response"].FromString(body)), ANSWER)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"PRPC" + b"\xff" * 8,
+        pack_frame(RPC["RpcMeta"](compress_type=9), b""),
+        pack_frame(RPC["RpcMeta"](compress_type=2), b"no gzip"),
+        pack_frame(RPC["RpcMeta"](), b"\xff\xff"),
+        b"POST /GeneralModelService/inference HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n\xff\xff",
+        b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+        b"GET / HTTP/9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+    ],
+    ids=["huge", "unknown compression", "no gzip", "no message", "no message in HTTP", "path", "version", "TLS"],
+)
+def test_what_is_no_request_harms_nobody(content: bytes, addresses: dict[str, str]) -> None:
+    """It is refused or cut off, and the next client is answered."""
+    exchange(paddle_port(addresses), content, lambda answer: len(answer) > 8)
+    test_paddle_servings_brpc_client_is_answered(addresses)
+
+
+# Registered servers
+
+
+def test_a_registered_server_leaves_when_it_is_killed_and_comes_back(settings: RuntimeSettings, tmp_path: Path) -> None:
+    """And leaves at once when its sidecar is told to end. Its file says when it is in the pool."""
+    (port,) = free_ports(1)
+    ready = tmp_path / "ready"
+    serving = ("ours:net", "--port", str(port))
+    env = {"PYTHONPATH": str(SERVERS)}
+    url = f"http://127.0.0.1:{port}"
+    flags = ["--pool", "images", "--url", url, "--model", "teacher", "--ready-file", str(ready), "--drain-s", "0"]
+    sidecar = subprocess.Popen(
+        [sys.executable, "-m", "edl_runtime.cli", "register", *flags], env=settings.to_env(), stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(2):
+            with running_teacher(*serving, env=env) as teacher:
+                wait_until(ready.exists)
+                with DistillReader(
+                    samples,
+                    inputs=["image", None],
+                    outputs=["logits"],
+                    format="sample",
+                    teachers=Discovered("images"),
+                    settings=settings,
+                ) as reader:
+                    assert np.array_equal([logits for *_, logits in reader], IMAGES.reshape(-1, 784) @ WEIGHTS)
+                teacher.process.kill()
+                wait_until(lambda: not ready.exists())
+    finally:
+        sidecar.terminate()
+    assert sidecar.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "named"),
+    [
+        (["--url", "ftp://127.0.0.1:1", "--model", "net"], 78, "oip+ftp"),
+        (["--url", "http://127.0.0.1", "--model", "net"], 78, "host:port"),
+        (["--url", "grpc://127.0.0.1:1", "--model", "net", "--inputs", "image"], 78, "NAME:DATATYPE"),
+        (["--url", "grpc://127.0.0.1:1", "--model", "net", "--max-batch", "0"], 2, "--max-batch"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(flags: list[str], status: int, named: str) -> None:
+    command = [sys.executable, "-m", "edl_runtime.cli", "register", "--pool", "images", *flags]
+    env = {**os.environ, "EDL_REDIS_URL": "redis://127.0.0.1:1"}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == status
+    assert named in ended.stderr

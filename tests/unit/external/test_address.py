@@ -1,0 +1,60 @@
+"""Addresses of servers that are not ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl_runtime.distill.teacher_addresses import Fixed
+from edl_runtime.errors import SpecError
+from edl_runtime.external.address import SCHEMES, ServerAddress, is_external, parse_tensor
+from edl_runtime.protocol.oip import TensorSpec
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_address_is_read_as_it_is_written(scheme: str) -> None:
+    """Names with any letters, and several tensors."""
+    address = ServerAddress(
+        scheme=scheme,
+        endpoint="[::1]:8000",
+        model="a/b ?&#",
+        inputs=(TensorSpec("x:0", "FP32", (-1, 3)), TensorSpec("mask,&=", "INT64", (-1,))),
+        outputs=(TensorSpec("y", "FP16", (4, 2)),),
+        max_batch=32,
+    )
+    assert ServerAddress.parse(str(address)) == address
+    assert is_external(str(address))
+    assert Fixed.parse(f"{address},127.0.0.1:9000").addresses == (str(address), "127.0.0.1:9000")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("oip+http://127.0.0.1/net", "127.0.0.1"),
+        ("oip+http://127.0.0.1:8000", "model"),
+        ("oip+http://127.0.0.1:8000/net?max_batch=0", "max_batch"),
+        ("oip+http://127.0.0.1:8000/net?max_batch=many", "max_batch"),
+        ("oip+http://127.0.0.1:8000/net?batch=1", "behind the ?"),
+        ("oip+http://127.0.0.1:8000/net?input=image", "input"),
+        ("oip+http://127.0.0.1:8000/net?input=image:FLOAT:1", "NAME:DATATYPE"),
+        ("oip+http://127.0.0.1:8000/net#there", "behind the ?"),
+    ],
+)
+def test_what_is_no_address_is_refused_by_name(text: str, named: str) -> None:
+    with pytest.raises(SpecError, match=named.replace("?", r"\?")):
+        Fixed((text,))
+
+
+def test_another_scheme_is_no_address() -> None:
+    assert not is_external("http://127.0.0.1:8000/net")
+    with pytest.raises(SpecError, match="host:port"):
+        Fixed(("http://127.0.0.1:8000/net",))
+
+
+def test_others_reach_a_server_at_another_host() -> None:
+    address = ServerAddress.parse("oip+grpc://127.0.0.1:8001/net")
+    assert address.reached_at("") == address
+    assert str(address.reached_at("fd00::7")) == "oip+grpc://[fd00::7]:8001/net"
+
+
+def test_a_tensors_name_may_have_colons() -> None:
+    assert parse_tensor("x:0:FP32:-1.2", "--inputs") == TensorSpec("x:0", "FP32", (-1, 2))
