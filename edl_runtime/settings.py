@@ -1,4 +1,4 @@
-"""Every environment variable of the runtime, read in this one place.
+"""All environment variables of the runtime are read in this module.
 
 Backends set these for the instances they start (`RuntimeSettings.to_env`), instances read them
 (`RuntimeSettings.from_env`). A person may set them by hand to run a teacher or a student alone. Other programs'
@@ -21,23 +21,23 @@ from edl_runtime.specs import SECRET_VARIABLES, Checkpoint
 BACKENDS = ("local", "kubernetes")
 
 AGENT_FD = "EDL_AGENT_FD"
-"""Set by an agent for its trainer: the descriptor of the socket between the two. Empty once somebody uses it."""
+"""Set by an agent for its trainer: the descriptor of the socket between the two. Empty once it is in use."""
 
 GPU_DRIVER = Path("/proc/driver/nvidia/gpus")
 """Where the driver lists its GPUs."""
 
 
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instance knows of its edl_connection.
+    """Settings of one instance, read from EDL_ variables.
 
     - `redis_url` (EDL_REDIS_URL): `redis://` or `rediss://` with user and password; empty for no registry.
     - `redis_for_pods` (EDL_REDIS_FOR_PODS): "host:port" at which pods reach the same Redis, for `edl submit`; empty if
       they reach it as this command does.
-    - `discovery_url` (EDL_DISCOVERY_URL): `http://` or `https://` of an `edl discovery` that tells a student its
-      teachers; used without a `redis_url`.
-    - `discovery_token` (EDL_DISCOVERY_TOKEN): the bearer token that it asks for; required off loopback.
-    - `monitor_token` (EDL_MONITOR_TOKEN): the bearer token that the metrics of `edl monitor` ask for; required off
-      loopback.
+    - `discovery_url` (EDL_DISCOVERY_URL): `http://` or `https://` of the `edl discovery` server that assigns teachers
+      to students; used when `redis_url` is empty.
+    - `discovery_token` (EDL_DISCOVERY_TOKEN): its bearer token; required unless it listens on loopback.
+    - `monitor_token` (EDL_MONITOR_TOKEN): the bearer token for the metrics of `edl monitor`; required unless it
+      listens on loopback.
     - `namespace` (EDL_NAMESPACE): prefix of all keys, so that several teams share one Redis.
     - `job` (EDL_JOB): the job's name; empty when started by hand.
     - `run` (EDL_RUN): which run of the job this is; another run of the same name has another. Empty by hand.
@@ -49,22 +49,22 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `pool` (EDL_POOL): the pool that a teacher joins or a student asks.
     - `teachers` (EDL_TEACHERS): fixed teachers, "host:port,host:port", or stand-ins as in `distill.standins`; wins over
       `pool`.
-    - `teacher_wait_s` (EDL_TEACHER_WAIT_S): how long a student waits while no healthy teacher is there.
+    - `teacher_wait_s` (EDL_TEACHER_WAIT_S): how long a student waits while there is no healthy teacher.
     - `teacher_timeout_s` (EDL_TEACHER_TIMEOUT_S): how long a teacher may take for one request; then another is asked.
-    - `teacher_token` (EDL_TEACHER_TOKEN): the bearer token that teachers ask for; required off loopback.
-    - `teacher_ca` (EDL_TEACHER_CA): a PEM file with the certificates of who signs for teachers. A student that has it
-      speaks TLS with all its teachers, and with none that shows no certificate by one of these.
+    - `teacher_token` (EDL_TEACHER_TOKEN): the bearer token of teachers; required unless they listen on loopback.
+    - `teacher_ca` (EDL_TEACHER_CA): a PEM file with the CA certificates for teachers. If it is set, a student uses TLS
+      for all its teachers and rejects a teacher whose certificate none of these CAs signed.
     - `teacher_tls_name` (EDL_TEACHER_TLS_NAME): the name that teachers' certificates hold, as teachers come and go at
       addresses that nobody knows before; empty for the host at which each is reached.
     - `tls_cert`, `tls_key` (EDL_TLS_CERT, EDL_TLS_KEY): PEM files with the certificate, and those between it and the
       authority's, that a teacher or `edl discovery` shows, and with its private key, which may stand in the same file.
       It speaks nothing but TLS then. Both are read when it starts.
-    - `lease_ttl_s` (EDL_LEASE_TTL_S): a registration not renewed for so long is gone.
-    - `result_file` (EDL_RESULT_FILE): where a student leaves its result; see `edl_runtime.result`.
-    - `checkpoint_stream` (EDL_CHECKPOINT_STREAM): where it is told that a checkpoint has landed, see
+    - `lease_ttl_s` (EDL_LEASE_TTL_S): a registration expires if it is not renewed for this long.
+    - `result_file` (EDL_RESULT_FILE): the file to which a student writes its result; see `edl_runtime.result`.
+    - `checkpoint_stream` (EDL_CHECKPOINT_STREAM): the Redis stream of complete checkpoints, see
       `edl_runtime.checkpoint.checkpoint_events`; empty for a stream of the job's name.
     - `metrics_port` (EDL_METRICS_PORT): where a student's process shows Prometheus its metrics, at 127.0.0.1 only; 0
-      for nowhere. A process that finds the port taken says so and goes on without.
+      for nowhere. If the port is in use, the process logs it and runs without metrics.
     - `checkpoint` (EDL_CHECKPOINT): where a training keeps its checkpoints, a path or URL; empty for nowhere.
     - `checkpoint_every_steps`, `checkpoint_every_s` (EDL_CHECKPOINT_EVERY_STEPS, EDL_CHECKPOINT_EVERY_S): how often it
       writes one; 0 for not by steps or time, and with neither it is every 300 s.
@@ -167,7 +167,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         return {_variable(field.name): str(value) for field, value in values if value != field.default}
 
     def checkpoint_spec(self) -> Checkpoint | None:
-        """Return where and how often a training keeps checkpoints; None when nobody said where."""
+        """Return where and how often a training keeps checkpoints; None if `checkpoint` is empty."""
         if not self.checkpoint:
             return None
         return Checkpoint(
