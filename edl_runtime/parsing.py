@@ -38,7 +38,7 @@ class JsonDecoder(Generic[Content]):
             raise msgspec.DecodeError(f"JSON is malformed: {error}") from None
 
 
-# A few lines of YAML aliases may stand for billions of values, or for endless ones.
+# A few lines of YAML aliases can expand to billions of values, or to infinitely many.
 
 MAX_YAML_VALUES = 10_000
 """Most values in a text, aliases expanded. PyYAML takes about a second to read so many."""

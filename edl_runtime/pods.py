@@ -15,7 +15,7 @@ from edl_runtime.errors import SpecError
 from edl_runtime.parsing import bounded_yaml_loader
 
 GPU = "nvidia.com/gpu"
-"""The extended resource that "gpu" stands for."""
+"""The extended resource that "gpu" means."""
 
 HOME = "/edl"
 """The folder of its own that an instance starts in; it is as long-lived as the pod."""
@@ -363,7 +363,8 @@ def kubernetes_name(resource: str) -> str:
 def requested_amount(pod: Manifest, name: str) -> float:
     """Return what a pod reserves: what its containers ask for together, or what it takes to get there if that is more.
 
-    Init containers that go on running count beside all that start after them, the others for themselves.
+    Sidecars (init containers that keep running) add to all containers that start after them; other init containers
+    run alone.
     """
     spec = pod["spec"]
     sidecars = most = 0.0

@@ -183,7 +183,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     - `nodes`: sorted by name.
     - `quota_total`, `quota_left`: limits of all instances together, and what is left of them, where instances without
       a node or that are leaving count as gone. Empty if there is no quota.
-    - `only_node`: where the backend may not list nodes, the name of the one in `nodes` that stands for all of them and
+    - `only_node`: where the backend may not list nodes, the name of the one in `nodes` that represents all of them and
       has the quota's resources; see `place_of`.
     """
 

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
 IDLE_TIMEOUT_S = 30.0
-"""Watches are closed when they have not been used for so long."""
+"""Seconds without use after which watches are closed."""
 
 SILENCE_REPORTED_S = 5.0
-"""How long the API server may be away before statuses report it."""
+"""How long the API server may be unreachable before statuses report it."""
 
 RETRY_AFTER_S = 5.0
 """Delay before a list or watch that the server has refused is repeated."""

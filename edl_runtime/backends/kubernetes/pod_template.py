@@ -274,7 +274,7 @@ def _overlay_list(given: list[Any], beneath: list[Any], part: str) -> list[Any]:
         rest = [*others.values()]
     else:
         first, rest = given, [entry for entry in beneath if entry not in given]
-    # of envFrom the last entry wins, and a job's init containers may need what those of all jobs prepare
+    # order matters: the last envFrom entry wins, and a job's init containers may need what the defaults' prepare
     return [*rest, *first] if part in ("envFrom", "initContainers") else [*first, *rest]
 
 
