@@ -4,87 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from edl_airflow.backends import watching_backend
 from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.results import CheckpointResult
 from edl_airflow.runtime.spec import (
-    BackendRef,
-    KubernetesBackendRef,
-    LocalBackendRef,
     LogPosition,
     TrainingStatus,
 )
 from edl_runtime import progress
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import Backend, JobStatus
-from edl_runtime.errors import SpecError
 from edl_runtime.progress import Progress
 from edl_runtime.store import keys
 from edl_runtime.store.redis_client import connect, decode_record, unavailable_if_lost
 
 if TYPE_CHECKING:
-    from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
-    from kubernetes_asyncio.client import ApiClient
-
     from edl_runtime.autoscale.planner import RescalingPlan, RescalingRules
     from edl_runtime.autoscale.policy.interface import Policy
     from edl_runtime.autoscale.rescale import RescaleOutcome
-    from edl_runtime.backends.kubernetes.backend import KubernetesBackend
     from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint
     from edl_runtime.pool_reports import PoolDemand
     from edl_runtime.registry.members import Member
     from edl_runtime.store.keys import Role
-
-_hooks: dict[str, AsyncKubernetesHook] = {}
-"""Hooks cache their connection, because `on_kill` must not call Airflow: it may interrupt another call."""
-
-
-def cluster_client_factory(conn_id: str) -> Callable[[], AbstractAsyncContextManager[ApiClient]]:
-    """Return a factory of API clients for a connection of type `kubernetes`; in-cluster credentials for an empty id.
-
-    The connection is looked up by the first client, and again after `forget_cluster_connection`. Opening a client
-    raises SpecError for unusable credentials, and AirflowNotFoundException for a connection that does not exist.
-    """
-
-    @asynccontextmanager
-    async def connect() -> AsyncIterator[ApiClient]:
-        from kubernetes_asyncio.config import ConfigException
-
-        hook = _hooks.get(conn_id) or _hooks.setdefault(conn_id, _kubernetes_hook(conn_id))
-        try:
-            opened = hook.get_conn()
-            client = await opened.__aenter__()
-        except (ConfigException, OSError) as error:
-            where = f"connection {conn_id!r}" if conn_id else "in-cluster credentials"
-            raise SpecError(where, str(error), "credentials of a cluster, as for KubernetesPodOperator") from error
-        try:
-            yield client
-        finally:
-            await opened.__aexit__(None, None, None)
-
-    return connect
-
-
-def forget_cluster_connection(conn_id: str) -> None:
-    """Look the connection up again when the next client is opened."""
-    _hooks.pop(conn_id, None)
-
-
-def _kubernetes_hook(conn_id: str) -> AsyncKubernetesHook:
-    try:
-        from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
-    except ImportError:
-        allowed = "what the extra edl-airflow[airflow-kubernetes,kubernetes] installs"
-        raise SpecError("backend 'kubernetes'", "no provider for Kubernetes", allowed) from None
-    return AsyncKubernetesHook(kubernetes_conn_id=conn_id or None, in_cluster=None if conn_id else True)
-
-
-_kubernetes_backends: dict[bytes, KubernetesBackend] = {}
 
 LOG_POSITION_TTL_S = 24 * 3600
 """How long the position in a job's log is kept after the last line."""
@@ -93,43 +40,13 @@ STARTED_BY_TTL_S = 30 * 24 * 3600
 """How long it is kept which try has started a job: longer than a training takes."""
 
 
-def backend_for(place: BackendRef) -> Backend:
-    """Return the backend. It can stop jobs without Redis and without the `edl` connection."""
-    if isinstance(place, LocalBackendRef):
-        from edl_runtime.backends.local.backend import LocalBackend
-
-        return LocalBackend(place.work_dir)
-    return _kubernetes_backend(place)
-
-
-def _kubernetes_backend(place: KubernetesBackendRef) -> KubernetesBackend:
-    """Return one backend for each `place`, so that all tasks of a triggerer share its watches."""
-    from edl_runtime.backends.kubernetes.backend import KubernetesBackend
-
-    made = KubernetesBackend(cluster_client_factory(place.conn_id), namespace=place.namespace, defaults=place.pod)
-    return _kubernetes_backends.setdefault(msgspec.json.encode(place), made)
-
-
-@asynccontextmanager
-async def _watching_backend(place: BackendRef) -> AsyncIterator[Backend]:
-    """Open a backend that reads jobs from watches instead of asking the cluster each time."""
-    if isinstance(place, LocalBackendRef):
-        yield await asyncio.to_thread(backend_for, place)
-        return
-
-    forget_cluster_connection(place.conn_id)  # a user may have edited it since
-    pods = await asyncio.to_thread(_kubernetes_backend, place)
-    async with pods.following() as followed:
-        yield followed
-
-
 @asynccontextmanager
 async def open_client(edl_connection: EdlConnection) -> AsyncIterator[EdlClient]:
     """Open a client, and close its sockets on exit.
 
     Sends nothing to Redis yet, so work that needs only the backend continues while Redis is away.
     """
-    async with _watching_backend(edl_connection.place) as backend:
+    async with watching_backend(edl_connection.place) as backend:
         # In a thread: it imports Redis's client, which would block the event loop for a second
         client = await asyncio.to_thread(EdlClient, edl_connection, backend)
         try:

@@ -105,7 +105,7 @@ def _check_backend(place: BackendRef) -> str:
     if isinstance(place, LocalBackendRef):
         _check_folder(Path(place.work_dir))
         return f"{place.work_dir} can be written to"
-    from edl_airflow.client import backend_for
+    from edl_airflow.backends import backend_for
 
     jobs = asyncio.run(backend_for(place).list())
     return f"namespace {place.namespace!r} has {len(jobs)} jobs and pools"

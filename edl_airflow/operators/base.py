@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 
-from edl_airflow.client import backend_for, open_client
+from edl_airflow.backends import backend_for
+from edl_airflow.client import open_client
 from edl_airflow.failures import TaskKilledError, error_for, failing_without_retry
 from edl_airflow.hooks.edl import EdlConnection, EdlHook
 from edl_airflow.identity import owner

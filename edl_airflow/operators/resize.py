@@ -30,7 +30,6 @@ from edl_airflow.operators.templates import (
 from edl_airflow.results import PoolResult, RunningJob
 from edl_airflow.runtime.decisions import FINISHED_REASON
 from edl_airflow.runtime.spec import TaskOutcome
-from edl_airflow.sensors.base import evaluate, wait_for
 from edl_airflow.sensors.job import JobCondition
 from edl_airflow.sensors.teacher_pool import PoolCondition
 from edl_airflow.traffic_windows import (
@@ -45,6 +44,7 @@ from edl_airflow.traffic_windows import (
     window_for_run,
     windows_field,
 )
+from edl_airflow.waits import evaluate, wait_for
 from edl_runtime.autoscale.traffic.windows import Sizes
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.errors import BackendError, SpecError
@@ -190,9 +190,7 @@ class EdlResizeOperator(TemplatedOperator):
     def _defer(self, condition: PoolCondition | JobCondition) -> NoReturn:
         from edl_airflow.triggers.task import EdlConditionTrigger
 
-        self.defer(
-            trigger=EdlConditionTrigger(condition=msgspec.to_builtins(condition)), method_name="execute_complete"
-        )
+        self.defer(trigger=EdlConditionTrigger.of(condition), method_name="execute_complete")
 
     def _result(self, outcome: TaskOutcome) -> PoolResult | RunningJob:
         failure = error_for(outcome, self.wait_timeout_s)

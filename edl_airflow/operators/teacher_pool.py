@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink, conf
 
-from edl_airflow.client import backend_for
+from edl_airflow.backends import backend_for
 from edl_airflow.failures import failing_without_retry
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlConnection, EdlHook
 from edl_airflow.identity import try_token

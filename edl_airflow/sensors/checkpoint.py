@@ -24,7 +24,8 @@ from edl_airflow.operators.templates import (
 from edl_airflow.results import CheckpointResult
 from edl_airflow.runtime.decisions import failed_outcome, outcome_from_registry
 from edl_airflow.runtime.spec import TaskOutcome, TrainingStatus
-from edl_airflow.sensors.base import Condition, EdlSensor, Observation
+from edl_airflow.sensors.base import EdlSensor
+from edl_airflow.waits import Condition, Observation
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import check_name
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -75,7 +76,7 @@ class CheckpointObservation(Observation, frozen=True, kw_only=True):
     at: float = 0.0
 
 
-class CheckpointCondition(Condition[CheckpointObservation], frozen=True, kw_only=True, tag="checkpoint"):
+class CheckpointCondition(Condition[CheckpointObservation], frozen=True, kw_only=True):
     """A checkpoint in `stream`, of `job` if one is named, that meets all of these.
 
     - `step`, `epoch`: the least, 0 for any.

@@ -13,7 +13,8 @@ from edl_airflow.operators.templates import Arguments, as_count, check_connectio
 from edl_airflow.results import RunningJob
 from edl_airflow.runtime.decisions import FINISHED_REASON, failed_outcome, outcome_from_registry
 from edl_airflow.runtime.spec import TaskOutcome, TrainingStatus
-from edl_airflow.sensors.base import Condition, EdlSensor, Observation, count_text
+from edl_airflow.sensors.base import EdlSensor
+from edl_airflow.waits import Condition, Observation, count_text
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import check_name
@@ -33,7 +34,7 @@ class JobObservation(Observation, frozen=True, kw_only=True):
     training: TrainingStatus | None = None
 
 
-class JobCondition(Condition[JobObservation], frozen=True, kw_only=True, tag="job"):
+class JobCondition(Condition[JobObservation], frozen=True, kw_only=True):
     """A job that is `running` with `at_least` to `at_most` instances (None: no limit), or has `succeeded`.
 
     An instance counts once its generation trains. `at_most` 0 is a suspended job without instances.

@@ -13,7 +13,8 @@ from edl_airflow.operators.templates import Arguments, as_count, check_connectio
 from edl_airflow.results import PoolResult
 from edl_airflow.runtime.decisions import failed_outcome, is_unreachable
 from edl_airflow.runtime.spec import TaskOutcome
-from edl_airflow.sensors.base import Condition, EdlSensor, Observation, count_text
+from edl_airflow.sensors.base import EdlSensor
+from edl_airflow.waits import Condition, Observation, count_text
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import check_name
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -28,7 +29,7 @@ class PoolObservation(Observation, frozen=True, kw_only=True):
     students: int = 0
 
 
-class PoolCondition(Condition[PoolObservation], frozen=True, kw_only=True, tag="pool"):
+class PoolCondition(Condition[PoolObservation], frozen=True, kw_only=True):
     """From `at_least` to `at_most` registered teachers (None: no limit) and at least `students` students."""
 
     timeout_is = "no_teacher"

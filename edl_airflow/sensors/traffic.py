@@ -22,7 +22,7 @@ from edl_airflow.operators.templates import (
 )
 from edl_airflow.results import WindowResult
 from edl_airflow.runtime.spec import TaskOutcome
-from edl_airflow.sensors.base import Condition, EdlSensor, Observation
+from edl_airflow.sensors.base import EdlSensor
 from edl_airflow.traffic_windows import (
     Windows,
     capacity_in_window,
@@ -34,6 +34,7 @@ from edl_airflow.traffic_windows import (
     to_window_result,
     windows_field,
 )
+from edl_airflow.waits import Condition, Observation
 from edl_runtime.autoscale.traffic.windows import FARTHEST, Sizes, TrafficWindows, WindowSpan
 from edl_runtime.backends.interface import Capacity
 from edl_runtime.errors import SpecError
@@ -51,7 +52,7 @@ class TrafficObservation(Observation, frozen=True, kw_only=True):
     span: WindowSpan
 
 
-class TrafficCondition(Condition[TrafficObservation], frozen=True, kw_only=True, tag="traffic"):
+class TrafficCondition(Condition[TrafficObservation], frozen=True, kw_only=True):
     """The window of the name `window`, if one is given, that leaves `at_least` so much to training.
 
     `total` is the cluster's capacity by resource, `quota` what all instances together may use of it.

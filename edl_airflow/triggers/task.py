@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import Any, Self
 
 import msgspec
 from airflow.triggers.base import TriggerEvent
 
-from edl_airflow.client import backend_for, open_client
+from edl_airflow.backends import backend_for
+from edl_airflow.client import open_client
 from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.runtime import runner
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
-from edl_airflow.sensors.base import wait_for
-from edl_airflow.sensors.checkpoint import CheckpointCondition
-from edl_airflow.sensors.job import JobCondition
-from edl_airflow.sensors.teacher_pool import PoolCondition
-from edl_airflow.sensors.traffic import TrafficCondition
 from edl_airflow.triggers.base import EdlTrigger
+from edl_airflow.waits import Condition, condition_kind, kind_of, wait_for
 from edl_runtime.backends.errors import ClusterUnavailableError
 
 ENDED_BY_A_PERSON = "__airflow_user_action__"
@@ -102,26 +99,29 @@ class EdlTaskTrigger(EdlTrigger):
             self.log.exception("Could not confirm that %s stopped. See `edl jobs`; `edl stop NAME` stops a job", jobs)
 
 
-AnyCondition: TypeAlias = PoolCondition | JobCondition | CheckpointCondition | TrafficCondition
-
-
 class EdlConditionTrigger(EdlTrigger):
     """Fires one event when a wait has ended: its `TaskOutcome`, and the `condition`.
 
     For a traffic window it sleeps until the current window ends, checks the clock each minute, and needs no connection.
 
-    :param condition: a `Condition`, as plain data
+    :param kind: the condition's class, as `waits.kind_of` names it
+    :param condition: its fields, as plain data
     """
 
-    def __init__(self, condition: dict[str, Any]) -> None:
+    def __init__(self, kind: str, condition: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.condition: AnyCondition = msgspec.convert(condition, AnyCondition)
+        self.condition = msgspec.convert(condition, condition_kind(kind))
         self.conn_id = self.condition.conn_id
         self.about = self.condition.about
 
+    @classmethod
+    def of(cls, condition: Condition[Any]) -> Self:
+        return cls(kind_of(condition), msgspec.to_builtins(condition))
+
     def serialize(self) -> tuple[str, dict[str, Any]]:
         condition = msgspec.to_builtins(self.condition, order="deterministic")
-        return "edl_airflow.triggers.task.EdlConditionTrigger", {"condition": condition}
+        kind = kind_of(self.condition)
+        return "edl_airflow.triggers.task.EdlConditionTrigger", {"kind": kind, "condition": condition}
 
     async def outcome(self) -> TaskOutcome:
         if self.condition.needs_client:

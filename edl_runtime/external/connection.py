@@ -81,7 +81,7 @@ def _transport(server: ServerAddress, settings: RuntimeSettings, timeout_s: floa
     from edl_runtime.external import paddle_serving
 
     general = protocol == "paddle-serving"
-    model = paddle_serving.GeneralModel if general else paddle_serving.Pipeline
+    model = paddle_serving.GeneralModel if general else paddle_serving.PipelineModel
     if carrier == "grpc":
         return model(server, channel)
     if carrier == "brpc":

@@ -39,7 +39,7 @@ from edl_runtime.protocol.paddle_serving import (
 )
 from edl_runtime.protocol.tensors import Array, Tensor, datatype_of, dtype_of
 
-__all__ = ["GENERAL_PATH", "BrpcCarrier", "GeneralModel", "HttpCarrier", "Pipeline", "array_of_text"]
+__all__ = ["GENERAL_PATH", "BrpcCarrier", "GeneralModel", "HttpCarrier", "PipelineModel", "array_of_text"]
 
 
 class Carrier(Protocol):
@@ -107,7 +107,7 @@ class GeneralModel(_PaddleServing):
         return arrays
 
 
-class Pipeline(_PaddleServing):
+class PipelineModel(_PaddleServing):
     """A model of a Python pipeline. An answer is text, and only the address says which type its numbers have."""
 
     def infer(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Array]:

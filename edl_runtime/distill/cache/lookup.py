@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 
 from edl_runtime.distill.bindings import Answers, InputBinding, RequestPlan, SampleName, SlotArrays
-from edl_runtime.distill.cache.answer_cache import AnswerCache, AnswerKey, AnswerStore
+from edl_runtime.distill.cache.answer_cache import AnswerCache
+from edl_runtime.distill.cache.answer_store import AnswerKey, AnswerStore
 from edl_runtime.distill.errors import SampleIdError
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import ModelSignature

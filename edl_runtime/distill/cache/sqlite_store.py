@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from edl_runtime.distill.cache.answer_cache import AnswerKey, log_filled
+from edl_runtime.distill.cache.answer_store import AnswerKey, log_filled
 from edl_runtime.log import get_logger
 
 BUSY_LIMIT_S = 0.5

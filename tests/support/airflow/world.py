@@ -76,7 +76,7 @@ class World:
         self.work_dir = folder / "edl"
         self.backend = LocalBackend(self.work_dir)
         self._monkeypatch = monkeypatch
-        for module in ("runtime.runner", "sensors.base"):
+        for module in ("runtime.runner", "waits"):
             monkeypatch.setattr(f"edl_airflow.{module}.POLL_INTERVAL_S", 0.1)
         monkeypatch.setattr("edl_airflow.runtime.log.FINAL_LINES_WAIT_S", 60.0)
         for name, text in (("student", STUDENT), ("reports", REPORTS)):

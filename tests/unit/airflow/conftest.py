@@ -34,7 +34,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
         monkeypatch.setattr(f"edl_airflow.operators.{check}", lambda *_: None)
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
     monkeypatch.setattr("edl_airflow.runtime.runner.POLL_INTERVAL_S", 0.01)
-    monkeypatch.setattr("edl_airflow.sensors.base.POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr("edl_airflow.waits.POLL_INTERVAL_S", 0.01)
     return site
 
 

@@ -15,7 +15,6 @@ from support.airflow.fakes import FakeClient, deferred_by, event_of, job_status,
 
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.runtime.spec import TaskOutcome, TrainingStatus
-from edl_airflow.sensors.base import evaluate
 from edl_airflow.sensors.traffic import EdlTrafficSensor, TrafficCondition, TrafficObservation
 from edl_airflow.traffic_windows import (
     capacity_in_window,
@@ -30,6 +29,7 @@ from edl_airflow.traffic_windows import (
     windows_to_data,
 )
 from edl_airflow.triggers.task import EdlConditionTrigger
+from edl_airflow.waits import evaluate
 from edl_runtime.autoscale.traffic.schema import to_windows
 from edl_runtime.autoscale.traffic.windows import DAYS, WindowSpan
 from edl_runtime.backends.errors import UnknownJobError
@@ -369,7 +369,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the time in workers and triggerers; what sleeps there sleeps no longer than a moment."""
 
     def is_at(now: float) -> None:
-        monkeypatch.setattr("edl_airflow.sensors.base.clock", lambda: now)
+        monkeypatch.setattr("edl_airflow.waits.clock", lambda: now)
 
     return is_at
 
@@ -455,9 +455,9 @@ async def test_the_trigger_fires_at_the_edge(monkeypatch: pytest.MonkeyPatch) ->
             slept.append(round(delay, 3))
         await real_sleep(0)
 
-    monkeypatch.setattr("edl_airflow.sensors.base.clock", lambda: now)
+    monkeypatch.setattr("edl_airflow.waits.clock", lambda: now)
     monkeypatch.setattr("asyncio.sleep", sleep)
-    (event,) = [event async for event in EdlConditionTrigger(msgspec.to_builtins(WAIT)).run()]
+    (event,) = [event async for event in EdlConditionTrigger.of(WAIT).run()]
     assert (event.payload["ended"], event.payload["window"]) == ("ready", NIGHT_NOW)
     assert slept == [60, 60, 60, 30, 60, 50]
     assert now == EVENING
@@ -467,7 +467,7 @@ def test_the_trigger_survives_its_way_to_the_triggerer() -> None:
     """JSON and back is the same wait, in the same order in every process."""
     windows = load_windows({**windows_to_data(SHARES), "holidays": ["2026-01-02", "2026-01-01"]})
     wait = msgspec.structs.replace(ROOM, windows=windows)
-    path, kwargs = EdlConditionTrigger(msgspec.to_builtins(wait)).serialize()
+    path, kwargs = EdlConditionTrigger.of(wait).serialize()
     assert path == "edl_airflow.triggers.task.EdlConditionTrigger"
     again = EdlConditionTrigger(**json.loads(json.dumps(kwargs)))
     assert again.condition == wait

@@ -29,12 +29,12 @@ from support.airflow.fakes import (
 from edl_airflow.failures import TargetEndedError
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.runtime.spec import TaskOutcome, TrainingStatus
-from edl_airflow.sensors.base import evaluate
 from edl_airflow.sensors.checkpoint import CheckpointCondition, CheckpointObservation, EdlCheckpointSensor, Threshold
 from edl_airflow.sensors.job import EdlJobSensor, JobCondition, JobObservation
 from edl_airflow.sensors.teacher_pool import POOL_STOPPED_REASON, EdlTeacherPoolSensor, PoolCondition, PoolObservation
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
 from edl_airflow.triggers.task import EdlConditionTrigger, EdlTaskTrigger
+from edl_airflow.waits import evaluate
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import InstanceStatus, JobStatus
 from edl_runtime.errors import BackendError, SpecError
@@ -436,7 +436,7 @@ def test_the_sensor_of_a_pool(context: Any, site: FakeClient) -> None:
 
 async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: FakeClient) -> None:
     """Long before the time is up; one that was never there is waited for, and so is a Redis that is away."""
-    events: Any = EdlConditionTrigger(msgspec.to_builtins(POOL)).run()
+    events: Any = EdlConditionTrigger.of(POOL).run()
     waiting = asyncio.ensure_future(anext(events))
     for jobs in ({}, {"digits": job_status("digits", kind="pool")}):
         site.backend.jobs, site.away, seen = jobs, not jobs, site.backend.gets
@@ -451,8 +451,8 @@ async def test_a_pool_that_ends_while_it_is_waited_for_ends_the_wait(site: FakeC
 @pytest.mark.parametrize(
     "trigger",
     [
-        *(EdlConditionTrigger(msgspec.to_builtins(wait)) for wait in (POOL, RUNS, SAVED)),
-        EdlConditionTrigger(msgspec.to_builtins(msgspec.structs.replace(SAVED, metric=BETTER))),
+        *(EdlConditionTrigger.of(wait) for wait in (POOL, RUNS, SAVED)),
+        EdlConditionTrigger.of(msgspec.structs.replace(SAVED, metric=BETTER)),
         EdlTaskTrigger(msgspec.to_builtins(spec_of(deadline=5.5))),
         EdlCheckpointTrigger(stream="nightly/train"),
     ],

@@ -12,7 +12,8 @@ import pytest
 import structlog
 
 from edl_runtime.distill.cache import sqlite_store
-from edl_runtime.distill.cache.answer_cache import AnswerCache, AnswerKey, AnswerStore
+from edl_runtime.distill.cache.answer_cache import AnswerCache
+from edl_runtime.distill.cache.answer_store import AnswerKey, AnswerStore
 from edl_runtime.errors import SpecError
 
 SUBJECT = AnswerKey("teacher", "1", b"logits of 1")
@@ -222,7 +223,8 @@ PROCESSES = """
 import os, sys, time
 from pathlib import Path
 from edl_runtime.distill.cache import sqlite_store
-from edl_runtime.distill.cache.answer_cache import AnswerCache, AnswerKey
+from edl_runtime.distill.cache.answer_cache import AnswerCache
+from edl_runtime.distill.cache.answer_store import AnswerKey
 
 sqlite_store.BUSY_LIMIT_S = 60.0  # a busy machine may keep whoever has the lock waiting for longer than usual
 subject = AnswerKey("teacher", "1", b"shared")
