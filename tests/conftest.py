@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+import structlog
 from support.depth import DEEP
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("deep")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("deep")]
+
+
+@pytest.fixture(autouse=True)
+def structlog_unchanged() -> Iterator[None]:
+    """Undo what a command has configured, which would take the output of later tests."""
+    before, was_configured = structlog.get_config(), structlog.is_configured()
+    yield
+    if structlog.get_config() != before:
+        structlog.configure(**before) if was_configured else structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ def test_a_student_wants_at_least_one_teacher() -> None:
     ("change", "words"),
     [
         ({"name": "other"}, "name is other and the pool's teacher"),
-        ({"platform": ""}, "platform is empty and the pool's paddle"),
+        ({"platform": "onnx"}, "platform is onnx and the pool's paddle"),
         ({"versions": ("abd",)}, "versions is abd and the pool's abc"),
         (
             {"inputs": (TensorSpec("image", "UINT8", (-1, 784)),)},
@@ -60,6 +60,14 @@ def test_a_student_wants_at_least_one_teacher() -> None:
 def test_each_difference_is_named(change: dict[str, Any], words: str) -> None:
     """A person sees which field differs and both its values."""
     assert signature_differences(DIGITS, msgspec.structs.replace(DIGITS, **change)) == [words]
+
+
+def test_a_server_that_is_not_ours_may_lack_name_platform_and_versions() -> None:
+    """Whichever came first; its inputs and outputs have to be the pool's."""
+    theirs = msgspec.structs.replace(DIGITS, name="", platform="", versions=())
+    assert not signature_differences(DIGITS, theirs)
+    assert not signature_differences(theirs, DIGITS)
+    assert signature_differences(theirs, msgspec.structs.replace(DIGITS, outputs=DIGITS.outputs[:1]))
 
 
 def test_the_later_of_two_entries_counts() -> None:
