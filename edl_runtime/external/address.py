@@ -64,19 +64,19 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
         except ValueError as error:
             raise SpecError(field, text, f"a URL: {error}") from None
         query = parse_qs(url.query, keep_blank_values=True)
-        rows = query.pop("max_batch", ["1"])[-1]
+        rows = query.pop("max_batch", [None])[-1]
         tensors = {
             f"{kind}s": tuple(parse_tensor(one, f"{field}: {kind}") for one in query.pop(kind, ()))
             for kind in ("input", "output")
         }
-        if query or url.fragment or not rows.isdecimal():
+        if query or url.fragment or not (rows is None or rows.isdecimal()):
             allowed = "behind the ?: input, output and max_batch, a number"
             raise SpecError(field, text, allowed)
         return cls(
             scheme=url.scheme,
             endpoint=url.netloc,
             model=unquote(url.path.removeprefix("/")),
-            max_batch=int(rows) if "max_batch" in url.query else None,
+            max_batch=None if rows is None else int(rows),
             **tensors,
         )
 

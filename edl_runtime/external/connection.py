@@ -170,13 +170,16 @@ class ExternalConnection:
             sent = size if self._fixed else have
             if sent > have:
                 part = {name: _filled_up(tensor, sent) for name, tensor in part.items()}
-            for name, array in self._transport.infer(_normalised(part, normalise), names).items():
+            found = self._transport.infer(_normalised(part, normalise), names)
+            if start and found.keys() != answer.keys():  # else rows of an output would be left as they are in memory
+                raise ProtocolError(f"{self._address}: the outputs are not alike for all rows of a request")
+            for name, array in found.items():
                 if array.shape[:1] != (sent,):
                     raise ProtocolError(f"{self._address}: output {name!r} is {list(array.shape)} for {sent} rows")
                 if start == 0:
                     answer[name] = np.empty((rows, *array.shape[1:]), array.dtype)
-                whole = answer.get(name)
-                if whole is None or (whole.dtype, whole.shape[1:]) != (array.dtype, array.shape[1:]):
+                whole = answer[name]
+                if (whole.dtype, whole.shape[1:]) != (array.dtype, array.shape[1:]):
                     raise ProtocolError(f"{self._address}: output {name!r} is not alike for all rows of a request")
                 whole[start : start + have] = array[:have]
         return answer

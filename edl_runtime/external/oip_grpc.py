@@ -30,7 +30,7 @@ class OipGrpcTransport:
     def ready(self) -> bool:
         """Whether the server takes requests for the model. Raises OSError, InferenceError."""
         try:
-            answer = self._call("ModelReady", "Model", "ModelReady", name=self._model)
+            answer = self._call("ModelReady", self._named(), "ModelReady")
         except InferenceError as refused:
             if refused.status in (404, 500):  # as some servers answer while they load it
                 return False
@@ -39,7 +39,7 @@ class OipGrpcTransport:
 
     def signature(self) -> ModelSignature:
         """Return the model's metadata as the server has it, perhaps without tensors. Raises as `infer`."""
-        answer = self._call("ModelMetadata", "Model", "ModelMetadata", name=self._model)
+        answer = self._call("ModelMetadata", self._named(), "ModelMetadata")
         tensors = [
             tuple(TensorSpec(one.name, datatype_of(dtype_of(one.datatype)), tuple(one.shape)) for one in found)
             for found in (answer.inputs, answer.outputs)
@@ -58,7 +58,7 @@ class OipGrpcTransport:
         Raises OSError.
         """
         try:
-            answer = self._call("ModelConfig", "Model", "ModelConfigResponse", name=self._model)
+            answer = self._call("ModelConfig", self._named(), "ModelConfigResponse")
         except InferenceError:
             return None  # not Triton
         return answer.config.max_batch_size or None
@@ -85,8 +85,8 @@ class OipGrpcTransport:
             raise ProtocolError(f"{self._channel.address} left out output {missing[0]!r}")
         return arrays
 
-    def _call(self, method: str, request: Any, answer: str, **fields: Any) -> Any:
-        """Send `request`, a message or the name of one with these `fields`; return the `answer`."""
-        if isinstance(request, str):
-            request = MESSAGES[request](**fields)
+    def _call(self, method: str, request: Any, answer: str) -> Any:
         return self._channel.call(f"/{SERVICE}/{method}", request, MESSAGES[answer])
+
+    def _named(self) -> Any:
+        return MESSAGES["Model"](name=self._model)

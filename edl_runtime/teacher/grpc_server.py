@@ -29,6 +29,12 @@ _STATUS = {
     503: grpc.StatusCode.UNAVAILABLE,
 }
 
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", BODY_LIMIT),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+)
+
 Handler = Callable[[Any], Awaitable[Any]]
 
 
@@ -158,8 +164,7 @@ def server_credentials(settings: RuntimeSettings) -> grpc.ServerCredentials | No
 @asynccontextmanager
 async def serving_grpc(service: GrpcService, address: str, tls: grpc.ServerCredentials | None) -> AsyncIterator[int]:
     """Serve on "host:port" during the block; yields the port. Raises TeacherError when it can't listen."""
-    options = [("grpc.max_receive_message_length", BODY_LIMIT), ("grpc.max_send_message_length", -1)]
-    server = grpc.aio.server(options=[*options, ("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((service.handlers(),))
     try:
         port = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)

@@ -35,6 +35,7 @@ from edl_runtime.protocol.paddle_serving import (
     frame_sizes,
     pack_frame,
 )
+from edl_runtime.teacher.grpc_server import SERVER_OPTIONS
 from edl_runtime.teacher.http.server import BODY_LIMIT
 from edl_runtime.teacher.local_requests import LocalRequests
 
@@ -307,8 +308,7 @@ async def serving_paddle(service: GeneralModelService, host: str, port: int) -> 
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edl-grpc-"))
         path = str(Path(folder) / "socket")
-        options = [("grpc.max_receive_message_length", BODY_LIMIT), ("grpc.max_send_message_length", -1)]
-        grpc_server = grpc.aio.server(options=options)
+        grpc_server = grpc.aio.server(options=SERVER_OPTIONS)
         handlers = dict.fromkeys(("inference", "debug"), method)
         grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(GENERAL_SERVICE, handlers),))
         grpc_server.add_insecure_port(f"unix:{path}")

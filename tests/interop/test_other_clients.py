@@ -32,7 +32,7 @@ def ports() -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_tritonclient_gets_all_it_asks_for(protocol: str, ports: dict[str, str], tmp_path: Path) -> None:
     """Health, metadata, configuration, statistics, answers, and refusals that name what is wrong."""
-    found = run_client("triton", f"triton_{protocol}_client.py", ports[protocol], cwd=tmp_path)
+    found = run_client("triton", "triton_client.py", protocol, ports[protocol], cwd=tmp_path)
     assert found["ready"] == [True, True, True]
     assert not found["unknown"]
     assert found["server"]["name"] == "edl-airflow"

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-import structlog
 
 from edl_runtime.cli import main
 
@@ -20,7 +19,6 @@ def edl_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
     It returns the exit status, standard output and standard error.
     """
-    before = structlog.get_config()
     monkeypatch.delenv("EDL_REDIS_URL", raising=False)
 
     def run(*args: object) -> tuple[int, str, str]:
@@ -31,4 +29,3 @@ def edl_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
         return int(ended.value.code or 0), printed.out, printed.err
 
     yield run
-    structlog.configure(**before)

@@ -58,3 +58,8 @@ def test_others_reach_a_server_at_another_host() -> None:
 
 def test_a_tensors_name_may_have_colons() -> None:
     assert parse_tensor("x:0:FP32:-1.2", "--inputs") == TensorSpec("x:0", "FP32", (-1, 2))
+
+
+def test_a_tensor_may_have_the_name_of_an_option() -> None:
+    address = ServerAddress.parse("oip+http://127.0.0.1:8000/net?input=max_batch:FP32:-1")
+    assert address.max_batch is None

@@ -102,3 +102,15 @@ def test_answers_with_missing_rows_are_refused() -> None:
 
     with pytest.raises(ProtocolError, match="for 4 rows"):
         connected(Short(max_batch=4)).infer({"x": X}, ["y"])
+
+
+def test_an_output_that_comes_for_some_rows_only_is_refused() -> None:
+    """Its other rows would be whatever is in memory."""
+
+    class Forgetful(Doubling):
+        def infer(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Array]:  # noqa: ARG002
+            found = super().infer(inputs, ["y", "z"])
+            return found if len(self.rows) == 1 else {"y": found["y"]}
+
+    with pytest.raises(ProtocolError, match="outputs are not alike"):
+        connected(Forgetful(max_batch=4)).infer({"x": X}, [])
