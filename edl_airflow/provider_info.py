@@ -14,7 +14,9 @@ def get_provider_info() -> dict[str, Any]:
         "name": _NAME,
         "description": "Elastic training, and service distillation with elastic teacher pools.",
         "integrations": [{"integration-name": _NAME, "tags": ["software"]}],
-        "operators": _modules("operators", "autoscale", "distill", "resize", "teacher_pool", "train"),
+        "operators": _modules(
+            "operators", "autoscale", "distill", "register_servers", "resize", "teacher_pool", "train"
+        ),
         "sensors": _modules("sensors", "checkpoint", "job", "teacher_pool", "traffic"),
         "hooks": _modules("hooks", "edl"),
         "triggers": _modules("triggers", "checkpoint", "jobs", "task"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from edl_runtime.elastic.agent.entrypoint import elastic_job
 from edl_runtime.elastic.comm.agent_protocol import Gear
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.specs import Bounds, Checkpoint, JobSpec, TeacherSpec, TrainerSpec
+from edl_runtime.specs import Bounds, Checkpoint, JobSpec, TeacherSpec, TrainerSpec, check_name
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """A Python callable, `package.module:function`."""
@@ -64,6 +65,25 @@ def pool_job_spec(
         pod=teacher.pod,
         priority=priority,
         weight=weight,
+    )
+
+
+def registration_job(pool: str) -> str:
+    """Return the name of the job that keeps other people's servers in a pool."""
+    return f"{pool}-servers"
+
+
+def registration_job_spec(pool: str, servers: Sequence[str], *, namespace: str) -> JobSpec:
+    """Return the job that keeps servers in a pool: one process, restarted when it ends. Raises SpecError."""
+    job = check_name("teacher_pool with '-servers' behind it", registration_job(pool))
+    words = ["python", "-P", "-m", "edl_runtime.cli", "register", "--pool", pool]
+    return JobSpec(
+        name=job,
+        kind="pool",
+        command=(*words, *(word for server in servers for word in ("--server", server))),
+        bounds=Bounds(1, 1),
+        instances=1,
+        env=RuntimeSettings(namespace=namespace, job=job).to_env(),
     )
 
 

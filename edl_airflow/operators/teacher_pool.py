@@ -16,7 +16,7 @@ from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlConnection, EdlHook
 from edl_airflow.identity import try_token
 from edl_airflow.links import TeacherPoolLink
 from edl_airflow.operators.base import EdlOperator
-from edl_airflow.operators.job_specs import pool_job_spec
+from edl_airflow.operators.job_specs import pool_job_spec, registration_job
 from edl_airflow.operators.preflight import check_model
 from edl_airflow.operators.templates import (
     Arguments,
@@ -28,6 +28,7 @@ from edl_airflow.operators.templates import (
 )
 from edl_airflow.results import PoolResult
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
+from edl_runtime.backends.interface import Backend
 from edl_runtime.specs import Bounds, TeacherSpec, check_name, check_priority, check_weight
 
 if TYPE_CHECKING:
@@ -122,8 +123,8 @@ class EdlTeacherPoolOperator(EdlOperator):
 class EdlStopTeacherPoolOperator(TemplatedOperator):
     """Stop a pool of teachers, and wait until its last process has ended. Succeeds if there is no such pool.
 
-    It stops the pool whoever started or uses it, so give each run's pool its own name where runs may overlap. It does
-    not need Redis.
+    Servers that an `EdlRegisterServersOperator` brought into the pool leave it, and run on. It stops the pool whoever
+    started or uses it, so give each run's pool its own name where runs may overlap. It does not need Redis.
 
     :param teacher_pool: the pool's name (templated)
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
@@ -144,5 +145,10 @@ class EdlStopTeacherPoolOperator(TemplatedOperator):
         with failing_without_retry():
             pool = self.argument("teacher_pool")
             backend = backend_for(EdlHook(self.edl_conn_id).edl_connection().place)
-            stopped = asyncio.run(backend.delete(pool))
+            stopped = asyncio.run(_stop(pool, backend))
         self.log.info("Pool %r is stopped" if stopped else "There was no pool %r", pool)
+
+
+async def _stop(pool: str, backend: Backend) -> bool:
+    """Stop a pool's own teachers and what registers servers in it; return whether there was any."""
+    return any(await asyncio.gather(backend.delete(pool), backend.delete(registration_job(pool))))

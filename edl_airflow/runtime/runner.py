@@ -120,13 +120,15 @@ async def _adopts_trainers(spec: TaskSpec, backend: Backend) -> bool:
 async def _observe(spec: TaskSpec, client: EdlClient, *, started: bool) -> TaskState:
     trainer = await job_status(client.backend, spec.trainer_job.name) if spec.trainer_job else None
     started = started or trainer is not None
-    pool = await job_status(client.backend, spec.pool) if spec.pool_job or (spec.pool and not started) else None
+    pool_job = spec.pool_job.name if spec.pool_job else "" if started else spec.pool
+    pool = await job_status(client.backend, pool_job) if pool_job else None
     if started or not spec.pool:
         return TaskState(pool=pool, trainer=trainer, started=started)
     try:
         if await client.started_by(spec.name) == spec.token:
             return TaskState(pool=pool, started=True)
-        return TaskState(pool=pool, teachers=tuple(await client.teachers(spec.pool)))
+        teachers = await client.teachers(spec.pool)
+        return TaskState(pool=pool, teachers=tuple(one for one in teachers if one in (spec.servers or teachers)))
     except RegistryUnavailableError:
         return TaskState(pool=pool, teachers=None)
 

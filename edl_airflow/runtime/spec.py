@@ -44,6 +44,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `place`: the backend of its jobs, even if the connection is edited or removed meanwhile.
     - `token`: this try's, "OWNER/TRY"; once started, it deletes only jobs with this token.
     - `pool`: the pool's name, empty for none; `pool_job`: the pool's job if this task runs it, None for a running pool.
+    - `servers`: addresses of other people's servers that the pool's job registers; then only they count as teachers.
     - `at_least`: how many teachers must be registered before the training starts (or the pool counts as started).
     - `pool_deadline`: the end of the wait for teachers, which takes `wait_timeout_s`. The wait starts again when the
       pool is resized, and does not end while the pool is suspended.
@@ -62,6 +63,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = ""
     pool_deadline: float = 0.0
     wait_timeout_s: float = 0.0
+    servers: tuple[str, ...] = ()
     at_least: int = 1
     pool_job: JobSpec | None = None
     trainer_job: JobSpec | None = None

@@ -16,8 +16,8 @@ _TENSOR = "NAME:DATATYPE:SIZE.SIZE…"
 
 @click.command()
 @click.option("--pool", default="", help="Pool to join; by default EDL_POOL.")
-@click.option("--url", required=True, help="The server: http, https, grpc or brpc://HOST:PORT.")
-@click.option("--model", required=True, help="Name of the model on that server.")
+@click.option("--url", default="", help="The server: http, https, grpc or brpc://HOST:PORT.")
+@click.option("--model", default="", help="Name of the model on that server.")
 @click.option(
     "--protocol",
     type=click.Choice(["oip", "paddle-serving", "paddle-pipeline"]),
@@ -33,6 +33,14 @@ _TENSOR = "NAME:DATATYPE:SIZE.SIZE…"
 )
 @click.option("--outputs", multiple=True, metavar=_TENSOR, help="An output, likewise.")
 @click.option("--max-batch", type=click.IntRange(min=1), help="Most rows of a request; by default what Triton tells.")
+@click.option(
+    "--server",
+    "addresses",
+    multiple=True,
+    metavar="ADDRESS",
+    help="A whole address, as in oip+http://triton:8000/MODEL, instead of --url and what describes it; once for each "
+    "server.",
+)
 @click.option("--advertise", metavar="HOST", default="", help="Host at which students reach it; by default the URL's.")
 @click.option(
     "--weight", type=float, default=1.0, show_default=True, help="Share of the pool's work, relative to others."
@@ -47,7 +55,7 @@ _TENSOR = "NAME:DATATYPE:SIZE.SIZE…"
 @click.option(
     "--ready-file",
     type=click.Path(path_type=Path),
-    help="File that exists while the server is in the pool, for a readiness probe.",
+    help="File that exists while all servers are in the pool, for a readiness probe.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address and what is served as one JSON object.")
 def register(
@@ -59,13 +67,14 @@ def register(
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
     max_batch: int | None,
+    addresses: tuple[str, ...],
     advertise: str,
     weight: float,
     drain_s: float,
     ready_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Bring a server that is not ours into a pool while its model is ready.
+    """Bring servers that are not ours into a pool, each while its model is ready.
 
     Triton, KServe, MLServer and OpenVINO speak oip; Paddle Serving has two protocols of its own. Runs beside the server
     until SIGTERM or Ctrl-C, then leaves the pool. Needs the registry in EDL_REDIS_URL. EDL_TEACHER_TOKEN is sent to the
@@ -76,26 +85,34 @@ def register(
 
     settings = read_settings()
     pool = check_name("--pool", pool or settings.pool)
-    scheme, _, endpoint = url.partition("://")
-    server = ServerAddress(
-        scheme=f"{protocol}+{scheme}",
-        endpoint=endpoint.rstrip("/"),
-        model=model,
-        inputs=tuple(parse_tensor(one, "--inputs") for one in inputs),
-        outputs=tuple(parse_tensor(one, "--outputs") for one in outputs),
-        max_batch=max_batch,
-    )
-    options = RegisterOptions(pool=pool, servers=[server], advertise=advertise, weight=weight, drain_s=drain_s)
+    if bool(url) == bool(addresses) or bool(url) != bool(model):
+        raise click.UsageError("Give --url and --model of one server, or --server for each of several.")
+    servers = [ServerAddress.parse(address, "--server") for address in addresses]
+    if url:
+        scheme, _, endpoint = url.partition("://")
+        server = ServerAddress(
+            scheme=f"{protocol}+{scheme}",
+            endpoint=endpoint.rstrip("/"),
+            model=model,
+            inputs=tuple(parse_tensor(one, "--inputs") for one in inputs),
+            outputs=tuple(parse_tensor(one, "--outputs") for one in outputs),
+            max_batch=max_batch,
+        )
+        servers.append(server)
+    options = RegisterOptions(pool=pool, servers=servers, advertise=advertise, weight=weight, drain_s=drain_s)
+    joined: set[str] = set()
 
     def on_joined(address: str, signature: ModelSignature) -> None:
-        if ready_file:
+        joined.add(address)
+        if ready_file and len(joined) == len(servers):
             ready_file.touch()
         if as_json:
             print_json_line({"address": address, "pool": pool, "model": signature})
         else:
             click.echo(f"{address} is in pool {pool}")
 
-    def on_left() -> None:
+    def on_left(address: str) -> None:
+        joined.discard(address)
         if ready_file:
             ready_file.unlink(missing_ok=True)
 

@@ -63,6 +63,8 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
             url = urlsplit(text)
         except ValueError as error:
             raise SpecError(field, text, f"a URL: {error}") from None
+        if url.scheme not in SCHEMES:
+            raise SpecError(field, text, f"an address as in oip+http://HOST:PORT/MODEL, by one of {', '.join(SCHEMES)}")
         query = parse_qs(url.query, keep_blank_values=True)
         rows = query.pop("max_batch", [None])[-1]
         tensors = {

@@ -16,6 +16,7 @@ from edl_runtime.log import get_logger
 from edl_runtime.protocol.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tls import Trust, client_trust
+from edl_runtime.registry.errors import SupersededError
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
@@ -30,6 +31,11 @@ CHECK_TIMEOUT_S = 2.0
 """A server that takes longer to tell whether its model is ready leaves the pool."""
 
 REPORT_EVERY_S = 5.0
+
+RETRY_EVERY_S = 5.0
+"""How often a server is tried again that was in the pool and came back with a model that the pool rejects."""
+
+NOT_READY = "its model is not ready"
 
 log = get_logger(__name__)
 
@@ -59,16 +65,17 @@ async def keep_registered(
     options: RegisterOptions,
     settings: RuntimeSettings,
     on_joined: Callable[[str, ModelSignature], None],
-    on_left: Callable[[], None] = lambda: None,
+    on_left: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Register each server while its model is ready, until SIGTERM or SIGINT; then leave the pool and return.
 
     `on_joined` is called with the address each time, and `on_left` afterwards. A server leaves the pool when it refuses
-    connections, reports its model as not ready, or does not answer for `CHECK_TIMEOUT_S`.
+    connections, reports its model as not ready, does not answer for `CHECK_TIMEOUT_S`, or comes back with a model that
+    the pool rejects; it is back when that is over.
 
-    Raises SpecError for a model whose signature the server does not tell, PoolMismatchError for one that is not the
-    pool's, InferenceError for one that refuses a request of one row, RegistryUnavailableError without Redis at the
-    start.
+    Raises for the first server that can't join at all: SpecError for a model whose signature the server does not tell,
+    PoolMismatchError for one that is not the pool's, InferenceError for one that refuses a request of one row,
+    SupersededError for one that another process registers, RegistryUnavailableError without Redis.
     """
     if not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", f"the Redis of pool {options.pool!r}, as in redis://127.0.0.1:6379/0")
@@ -80,19 +87,26 @@ async def keep_registered(
 
         async def keep(server: ServerAddress) -> EdlError:
             watched = _Watched(server, settings, client_trust(settings))
+            address = str(server.reached_at(options.advertise))
+            has_joined = False
             while True:
-                signature = await watched.wait_ready()
-                address = str(server.reached_at(options.advertise))
-                member = Member(id=address, address=address, weight=options.weight, signature=signature)
-                async with hold_lease(client, service, member, ttl_s=settings.lease_ttl_s) as lease:
-                    on_joined(address, signature)
-                    try:
-                        rejection = await first_completed(lease.wait_rejected(), watched.wait_lost())
-                    finally:
-                        on_left()
-                    if rejection is not None:
-                        return rejection
-                log.warning("server.left", pool=options.pool, address=address, cause=watched.cause)
+                rejection: EdlError | None
+                try:
+                    signature = await watched.wait_ready()
+                    member = Member(id=address, address=address, weight=options.weight, signature=signature)
+                    async with hold_lease(client, service, member, ttl_s=settings.lease_ttl_s) as lease:
+                        has_joined = True
+                        on_joined(address, signature)
+                        try:
+                            rejection = await first_completed(lease.wait_rejected(), watched.wait_lost())
+                        finally:
+                            on_left(address)
+                except EdlError as error:
+                    rejection = error
+                if isinstance(rejection, SupersededError) or (rejection and not has_joined):
+                    return rejection
+                log.warning("server.left", pool=options.pool, address=address, cause=str(rejection or watched.cause))
+                await asyncio.sleep(RETRY_EVERY_S if rejection else 0)
 
         reason = await unless_stopped(stop, first_completed(*(keep(server) for server in options.servers)))
     if reason is not None:
@@ -125,6 +139,8 @@ class _Watched:
                     self.cause = str(error)
             if loop.time() >= report_at:
                 report_at = loop.time() + REPORT_EVERY_S
+                if self.cause == NOT_READY:
+                    self.cause = await asyncio.to_thread(self._explain)
                 log.info("server.awaited", address=self._address, cause=self.cause)
             await asyncio.sleep(CHECK_EVERY_S)
 
@@ -139,5 +155,13 @@ class _Watched:
         except (OSError, ProtocolError, InferenceError) as error:
             self.cause = str(error) or type(error).__name__
             return False
-        self.cause = "" if ready else "its model is not ready"
+        self.cause = "" if ready else NOT_READY
         return ready
+
+    def _explain(self) -> str:
+        """Return why the model is not ready, as far as the server says: perhaps it has none of this name."""
+        try:
+            self._connection.signature()
+        except (OSError, EdlError) as error:
+            return f"{NOT_READY}: {error}"
+        return NOT_READY

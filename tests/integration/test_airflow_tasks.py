@@ -27,9 +27,11 @@ from support.airflow.world import (
     run_task,
     trigger_of,
 )
-from support.teachers.process import wait_until
+from support.external_servers import SERVERS
+from support.teachers.process import running_teacher, wait_until
 
 from edl_airflow.failures import TaskKilledError
+from edl_airflow.operators.register_servers import EdlRegisterServersOperator
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
@@ -98,6 +100,50 @@ def test_a_pool_in_steps(world: World) -> None:
     assert world.jobs() == {}
     with pytest.raises(AirflowSkipException, match="'digits' has ended"):
         EdlResizeOperator(task_id="late", teacher_pool="digits", instances=1).execute(context)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_servers_that_others_started_join_a_pool_of_ours(world: World, deferrable: bool) -> None:  # noqa: FBT001
+    """The server answers beside our own teacher; stopping the pool ends both, and leaves the server running."""
+    context = world.context()
+    start = EdlTeacherPoolOperator(
+        task_id="start", dag=world.dag(), teacher_pool="digits", teacher=world.teacher(), teachers="1"
+    )
+    (ours,) = start.execute(context)["teachers"]
+    with running_teacher("answers:double", env={"PYTHONPATH": str(world.folder)}) as server:
+        theirs = f"oip+http://{server.address}/teacher"
+        join = EdlRegisterServersOperator(
+            task_id="join", teacher_pool="digits", servers=[theirs], deferrable=deferrable, wait_timeout_s=1e6
+        )
+        assert run_task(join, context) == {"pool": "digits", "teachers": [theirs]}
+        both = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", at_least=2).execute(context)
+        assert set(both["teachers"]) == {ours, theirs}
+        assert set(world.jobs()) == {"digits", "digits-servers"}
+        EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").execute(context)
+        assert server.process.poll() is None
+    assert world.jobs() == {}
+
+
+@pytest.mark.slow
+def test_a_server_with_another_model_fails_the_task_at_once(world: World) -> None:
+    """However long the wait limit is, and nothing is left."""
+    context = world.context()
+    start = EdlTeacherPoolOperator(
+        task_id="start", dag=world.dag(), teacher_pool="digits", teacher=world.teacher(), teachers="1"
+    )
+    start.execute(context)
+    with running_teacher("ours:net", env={"PYTHONPATH": str(SERVERS)}) as server:
+        join = EdlRegisterServersOperator(
+            task_id="join",
+            teacher_pool="digits",
+            servers=[f"oip+http://{server.address}/teacher"],
+            wait_timeout_s=1e6,
+        )
+        with pytest.raises(AirflowFailException, match=r"differs from pool 'digits'"):
+            join.execute(context)
+    assert set(world.jobs()) == {"digits"}
+    EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").execute(context)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from edl_airflow.assets import jobs_asset
 from edl_airflow.hooks.edl import EdlHook
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 from edl_airflow.operators.distill import EdlDistillOperator
+from edl_airflow.operators.register_servers import EdlRegisterServersOperator
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.operators.train import EdlTrainOperator
@@ -37,6 +38,7 @@ EdlTrainOperator(task_id="plain", trainer={"command": ["python", "train.py"]}, t
 EdlDistillOperator(task_id="all", teacher=teacher, teachers=Bounds(1, 3), student=student, deferrable=True)
 EdlDistillOperator(task_id="given", teacher_pool="digits", student=student)
 EdlTeacherPoolOperator(task_id="start", teacher_pool="digits", teacher=teacher, teachers="1:{{ params.most }}")
+EdlRegisterServersOperator(task_id="join", teacher_pool="digits", servers=["oip+http://triton:8000/net"], at_least=1)
 EdlTeacherPoolSensor(task_id="ready", teacher_pool="digits", at_least=2, students=1, deferrable=True)
 EdlResizeOperator(task_id="grow", teacher_pool="digits", instances="{{ params.most }}")
 EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits")

@@ -26,6 +26,7 @@ from edl_airflow.failures import TaskKilledError
 from edl_airflow.identity import job_name, pool_name, try_token
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 from edl_airflow.operators.distill import EdlDistillOperator
+from edl_airflow.operators.register_servers import EdlRegisterServersOperator
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.operators.train import EdlTrainOperator
@@ -168,6 +169,29 @@ def test_a_pool_that_is_ready_is_neither_deferred_nor_killed(context: Any, site:
     assert operator.execute(context) == {"pool": "digits", "teachers": site.registered}
     operator.on_kill()
     assert "digits" in site.backend.jobs
+
+
+def test_only_the_servers_named_count_as_registered(context: Any, site: FakeClient) -> None:
+    """The pool may have teachers of its own; the job that registers the servers has a name of its own."""
+    triton, kserve = "oip+http://triton:8000/net", "oip+grpc://kserve:8081/net?input=x:FP32:-1.2"
+    join = partial(
+        EdlRegisterServersOperator,
+        task_id="join",
+        teacher_pool="digits",
+        servers=["{{ params.triton }}", kserve],
+        wait_timeout_s=0.05,
+    )
+    context["params"] = {"triton": triton, "low": 1}
+    site.registered = ["127.0.0.1:1", triton]
+    with pytest.raises(NoTeacherError, match="1 of 2 are registered"):
+        rendered(join(), context).execute(context)
+    found = rendered(join(at_least="{{ params.low }}"), context).execute(context)
+    assert found == {"pool": "digits", "teachers": [triton]}
+    assert list(site.backend.jobs) == ["digits-servers"]
+    with pytest.raises(AirflowFailException, match="at_least: got 3, allowed is at most the number of servers, 2"):
+        rendered(join(at_least=3), context).execute(context)
+    with pytest.raises(AirflowFailException, match="teacher_pool with '-servers' behind it"):
+        rendered(join(teacher_pool=50 * "a"), context).execute(context)
 
 
 def test_a_pool_that_is_not_ready_in_time_is_stopped(context: Any, site: FakeClient) -> None:
@@ -429,6 +453,18 @@ MISTAKES: list[tuple[Callable[..., Any], dict[str, Any], Mistakes]] = [
             ({"wait_timeout_s": float("nan")}, "wait_timeout_s"),
             ({"priority": "high"}, "priority"),
             ({"weight": -1}, "weight"),
+        ],
+    ),
+    (
+        EdlRegisterServersOperator,
+        {"teacher_pool": "digits", "servers": ["oip+http://triton:8000/net"]},
+        [
+            ({"servers": []}, "servers: got [], allowed is a list of different addresses"),
+            ({"servers": "oip+http://triton:8000/net"}, "servers: got 'oip+http://triton:8000/net', allowed is a list"),
+            ({"servers": ["oip+http://t:1/n", "oip+http://t:1/n"]}, "allowed is a list of different addresses"),
+            ({"servers": ["oip+http://t:1/n", "t:2"]}, "servers[1]: got 't:2', allowed is an address as in oip+http"),
+            ({"at_least": 0}, "at_least"),
+            ({"wait_timeout_s": 0}, "wait_timeout_s"),
         ],
     ),
     (
