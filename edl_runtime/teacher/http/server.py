@@ -484,6 +484,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._advance()
             return
         self._ahead.clear()
+        self._pause_while_full()  # what a client sends after its last request is read and dropped
         # Not now: asyncio may be in the middle of a write, after which Python 3.11 would end the connection once more.
         asyncio.get_running_loop().call_soon(self._transport.close)
 

@@ -180,6 +180,14 @@ def ask_a_teacher(chance: random.Random) -> None:
             assert bytes_of(got) == bytes_of(arrays)
 
 
+def test_a_client_that_sends_on_after_its_last_request_is_read_to_the_end() -> None:
+    """Though it takes the answer late, and the read buffer was full meanwhile: what follows is dropped."""
+    asked = b"GET /v2 HTTP/1.1\r\nConnection: close\r\n\r\n"
+    with closing(MemoryTeacher()) as teacher:
+        answered = teacher.exchange(asked + bytes(1 << 18), slow=True)
+        assert answered == teacher.exchange(asked)
+
+
 def hear_a_teacher(chance: random.Random) -> None:
     """A student gets what was sent, in arrays of its own, or one of the errors that it knows."""
     parts, expected, announced = [], [], 0
