@@ -3,7 +3,7 @@
     python scripts/datasets.py [NAME…]    # by default all
 
 They come from where this machine's package managers are set up to look. The folder of one that is not to be had has a
-file `unavailable` that says why, and the tests that need it skip with that. Examples read any folder that they are given.
+file `unavailable` that says why, and the tests that need it skip with that. Examples read any folder that is given.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def debian(package: str, folder: str) -> Callable[[Path], None]:
     def fetch(into: Path) -> None:
         with tempfile.TemporaryDirectory() as name:
             temporary = Path(name)
-            download = ["apt-get", "-q", "-o", f"Acquire::http::Timeout={APT_TIMEOUT_S}", "-o", "APT::Sandbox::User=root"]
+            options = (f"Acquire::http::Timeout={APT_TIMEOUT_S}", "APT::Sandbox::User=root")
+            download = ["apt-get", *(word for option in options for word in ("-o", option))]
             try:
                 run(*download, "download", package, folder=temporary)
             except UnavailableError:  # this machine has no index, or an old one, and only root may renew that
@@ -71,7 +72,7 @@ SETS = {
 def run(*command: str, folder: Path) -> None:
     """Run a command. Raises UnavailableError with its last words unless it succeeds."""
     try:
-        done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except OSError as error:
         raise UnavailableError(f"{command[0]} can't be started: {error}") from None
     if done.returncode:
