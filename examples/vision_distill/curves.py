@@ -62,6 +62,7 @@ def draw(curves: Curves, teacher: float | None, picture: Path) -> None:
     if teacher is not None:
         axis.axhline(100 * teacher, color="#333333", linewidth=1, label="teacher")
     axis.set_xlabel("epoch")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_ylabel("accuracy on held-out pictures, %")
     axis.legend(fontsize=8)
     picture.parent.mkdir(parents=True, exist_ok=True)
