@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl_runtime.distill.losses import UNLABELLED
+from edl_runtime.errors import SpecError
 
 Images = npt.NDArray[np.float32]  # [n, 1, 28, 28], 0 to 1
 Labels = npt.NDArray[np.int64]  # [n], 0 to 9, or UNLABELLED
@@ -50,12 +51,11 @@ def load_digits(data_dir: Path) -> Digits:
 def hide_labels(labels: Labels, keep: int, seed: int, classes: int = 10) -> Labels:
     """Return `labels` with all but `keep` of them, the same number of each class, replaced by UNLABELLED.
 
-    Raises ValueError if that is not possible.
+    Raises SpecError if that is not possible.
     """
     most = classes * int(np.bincount(labels, minlength=classes).min())
     if keep % classes or not 0 < keep <= most:
-        allowed = f"a multiple of {classes}, from {classes} to {most}"
-        raise ValueError(f"labels to keep: got {keep}, allowed is {allowed}")
+        raise SpecError("labels", keep, f"a multiple of {classes}, from {classes} to {most}")
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     kept = np.concatenate([shuffled[labels[shuffled] == one][: keep // classes] for one in range(classes)])
     hidden = np.full_like(labels, UNLABELLED)

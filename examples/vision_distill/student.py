@@ -59,8 +59,6 @@ class Training:
     def train(self) -> Mapping[str, int]:
         """Train for all epochs; return the requests by teacher."""
         options, images, labels = self.options, self.pictures.images, self.pictures.labels
-        if options.labels:
-            labels = hide_labels(labels, options.labels, options.seed, self.pictures.classes)
         if not options.use_distill_service:
             known = np.resize(np.flatnonzero(labels != UNLABELLED), len(labels))
             self._fit(Batches(images[known], labels[known], options.batch_size, augment, options.seed))
@@ -119,13 +117,13 @@ def main() -> None:
         raise DataError(
             options.data_dir, f"{len(pictures.labels):,} pictures", f"--batch_size {options.batch_size} or more"
         )
+    if options.labels:
+        labels = hide_labels(pictures.labels, options.labels, options.seed, pictures.classes)
+        pictures = pictures._replace(labels=labels)
     steps = options.num_epochs * (len(pictures.labels) // options.batch_size)
     with JobReporter(total_steps=steps) as reporter:
         training = Training(pictures, options, reporter)
-        try:
-            answered = training.train()
-        except ValueError as error:  # of --labels, which depends on the data
-            sys.exit(f"student.py: {error}")
+        answered = training.train()
     way = "distilled" if options.use_distill_service else "alone"
     metrics = {
         "accuracy": round(training.accuracies[-1], 4),

@@ -10,6 +10,8 @@ from pathlib import Path
 from flags import whole
 from pictures import DataError, Shape
 
+from edl_runtime.errors import SpecError
+
 EX_DATAERR = 65
 """With this exit status, a job is not tried again."""
 
@@ -34,9 +36,9 @@ def image_shape(text: str) -> Shape:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a script; for data that can't be used, print why and exit with EX_DATAERR."""
+    """Run a script; for data and flags that can't be used, print why and exit with EX_DATAERR."""
     try:
         main()
-    except DataError as error:
+    except (DataError, SpecError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(EX_DATAERR)
