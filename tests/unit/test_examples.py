@@ -42,6 +42,7 @@ WRONG = [
     ("--temperature", "nan"),
     ("--weight", "1.5"),
     ("--use_distill_service", "maybe"),
+    ("--distill_teachers", "nowhere"),
 ]
 
 
