@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,14 +20,16 @@ import pytest
 from support.external_servers import DECLARED, SERVERS, WEIGHTS, free_ports
 from support.network.certificates import Authority
 from support.paths import TESTS
-from support.teachers.process import running_teacher, wait_until
+from support.teachers.process import Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed
 from edl_runtime.external.connection import connect
 from edl_runtime.protocol.errors import InferenceError
 from edl_runtime.protocol.paddle_serving import FRAME, GENERAL, RPC, arrays_of_tensors, frame_sizes, pack_frame
 from edl_runtime.protocol.tls import client_trust
+from edl_runtime.registry.directory import Directory
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.redis_client import connect as connect_redis
 
 IMAGES = np.random.default_rng(18).integers(0, 256, (300, 1, 28, 28)).astype(np.float32)
 
@@ -220,9 +224,51 @@ def test_a_registered_server_leaves_when_it_is_killed_and_comes_back(settings: R
     assert sidecar.wait(60) == 0
 
 
+def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_pools_again(
+    settings: RuntimeSettings, tmp_path: Path
+) -> None:
+    """The other server of the same process stays in the pool all the time."""
+    first, second = free_ports(2)
+    ready, log = tmp_path / "ready", tmp_path / "log"
+    servers = [f"--server=oip+http://127.0.0.1:{port}/teacher" for port in (first, second)]
+    command = [sys.executable, "-m", "edl_runtime.cli", "register", "--pool", "images", "--drain-s", "0", *servers]
+
+    def serving(model: str, port: int) -> AbstractContextManager[Teacher]:
+        env = {"PYTHONPATH": f"{SERVERS}:{TESTS / 'system/dags'}"}
+        return running_teacher(model, "--port", str(port), env=env)
+
+    def pool() -> list[str]:
+        async def registered() -> list[str]:
+            async with connect_redis(settings.redis_url) as client:
+                return [member.address for member in await Directory(client, settings.namespace).members("images")]
+
+        return asyncio.run(registered())
+
+    with log.open("w") as errors, serving("ours:net", first):
+        sidecar = subprocess.Popen([*command, "--ready-file", ready], env=settings.to_env(), stderr=errors)
+        try:
+            with serving("ours:net", second) as server:
+                wait_until(ready.exists)
+                server.process.kill()
+                wait_until(lambda: not ready.exists())
+            with serving("answers:double", second):
+                wait_until(lambda: "differs from pool 'images'" in log.read_text())
+                assert pool() == [servers[0].removeprefix("--server=")]
+            with serving("ours:net", second):
+                wait_until(ready.exists)
+                assert len(pool()) == 2
+        finally:
+            sidecar.terminate()
+        assert sidecar.wait(60) == 0
+        assert pool() == []
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "named"),
     [
+        (["--url", "http://127.0.0.1:1"], 2, "Give --url and --model"),
+        (["--url", "http://127.0.0.1:1", "--model", "net", "--server", "oip+http://t:1/net"], 2, "Give --url"),
+        (["--server", "http://t:1/net"], 78, "oip+http://HOST:PORT/MODEL"),
         (["--url", "ftp://127.0.0.1:1", "--model", "net"], 78, "oip+ftp"),
         (["--url", "http://127.0.0.1", "--model", "net"], 78, "host:port"),
         (["--url", "grpc://127.0.0.1:1", "--model", "net", "--inputs", "image"], 78, "NAME:DATATYPE"),
