@@ -7,7 +7,6 @@ and anything else is HTTP/1.1. https://brpc.apache.org/docs/rpc-protocols/baidu_
 from __future__ import annotations
 
 import asyncio
-import hmac
 import tempfile
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +21,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from edl_runtime.log import get_logger
+from edl_runtime.protocol.address import has_token
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
 from edl_runtime.protocol.paddle_serving import (
     FRAME,
@@ -36,6 +36,7 @@ from edl_runtime.protocol.paddle_serving import (
     pack_frame,
 )
 from edl_runtime.teacher.grpc_server import SERVER_OPTIONS
+from edl_runtime.teacher.http.routes import UNAUTHORIZED
 from edl_runtime.teacher.http.server import BODY_LIMIT
 from edl_runtime.teacher.local_requests import LocalRequests
 
@@ -54,7 +55,8 @@ class GeneralModelService:
         self._token = token
 
     def admits(self, given: str) -> bool:
-        return not self._token or hmac.compare_digest(given.encode(), self._token.encode())
+        """Whether an Authorization header has the token."""
+        return has_token(given, self._token)
 
     async def answer(self, content: bytes) -> bytes:
         """Return the answer to a Request; an error is one with its `err_no`. Raises ProtocolError for other bytes."""
@@ -87,8 +89,8 @@ def http_handler(service: GeneralModelService) -> web.Server:
             return web.json_response({"error": f"nothing at {request.path[:200]}; served is {PATHS[0]}"}, status=404)
         if request.method != "POST":
             return web.json_response({"error": f"{request.method} is not allowed here"}, status=405)
-        if not service.admits(request.headers.get("Authorization", "").removeprefix("Bearer ")):
-            return web.json_response({"error": "the bearer token is missing or wrong"}, status=401)
+        if not service.admits(request.headers.get("Authorization", "")):
+            return web.json_response({"error": UNAUTHORIZED}, status=401)
         content = await request.read()  # aiohttp unpacks gzip
         is_json = request.content_type == "application/json"
         try:
@@ -180,13 +182,13 @@ class BrpcConnection(asyncio.Protocol):
         answer = RPC["RpcMeta"](correlation_id=request.correlation_id)
         content = b""
         answer.response.error_code = 0
-        if self._service.admits(request.authentication_data.decode("latin-1")):
+        if self._service.admits(f"Bearer {request.authentication_data.decode('latin-1')}"):
             try:
                 content = await self._service.answer(_unpacked(request.compress_type, body))
             except ProtocolError as error:
                 answer.response.error_code, answer.response.error_text = 1003, str(error)  # brpc's EREQUEST
         else:
-            answer.response.error_code, answer.response.error_text = 1004, "the token is missing or wrong"  # ERPCAUTH
+            answer.response.error_code, answer.response.error_text = 1004, UNAUTHORIZED  # ERPCAUTH
         self._transport.write(pack_frame(answer, content))
 
 
@@ -294,9 +296,9 @@ async def serving_paddle(service: GeneralModelService, host: str, port: int) -> 
     """Serve on a port during the block; yields its number. Raises TeacherError when it can't listen."""
 
     async def grpc_answer(content: bytes, context: Any) -> bytes:
-        given = dict(context.invocation_metadata() or ()).get("authorization", "").removeprefix("Bearer ")
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
         if not service.admits(given):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the bearer token is missing or wrong")
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNAUTHORIZED)
         try:
             return await service.answer(content)
         except ProtocolError as error:
