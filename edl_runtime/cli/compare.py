@@ -15,7 +15,16 @@ import click
 from edl_runtime.cli.options import parse_gpu_ids, print_json, print_table, split_list
 from edl_runtime.compare.comparison import Comparison
 from edl_runtime.compare.comparison import compare as measure
-from edl_runtime.compare.results import HEADINGS, TITLES, WAYS, ComparisonRow, json_rows, parse_ways, table_cells
+from edl_runtime.compare.results import (
+    HEADINGS,
+    TITLES,
+    WAYS,
+    ComparisonRow,
+    interval_lines,
+    json_rows,
+    parse_ways,
+    table_cells,
+)
 from edl_runtime.elastic.agent.entrypoint import parse_entrypoint
 from edl_runtime.teacher.models.loading import check_model_files
 from edl_runtime.teacher.models.model import ModelOptions
@@ -61,6 +70,10 @@ def compare(
     The script's DistillReader must take its teachers from the environment; nothing else changes between the last three.
     It must call write_result(metrics={"accuracy": …, "samples_per_s": …, "batch_size": …}) at its end.
 
+    With --repeat, put {seed} where the script takes its seed, as in --seed {seed}: it is 0 in the first run of each
+    way, 1 in the second, and so on. Then gains over "none" are of runs with the same seed. Confidence intervals of less
+    than three runs are too wide to be useful. "offline" writes answers once for each seed.
+
     Put -- before COMMAND. A missing model or script is an error before anything runs. Exits with 1 when a way failed;
     the others are still measured. No process is left behind; after kill -9 a temporary folder edl-compare-… remains.
     """  # noqa: D301 - a backspace is what keeps click from joining the lines
@@ -95,6 +108,8 @@ def _show(rows: list[ComparisonRow], *, as_json: bool) -> None:
         print_json(json_rows(rows))
         return
     print_table(HEADINGS, table_cells(rows))
+    for line in interval_lines(rows):
+        click.echo(line)
     for row in rows:
         if row.reason:
             click.echo(f"\n{TITLES[row.way]} failed: {row.reason}")

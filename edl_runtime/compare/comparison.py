@@ -19,6 +19,9 @@ from edl_runtime.distill.offline import RecordedAnswers
 from edl_runtime.distill.teacher_addresses import in_process_address, recorded_address, recording_address
 from edl_runtime.settings import RuntimeSettings
 
+SEED = "{seed}"
+"""What a command has in the place of its run's seed."""
+
 OnProgress = Callable[[str], None]
 """Called with a line of progress."""
 
@@ -38,7 +41,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     - `model`, `outputs`, `gpu_ids`: as of `edl teacher`; each teacher gets one of the GPUs, in turn.
     - `teachers`: number of teachers.
-    - `command`: the student's script and its flags.
+    - `command`: the student's script and its flags. `{seed}` in a word is replaced by the run's seed: 0 in the first
+      run of each way, 1 in the second, and so on.
     - `pure`: added to the command to train without distillation; leading words like NAME=value are variables.
     - `repeat`: runs of each way.
     """
@@ -51,6 +55,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     pure: str = ""
     repeat: int = 1
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of the runs, empty if the command takes none."""
+        return tuple(range(self.repeat)) if any(SEED in word for word in self.command) else ()
+
 
 def compare(comparison: Comparison, way: Way, on_progress: OnProgress) -> ComparisonRow:
     """Run one way `comparison.repeat` times. A failure ends the way and is reported in the row."""
@@ -58,7 +67,7 @@ def compare(comparison: Comparison, way: Way, on_progress: OnProgress) -> Compar
         runs = _WayRunner(comparison, Path(folder), lambda line: on_progress(f"{TITLES[way]}: {line}"))
         row = ComparisonRow(way=way, teachers=_teachers(comparison, way), student=_student(os.environ))
         try:
-            return msgspec.structs.replace(row, runs=tuple(_RUNS[way](runs)), note=runs.note)
+            return msgspec.structs.replace(row, runs=tuple(_RUNS[way](runs)), seeds=comparison.seeds, note=runs.note)
         except RunError as error:
             return msgspec.structs.replace(row, reason=error.reason, last_lines=tuple(error.last_lines), note=runs.note)
 
@@ -110,7 +119,8 @@ class _WayRunner:
         with self._teachers() as addresses:
             began = time.monotonic()
             recording = ",".join(recording_address(answers, address) for address in addresses)
-            self._run({"EDL_TEACHERS": recording}, self._comparison.command, 0)
+            for number in range(1, len(self._comparison.seeds or (None,)) + 1):  # each seed may have other samples
+                self._run({"EDL_TEACHERS": recording}, self._comparison.command, number, "writing answers")
         count, size = _recorded_size(answers)
         self.note = f"{count:,} answers, {-(-size // 1000):,} kB, written in {time.monotonic() - began:.0f} s"
         yield from self._measured({"EDL_TEACHERS": recorded_address(answers)}, self._comparison.command)
@@ -132,14 +142,17 @@ class _WayRunner:
         for number in range(1, self._comparison.repeat + 1):
             yield measured_run(self._run(env, command, number))
 
-    def _run(self, env: Mapping[str, str], command: Sequence[str], number: int) -> bytes | None:
-        """Run the script; return its result. Run 0 only writes answers."""
-        result = self._folder / f"result-{number}.json"
-        run = f"run {number} of {self._comparison.repeat}" if number else "writing answers"
-        self._on_progress(run)
-        log = self._folder / f"script-{number}.log"
+    def _run(self, env: Mapping[str, str], command: Sequence[str], number: int, what: str = "run") -> bytes | None:
+        """Run the script with the seed of a run; return its result."""
+        name = f"{what.replace(' ', '-')}-{number}"
+        result = self._folder / f"{name}.json"
+        title = f"{what} {number} of {self._comparison.repeat}" if what == "run" or self._comparison.seeds else what
+        self._on_progress(title)
+        log = self._folder / f"{name}.log"
+        seed = str(number - 1)
         full = {**_environment(), **env, "EDL_RESULT_FILE": str(result)}
-        run_script(command, full, log, lambda line: self._on_progress(f"{run}: {line}" if line else run))
+        words = [word.replace(SEED, seed) for word in command]
+        run_script(words, full, log, lambda line: self._on_progress(f"{title}: {line}" if line else title))
         return result.read_bytes() if result.exists() else None
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
+from edl_runtime.compare.intervals import Gain, Spread
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.parsing import JsonDecoder
 
@@ -23,24 +23,6 @@ TITLES: dict[Way, str] = {
     "offline": "offline: answers from disk",
     "service": "service distillation",
 }
-
-
-class Spread(NamedTuple):
-    """The mean of some runs, and their standard deviation, None for a single run."""
-
-    mean: float
-    deviation: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        """Return None without values."""
-        if not values:
-            return None
-        return cls(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
-
-    def text(self, form: str) -> str:
-        mean = form.format(self.mean)
-        return mean if self.deviation is None else f"{mean} ± {form.format(self.deviation)}"
 
 
 class MeasuredRun(msgspec.Struct, frozen=True):
@@ -64,6 +46,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     """The runs of one way, or why it failed.
 
     - `teachers`, `student`: the devices they ran on, in words.
+    - `seeds`: those of the runs, empty if the script was given none.
     - `note`: costs outside the runs, such as the time to write answers.
     - `reason`, `last_lines`: why it failed, and the end of the log; empty otherwise.
     """
@@ -72,6 +55,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     teachers: str
     student: str
     runs: tuple[MeasuredRun, ...] = ()
+    seeds: tuple[int, ...] = ()
     note: str = ""
     reason: str = ""
     last_lines: tuple[str, ...] = ()
@@ -132,13 +116,46 @@ def relative_speed(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> float |
     return row.speed.mean / alone.mean if row.speed and alone and alone.mean else None
 
 
+def accuracy_gain(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> Gain | None:
+    """Return a row's accuracy over that without distillation; None for less than two runs of either.
+
+    Runs are paired if both rows have the same seeds.
+    """
+    alone = next((one for one in rows if one.way == "none"), None)
+    if alone is None or alone is row:
+        return None
+    accuracies = [[run.accuracy for run in each.runs] for each in (row, alone)]
+    return Gain.of(*accuracies, paired=bool(row.seeds) and row.seeds == alone.seeds)
+
+
+def interval_lines(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Return what the table's intervals are, and a sentence for each gain; nothing if each way ran once."""
+    runs = max((len(row.runs) for row in rows), default=0)
+    if runs < 2:
+        return []
+    lines = [f"± is the 95 % confidence interval of the mean of {runs} runs (Student's t)."]
+    for row in rows:
+        if (gain := accuracy_gain(row, rows)) and row.accuracy:
+            share = 0 <= row.accuracy.mean <= 1
+            mean, low, high = (
+                f"{100 * value:+.2f}" if share else f"{value:+.4g}" for value in (gain.mean, gain.low, gain.high)
+            )
+            gained = f"{mean} points" if share else mean
+            pairs = "paired by seed" if gain.paired else "independent runs"
+            lines.append(
+                f"{row.way}: accuracy {gained} against none, 95 % interval {low} to {high} ({pairs}): {gain.verdict}"
+            )
+    return lines
+
+
 def json_rows(rows: Sequence[ComparisonRow]) -> list[dict[str, Any]]:
-    """Return the rows with their means, deviations and ratios."""
+    """Return the rows with their means, intervals, gains and ratios."""
     return [
         {
             **msgspec.to_builtins(row),
             "accuracy": row.accuracy and row.accuracy._asdict(),
             "samples_per_s": row.speed and row.speed._asdict(),
+            "accuracy_gain": (gain := accuracy_gain(row, rows)) and {**gain._asdict(), "verdict": gain.verdict},
             "relative": relative_speed(row, rows),
         }
         for row in rows

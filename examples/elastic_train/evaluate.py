@@ -13,8 +13,6 @@ import json
 import sys
 from pathlib import Path
 
-import paddle
-
 from edl_runtime.checkpoint.errors import CheckpointError
 from edl_runtime.checkpoint.file_format import Snapshot, is_checkpoint_name
 from edl_runtime.checkpoint.store import CheckpointStore
@@ -41,7 +39,7 @@ def main() -> None:
     except EdlError as error:
         sys.exit(f"evaluate.py: {error}")
     digits = load_digits(options.data_dir)
-    reached = accuracy(network, paddle.to_tensor(digits.test_images), paddle.to_tensor(digits.test_labels))
+    reached = accuracy(network, digits.test_images, digits.test_labels)
     print(f"step {snapshot.step}: {reached:.1%} of {len(digits.test_labels)} held-out digits", flush=True)
     print(json.dumps({"checkpoint": options.checkpoint, "step": snapshot.step, "accuracy": round(reached, 4)}))
 

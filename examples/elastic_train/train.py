@@ -49,7 +49,7 @@ def main() -> None:
 
     options = _options()
     digits = load_digits(options.data_dir)
-    held_out = paddle.to_tensor(digits.test_images), paddle.to_tensor(digits.test_labels)
+    held_out = digits.test_images, digits.test_labels
     paddle.seed(options.seed)
 
     run = elastic.init()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from edl_runtime.distill.losses import UNLABELLED
+from edl_runtime.errors import SpecError
 
 Images = npt.NDArray[np.float32]  # [n, 1, 28, 28], 0 to 1
 Labels = npt.NDArray[np.int64]  # [n], 0 to 9, or UNLABELLED
+
+Pixel = TypeVar("Pixel", bound=np.generic)
 
 TRAINED_ON = 4_000
 HELD_OUT = 1_000
@@ -45,22 +48,22 @@ def load_digits(data_dir: Path) -> Digits:
     return Digits(images[train], labels[train], images[test], labels[test])
 
 
-def hide_labels(labels: Labels, keep: int, seed: int) -> Labels:
-    """Return `labels` with all but `keep` of them, the same number of each digit, replaced by UNLABELLED.
+def hide_labels(labels: Labels, keep: int, seed: int, classes: int = 10) -> Labels:
+    """Return `labels` with all but `keep` of them, the same number of each class, replaced by UNLABELLED.
 
-    Raises ValueError if that is not possible.
+    Raises SpecError if that is not possible.
     """
-    most = 10 * int(np.bincount(labels, minlength=10).min())
-    if keep % 10 or not 0 < keep <= most:
-        raise ValueError(f"labels to keep: got {keep}, allowed is a multiple of 10, from 10 to {most}")
+    most = classes * int(np.bincount(labels, minlength=classes).min())
+    if keep % classes or not 0 < keep <= most:
+        raise SpecError("labels", keep, f"a multiple of {classes}, from {classes} to {most}")
     shuffled = np.random.default_rng(seed).permutation(len(labels))
-    kept = np.concatenate([shuffled[labels[shuffled] == digit][: keep // 10] for digit in range(10)])
+    kept = np.concatenate([shuffled[labels[shuffled] == one][: keep // classes] for one in range(classes)])
     hidden = np.full_like(labels, UNLABELLED)
     hidden[kept] = labels[kept]
     return hidden
 
 
-def shift(images: Images, rng: np.random.Generator) -> Images:
+def shift(images: npt.NDArray[Pixel], rng: np.random.Generator) -> npt.NDArray[Pixel]:
     """Return the images, each moved by up to two pixels, so that epochs differ and no answer can be reused."""
     padded = np.pad(images, ((0, 0), (0, 0), (FARTHEST_SHIFT,) * 2, (FARTHEST_SHIFT,) * 2))
     windows = np.lib.stride_tricks.sliding_window_view(padded, images.shape[2:], axis=(2, 3))

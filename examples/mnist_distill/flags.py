@@ -6,7 +6,10 @@ import argparse
 import contextlib
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from edl_runtime.distill import Fixed
 
 T = TypeVar("T")
 LARGEST_SEED = 2**31 - 1
@@ -42,3 +45,14 @@ def yes_or_no(text: str) -> bool:
     if text.lower() not in {"true", "false", "1", "0", "yes", "no"}:
         raise argparse.ArgumentTypeError(f"got {text!r}, allowed is True or False")
     return text.lower() in {"true", "1", "yes"}
+
+
+def fixed_teachers(text: str) -> Fixed | None:
+    """Parse host:port,…; empty is None, the teachers of the environment."""
+    from edl_runtime.distill import Fixed
+    from edl_runtime.errors import SpecError
+
+    try:
+        return Fixed.parse(text) if text else None
+    except SpecError as error:
+        raise argparse.ArgumentTypeError(f"got {error.given!r}, allowed is {error.allowed}") from None

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import paddle
 import paddle.nn.functional as F  # noqa: N812 -- as Paddle's own documents name it
+import safetensors.numpy
 from paddle import nn
 
 paddle.disable_signal_handler()  # Paddle reports SIGTERM as a crash; a script should just end
+
+AT_ONCE = 1_000
+"""Images that are classified at once to measure the accuracy."""
 
 
 class Residual(nn.Layer):
@@ -66,10 +75,27 @@ class Convolutions(nn.Sequential):
 STUDENTS = {"mlp": Perceptron, "cnn": Convolutions}
 
 
-def accuracy(network: nn.Layer, images: paddle.Tensor, labels: paddle.Tensor) -> float:
+def to_input(images: npt.NDArray[Any]) -> paddle.Tensor:
+    """Return images as a network takes them: float32, bytes as 0 to 1."""
+    tensor = paddle.to_tensor(images)
+    return tensor.astype("float32") / 255 if images.dtype == np.uint8 else tensor
+
+
+def accuracy(network: nn.Layer, images: npt.NDArray[Any], labels: npt.NDArray[np.int64]) -> float:
     """Return the share of images, 0 to 1, that the network classifies correctly."""
     network.eval()
+    right = 0
     with paddle.no_grad():
-        right = network(images).argmax(axis=1) == labels
+        for first in range(0, len(labels), AT_ONCE):
+            rows = slice(first, first + AT_ONCE)
+            right += int((network(to_input(images[rows])).argmax(axis=1).numpy() == labels[rows]).sum())
     network.train()
-    return float(right.astype("float32").mean())
+    return right / len(labels)
+
+
+def save_weights(network: nn.Layer, file: Path) -> None:
+    """Write a network's weights as safetensors, atomically."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"partial-{file.name}")
+    safetensors.numpy.save_file({name: weight.numpy() for name, weight in network.state_dict().items()}, partial)
+    partial.replace(file)

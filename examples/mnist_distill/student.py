@@ -15,40 +15,23 @@ import argparse
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
 import paddle.nn.functional as F  # noqa: N812 -- as Paddle's own documents name it
-import safetensors.numpy
-from digits import MOST_LABELS, TRAINED_ON, Digits, Images, Labels, hide_labels, load_digits, shift
-from flags import LARGEST_SEED, above_zero, share, whole, yes_or_no
-from networks import STUDENTS, accuracy
+from batches import Batches
+from digits import MOST_LABELS, TRAINED_ON, Digits, hide_labels, load_digits, shift
+from flags import LARGEST_SEED, above_zero, fixed_teachers, share, whole, yes_or_no
+from networks import STUDENTS, accuracy, save_weights
 
-from edl_runtime.distill import DistillReader, Fixed, JobReporter, ReaderStats
+from edl_runtime.distill import DistillReader, JobReporter, ReaderStats
 from edl_runtime.distill.losses import UNLABELLED, distill_loss
 from edl_runtime.result import write_result
 
 LEARNING_RATE = 5e-3
-
-
-class Batches:
-    """Each iteration is an epoch of shuffled, shifted images and their labels."""
-
-    def __init__(self, images: Images, labels: Labels, options: argparse.Namespace, seed: int) -> None:
-        self.images = images
-        self.labels = labels
-        self.batch_size = options.batch_size
-        self.rng = np.random.default_rng(seed)
-
-    def __len__(self) -> int:
-        return len(self.labels) // self.batch_size
-
-    def __iter__(self) -> Iterator[tuple[Images, Labels]]:
-        for chosen in np.split(self.rng.permutation(len(self.labels))[: len(self) * self.batch_size], len(self)):
-            yield shift(self.images[chosen], self.rng), self.labels[chosen]
 
 
 class Trained(NamedTuple):
@@ -62,7 +45,8 @@ class Trained(NamedTuple):
 
 def train_distilled(digits: Digits, options: argparse.Namespace, seed: int, reporter: JobReporter) -> Trained:
     """Train on all images, with the teachers' answers and the few labels."""
-    batches = Batches(digits.images, hide_labels(digits.labels, options.labels, seed), options, seed)
+    labels = hide_labels(digits.labels, options.labels, seed)
+    batches = Batches(digits.images, labels, options.batch_size, shift, seed)
     student, optimizer = new_student(options, seed)
     started = time.monotonic()
 
@@ -72,7 +56,7 @@ def train_distilled(digits: Digits, options: argparse.Namespace, seed: int, repo
         batches,
         inputs=["image", None],  # the parts of a batch: None is not sent to teachers
         outputs=["logits"],  # the teachers' outputs, appended to the batch
-        teachers=fixed_teachers(options),
+        teachers=options.distill_teachers,
         teacher_batch_size=options.batch_size,  # one request is one batch
         reporter=reporter,
     ) as reader:
@@ -98,7 +82,7 @@ def train_alone(digits: Digits, options: argparse.Namespace, seed: int, reporter
     """Train for as many steps on the labelled images, repeated."""
     known = np.flatnonzero(hide_labels(digits.labels, options.labels, seed) != UNLABELLED)
     often = np.resize(known, len(digits.labels))
-    batches = Batches(digits.images[often], digits.labels[often], options, seed)
+    batches = Batches(digits.images[often], digits.labels[often], options.batch_size, shift, seed)
     student, optimizer = new_student(options, seed)
     started = time.monotonic()
     for _ in range(options.epochs):
@@ -119,7 +103,7 @@ def ask_teachers(digits: Digits, options: argparse.Namespace, reporter: JobRepor
         [(digits.test_images, digits.test_labels)],
         inputs=["image", None],
         outputs=["logits"],
-        teachers=fixed_teachers(options),
+        teachers=options.distill_teachers,
         teacher_batch_size=len(digits.test_labels),
         reporter=reporter,
     ) as reader:
@@ -134,22 +118,9 @@ def new_student(options: argparse.Namespace, seed: int) -> tuple[paddle.nn.Layer
     return student, paddle.optimizer.Adam(LEARNING_RATE, parameters=student.parameters())
 
 
-def fixed_teachers(options: argparse.Namespace) -> Fixed | None:
-    """Return the teachers of `--distill_teachers`; None for those of the environment."""
-    return Fixed.parse(options.distill_teachers) if options.distill_teachers else None
-
-
 def accuracy_of(student: paddle.nn.Layer, digits: Digits) -> float:
     """Return the share of the held-out digits that the student classifies correctly, 0 to 1."""
-    return accuracy(student, paddle.to_tensor(digits.test_images), paddle.to_tensor(digits.test_labels))
-
-
-def save(student: paddle.nn.Layer, checkpoint: Path) -> None:
-    """Write the student's weights atomically."""
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    partial = checkpoint.with_name(f"partial-{checkpoint.name}")
-    safetensors.numpy.save_file({name: weight.numpy() for name, weight in student.state_dict().items()}, partial)
-    partial.replace(checkpoint)
+    return accuracy(student, digits.test_images, digits.test_labels)
 
 
 def summary(trained: list[Trained]) -> dict[str, Any]:
@@ -196,7 +167,7 @@ def main() -> None:
     metrics["accuracy"], metrics["samples_per_s"] = of_last["accuracy_mean"], of_last["samples_per_s"]
     metrics["batch_size"] = options.batch_size
     checkpoint = options.checkpoint.absolute()
-    save(trained[-1].student, checkpoint)
+    save_weights(trained[-1].student, checkpoint)
     write_result(checkpoint=str(checkpoint), metrics=metrics)
     print(f"the last student is in {checkpoint}", flush=True)
 
@@ -209,7 +180,9 @@ def _options() -> argparse.Namespace:
         "--use_distill_service", nargs="?", type=yes_or_no, const=True, default=False, help="train with teachers, too"
     )
     parser.add_argument("--train-alone", type=yes_or_no, default=True, help="train without teachers first, to compare")
-    parser.add_argument("--distill_teachers", default="", help="host:port,…; by default EDL_TEACHERS or EDL_POOL")
+    parser.add_argument(
+        "--distill_teachers", type=fixed_teachers, help="host:port,…; by default EDL_TEACHERS or EDL_POOL"
+    )
     parser.add_argument("--epochs", type=whole(1), default=24, help="passes over all images, for each seed")
     parser.add_argument("--batch-size", type=whole(1, TRAINED_ON), default=64)
     parser.add_argument(

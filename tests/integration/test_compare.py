@@ -79,13 +79,19 @@ def measured(process: subprocess.Popen[str], status: int) -> dict[str, Any]:
 
 
 def test_one_command_measures_every_way(compare: Compare, mark: str) -> None:
-    """The same script, unchanged but for a flag in the first; it checks each answer itself. Nothing is left running."""
-    rows = measured(compare("--json", "--teachers", "2", "--pure", "--alone", "--", *STUDENT), 0)
+    """The same script, unchanged but for a flag in the first; it checks each answer itself. Nothing is left running.
+
+    Each run of a way has its own seed.
+    """
+    words = ("--json", "--teachers", "2", "--repeat", "2", "--pure", "--alone", "--", *STUDENT, "--seed={seed}")
+    rows = measured(compare(*words), 0)
     assert list(rows) == ["none", "inprocess", "offline", "service"]
-    assert all([run["batch_size"] for run in row["runs"]] == [16] for row in rows.values())
-    assert rows["none"]["accuracy"]["mean"] == pytest.approx(0.9)
+    assert all([run["batch_size"] for run in row["runs"]] == [16, 16] for row in rows.values())
+    assert [run["accuracy"] for run in rows["none"]["runs"]] == pytest.approx([0.9, 0.91])
     for way in ("inprocess", "offline", "service"):
         assert rows[way]["accuracy"]["mean"] == pytest.approx(1, abs=1e-3)
+        assert rows[way]["accuracy_gain"]["mean"] == pytest.approx(0.095, abs=1e-3)
+        assert rows[way]["accuracy_gain"]["paired"]
         assert rows[way]["relative"] > 0
     assert rows["offline"]["note"].startswith("64 answers, ")
     assert marked(mark) == []

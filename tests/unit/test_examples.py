@@ -23,7 +23,7 @@ def student(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import student
 
     yield student
-    for name in ("student", "digits", "networks", "flags"):
+    for name in ("student", "batches", "digits", "networks", "flags"):
         if name not in before:
             del sys.modules[name]
 
@@ -42,6 +42,7 @@ WRONG = [
     ("--temperature", "nan"),
     ("--weight", "1.5"),
     ("--use_distill_service", "maybe"),
+    ("--distill_teachers", "nowhere"),
 ]
 
 

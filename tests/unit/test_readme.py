@@ -61,7 +61,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    *(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
+    *(str(page.relative_to(ROOT)) for folder in ("docs", "examples") for page in ROOT.glob(f"{folder}/**/*.md")),
 ]
 
 

@@ -16,6 +16,8 @@ from edl_runtime.compare.results import (
     MeasuredRun,
     RunError,
     Way,
+    accuracy_gain,
+    interval_lines,
     json_rows,
     measured_run,
     parse_ways,
@@ -116,8 +118,12 @@ def test_the_last_lines_of_a_log_are_found_at_its_end(tmp_path: Path) -> None:
     assert [len(line) for line in last_lines(log)] == [TAIL_BYTES]
 
 
-def row(way: Way, *runs: MeasuredRun, reason: str = "") -> ComparisonRow:
-    return ComparisonRow(way=way, teachers="2 on CPU", student="1 CPU core", runs=runs, reason=reason)
+def row(way: Way, *runs: MeasuredRun, reason: str = "", seeds: tuple[int, ...] = ()) -> ComparisonRow:
+    return ComparisonRow(way=way, teachers="2 on CPU", student="1 CPU core", runs=runs, reason=reason, seeds=seeds)
+
+
+def accuracies(way: Way, *values: float, seeded: bool) -> ComparisonRow:
+    return row(way, *(MeasuredRun(value, 1) for value in values), seeds=tuple(range(len(values))) if seeded else ())
 
 
 ALONE = row("none", MeasuredRun(0.8, 1000, 32), MeasuredRun(0.9, 3000, 32))
@@ -126,10 +132,10 @@ FAILED = row("inprocess", reason="the script exited with 1")
 
 
 def test_speeds_are_shown_beside_those_without_distillation() -> None:
-    """Wherever in the order that stands; several runs have a mean and a standard deviation, one has none."""
+    """Wherever in the order that stands; several runs have a mean with its interval, one has none."""
     assert table_cells([SERVED, ALONE]) == [
         ["service distillation", "2 on CPU", "1 CPU core", "32", "95.0%", "1,500", "0.75"],
-        ["no distillation", "2 on CPU", "1 CPU core", "32", "85.0% ± 7.1%", "2,000 ± 1,414", "1.00"],
+        ["no distillation", "2 on CPU", "1 CPU core", "32", "85.0% ± 63.5%", "2,000 ± 12,706", "1.00"],
     ]
 
 
@@ -154,9 +160,26 @@ def test_figures_are_shown_as_they_are(measured: MeasuredRun, shown: list[str]) 
     assert table_cells([row("service", measured)])[0][3:6] == shown
 
 
+def test_gains_are_of_pairs_with_one_seed_or_of_independent_runs() -> None:
+    """Seeds differ more than the ways do, so pairs show a gain that independent runs don't."""
+    alone, served = (0.80, 0.84, 0.88), (0.81, 0.86, 0.89)
+    paired = [accuracies("none", *alone, seeded=True), accuracies("service", *served, seeded=True)]
+    unpaired = [accuracies("none", *alone, seeded=False), accuracies("service", *served, seeded=False)]
+    gained = "accuracy +1.33 points against none, 95 % interval -0.10 to +2.77 (paired by seed): no difference shown"
+    assert interval_lines(paired) == [
+        "± is the 95 % confidence interval of the mean of 3 runs (Student's t).",
+        f"service: {gained}",
+    ]
+    gain = accuracy_gain(unpaired[1], unpaired)
+    assert gain is not None
+    assert gain == pytest.approx((0.0133, -0.0778, 0.1045, False), abs=1e-3)
+    assert interval_lines([ALONE, SERVED])[1:] == []
+    assert interval_lines([SERVED]) == []
+
+
 def test_programs_get_every_run() -> None:
     """With the means that the table shows, and the reason of what failed."""
     alone, failed = json_rows([ALONE, FAILED])
     assert alone["runs"][1] == {"accuracy": 0.9, "samples_per_s": 3000, "batch_size": 32}
-    assert (alone["samples_per_s"]["mean"], alone["relative"]) == (2000, 1)
+    assert (alone["samples_per_s"]["mean"], alone["relative"], alone["accuracy_gain"]) == (2000, 1, None)
     assert (failed["reason"], failed["accuracy"], failed["relative"]) == (FAILED.reason, None, None)
