@@ -13,7 +13,7 @@ from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.external.address import ServerAddress
 from edl_runtime.external.connection import connect
 from edl_runtime.log import get_logger
-from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tls import Trust, client_trust
 from edl_runtime.registry.lease import hold_lease
@@ -135,9 +135,9 @@ class _Watched:
 
     async def _is_ready(self) -> bool:
         try:
-            ready = await asyncio.to_thread(self._connection.ready)
-        except (OSError, ProtocolError, InferenceError) as error:
+            await asyncio.to_thread(self._connection.ready)
+        except (OSError, ProtocolError, TeacherError) as error:
             self.cause = str(error) or type(error).__name__
             return False
-        self.cause = "" if ready else "its model is not ready"
-        return ready
+        self.cause = ""
+        return True
