@@ -168,13 +168,18 @@ class HttpCarrier:
         try:
             self._connection.request("POST", self._path, body, {"Content-Type": kind})
             response = self._connection.getresponse()
-            content = response.read(ANSWER_LIMIT)
+            declared = response.length or 0
+            content = response.read(ANSWER_LIMIT if declared <= ANSWER_LIMIT else 0)
+        except OSError:  # first: that the server closed the connection is an HTTPException, too
+            self._connection.close()
+            raise
         except http.client.HTTPException as error:
             self._connection.close()
             raise ProtocolError(f"{self._address}: {error!r}") from None
-        except OSError:
+        if len(content) < declared:
             self._connection.close()
-            raise
+            fault = f"Content-Length is {declared}, {len(content)} bytes came, at most {ANSWER_LIMIT} are allowed"
+            raise ProtocolError(f"{self._address}: {fault}")
         if response.status != 200:
             reason = content[:200].decode("utf-8", "replace")
             raise InferenceError(self._address, response.status, reason, retryable=response.status >= 500)
