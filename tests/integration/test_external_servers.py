@@ -27,7 +27,15 @@ from edl_runtime.distill import Discovered, DistillReader, Fixed
 from edl_runtime.distill.errors import NoTeacherError
 from edl_runtime.external.connection import connect
 from edl_runtime.protocol.errors import InferenceError
-from edl_runtime.protocol.paddle_serving import FRAME, GENERAL, RPC, arrays_of_tensors, frame_sizes, pack_frame
+from edl_runtime.protocol.paddle_serving import (
+    FRAME,
+    GENERAL,
+    OLD_GENERAL,
+    RPC,
+    arrays_of_tensors,
+    frame_sizes,
+    pack_frame,
+)
 from edl_runtime.protocol.tls import client_trust
 from edl_runtime.settings import RuntimeSettings
 
@@ -121,9 +129,20 @@ def paddle_port(addresses: dict[str, str]) -> str:
 
 
 RECORDED = TESTS / "support/recorded"
-"""What the clients of Paddle Serving 0.9.0 send: two images, the numbers from 0 on modulo 11."""
+"""What the clients of Paddle Serving send: two images, the numbers from 0 on modulo 11."""
 
 ANSWER = (np.arange(2 * 784, dtype=np.float32).reshape(2, 784) % 11) @ WEIGHTS
+
+
+def frames(content: bytes) -> list[tuple[Any, bytes]]:
+    """Return the RpcMeta and the message of each whole frame."""
+    found = []
+    while len(content) >= FRAME.size:
+        size, meta_size = frame_sizes(content, 1 << 20)
+        frame, content = content[FRAME.size :][:size], content[FRAME.size + size :]
+        if len(frame) == size:
+            found.append((RPC["RpcMeta"].FromString(frame[:meta_size]), frame[meta_size:]))
+    return found
 
 
 def logits_of(response: Any) -> Any:
@@ -134,23 +153,28 @@ def logits_of(response: Any) -> Any:
 def test_paddle_servings_brpc_client_is_answered(addresses: dict[str, str]) -> None:
     """By what it sent once; its next request may come through the same connection."""
     recorded = (RECORDED / "paddle-serving-0.9.0-brpc.bin").read_bytes()
-
-    def frames(content: bytes) -> list[tuple[Any, Any]]:
-        found = []
-        while len(content) >= FRAME.size:
-            size, meta_size = frame_sizes(content, 1 << 20)
-            frame, content = content[FRAME.size :][:size], content[FRAME.size + size :]
-            if len(frame) == size:
-                meta = RPC["RpcMeta"].FromString(frame[:meta_size])
-                found.append((meta, GENERAL["Response"].FromString(frame[meta_size:])))
-        return found
-
     answer = exchange(paddle_port(addresses), 2 * recorded, lambda content: len(frames(content)) == 2)
     (meta, first), (_, second) = frames(answer)
-    asked = RPC["RpcMeta"].FromString(recorded[FRAME.size :][: frame_sizes(recorded, 1 << 20)[1]])
+    ((asked, _),) = frames(recorded)
     assert meta.correlation_id == asked.correlation_id
-    assert np.array_equal(logits_of(first), ANSWER)
-    assert np.array_equal(logits_of(second), ANSWER)
+    assert np.array_equal(logits_of(GENERAL["Response"].FromString(first)), ANSWER)
+    assert np.array_equal(logits_of(GENERAL["Response"].FromString(second)), ANSWER)
+
+
+def test_the_client_of_the_original_edl_is_answered(addresses: dict[str, str]) -> None:
+    """By what Paddle Serving's client 0.3.2 sent, with a sample in each instance. Errors are those of the protocol."""
+    recorded = (RECORDED / "paddle-serving-0.3.2-brpc.bin").read_bytes()
+    ((meta, content),) = frames(exchange(paddle_port(addresses), recorded, lambda content: len(frames(content)) == 1))
+    assert not meta.response.error_code
+    (logits,) = OLD_GENERAL["Response"].FromString(content).outputs[0].insts[0].tensor_array
+    assert np.array_equal(np.reshape(logits.float_data, logits.shape), ANSWER)
+    ((asked, content),) = frames(recorded)
+    request = OLD_GENERAL["Request"].FromString(content)
+    request.fetch_var_names[:] = ["nothing"]
+    wrong = pack_frame(asked, request.SerializeToString())
+    ((meta, _),) = frames(exchange(paddle_port(addresses), wrong, lambda content: len(frames(content)) == 1))
+    assert meta.response.error_code
+    assert "'nothing' is unknown; the model has logits" in meta.response.error_text
 
 
 @pytest.mark.parametrize("how", ["proto", "json", "gzip", "json-gzip"])
