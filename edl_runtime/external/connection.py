@@ -28,7 +28,9 @@ class Transport(Protocol):
 
     def open(self) -> None: ...
     def close(self) -> None: ...
-    def ready(self) -> bool: ...
+    def check_ready(self) -> None:
+        """Raise ModelNotReadyError unless the server takes requests for the model."""
+
     def signature(self) -> ModelSignature:
         """Return what the server knows of its model, perhaps neither inputs nor outputs."""
 
@@ -110,7 +112,9 @@ class ExternalConnection:
         self._transport.close()
 
     def ready(self) -> bool:
-        return self._transport.ready()
+        """Return True. Raises ModelNotReadyError with the server's words, OSError, ProtocolError, InferenceError."""
+        self._transport.check_ready()
+        return True
 
     def signature(self) -> ModelSignature:
         """Return the model's signature in the form of our teachers'. Raises SpecError where it is not known."""

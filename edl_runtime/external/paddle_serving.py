@@ -9,7 +9,7 @@ import http.client
 import re
 import socket
 from collections.abc import Container, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import IO, Any, Protocol
 
 import msgspec
@@ -47,6 +47,9 @@ class Carrier(Protocol):
 
     def open(self) -> None: ...
     def close(self) -> None: ...
+    def check(self) -> None:
+        """See by a small request that the server answers, if only with an error. Raises OSError."""
+
     def call(self, method: str, request: Any, answer: Any) -> Any:
         """Return what a method of the server answers, a message of the class `answer`."""
 
@@ -64,10 +67,9 @@ class _PaddleServing:
     def close(self) -> None:
         self._carrier.close()
 
-    def ready(self) -> bool:
-        """Whether it takes connections: it has no other sign."""
-        self.open()
-        return True
+    def check_ready(self) -> None:
+        """See that the server answers: of its model it says nothing."""
+        self._carrier.check()
 
     def signature(self) -> ModelSignature:
         return ModelSignature(name=self._address.model)
@@ -128,6 +130,14 @@ class PipelineModel(_PaddleServing):
 # Carriers; the third is `GrpcChannel`
 
 
+def check_http(endpoint: tuple[str, int], timeout_s: float) -> None:
+    """See that a server of HTTP answers, as brpc does at the port of its frames. Raises OSError when it does not."""
+    connection = http.client.HTTPConnection(*endpoint, timeout=timeout_s)
+    with closing(connection), suppress(http.client.HTTPException):  # another answer is one
+        connection.request("GET", "/health")
+        connection.getresponse()
+
+
 class HttpCarrier:
     """Posts messages to a path: those of a pipeline as JSON, all others as they are."""
 
@@ -135,6 +145,7 @@ class HttpCarrier:
         self._address = str(address)
         self._path = path
         self._as_json = as_json
+        self._timeout_s = timeout_s
         self._connection = http.client.HTTPConnection(*endpoint_of(address.endpoint), timeout=timeout_s)
 
     def open(self) -> None:
@@ -148,19 +159,27 @@ class HttpCarrier:
                 sock.shutdown(socket.SHUT_RDWR)  # wakes a call in another thread
         self._connection.close()
 
+    def check(self) -> None:
+        check_http((self._connection.host, self._connection.port), self._timeout_s)
+
     def call(self, method: str, request: Any, answer: Any) -> Any:  # noqa: ARG002 - the path says it
         kind = "application/json" if self._as_json else "application/proto"
         body = json_of(request) if self._as_json else request.SerializeToString()
         try:
             self._connection.request("POST", self._path, body, {"Content-Type": kind})
             response = self._connection.getresponse()
-            content = response.read(ANSWER_LIMIT)
+            declared = response.length or 0
+            content = response.read(ANSWER_LIMIT if declared <= ANSWER_LIMIT else 0)
+        except OSError:  # first: that the server closed the connection is an HTTPException, too
+            self._connection.close()
+            raise
         except http.client.HTTPException as error:
             self._connection.close()
             raise ProtocolError(f"{self._address}: {error!r}") from None
-        except OSError:
+        if len(content) < declared:
             self._connection.close()
-            raise
+            fault = f"Content-Length is {declared}, {len(content)} bytes came, at most {ANSWER_LIMIT} are allowed"
+            raise ProtocolError(f"{self._address}: {fault}")
         if response.status != 200:
             reason = content[:200].decode("utf-8", "replace")
             raise InferenceError(self._address, response.status, reason, retryable=response.status >= 500)
@@ -192,6 +211,9 @@ class BrpcCarrier:
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)  # wakes a call in another thread
             connected.close()
+
+    def check(self) -> None:
+        check_http(self._endpoint, self._timeout_s)
 
     def call(self, method: str, request: Any, answer: Any) -> Any:
         self._number += 1

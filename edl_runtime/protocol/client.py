@@ -26,6 +26,7 @@ from edl_runtime.protocol.http_heads import (
     JSON_SIZE,
     PREDICTOR_DIED,
     RUN_ALONE,
+    TRANSFER_ENCODING,
     ResponseHead,
     render_request,
 )
@@ -197,7 +198,7 @@ class TeacherConnection:
         It is remembered: the teacher's next answer most probably differs only in the binary tensors.
         """
         head = stream.read_head()
-        answer, size = self._checked_head(head)
+        answer, size = self._checked_head(stream, head)
         if answer.status != 200:
             died = PREDICTOR_DIED in answer.headers
             raise self._refusal(answer.status, self._read_json(stream, size), predictor_died=died)
@@ -205,7 +206,7 @@ class TeacherConnection:
         json_size = size if json_size is None else min(json_size, size)
         text = bytes(self._read_json(stream, json_size))
         arrays, unfilled = decode_response(text, size - json_size)
-        if len(unfilled) == len(arrays) and answer.keep_alive:
+        if len(unfilled) == len(arrays) and answer.keep_alive and CONTENT_LENGTH in answer.headers:
             shapes = [(name, array.dtype, array.shape) for name, array in arrays.items()]
             self._last_answer = _KnownAnswer(head + text, shapes)
         return arrays, unfilled
@@ -229,7 +230,7 @@ class TeacherConnection:
         headers = {**self._headers, "Content-Type": "application/json", "Content-Length": len(registration)}
         request = render_request("POST", REGISTER_PATH, headers)
         stream.send([request, registration], len(request) + len(registration))
-        answer, size = self._checked_head(stream.read_head())
+        answer, size = self._checked_head(stream, stream.read_head())
         body = self._read_json(stream, size)
         if answer.status != 200:
             raise self._refusal(answer.status, body)
@@ -239,7 +240,7 @@ class TeacherConnection:
     def _get(self, stream: TensorStream, path: str) -> tuple[int, memoryview]:
         request = render_request("GET", path, self._headers)
         stream.send([request], len(request))
-        answer, size = self._checked_head(stream.read_head())
+        answer, size = self._checked_head(stream, stream.read_head())
         return answer.status, self._read_json(stream, size)
 
     def _infer_head(self, json_size: int, size: int, *, alone: bool) -> bytes:
@@ -259,12 +260,21 @@ class TeacherConnection:
         self._last_head = json_size, size, head
         return head
 
-    def _checked_head(self, head: bytes) -> tuple[ResponseHead, int]:
+    def _checked_head(self, stream: TensorStream, head: bytes) -> tuple[ResponseHead, int]:
+        """Return a head, and the size of the body that `stream` has behind it."""
         answer = ResponseHead(head)
         self._link.keep = answer.keep_alive
+        coding = answer.headers.get(TRANSFER_ENCODING)
+        if coding is not None:
+            if coding.lower() != b"chunked":
+                given = coding[:40].decode("latin-1")
+                raise ProtocolError(
+                    f"teacher {self.address} answers with Transfer-Encoding {given!r}, allowed is chunked"
+                )
+            return answer, stream.join_chunks(head, ANSWER_LIMIT)
         size = answer.size(CONTENT_LENGTH)
         if size is None or size > ANSWER_LIMIT:
-            given = "no Content-Length" if size is None else f"{size} bytes"
+            given = "neither Content-Length nor chunks" if size is None else f"{size} bytes"
             raise ProtocolError(f"teacher {self.address} answers {given}, allowed are {ANSWER_LIMIT} bytes")
         return answer, size
 

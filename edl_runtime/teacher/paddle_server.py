@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,13 @@ from edl_runtime.protocol.paddle_serving import (
     GENERAL_JSON,
     GENERAL_PATH,
     GENERAL_SERVICE,
+    OLD_GENERAL,
     RPC,
+    arrays_of_instances,
     arrays_of_tensors,
     fill_tensor,
     frame_sizes,
+    old_response,
     pack_frame,
 )
 from edl_runtime.teacher.grpc_server import SERVER_OPTIONS
@@ -48,10 +51,14 @@ log = get_logger(__name__)
 
 
 class GeneralModelService:
-    """Answers the service's requests, as bytes. With a `token`, clients need it."""
+    """Answers the service's requests, as bytes. With a `token`, clients need it.
 
-    def __init__(self, requests: LocalRequests, token: str = "") -> None:
+    Old clients send inputs without names, in the order of `inputs`.
+    """
+
+    def __init__(self, requests: LocalRequests, inputs: Sequence[str], token: str = "") -> None:
         self._requests = requests
+        self._inputs = inputs
         self._token = token
 
     def admits(self, given: str) -> bool:
@@ -59,11 +66,18 @@ class GeneralModelService:
         return has_token(given, self._token)
 
     async def answer(self, content: bytes) -> bytes:
-        """Return the answer to a Request; an error is one with its `err_no`. Raises ProtocolError for other bytes."""
-        try:
-            request = GENERAL["Request"].FromString(content)
-        except DecodeError as error:
-            raise ProtocolError(f"the body is no Request of {GENERAL_SERVICE}: {error}") from None
+        """Return the answer to a Request; an error is one with its `err_no`.
+
+        Raises ProtocolError for other bytes, and for any error in the request of an old client, as its answers have no
+        place for one.
+        """
+        request = _parsed(GENERAL["Request"], content)
+        if request is None or not _has_names(request):
+            old = _parsed(OLD_GENERAL["Request"], content)
+            if old is not None and old.insts and all(instance.tensor_array for instance in old.insts):
+                return await self._answer_old(old)
+        if request is None:
+            raise ProtocolError(f"the body is no Request of {GENERAL_SERVICE}")
         answer = GENERAL["Response"](log_id=request.log_id)
         try:
             inputs = arrays_of_tensors(request.tensor, "input")
@@ -76,6 +90,27 @@ class GeneralModelService:
             answer.err_no = error.status if isinstance(error, InferenceError) else 400
             answer.err_msg = error.reason if isinstance(error, InferenceError) else str(error)
         return bytes(answer.SerializeToString())
+
+    async def _answer_old(self, request: Any) -> bytes:
+        inputs = arrays_of_instances(request.insts, self._inputs)
+        try:
+            outputs = await self._requests.infer(inputs, list(request.fetch_var_names))
+        except InferenceError as error:
+            raise ProtocolError(f"{error.status}: {error.reason}") from None
+        return bytes(old_response(outputs).SerializeToString())
+
+
+def _parsed(message: Any, content: bytes) -> Any | None:
+    """Return the message, None for other bytes."""
+    try:
+        return message.FromString(content)
+    except DecodeError:
+        return None
+
+
+def _has_names(request: Any) -> bool:
+    """Whether the request is of a client that names its inputs: those before 0.7 don't."""
+    return any(tensor.name or tensor.alias_name for tensor in request.tensor)
 
 
 # HTTP

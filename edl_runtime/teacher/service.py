@@ -116,7 +116,7 @@ async def serve(
         if options.grpc_port is not None:
             await stack.enter_async_context(_serving_grpc(server, predictors.signature, options, settings))
         if options.paddle_port is not None:
-            await stack.enter_async_context(_serving_paddle(server, options, settings))
+            await stack.enter_async_context(_serving_paddle(server, predictors.signature, options, settings))
         on_ready(address, predictors.signature)
         reason: EdlError | None = None
         async with AsyncExitStack() as membership:
@@ -175,7 +175,7 @@ async def _serving_grpc(
 
 @asynccontextmanager
 async def _serving_paddle(
-    server: HttpServer, options: TeacherOptions, settings: RuntimeSettings
+    server: HttpServer, signature: ModelSignature, options: TeacherOptions, settings: RuntimeSettings
 ) -> AsyncIterator[None]:
     try:
         from edl_runtime.teacher.paddle_server import GeneralModelService, serving_paddle
@@ -183,7 +183,8 @@ async def _serving_paddle(
         raise missing_library("paddle_port", error) from None
     from edl_runtime.teacher.local_requests import LocalRequests
 
-    service = GeneralModelService(LocalRequests(server), settings.teacher_token)
+    inputs = [spec.name for spec in signature.inputs]
+    service = GeneralModelService(LocalRequests(server), inputs, settings.teacher_token)
     async with serving_paddle(service, options.host, options.paddle_port or 0) as port:
         log.info("teacher.serves_paddle_clients", host=options.host, port=port)
         yield

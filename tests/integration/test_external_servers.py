@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -23,9 +25,18 @@ from support.paths import TESTS
 from support.teachers.process import Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed
+from edl_runtime.distill.errors import NoTeacherError
 from edl_runtime.external.connection import connect
 from edl_runtime.protocol.errors import InferenceError
-from edl_runtime.protocol.paddle_serving import FRAME, GENERAL, RPC, arrays_of_tensors, frame_sizes, pack_frame
+from edl_runtime.protocol.paddle_serving import (
+    FRAME,
+    GENERAL,
+    OLD_GENERAL,
+    RPC,
+    arrays_of_tensors,
+    frame_sizes,
+    pack_frame,
+)
 from edl_runtime.protocol.tls import client_trust
 from edl_runtime.registry.directory import Directory
 from edl_runtime.settings import RuntimeSettings
@@ -121,9 +132,20 @@ def paddle_port(addresses: dict[str, str]) -> str:
 
 
 RECORDED = TESTS / "support/recorded"
-"""What the clients of Paddle Serving 0.9.0 send: two images, the numbers from 0 on modulo 11."""
+"""What the clients of Paddle Serving send: two images, the numbers from 0 on modulo 11."""
 
 ANSWER = (np.arange(2 * 784, dtype=np.float32).reshape(2, 784) % 11) @ WEIGHTS
+
+
+def frames(content: bytes) -> list[tuple[Any, bytes]]:
+    """Return the RpcMeta and the message of each whole frame."""
+    found = []
+    while len(content) >= FRAME.size:
+        size, meta_size = frame_sizes(content, 1 << 20)
+        frame, content = content[FRAME.size :][:size], content[FRAME.size + size :]
+        if len(frame) == size:
+            found.append((RPC["RpcMeta"].FromString(frame[:meta_size]), frame[meta_size:]))
+    return found
 
 
 def logits_of(response: Any) -> Any:
@@ -134,23 +156,28 @@ def logits_of(response: Any) -> Any:
 def test_paddle_servings_brpc_client_is_answered(addresses: dict[str, str]) -> None:
     """By what it sent once; its next request may come through the same connection."""
     recorded = (RECORDED / "paddle-serving-0.9.0-brpc.bin").read_bytes()
-
-    def frames(content: bytes) -> list[tuple[Any, Any]]:
-        found = []
-        while len(content) >= FRAME.size:
-            size, meta_size = frame_sizes(content, 1 << 20)
-            frame, content = content[FRAME.size :][:size], content[FRAME.size + size :]
-            if len(frame) == size:
-                meta = RPC["RpcMeta"].FromString(frame[:meta_size])
-                found.append((meta, GENERAL["Response"].FromString(frame[meta_size:])))
-        return found
-
     answer = exchange(paddle_port(addresses), 2 * recorded, lambda content: len(frames(content)) == 2)
     (meta, first), (_, second) = frames(answer)
-    asked = RPC["RpcMeta"].FromString(recorded[FRAME.size :][: frame_sizes(recorded, 1 << 20)[1]])
+    ((asked, _),) = frames(recorded)
     assert meta.correlation_id == asked.correlation_id
-    assert np.array_equal(logits_of(first), ANSWER)
-    assert np.array_equal(logits_of(second), ANSWER)
+    assert np.array_equal(logits_of(GENERAL["Response"].FromString(first)), ANSWER)
+    assert np.array_equal(logits_of(GENERAL["Response"].FromString(second)), ANSWER)
+
+
+def test_the_client_of_the_original_edl_is_answered(addresses: dict[str, str]) -> None:
+    """By what Paddle Serving's client 0.3.2 sent, with a sample in each instance. Errors are those of the protocol."""
+    recorded = (RECORDED / "paddle-serving-0.3.2-brpc.bin").read_bytes()
+    ((meta, content),) = frames(exchange(paddle_port(addresses), recorded, lambda content: len(frames(content)) == 1))
+    assert not meta.response.error_code
+    (logits,) = OLD_GENERAL["Response"].FromString(content).outputs[0].insts[0].tensor_array
+    assert np.array_equal(np.reshape(logits.float_data, logits.shape), ANSWER)
+    ((asked, content),) = frames(recorded)
+    request = OLD_GENERAL["Request"].FromString(content)
+    request.fetch_var_names[:] = ["nothing"]
+    wrong = pack_frame(asked, request.SerializeToString())
+    ((meta, _),) = frames(exchange(paddle_port(addresses), wrong, lambda content: len(frames(content)) == 1))
+    assert meta.response.error_code
+    assert "'nothing' is unknown; the model has logits" in meta.response.error_text
 
 
 @pytest.mark.parametrize("how", ["proto", "json", "gzip", "json-gzip"])
@@ -193,35 +220,89 @@ def test_what_is_no_request_harms_nobody(content: bytes, addresses: dict[str, st
 # Registered servers
 
 
-def test_a_registered_server_leaves_when_it_is_killed_and_comes_back(settings: RuntimeSettings, tmp_path: Path) -> None:
+class Registered:
+    """`edl register` beside a server that is not running yet, and a file that says when it is in the pool."""
+
+    def __init__(self, scheme: str, settings: RuntimeSettings, folder: Path) -> None:
+        self.ready = folder / "ready"
+        (port,) = free_ports(1)
+        protocol, _, carrier = scheme.partition("+")
+        port_flag = {"paddle-serving": "--paddle-port", "oip": "--grpc-port" if carrier == "grpc" else "--port"}[
+            protocol
+        ]
+        self._serving = ("ours:net", port_flag, str(port))
+        flags = ["--pool", "images", "--ready-file", str(self.ready), "--drain-s", "0", "--model", "teacher"]
+        flags += ["--protocol", protocol, "--url", f"{carrier}://127.0.0.1:{port}"]
+        if protocol == "paddle-serving":
+            flags += ["--inputs", "image:FP32:-1.1.28.28", "--outputs", "logits:FP32:-1.10"]
+        command = [sys.executable, "-m", "edl_runtime.cli", "register", *flags]
+        self.sidecar = subprocess.Popen(command, env=settings.to_env(), stderr=subprocess.DEVNULL)
+
+    def server(self) -> AbstractContextManager[Teacher]:
+        return running_teacher(*self._serving, env={"PYTHONPATH": str(SERVERS)})
+
+    def wait_for(self, *, ready: bool) -> None:
+        wait_until(lambda: self.ready.exists() is ready)
+
+
+@pytest.fixture
+def registered(request: pytest.FixtureRequest, settings: RuntimeSettings, tmp_path: Path) -> Iterator[Registered]:
+    """Of the scheme that the test is parametrized with."""
+    registered = Registered(request.param, settings, tmp_path)
+    yield registered
+    registered.sidecar.terminate()
+    assert registered.sidecar.wait(60) == 0
+
+
+EACH_WAY = pytest.mark.parametrize("registered", ["oip+http", "oip+grpc", "paddle-serving+brpc"], indirect=True)
+
+
+@EACH_WAY
+def test_a_registered_server_leaves_when_it_is_killed_and_comes_back(
+    registered: Registered, settings: RuntimeSettings
+) -> None:
     """And leaves at once when its sidecar is told to end. Its file says when it is in the pool."""
-    (port,) = free_ports(1)
-    ready = tmp_path / "ready"
-    serving = ("ours:net", "--port", str(port))
-    env = {"PYTHONPATH": str(SERVERS)}
-    url = f"http://127.0.0.1:{port}"
-    flags = ["--pool", "images", "--url", url, "--model", "teacher", "--ready-file", str(ready), "--drain-s", "0"]
-    sidecar = subprocess.Popen(
-        [sys.executable, "-m", "edl_runtime.cli", "register", *flags], env=settings.to_env(), stderr=subprocess.DEVNULL
-    )
-    try:
-        for _ in range(2):
-            with running_teacher(*serving, env=env) as teacher:
-                wait_until(ready.exists)
-                with DistillReader(
-                    samples,
-                    inputs=["image", None],
-                    outputs=["logits"],
-                    format="sample",
-                    teachers=Discovered("images"),
-                    settings=settings,
-                ) as reader:
-                    assert np.array_equal([logits for *_, logits in reader], IMAGES.reshape(-1, 784) @ WEIGHTS)
-                teacher.process.kill()
-                wait_until(lambda: not ready.exists())
-    finally:
-        sidecar.terminate()
-    assert sidecar.wait(60) == 0
+    for _ in range(2):
+        with registered.server() as server:
+            registered.wait_for(ready=True)
+            with DistillReader(
+                samples,
+                inputs=["image", None],
+                outputs=["logits"],
+                format="sample",
+                teachers=Discovered("images"),
+                settings=settings,
+            ) as reader:
+                assert np.array_equal([logits for *_, logits in reader], IMAGES.reshape(-1, 784) @ WEIGHTS)
+            server.process.kill()
+            registered.wait_for(ready=False)
+
+
+@EACH_WAY
+def test_a_registered_server_that_hangs_leaves_and_comes_back(registered: Registered) -> None:
+    """It still takes connections, as its socket does without it, and answers nothing."""
+    with registered.server() as server:
+        registered.wait_for(ready=True)
+        server.process.send_signal(signal.SIGSTOP)
+        registered.wait_for(ready=False)
+        server.process.send_signal(signal.SIGCONT)
+        registered.wait_for(ready=True)
+
+
+def test_a_server_without_the_model_says_so(addresses: dict[str, str]) -> None:
+    """What is asked for and what the server answers stand in one message."""
+    for scheme in ("oip+http", "oip+grpc"):
+        wrong = addresses[scheme].replace("/teacher", "/nobody")
+        reader = DistillReader(
+            samples,
+            inputs=["image", None],
+            outputs=["logits"],
+            format="sample",
+            teachers=Fixed((wrong,)),
+            settings=RuntimeSettings(teacher_wait_s=0.5),
+        )
+        with reader, pytest.raises(NoTeacherError, match=rf"{re.escape(wrong)}.*not ready.*nobody.*'teacher'"):
+            next(iter(reader))
 
 
 def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_pools_again(

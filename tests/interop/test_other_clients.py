@@ -20,6 +20,15 @@ fetch_var { name: "logits" alias_name: "logits" is_lod_tensor: false fetch_type:
 """
 
 
+def brpc_libraries(kind: str) -> dict[str, str]:
+    """Return the variables with which its brpc client finds libraries that systems no longer have."""
+    libraries = environment(kind) / "brpc"
+    if not libraries.exists():
+        pytest.skip(f"there is no compiler, or no shared libpython, for what the brpc client of {kind} needs")
+    found: dict[str, str] = json.loads((libraries / "environ.json").read_text())
+    return found
+
+
 @pytest.fixture(scope="module")
 def ports() -> Iterator[dict[str, str]]:
     """Addresses of one teacher's servers, by protocol."""
@@ -54,11 +63,19 @@ def test_paddle_servings_http_client_gets_answers(how: list[str], ports: dict[st
 
 
 def test_paddle_servings_brpc_client_gets_answers(ports: dict[str, str], tmp_path: Path) -> None:
-    """By baidu_std. The client needs libraries that systems no longer have, which `make interop` brings."""
-    libraries = environment("paddle-serving") / "brpc"
-    if not libraries.exists():
-        pytest.skip("there is no compiler, or no shared libpython3.8, for what the brpc client needs")
+    """By baidu_std."""
     (tmp_path / "serving_client_conf.prototxt").write_text(CLIENT_CONFIG)
-    env = json.loads((libraries / "environ.json").read_text())
+    env = brpc_libraries("paddle-serving")
     numbers, shape = run_client("paddle-serving", "paddle_brpc_client.py", ports["paddle"], cwd=tmp_path, env=env)
     assert np.array_equal(np.reshape(numbers, shape), IMAGE @ WEIGHTS)
+
+
+def test_students_of_edl_0_3_1_train_with_our_teachers(ports: dict[str, str], tmp_path: Path) -> None:
+    """Its own DistillReader with Paddle Serving's client 0.3.2, in two epochs of three formats."""
+    (tmp_path / "serving_conf").mkdir()
+    (tmp_path / "serving_conf/serving_client_conf.prototxt").write_text(CLIENT_CONFIG)
+    env = brpc_libraries("paddle-edl")
+    found = run_client("paddle-edl", "paddle_edl_student.py", ports["paddle"], cwd=tmp_path, env=env)
+    images = np.arange(20 * 784, dtype=np.float32).reshape(20, 784) % 11
+    assert [[number for number, _ in epoch] for epoch in found] == [list(range(20))] * 6
+    assert np.array_equal([[logits for _, logits in epoch] for epoch in found], [images @ WEIGHTS] * 6)

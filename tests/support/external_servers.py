@@ -21,7 +21,7 @@ from support.paths import TESTS
 from support.teachers.process import wait_until
 
 from edl_runtime.external.connection import connect
-from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.errors import ProtocolError, TeacherError
 from edl_runtime.settings import RuntimeSettings
 
 INTEROP = TESTS / "interop"
@@ -104,9 +104,8 @@ class Server:
             for address in (self.http, self.grpc):
                 connection = connect(address, RuntimeSettings(), timeout_s=1.0)
                 try:
-                    if not connection.ready():
-                        return False
-                except (OSError, InferenceError, ProtocolError):
+                    connection.ready()
+                except (OSError, TeacherError, ProtocolError):
                     return False
                 finally:
                     connection.close()
