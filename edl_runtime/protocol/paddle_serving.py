@@ -143,10 +143,14 @@ def pack_frame(meta: Any, content: bytes) -> bytes:
     return FRAME.pack(b"PRPC", len(head) + len(content), len(head)) + head + content
 
 
+META_LIMIT = 1 << 16
+"""Most bytes of an RpcMeta."""
+
+
 def frame_sizes(head: bytes | bytearray, limit: int) -> tuple[int, int]:
     """Return the bytes behind a frame's head, and how many of them are its RpcMeta. Raises ProtocolError."""
     magic, size, meta_size = FRAME.unpack_from(head)
-    if magic != b"PRPC" or meta_size > size or size > limit:
+    if magic != b"PRPC" or meta_size > min(size, META_LIMIT) or size > limit:
         raise ProtocolError(f"the frame of baidu_std is malformed, or has more than {limit} bytes")
     return size, meta_size
 

@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.address import has_token
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
+from edl_runtime.protocol.listener import ConnectionTable, accepting, listen
 from edl_runtime.protocol.paddle_serving import (
     FRAME,
     GENERAL,
@@ -44,6 +45,10 @@ from edl_runtime.teacher.http.server import BODY_LIMIT
 from edl_runtime.teacher.local_requests import LocalRequests
 
 PATHS = (GENERAL_PATH, "/GeneralModelService/debug")
+
+MOST_CONNECTIONS = 128
+
+STALLED_S = 3.0
 
 Choose = Callable[[bytes], asyncio.Protocol]
 
@@ -143,7 +148,10 @@ def http_handler(service: GeneralModelService) -> web.Server:
             response.enable_compression(web.ContentCoding.gzip)
         return response
 
-    return web.Server(handle, access_log=None)
+    def request(*about: Any) -> web.BaseRequest:
+        return web.BaseRequest(*about, asyncio.get_running_loop(), client_max_size=BODY_LIMIT)
+
+    return web.Server(handle, access_log=None, request_factory=request)
 
 
 def _json_of(answer: bytes) -> str:
@@ -165,6 +173,7 @@ class BrpcConnection(asyncio.Protocol):
     def __init__(self, service: GeneralModelService) -> None:
         self._service = service
         self._buffer = bytearray()
+        self._request: Any = None  # the RpcMeta of the frame whose body has not come
         self._answering: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport
 
@@ -188,13 +197,25 @@ class BrpcConnection(asyncio.Protocol):
             log.warning("client.refused", cause=str(error))
             self._transport.abort()
             return
-        if len(self._buffer) < FRAME.size + size:
-            return
         start = FRAME.size + meta_size
-        meta, body = bytes(self._buffer[FRAME.size : start]), bytes(self._buffer[start : FRAME.size + size])
+        if self._request is None and len(self._buffer) >= start:
+            self._request = _parsed(RPC["RpcMeta"], bytes(self._buffer[FRAME.size : start]))
+            if self._request is None:
+                self._transport.abort()
+                return
+            if not self._service.admits(f"Bearer {self._request.authentication_data.decode('latin-1')}"):
+                answer = RPC["RpcMeta"](correlation_id=self._request.correlation_id)
+                answer.response.error_code, answer.response.error_text = 1004, UNAUTHORIZED  # ERPCAUTH
+                self._transport.write(pack_frame(answer, b""))
+                self._transport.close()  # before the body has come
+                return
+        if self._request is None or len(self._buffer) < FRAME.size + size:
+            return
+        request, self._request = self._request, None
+        body = bytes(self._buffer[start : FRAME.size + size])
         del self._buffer[: FRAME.size + size]
         self._transport.pause_reading()
-        self._answering = asyncio.get_running_loop().create_task(self._answer(meta, body))
+        self._answering = asyncio.get_running_loop().create_task(self._answer(request, body))
         self._answering.add_done_callback(self._answered)
 
     def _answered(self, task: asyncio.Task[None]) -> None:
@@ -208,22 +229,14 @@ class BrpcConnection(asyncio.Protocol):
         self._transport.resume_reading()
         self._advance()
 
-    async def _answer(self, meta: bytes, body: bytes) -> None:
-        try:
-            request = RPC["RpcMeta"].FromString(meta)
-        except DecodeError:
-            self._transport.abort()
-            return
+    async def _answer(self, request: Any, body: bytes) -> None:
         answer = RPC["RpcMeta"](correlation_id=request.correlation_id)
         content = b""
         answer.response.error_code = 0
-        if self._service.admits(f"Bearer {request.authentication_data.decode('latin-1')}"):
-            try:
-                content = await self._service.answer(_unpacked(request.compress_type, body))
-            except ProtocolError as error:
-                answer.response.error_code, answer.response.error_text = 1003, str(error)  # brpc's EREQUEST
-        else:
-            answer.response.error_code, answer.response.error_text = 1004, UNAUTHORIZED  # ERPCAUTH
+        try:
+            content = await self._service.answer(_unpacked(request.compress_type, body))
+        except ProtocolError as error:
+            answer.response.error_code, answer.response.error_text = 1003, str(error)  # brpc's EREQUEST
         self._transport.write(pack_frame(answer, content))
 
 
@@ -306,29 +319,74 @@ class _Back(asyncio.Protocol):
         self._client.close()
 
 
-class _Undecided(asyncio.Protocol):
-    """A connection whose first four bytes have not come."""
+class _Client(asyncio.Protocol):
+    """A connection; its first four bytes choose the protocol that it is passed on to."""
 
-    def __init__(self, choose: Choose) -> None:
+    def __init__(self, choose: Choose, connections: ConnectionTable[_Client]) -> None:
         self._choose = choose
+        self._connections = connections
         self._first = b""
+        self._heard_at = 0.0
+        self._protocol: asyncio.Protocol | None = None
         self._transport: asyncio.Transport
+
+    # Of a connection in a ConnectionTable
+
+    idle = False  # not known here
+
+    @property
+    def stalled_for(self) -> int:
+        """Seconds of silence from `STALLED_S` on; the client may wait for an answer."""
+        silent_s = asyncio.get_running_loop().time() - self._heard_at
+        return round(silent_s) if silent_s >= STALLED_S else 0
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        self._connections.handshake_done(self)
 
     def data_received(self, data: bytes) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        if self._protocol is not None:
+            self._protocol.data_received(data)
+            return
         self._first += data
         if len(self._first) >= 4:
-            protocol = self._choose(self._first[:4])
-            self._transport.set_protocol(protocol)
-            protocol.connection_made(self._transport)
-            protocol.data_received(self._first)
+            self._connections.mark_used(self)
+            self._protocol = self._choose(self._first[:4])
+            self._protocol.connection_made(self._transport)
+            self._protocol.data_received(self._first)
+
+    def eof_received(self) -> bool | None:
+        return self._protocol.eof_received() if self._protocol else None
+
+    def pause_writing(self) -> None:
+        if self._protocol:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._protocol:
+            self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self)
+        if self._protocol:
+            self._protocol.connection_lost(exc)
 
 
 @asynccontextmanager
-async def serving_paddle(service: GeneralModelService, host: str, port: int) -> AsyncIterator[int]:
-    """Serve on a port during the block; yields its number. Raises TeacherError when it can't listen."""
+async def serving_paddle(
+    service: GeneralModelService, host: str, port: int, *, most_connections: int = MOST_CONNECTIONS
+) -> AsyncIterator[int]:
+    """Serve on a port during the block; yields its number. Raises TeacherError when it can't listen.
+
+    Where there are more connections than `most_connections`, one that has sent nothing yet, or else the one that has
+    been silent for longest, is closed.
+    """
 
     async def grpc_answer(content: bytes, context: Any) -> bytes:
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
@@ -359,9 +417,13 @@ async def serving_paddle(service: GeneralModelService, host: str, port: int) -> 
             return GrpcRelay(path) if first == b"PRI " else http()
 
         try:
-            listener = await asyncio.get_running_loop().create_server(lambda: _Undecided(choose), host, port)
+            listener = listen(host, port)
         except OSError as error:
             reason = error.strerror or str(error)
             raise TeacherError(f"can't listen on {host} port {port} for Paddle Serving: {reason}") from None
-        async with listener:
-            yield listener.sockets[0].getsockname()[1]
+        connections: ConnectionTable[_Client] = ConnectionTable(most_connections, most_connections // 2)
+        number = listener.getsockname()[1]
+        async with accepting(listener, connections, lambda: _Client(choose, connections)):
+            yield number
+        for connection in connections:
+            connection.abort()

@@ -41,6 +41,9 @@ DRAIN_S = 8.0
 RESERVED_DESCRIPTORS = 256
 """File descriptors for all but connections and their clients' shared memory."""
 
+PADDLE_DESCRIPTORS = 256
+"""Those for clients of Paddle Serving and for the gRPC server behind them."""
+
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9]+)?")
 
 log = get_logger(__name__)
@@ -108,7 +111,8 @@ async def serve(
         predictors = await unless_stopped(stop, stack.enter_async_context(run_predictors(per_device, arena, metrics)))
         if predictors is None:
             return
-        most = connection_limit(MOST_CONNECTIONS, each=2, beside=RESERVED_DESCRIPTORS)
+        beside = RESERVED_DESCRIPTORS + (0 if options.paddle_port is None else PADDLE_DESCRIPTORS)
+        most = connection_limit(MOST_CONNECTIONS, each=2, beside=beside)
         server = HttpServer(
             predictors.signature, predictors, arena, metrics, token=settings.teacher_token, most_connections=most
         )
