@@ -148,8 +148,9 @@ def http_handler(service: GeneralModelService) -> web.Server:
             response.enable_compression(web.ContentCoding.gzip)
         return response
 
-    def request(*about: Any) -> web.BaseRequest:
-        return web.BaseRequest(*about, asyncio.get_running_loop(), client_max_size=BODY_LIMIT)
+    def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        loop = asyncio.get_running_loop()
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=BODY_LIMIT)
 
     return web.Server(handle, access_log=None, request_factory=request)
 

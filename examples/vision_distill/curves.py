@@ -51,7 +51,7 @@ def draw(curves: Curves, teacher: float | None, picture: Path) -> None:
 
     mpl.rcParams["svg.fonttype"] = "none"
     mpl.rcParams["svg.hashsalt"] = "edl"
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
     known = sorted({labels or sys.maxsize for _, labels in curves}, reverse=True)
     for (way, labels), seeds in sorted(curves.items(), key=lambda item: (-(item[0][1] or sys.maxsize), item[0][0])):
         epochs = range(1, len(seeds[0]) + 1)
@@ -64,7 +64,7 @@ def draw(curves: Curves, teacher: float | None, picture: Path) -> None:
     axis.set_xlabel("epoch")
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_ylabel("accuracy on held-out pictures, %")
-    axis.legend(fontsize=8)
+    figure.legend(loc="outside right upper", fontsize=8)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=110, metadata={"Date": None} if picture.suffix == ".svg" else None)
 
