@@ -66,7 +66,8 @@ class OipGrpcTransport:
         return answer.config.max_batch_size or None
 
     def probe(self, row: Mapping[str, Array], outputs: Sequence[str]) -> None:
-        """Do nothing: raw tensors are part of the protocol."""
+        """See that the model takes what is said of it: raw tensors are part of the protocol. Raises as `infer`."""
+        self.infer(row, outputs)
 
     def infer(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Array]:
         """Return the model's `outputs` (empty: all) for `inputs`, as fresh writable arrays.

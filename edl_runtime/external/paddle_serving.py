@@ -124,6 +124,8 @@ class PipelineModel(_PaddleServing):
             if not outputs or spec.name in outputs:
                 self._require(spec.name, texts)
                 arrays[spec.name] = array_of_text(spec.name, texts[spec.name], dtype_of(spec.datatype))
+        if unknown := [name for name in outputs if name not in arrays]:
+            raise ProtocolError(f"output {unknown[0]!r} is none of those that {self._address} declares")
         return arrays
 
 

@@ -288,6 +288,8 @@ class TeacherConnection:
             reason = _refusal_decoder.decode(body).error
         except msgspec.DecodeError:
             reason = bytes(body[:200]).decode("utf-8", "replace") or "no reason given"
+            if reason.startswith("Traceback"):  # as MLServer answers; the error is in the last line
+                reason = bytes(body[-200:]).decode("utf-8", "replace").strip().rpartition("\n")[2]
         retryable = status >= 500 or status in _REFUSED_FOR_NOW
         return InferenceError(self.address, status, reason, retryable=retryable, predictor_died=predictor_died)
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -127,6 +128,59 @@ def exchange(address: str, content: bytes, is_whole: Callable[[bytes], bool]) ->
         while not is_whole(answer) and (data := connected.recv(65536)):
             answer += data
     return answer
+
+
+def curl(address: str, path: str, *arguments: str, given: bytes = b"") -> tuple[int, bytes]:
+    """Return what `curl` gets: status and body."""
+    program = shutil.which("curl")
+    if program is None:
+        pytest.skip("there is no curl")
+    url = f"http://{urlsplit(address).netloc}/v2/{path}"
+    command = [program, "--silent", "--show-error", "--max-time", "60", "--write-out", "%{http_code}", *arguments, url]
+    done = subprocess.run(command, input=given, capture_output=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout[-3:]), done.stdout[:-3]
+
+
+def test_curl_asks_for_health_metadata_and_answers(addresses: dict[str, str]) -> None:
+    """With JSON, flat or nested; with binary tensors; with a body for which it awaits "100 Continue"."""
+    address, infer = addresses["oip+http"], "models/teacher/infer"
+    assert curl(address, "health/ready")[0] == 200
+    assert curl(address, "models/teacher/ready")[0] == 200
+    status, body = curl(address, "models/teacher")
+    assert status == 200
+    assert json.loads(body)["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 1, 28, 28]}]
+    image = {"name": "image", "datatype": "FP32", "shape": [2, 1, 28, 28]}
+    expected = IMAGES[:2].reshape(-1, 784) @ WEIGHTS
+    for data in (IMAGES[:2].ravel().tolist(), IMAGES[:2].tolist()):
+        text = json.dumps({"inputs": [{**image, "data": data}]}).encode()
+        status, body = curl(address, infer, "--json", "@-", given=text)
+        (logits,) = json.loads(body)["outputs"]
+        assert np.array_equal(np.reshape(logits["data"], logits["shape"]), expected)
+    rows = 400  # 1.2 MB, more than the megabyte from which curl awaits the server's word
+    binary = {**image, "shape": [rows, 1, 28, 28], "parameters": {"binary_data_size": rows * 784 * 4}}
+    outputs = [{"name": "logits", "parameters": {"binary_data": True}}]
+    head = json.dumps({"inputs": [binary], "outputs": outputs}).encode()
+    sent = head + np.resize(IMAGES, (rows, 1, 28, 28)).tobytes()
+    flags = ("-H", f"Inference-Header-Content-Length: {len(head)}", "-H", "Expect: 100-continue", "--data-binary", "@-")
+    status, body = curl(address, infer, *flags, given=sent)
+    logits = np.frombuffer(body[-rows * 40 :], np.float32).reshape(rows, 10)
+    assert np.array_equal(logits[:300], IMAGES.reshape(-1, 784) @ WEIGHTS)
+
+
+def test_curl_is_told_what_is_wrong(addresses: dict[str, str]) -> None:
+    """As JSON with what was given and what is allowed."""
+    address, infer = addresses["oip+http"], "models/teacher/infer"
+    image = {"name": "image", "datatype": "INT64", "shape": [1, 1, 28, 28], "data": [0] * 784}
+    for path, arguments, given, expected, named in (
+        ("models/nobody", (), b"", 404, "served is model 'teacher'"),
+        (infer, ("--json", "@-"), b'{"inputs": [', 400, "JSON is invalid"),
+        (infer, ("--json", "@-"), json.dumps({"inputs": [image]}).encode(), 400, "the model takes FP32"),
+        (infer, ("-X", "PUT", "-d", ""), b"", 405, "PUT"),
+        (infer, ("-H", "Transfer-Encoding: chunked", "--json", "@-"), b"{}", 411, "Content-Length"),
+    ):
+        status, body = curl(address, path, *arguments, given=given)
+        assert (status, named in json.loads(body)["error"]) == (expected, True), body
 
 
 def paddle_port(addresses: dict[str, str]) -> str:

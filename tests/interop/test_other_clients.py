@@ -1,4 +1,4 @@
-"""Teachers answer the clients that people already have: Triton's, and those of Paddle Serving."""
+"""Teachers answer the clients that people already have: Triton's, KServe's, and those of Paddle Serving."""
 
 from __future__ import annotations
 
@@ -53,6 +53,19 @@ def test_tritonclient_gets_all_it_asks_for(protocol: str, ports: dict[str, str],
     assert "served is" in found["refused"]["model"][1]
     assert "INT64" in found["refused"]["dtype"][1]
     assert "nothing" in found["refused"]["output"][1]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_kserves_clients_get_answers(protocol: str, ports: dict[str, str], tmp_path: Path) -> None:
+    """Health, answers to binary inputs and to JSON, and refusals that name what is wrong. They ask for no metadata."""
+    found = run_client("kserve", "kserve_client.py", protocol, ports[protocol], cwd=tmp_path)
+    assert found["ready"] == [True, True]
+    assert found["models"] == [True, False]
+    assert found["logits"] == [(IMAGE @ WEIGHTS).tolist()] * 2
+    assert found["ids"] == ["seven"] * 2
+    assert "served is" in found["refused"]["model"]
+    assert "INT64" in found["refused"]["dtype"]
+    assert "nothing" in found["refused"]["output"]
 
 
 @pytest.mark.parametrize("how", [[], ["json"], ["gzip"], ["json", "gzip"], ["grpc"]], ids=" ".join)

@@ -129,6 +129,14 @@ def test_a_refusal_after_answers_is_a_refusal() -> None:
         np.testing.assert_array_equal(connection.infer({"x": X}, ["y"])["y"], y + 1)
 
 
+def test_of_a_traceback_the_last_line_is_the_reason() -> None:
+    """As servers that are not ours answer."""
+    text = b"Traceback (most recent call last):\n" + b"  File\n" * 99 + b"ValueError: no such model\n"
+    refusal = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)
+    with teacher([[refusal]]) as connection, pytest.raises(InferenceError, match=r"500: ValueError: no such model$"):
+        connection.infer({"x": X}, ["y"])
+
+
 def test_a_teacher_may_disconnect_after_each_answer() -> None:
     """The next request goes over another connection, however often the answer begins as the last."""
     y = np.ones(3, np.float32)
