@@ -204,6 +204,7 @@ from fsspec.asyn import get_loop, sync
 from fsspec.implementations.memory import MemoryFileSystem
 
 from edl_runtime import elastic
+from edl_runtime.elastic.training import checkpointing
 
 
 async def resolve():
@@ -243,12 +244,13 @@ helper.start()
 helper.join()
 assert not os.path.exists(os.environ["EDL_RESULT_FILE"])
 Far.is_full = sys.argv[1] == "full"
+checkpointing.LAST_CHECKPOINT_WAIT_S = 1.0
 """
 
 
 @pytest.mark.parametrize("place", ["free", pytest.param("full", marks=pytest.mark.deep)])
 def test_a_loop_that_is_left_early_is_an_end_for_a_script_alone(tmp_path: Path, place: str) -> None:
-    """Its last checkpoint is written, also where that takes a connection; else it does not end with 0."""
+    """Its last checkpoint is written, also where that takes a connection; else, once it was retried, it fails."""
     (tmp_path / "early.py").write_text(LEAVES_EARLY)
     command = [sys.executable, "-W", "ignore", str(tmp_path / "early.py"), place]
     environ = {**os.environ, "GLOG_minloglevel": "2", "EDL_RESULT_FILE": str(tmp_path / "result.json")}
