@@ -482,6 +482,24 @@ def test_a_trigger_comes_back_from_its_serialized_form(trigger: Any) -> None:
     assert getattr(again, "condition", None) == getattr(trigger, "condition", None)
 
 
+@pytest.mark.parametrize(
+    ("trigger", "changes"),
+    [
+        (EdlTaskTrigger(msgspec.to_builtins(spec_of())), {"spec": {}}),
+        (EdlConditionTrigger.of(POOL), {"condition": {}}),
+        (EdlConditionTrigger.of(POOL), {"kind": "edl_airflow.sensors.teacher_pool.Pool"}),
+        (EdlConditionTrigger.of(POOL), {"kind": "edl_airflow.sensors.pools.PoolCondition"}),
+        (EdlConditionTrigger.of(POOL), {"kind": "edl_airflow.sensors.teacher_pool.EdlTeacherPoolSensor"}),
+        (EdlConditionTrigger.of(POOL), {"kind": "PoolCondition"}),
+    ],
+)
+def test_arguments_of_another_version_fail_one_trigger_only(trigger: Any, changes: dict[str, Any]) -> None:
+    """Any error but a TypeError would end the triggerer, and again each time that it is started."""
+    path, kwargs = trigger.serialize()
+    with pytest.raises(TypeError, match="stored arguments"):
+        resolve_name(path)(**{**kwargs, **changes})
+
+
 def test_a_watcher_needs_a_stream() -> None:
     """Each would have none to watch."""
     with pytest.raises(SpecError, match="stream"):
