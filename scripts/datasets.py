@@ -40,7 +40,7 @@ def debian(package: str, folder: str) -> Callable[[Path], None]:
     def fetch(into: Path) -> None:
         with tempfile.TemporaryDirectory() as name:
             temporary = Path(name)
-            options = (f"Acquire::http::Timeout={APT_TIMEOUT_S}", "APT::Sandbox::User=root")
+            options = (f"Acquire::http::Timeout={APT_TIMEOUT_S}", "Acquire::Retries=0", "APT::Sandbox::User=root")
             download = ["apt-get", *(word for option in options for word in ("-o", option))]
             try:
                 run(*download, "download", package, folder=temporary)
