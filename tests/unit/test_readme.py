@@ -62,6 +62,7 @@ PAGES = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     *(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
+    *(str(page.relative_to(ROOT)) for page in ROOT.glob("examples/**/*.md")),
 ]
 
 
