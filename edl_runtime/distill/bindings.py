@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -34,6 +35,13 @@ _DTYPE = attrgetter("dtype")
 
 SampleName = Callable[[int], str]
 """Returns the name of a row's sample, for messages."""
+
+
+class Tokenizer(NamedTuple):
+    """The student's tokenizer file, and the digest of its content."""
+
+    file: Path
+    digest: str
 
 
 class InputBinding(NamedTuple):
@@ -141,9 +149,11 @@ class RequestPlan(NamedTuple):
         signature: ModelSignature,
         *,
         allow_nan: bool = False,
+        tokenizer: Tokenizer | None = None,
     ) -> Self:
         """Match a reader's arguments with the signature of the teachers' model. Raises SpecError."""
         model = f"the teachers' model {signature.name!r}"
+        _check_tokenizer(tokenizer, signature.tokenizer, model)
         slots = {name: slot for slot, name in enumerate(inputs) if name}
         for spec in signature.inputs:
             if spec.name not in slots:
@@ -194,6 +204,12 @@ class RequestPlan(NamedTuple):
                     f"teacher {teacher}: output {name!r} has NaN or infinity, allowed are finite numbers; "
                     "check its model and inputs, or accept them with DistillReader(allow_nan=True)"
                 )
+
+
+def _check_tokenizer(ours: Tokenizer | None, told: str, model: str) -> None:
+    """Raise SpecError if the teachers of `model` told another digest than ours; empty is none."""
+    if ours is not None and told not in ("", ours.digest):
+        raise SpecError("tokenizer", f"{ours.file} (digest {ours.digest})", f"that of {model} (digest {told[:64]})")
 
 
 def _fits(shape: tuple[int, ...], allowed: tuple[int, ...]) -> bool:

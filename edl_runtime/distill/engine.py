@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from edl_runtime.distill import data_loaders
 from edl_runtime.distill.batching import Batch, Format, ItemAccumulator, Request, cut
-from edl_runtime.distill.bindings import RequestPlan
+from edl_runtime.distill.bindings import RequestPlan, Tokenizer
 from edl_runtime.distill.cache.answer_cache import AnswerCache
 from edl_runtime.distill.cache.lookup import CacheLookup
 from edl_runtime.distill.discovery import DemandMeter, follow_pool
@@ -61,6 +61,7 @@ class Engine:
         format: Format,  # noqa: A002 -- as the reader has it
         teacher_batch_size: int | None,
         allow_nan: bool,
+        tokenizer: Tokenizer | None,
         epochs: int | None,
         cache: AnswerCache | None,
         settings: RuntimeSettings,
@@ -75,7 +76,8 @@ class Engine:
         self._settings = settings
         self._queries = queries
         self._plans_of = [
-            partial(RequestPlan.of, inputs, query.outputs, normalise, allow_nan=allow_nan) for query in queries
+            partial(RequestPlan.of, inputs, query.outputs, normalise, allow_nan=allow_nan, tokenizer=tokenizer)
+            for query in queries
         ]
         self._epochs = epochs
         self._forked_epochs = 0

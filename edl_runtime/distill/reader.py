@@ -6,10 +6,12 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, get_args
 
 from edl_runtime.distill.batching import Format, join
+from edl_runtime.distill.bindings import Tokenizer
 from edl_runtime.distill.cache.answer_cache import AnswerCache
 from edl_runtime.distill.engine import Engine, PoolQuery
 from edl_runtime.distill.reporter import JobReporter
@@ -17,7 +19,7 @@ from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.distill.teacher_addresses import Discovered, Fixed, teachers_from_settings
 from edl_runtime.distill.teacher_connections import Connect
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.oip import Normalise, TopK, positive_integer
+from edl_runtime.protocol.oip import Normalise, TopK, digest_of, positive_integer
 from edl_runtime.settings import RuntimeSettings
 
 
@@ -55,6 +57,8 @@ class DistillReader:
       quarter of the bytes is sent.
     - `allow_nan`: accept answers with NaN or infinity, as of a model that masks with them. By default they count as
       wrong answers, and their teacher goes into quarantine.
+    - `tokenizer`: the file with which the script made tokens of texts, such as tokenizer.json. Teachers whose model
+      lies beside one with other content are refused; those that tell none, as other servers, are not.
     - `epochs`: how many the script will read, if known. The first batches of the next epoch are then requested before
       the current one ends; by default the source is called for an epoch only when that begins. Don't use it with
       `data.through` of an elastic training; it has no effect where the source forks in each epoch.
@@ -82,6 +86,7 @@ class DistillReader:
         teacher_batch_size: int | None = None,
         normalise: Mapping[str, Normalise] = MappingProxyType({}),
         allow_nan: bool = False,
+        tokenizer: str | os.PathLike[str] | None = None,
         epochs: int | None = None,
         total_steps: int | None = None,
         cache: AnswerCache | None = None,
@@ -121,6 +126,7 @@ class DistillReader:
             format=format,
             teacher_batch_size=teacher_batch_size,
             allow_nan=allow_nan,
+            tokenizer=None if tokenizer is None else _read_tokenizer(tokenizer),
             epochs=self.epochs,
             cache=cache,
             settings=settings,
@@ -220,6 +226,14 @@ def _checked_source(source: object) -> Callable[[], Iterable[Any]]:
     if not isinstance(source, Iterable):
         raise SpecError("source", kind, "a function that returns an iterable, or a list of items")
     return source.__iter__
+
+
+def _read_tokenizer(given: object) -> Tokenizer:
+    try:
+        file = Path(given)  # type: ignore[arg-type]
+        return Tokenizer(file, digest_of([file]))
+    except (OSError, TypeError, ValueError):
+        raise SpecError("tokenizer", given, "a file that can be read, or None") from None
 
 
 def _are_names(given: Sequence[object]) -> bool:

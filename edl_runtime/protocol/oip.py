@@ -5,8 +5,10 @@ https://github.com/kserve/open-inference-protocol and Triton's binary tensor ext
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Literal, SupportsFloat, SupportsIndex
 
 import msgspec
@@ -34,6 +36,21 @@ Datatype = Literal[
 JOIN_EXTENSION = "join"
 """For models whose answer to a row does not depend on other rows: requests may be joined, to any number of rows."""
 
+TOKENIZER_EXTENSION = "tokenizer:"
+"""Followed by the digest of the file that says what a model's token numbers stand for."""
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+"""The names such a file has beside a model; the first that exists counts."""
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """Return a digest of the content of files: 16 hexadecimal digits. Raises OSError."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()[:16]
+
 
 def shape_fits(shape: tuple[int, ...], allowed: tuple[int, ...]) -> bool:
     """Whether an array of `shape` is one of `allowed`, where -1 is any size."""
@@ -53,8 +70,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
 class ModelSignature(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs and outputs of a model, as in OIP's model metadata. `versions` has one entry, a digest of the model.
 
-    `extensions` are features of its teacher beyond the standard: "top_k", "normalise", "shared_memory", and
-    `JOIN_EXTENSION`.
+    `extensions` are features of its teacher beyond the standard: "top_k", "normalise", "shared_memory",
+    `JOIN_EXTENSION`, and `TOKENIZER_EXTENSION` with a digest.
     """
 
     name: str
@@ -63,6 +80,12 @@ class ModelSignature(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     extensions: tuple[str, ...] = ()
+
+    @property
+    def tokenizer(self) -> str:
+        """The digest of the model's tokenizer; empty if its teacher does not tell."""
+        told = (name for name in self.extensions if name.startswith(TOKENIZER_EXTENSION))
+        return next(told, "").removeprefix(TOKENIZER_EXTENSION)
 
 
 class ReceivedMetadata(msgspec.Struct):

@@ -8,7 +8,7 @@ import msgspec
 
 from edl_runtime.balance.assign import assign
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.oip import JOIN_EXTENSION, ModelSignature
+from edl_runtime.protocol.oip import JOIN_EXTENSION, TOKENIZER_EXTENSION, ModelSignature
 from edl_runtime.specs import check_weight
 
 
@@ -39,10 +39,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def signature_differences(pool: ModelSignature, teacher: ModelSignature) -> list[str]:
     """Return a text for each field in which `teacher` differs from `pool`; empty when they are the same.
 
-    Name, platform and versions are compared where both have them; servers that are not ours have none.
+    Name, platform, versions and tokenizer are compared where both have them; servers that are not ours have none.
     """
     theirs, ours = _described(pool), _described(teacher)
-    for field in ("name", "platform", "versions"):
+    for field in ("name", "platform", "versions", "tokenizer"):
         if not (theirs[field] and ours[field]):  # of a server that is not ours
             theirs[field] = ours[field] = ""
     different = [field for field in {**theirs, **ours} if theirs.get(field) != ours.get(field)]
@@ -67,8 +67,13 @@ def _described(signature: ModelSignature) -> dict[str, str]:
         "platform": signature.platform,
         "versions": ", ".join(signature.versions),
         **{f"{kind} {one.name!r}": f"{one.datatype} {list(one.shape)}" for kind, one in tensors},
-        "extensions": ", ".join(name for name in signature.extensions if name != JOIN_EXTENSION) or "empty",
+        "tokenizer": signature.tokenizer,
+        "extensions": ", ".join(name for name in signature.extensions if not _is_compared_alone(name)) or "empty",
     }
+
+
+def _is_compared_alone(extension: str) -> bool:
+    return extension == JOIN_EXTENSION or extension.startswith(TOKENIZER_EXTENSION)
 
 
 def _tensor_names(signature: ModelSignature) -> dict[str, str]:

@@ -26,13 +26,15 @@ PEAK_LEARNING_RATE = 4e-3
 class Course(NamedTuple):
     """A teacher's training: an untrained network, and what it learns from.
 
-    - `data`: has `images`, `labels`, `test_images` and `test_labels`.
-    - `augment`: changes a batch of images at random.
+    - `data`: samples and labels for training, and those that are held out.
+    - `augment`: changes a batch of samples at random.
+    - `tokenizer`: the content of tokenizer.json, where samples are tokens.
     """
 
     teacher: nn.Layer
-    data: Any
+    data: tuple[Any, Any, Any, Any]
     augment: Callable[[Any, np.random.Generator], Any]
+    tokenizer: str = ""
 
 
 def add_flags(parser: argparse.ArgumentParser, epochs: int) -> None:
@@ -63,37 +65,51 @@ def train(
 
     paddle.seed(options.seed)
     rng = np.random.default_rng(options.seed)
-    teacher, data, augment = prepare()
-    steps = max(1, len(data.labels) // BATCH_SIZE)
+    course = prepare()
+    teacher, (samples, labels, *test) = course.teacher, course.data
+    steps = max(1, len(labels) // BATCH_SIZE)
     rate = paddle.optimizer.lr.OneCycleLR(PEAK_LEARNING_RATE, total_steps=options.epochs * steps)
     optimizer = paddle.optimizer.Adam(rate, parameters=teacher.parameters())
     reached, started = 0.0, time.monotonic()
     for epoch in range(1, options.epochs + 1):
-        for chosen in np.array_split(rng.permutation(len(data.labels)), steps):
-            images = to_input(augment(data.images[chosen], rng))
-            loss = F.cross_entropy(teacher(images), paddle.to_tensor(data.labels[chosen]))
+        for chosen in np.array_split(rng.permutation(len(labels)), steps):
+            batch = to_input(course.augment(samples[chosen], rng))
+            loss = F.cross_entropy(teacher(batch), paddle.to_tensor(labels[chosen]))
             loss.backward()
             optimizer.step()
             optimizer.clear_grad()
             rate.step()
-        reached = accuracy(teacher, data.test_images, data.test_labels)
+        reached = accuracy(teacher, *test)
         seconds = time.monotonic() - started
         print(
             f"epoch {epoch}/{options.epochs}: loss {float(loss):.3f}, accuracy {reached:.1%}, {seconds:.0f} s",
             flush=True,
         )
-    save(teacher, options.model_dir, data.images.shape[1:], {"recipe": recipe, "accuracy": reached})
+    about_it = {"recipe": recipe, "accuracy": reached}
+    save(teacher, options.model_dir, samples.shape[1:], about_it, course.tokenizer)
 
 
-def save(teacher: nn.Layer, model_dir: Path, shape: Sequence[int], about: dict[str, Any]) -> None:
-    """Save an inference model that takes "image", [B, *shape] float32, with `about` in about.json; atomically."""
+def save(
+    teacher: nn.Layer,
+    model_dir: Path,
+    shape: Sequence[int],
+    about: dict[str, Any],
+    tokenizer: str = "",
+) -> None:
+    """Save an inference model, with `about` in about.json, atomically.
+
+    It takes "image", [B, *shape] float32, or with a `tokenizer`, which tokenizer.json then has, "tokens", int64.
+    """
     import paddle
     from paddle.static import InputSpec
 
     partial = model_dir.with_name(f"partial-{model_dir.name}-{os.getpid()}")
     teacher.eval()
-    paddle.jit.save(teacher, str(partial / "model"), input_spec=[InputSpec([None, *shape], "float32", "image")])
+    kind = ("int64", "tokens") if tokenizer else ("float32", "image")
+    paddle.jit.save(teacher, str(partial / "model"), input_spec=[InputSpec([None, *shape], *kind)])
     (partial / "about.json").write_text(json.dumps(about))
+    if tokenizer:
+        (partial / "tokenizer.json").write_text(tokenizer, "utf-8")
     shutil.rmtree(model_dir, ignore_errors=True)
     partial.replace(model_dir)
     print(f"saved as an inference model in {model_dir}", flush=True)

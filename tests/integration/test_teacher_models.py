@@ -15,11 +15,12 @@ from support.teachers.process import PATIENCE_S, running_teacher, starting_teach
 
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.protocol.client import TeacherConnection
-from edl_runtime.protocol.oip import TensorSpec
+from edl_runtime.protocol.oip import TensorSpec, digest_of
 from edl_runtime.teacher.errors import ModelError
 from edl_runtime.teacher.models.loading import load_model
 from edl_runtime.teacher.models.model import Model, ModelOptions
 from edl_runtime.teacher.models.paddle import output_names
+from edl_runtime.teacher.predictor.execute import with_extensions
 
 IDS = np.arange(12).reshape(2, 6)
 MASK = np.ones((2, 6), np.float32)
@@ -125,6 +126,15 @@ def test_an_onnx_model_is_served(onnx_file: Path) -> None:
     outputs = outputs_of(model, x=np.ones((2, 4), np.float32))
     assert np.array_equal(outputs["double"], np.full((2, 4), 2))
     assert outputs["sum"] == 8
+
+
+def test_a_tokenizer_beside_a_model_is_told(onnx_file: Path) -> None:
+    """As a digest of the file, beside what the teacher can do; a model without one tells none."""
+    assert not load_model(ModelOptions(model=str(onnx_file))).signature.tokenizer
+    onnx_file.with_name("vocab.txt").write_text("the\n")
+    signature = with_extensions(load_model(ModelOptions(model=str(onnx_file))).signature)
+    assert signature.extensions[0] == "top_k"
+    assert signature.tokenizer == digest_of([onnx_file.with_name("vocab.txt")])
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a model"])

@@ -5,52 +5,27 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import datasets
-import msgspec
 import pytest
+from support.examples import compare, real_data, train_teacher
 from support.paths import EXAMPLES, SUPPORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-EXAMPLE = EXAMPLES / "vision_distill"
-PURE = "--use_distill_service=no"
-
-
-def train_teacher(folder: Path, *flags: str) -> str:
-    """Train a teacher in `folder`; return what the script printed."""
-    command = [sys.executable, str(EXAMPLE / "train_teacher.py"), "--model_dir", "teacher", *flags]
-    return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def compare(folder: Path, *flags: str) -> dict[str, Any]:
-    """Train students by `edl compare`; return its rows by way. It fails where the teachers were not asked."""
-    command = [sys.executable, "-m", "edl_runtime.cli", "compare", "--json", "--model", "teacher"]
-    command += ["--outputs", "logits=fetch_name_0", "--ways", "none,service", "--pure", PURE, "--repeat", "2", "--"]
-    command += [
-        "python",
-        str(EXAMPLE / "student.py"),
-        "--use_distill_service",
-        "--seed={seed}",
-        "--curves=curves",
-        *flags,
-    ]
-    done = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
-    return {row["way"]: row for row in msgspec.json.decode(done.stdout)}
+EXAMPLE = "vision_distill"
 
 
 def test_a_student_with_few_labels_learns_from_its_teacher(tmp_path: Path) -> None:
     """On 500 pictures, 20 labels: better by far than alone, and than chance, a tenth. Its curves are drawn."""
     data = f"--data_dir={SUPPORT / 'pictures'}"
-    assert "saved as an inference model" in train_teacher(tmp_path, data, "--num_epochs=12")
-    assert "teacher is up to date" in train_teacher(tmp_path, data, "--num_epochs=12")
-    rows = compare(tmp_path, data, "--labels=20", "--num_epochs=12", "--batch_size=20")
+    assert "saved as an inference model" in train_teacher(EXAMPLE, tmp_path, data, "--num_epochs=12")
+    assert "teacher is up to date" in train_teacher(EXAMPLE, tmp_path, data, "--num_epochs=12")
+    rows = compare(EXAMPLE, tmp_path, data, "--labels=20", "--num_epochs=12", "--batch_size=20")
     assert rows["service"]["accuracy"]["mean"] > 0.5
     assert rows["service"]["accuracy_gain"]["mean"] > 0.08
 
     pytest.importorskip("matplotlib")
-    command = [sys.executable, str(EXAMPLE / "curves.py"), "curves", "curves.svg", "--teacher=teacher"]
+    command = [sys.executable, str(EXAMPLES / EXAMPLE / "curves.py"), "curves", "curves.svg", "--teacher=teacher"]
     table = subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     assert [line.partition(":")[0] for line in table[:3]] == ["teacher", "alone, 20 labels", "distilled, 20 labels"]
     assert "distilled, 20 labels" in Path(table[-1]).read_text()
@@ -58,21 +33,17 @@ def test_a_student_with_few_labels_learns_from_its_teacher(tmp_path: Path) -> No
 
 def test_the_smallest_setting_learns_fashion(tmp_path: Path) -> None:
     """On 6,000 pictures of the real data set, in a minute; the teachers answer."""
-    folder = datasets.DATASETS / "fashion"
-    unavailable = folder / "unavailable"
-    if not folder.is_dir() or unavailable.exists():
-        reason = unavailable.read_text().strip() if unavailable.exists() else "run `make datasets`"
-        pytest.skip(f"Fashion-MNIST is not in {folder}: {reason}")
+    folder = real_data("fashion")
     flags = (f"--data_dir={folder}", "--rows=6000")
-    train_teacher(tmp_path, *flags, "--num_epochs=3")
-    for row in compare(tmp_path, *flags, "--num_epochs=2").values():
+    train_teacher(EXAMPLE, tmp_path, *flags, "--num_epochs=3")
+    for row in compare(EXAMPLE, tmp_path, *flags, "--num_epochs=2").values():
         assert row["accuracy"]["mean"] > 0.6
 
 
 def test_data_that_cant_be_used_ends_the_scripts(tmp_path: Path) -> None:
     """With the status of a job that is not tried again, and without a traceback."""
     for script in ("train_teacher.py", "student.py"):
-        command = [sys.executable, str(EXAMPLE / script), f"--data_dir={tmp_path}"]
+        command = [sys.executable, str(EXAMPLES / EXAMPLE / script), f"--data_dir={tmp_path}"]
         done = subprocess.run(command, cwd=tmp_path, check=False, stderr=subprocess.PIPE, text=True)
         assert done.returncode == 65
         assert f"{script}: {tmp_path}: got neither, allowed is a folder of IDX files" in done.stderr

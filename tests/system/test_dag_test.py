@@ -207,6 +207,17 @@ def test_the_vision_dag_draws_both_students(environ: dict[str, str]) -> None:
     assert all(f"{way}, 20 labels" in picture.read_text() for way in ("alone", "distilled"))
 
 
+@pytest.mark.deep
+def test_the_text_dag_draws_both_students(environ: dict[str, str]) -> None:
+    """One alone and one of a pool, from the data that the form names."""
+    conf = {"data_dir": str(SUPPORT / "texts" / "wordnet"), "rows": 500, "labels": 60, "teacher_epochs": 2, "epochs": 2}
+    states, output = run_dags(environ, [("edl_text_distill", conf, "")])
+    assert set(states["edl_text_distill"]) == {"run", "train_teacher", "alone", "distill", "draw"}
+    assert set(states["edl_text_distill"].values()) == {"success"}, output[-6000:]
+    (picture,) = (Path(environ["AIRFLOW_HOME"]) / "text_distill" / "runs").glob("*/curves.svg")
+    assert all(f"{way}, 60 labels" in picture.read_text() for way in ("alone", "distilled"))
+
+
 def run_dags(environ: dict[str, str], runs: Runs) -> tuple[dict[str, dict[str, str]], str]:
     """Run `dag.test()` of each; return the states of runs and tasks, and the output. No job remains."""
     command = [sys.executable, str(RUN), environ["AIRFLOW__CORE__DAGS_FOLDER"], json.dumps(runs)]

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from edl_runtime.protocol.oip import ModelSignature, TensorSpec, shape_fits
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec, digest_of, shape_fits
 from edl_runtime.protocol.tensors import Array, dtype_of
 from edl_runtime.teacher.errors import ModelError
-from edl_runtime.teacher.models.model import ModelOptions, digest_of
+from edl_runtime.teacher.models.model import ModelOptions
 
 F = TypeVar("F", bound=Callable[[Mapping[str, Array]], Mapping[str, Array]])
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, get_args
 
 import msgspec
 
-from edl_runtime.protocol.oip import Datatype, ModelSignature
+from edl_runtime.protocol.oip import TOKENIZER_EXTENSION, TOKENIZER_FILES, Datatype, ModelSignature, digest_of
 from edl_runtime.protocol.tensors import Array, dtype_of
 from edl_runtime.specs import MAX_BATCH
 
@@ -52,10 +51,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int = MAX_BATCH
 
 
-def digest_of(files: Iterable[Path]) -> str:
-    """Return a digest of a model's files; it depends on their content only."""
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()[:16]
+def tokenizer_in(folder: Path) -> tuple[str, ...]:
+    """Return the extension that tells the digest of the tokenizer in a model's folder; none without such a file."""
+    found = next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
+    return (TOKENIZER_EXTENSION + digest_of([found]),) if found else ()

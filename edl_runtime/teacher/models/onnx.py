@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edl_runtime.protocol.oip import ModelSignature, TensorSpec
+from edl_runtime.protocol.oip import ModelSignature, TensorSpec, digest_of
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.teacher.errors import ModelError
-from edl_runtime.teacher.models.model import DATATYPES, NO_FILE, ModelOptions, digest_of
+from edl_runtime.teacher.models.model import DATATYPES, NO_FILE, ModelOptions, tokenizer_in
 
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}  # ONNX has numpy's names for all other datatypes
 
@@ -39,6 +39,7 @@ class OnnxModel:
             platform="onnx_onnxruntime",
             inputs=_specs(self._session.get_inputs(), options),
             outputs=_specs(self._session.get_outputs(), options),
+            extensions=tokenizer_in(path.parent),
         )
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:

@@ -12,10 +12,10 @@ import msgspec
 
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
-from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec
+from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec, digest_of
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.teacher.errors import ModelError
-from edl_runtime.teacher.models.model import DATATYPES, ModelOptions, digest_of
+from edl_runtime.teacher.models.model import DATATYPES, ModelOptions, tokenizer_in
 
 _FIRST_GPU_MEMORY_MB = 100  # grows as needed
 
@@ -43,6 +43,7 @@ class PaddleModel:
             platform="paddle",
             inputs=inputs,
             outputs=tuple(TensorSpec(name, *output) for name, output in zip(names, outputs, strict=True)),
+            extensions=tokenizer_in(folder),
         )
         self._inputs = {spec.name: self._predictor.get_input_handle(spec.name) for spec in inputs}
 

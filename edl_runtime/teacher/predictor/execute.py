@@ -26,7 +26,8 @@ def with_extensions(signature: ModelSignature, *, joins: bool = False) -> ModelS
         "normalise": any(spec.datatype == "FP32" and len(spec.shape) > 1 for spec in signature.inputs),
         JOIN_EXTENSION: joins and can_join(signature),
     }
-    return msgspec.structs.replace(signature, extensions=tuple(name for name, able in can.items() if able))
+    able = (name for name, able in can.items() if able)
+    return msgspec.structs.replace(signature, extensions=(*able, *signature.extensions))
 
 
 class EncodedAnswer(NamedTuple):

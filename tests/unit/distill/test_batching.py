@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from support.teachers.fakes import SIGNATURE, arithmetic
 
 from edl_runtime.distill.batching import Batch, Format, Request, cut, join
-from edl_runtime.distill.bindings import SMALL_ROW_BYTES, RequestPlan
+from edl_runtime.distill.bindings import SMALL_ROW_BYTES, RequestPlan, Tokenizer
 from edl_runtime.distill.errors import SampleError
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.errors import ProtocolError
@@ -234,6 +236,17 @@ def test_what_the_model_lacks_is_named(
     """With what there is."""
     with pytest.raises(SpecError, match=text):
         RequestPlan.of(inputs, outputs, normalise, SIGNATURE)
+
+
+def test_tokens_of_another_tokenizer_are_refused() -> None:
+    """The error names both sides. Teachers that tell no tokenizer are not refused."""
+    ours = Tokenizer(Path("words/tokenizer.json"), "a1")
+    signature = msgspec.structs.replace(SIGNATURE, extensions=("tokenizer:b2",))
+    refused = r"tokenizer: got 'words/tokenizer.json \(digest a1\)'.*'teacher' \(digest b2\)"
+    with pytest.raises(SpecError, match=refused):
+        RequestPlan.of(["x"], ["double"], {}, signature, tokenizer=ours)
+    for told in ((), ("tokenizer:a1",)):
+        RequestPlan.of(["x"], ["double"], {}, msgspec.structs.replace(SIGNATURE, extensions=told), tokenizer=ours)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("teacher_batch_size", {"teacher_batch_size": 0}),
     ("teacher_batch_size", {"teacher_batch_size": True}),
     ("allow_nan", {"allow_nan": "no"}),
+    *(("tokenizer", {"tokenizer": wrong}) for wrong in ("/no/tokenizer.json", "/", 3)),
     *(("total_steps", {"total_steps": wrong}) for wrong in (0, True, "16")),
     ("total_steps", {"total_steps": 3, "reporter": JobReporter(settings=RuntimeSettings())}),
 ]

@@ -62,6 +62,13 @@ def test_each_difference_is_named(change: dict[str, Any], words: str) -> None:
     assert signature_differences(DIGITS, msgspec.structs.replace(DIGITS, **change)) == [words]
 
 
+def test_another_tokenizer_is_another_model() -> None:
+    """Its numbers mean other words; a server that tells no tokenizer may have any."""
+    ours, theirs = (msgspec.structs.replace(DIGITS, extensions=(f"tokenizer:{digest}",)) for digest in ("a1", "b2"))
+    assert signature_differences(ours, theirs) == ["tokenizer is b2 and the pool's a1"]
+    assert not signature_differences(ours, DIGITS)
+
+
 def test_a_server_that_is_not_ours_may_lack_name_platform_and_versions() -> None:
     """Whichever came first; its inputs and outputs have to be the pool's."""
     theirs = msgspec.structs.replace(DIGITS, name="", platform="", versions=())

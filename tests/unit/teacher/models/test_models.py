@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edl_runtime.protocol.oip import TensorSpec
+from edl_runtime.protocol.oip import TensorSpec, digest_of
 from edl_runtime.teacher.errors import ModelError
 from edl_runtime.teacher.models.loading import load_model
-from edl_runtime.teacher.models.model import ModelOptions, digest_of
+from edl_runtime.teacher.models.model import ModelOptions
 
 
 @pytest.mark.parametrize(
