@@ -150,12 +150,7 @@ class TeacherConnection:
         """Send a request that is all JSON, for servers without the binary extension; return and raise as `infer`."""
         headers = {**self._headers, "Content-Type": "application/json", "Content-Length": len(request)}
         head = render_request("POST", f"{self._model_path}/infer", headers)
-        with self._link as stream:
-            stream.send([head, request], len(head) + len(request))
-            arrays, unfilled = self._open_answer(stream)
-            for array in unfilled:
-                stream.fill(array)
-        return arrays
+        return self._ask([head, request], len(head) + len(request))
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of what is below the model's path, as "/config". Raises OSError, ProtocolError."""
@@ -180,8 +175,12 @@ class TeacherConnection:
 
     def _exchange(self, header: bytes, buffers: Sequence[Array], size: int, *, alone: bool = False) -> dict[str, Array]:
         head = self._infer_head(len(header), size, alone=alone)
+        return self._ask([head, header, *buffers], len(head) + size)
+
+    def _ask(self, buffers: Sequence[bytes | Array], size: int) -> dict[str, Array]:
+        """Send a request of `size` bytes to the model; return the arrays of its answer."""
         with self._link as stream:
-            stream.send([head, header, *buffers], len(head) + size)
+            stream.send(buffers, size)
             known = self._last_answer
             if known is not None and stream.take(known.text):
                 arrays = {name: np.empty(shape, dtype) for name, dtype, shape in known.arrays}

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from support.elastic.fake_agent import SCRIPT, Trainer, batches_of, join, leave, open_gate, stepped, trainers, weights
+from support.network.ports import free_ports
 from support.teachers.process import wait_until
 
 from edl_runtime.elastic.comm.agent_protocol import (
@@ -278,8 +279,7 @@ def test_a_checkpoint_is_read_before_the_ranks_meet(tmp_path: Path) -> None:
         content = slow.read_bytes()
         slow.unlink()
         os.mkfifo(slow)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = free.getsockname()
+        address = ("127.0.0.1", free_ports(1)[0])
         for rank, trainer in enumerate(others):
             store = f"{address[0]}:{address[1]}"
             trainer.line.send(JoinGeneration(generation=2, rank=rank, world_size=2, store=store, instances=2))

@@ -21,8 +21,9 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
-from support.external_servers import DECLARED, SERVERS, WEIGHTS, free_ports
+from support.external_servers import DECLARED, SERVERS, WEIGHTS
 from support.network.certificates import Authority
+from support.network.ports import free_ports
 from support.paths import TESTS
 from support.teachers.process import Teacher, running_teacher, wait_until
 

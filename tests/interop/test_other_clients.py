@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.external_servers import SERVERS, WEIGHTS, environment, free_ports, run_client
+from support.external_servers import SERVERS, WEIGHTS, environment, run_client
+from support.network.ports import free_ports
 from support.teachers.process import running_teacher
 
 IMAGE = np.arange(2 * 784, dtype=np.float32).reshape(2, 784) % 11

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import random
-import socket
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from support.network.ports import free_ports
 from support.paths import TESTS
 from support.teachers.process import wait_until
 
@@ -126,32 +123,6 @@ class Server:
         self._process.wait()
         psutil.wait_procs(processes)
         self._process = None
-
-
-PORTS = range(20000, 30000)
-"""Below those that the system gives to whoever asks for any."""
-
-_reserved: list[int] = []
-"""Descriptors of locked files, one for each port."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that are free now, and that no other process of tests gets before this one has ended."""
-    folder = Path(tempfile.gettempdir()) / "edl-test-ports"
-    folder.mkdir(exist_ok=True)
-    found: list[int] = []
-    while len(found) < count:
-        port = random.choice(PORTS)
-        lock = os.open(folder / str(port), os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            os.close(lock)
-        else:
-            _reserved.append(lock)
-            found.append(port)
-    return found
 
 
 StartServer = Callable[..., Server]
