@@ -87,9 +87,9 @@ def _transport(server: ServerAddress, settings: RuntimeSettings, timeout_s: floa
     if carrier == "grpc":
         return model(server, channel)
     if carrier == "brpc":
-        return model(server, paddle_serving.BrpcCarrier(server, timeout_s))
+        return model(server, paddle_serving.BrpcCarrier(server, timeout_s, token))
     path = paddle_serving.GENERAL_PATH if general else f"/{quote(server.model, safe='')}/prediction"
-    return model(server, paddle_serving.HttpCarrier(server, path, timeout_s, as_json=not general))
+    return model(server, paddle_serving.HttpCarrier(server, path, timeout_s, as_json=not general, token=token))
 
 
 class ExternalConnection:

@@ -152,6 +152,17 @@ class TeacherConnection:
         head = render_request("POST", f"{self._model_path}/infer", headers)
         return self._ask([head, request], len(head) + len(request))
 
+    def post(self, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
+        """Send a body of the content type `kind` to any path; return status and body of the answer.
+
+        Raises OSError, ProtocolError.
+        """
+        head = render_request("POST", path, {**self._headers, "Content-Type": kind, "Content-Length": len(body)})
+        with self._link as stream:
+            stream.send([head, body], len(head) + len(body))
+            answer, size = self._checked_head(stream, stream.read_head())
+            return answer.status, bytes(stream.read(size))
+
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of what is below the model's path, as "/config". Raises OSError, ProtocolError."""
         with self._link as stream:

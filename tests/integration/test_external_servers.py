@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -115,6 +115,23 @@ def test_tls_and_a_token_hold_over_grpc_and_http(tmp_path: Path) -> None:
             assert refused.value.status == 401
             with pytest.raises(OSError, match=r"(?i)certificate"):
                 ask(address, theirs.ca, "secret")
+
+
+def test_a_token_holds_for_paddle_serving() -> None:
+    (port,) = free_ports(1)
+    flags = ("--paddle-port", str(port))
+    with running_teacher("ours:net", *flags, env={"EDL_TEACHER_TOKEN": "secret", "PYTHONPATH": str(SERVERS)}):
+        for carrier in ("http", "grpc", "brpc"):
+            for token in ("secret", "another"):
+                address = f"paddle-serving+{carrier}://127.0.0.1:{port}/net{DECLARED}"
+                with closing(connect(address, RuntimeSettings(teacher_token=token))) as connection:
+                    assert connection.ready()
+                    if token == "secret":
+                        answer = connection.infer({"image": IMAGES[:2]}, ["logits"])["logits"]
+                        assert np.array_equal(answer, IMAGES[:2].reshape(-1, 784) @ WEIGHTS)
+                    else:
+                        with pytest.raises(InferenceError, match="token is missing or wrong"):
+                            connection.infer({"image": IMAGES[:2]}, ["logits"])
 
 
 # Other clients of ours

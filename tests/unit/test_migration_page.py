@@ -1,4 +1,4 @@
-"""What docs/migrating-from-edl.md names of ours exists."""
+"""What docs/migrating-from-edl.md and the quick start's page name of ours exists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ PAGE = (ROOT / "docs/migrating-from-edl.md").read_text()
 OURS = "\n".join(line.split("|", 2)[-1] if line.startswith("|") else line for line in PAGE.splitlines())
 """The page without the left columns of its tables, which name what EDL had."""
 
-COMMANDS = sorted({span for span in re.findall(r"`([^`\n]+)`", PAGE) if re.search(r"\bedl [a-z]", span)})
+QUICK_START = (ROOT / "examples/paddle_serving/README.md").read_text().replace("\\\n", "")
+SPANS = re.findall(r"`([^`\n]+)`", PAGE + QUICK_START) + re.findall(r"^edl .*$", QUICK_START, re.MULTILINE)
+COMMANDS = sorted({span for span in SPANS if re.search(r"\bedl [a-z]", span)})
 FLAG = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 
 

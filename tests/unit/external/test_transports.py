@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -11,10 +14,10 @@ import pytest
 from edl_runtime.external.address import ServerAddress
 from edl_runtime.external.oip_grpc import OipGrpcTransport
 from edl_runtime.external.oip_http import OipHttpTransport
-from edl_runtime.external.paddle_serving import GeneralModel, PipelineModel
+from edl_runtime.external.paddle_serving import BrpcCarrier, Carrier, GeneralModel, HttpCarrier, PipelineModel
 from edl_runtime.protocol.errors import InferenceError, ModelNotReadyError, ProtocolError
 from edl_runtime.protocol.oip_grpc import MESSAGES
-from edl_runtime.protocol.paddle_serving import GENERAL, PIPELINE, fill_tensor
+from edl_runtime.protocol.paddle_serving import FRAME, GENERAL, PIPELINE, fill_tensor
 
 X = {"x": np.ones((1, 2), np.float32)}
 Y = {"y": np.zeros((1, 3), np.float32)}
@@ -152,3 +155,43 @@ def test_an_output_that_the_address_does_not_declare_is_named() -> None:
     assert general(answer, ["z"]).keys() == {"z"}
     with pytest.raises(ProtocolError, match=r"'z' is none of those that paddle-pipeline\+grpc://127"):
         pipeline(PIPELINE["Response"](key=["y", "z"], value=["[[1.]]", "[[1.]]"]), ["z"])
+
+
+@contextmanager
+def dripping(first: bytes) -> Iterator[ServerAddress]:
+    """A server that answers these bytes and then one after the other, for as long as somebody takes them."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            client, _ = listening.accept()
+            with client:
+                client.sendall(first)
+                while not over.wait(0.01):
+                    client.sendall(b"x")
+
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield ServerAddress.parse(f"paddle-serving+brpc://127.0.0.1:{listening.getsockname()[1]}/net")
+        finally:
+            over.set()
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_an_answer_that_drips_ends_at_the_limit_of_a_request() -> None:
+    """However often a byte comes."""
+    ways: dict[bytes, Any] = {
+        FRAME.pack(b"PRPC", 100_000, 10): BrpcCarrier,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n": lambda address, timeout_s: HttpCarrier(
+            address, "/", timeout_s, as_json=False
+        ),
+    }
+    for first, carrier in ways.items():
+        with dripping(first) as address:
+            drips: Carrier = carrier(address, 0.2)
+            with pytest.raises(TimeoutError, match="longer than"):
+                drips.call("/service/inference", GENERAL["Request"](), GENERAL["Response"])
+            drips.close()
