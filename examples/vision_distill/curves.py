@@ -63,7 +63,7 @@ def draw(curves: Curves, teacher: float | None, picture: Path) -> None:
         axis.axhline(100 * teacher, color="#333333", linewidth=1, label="teacher")
     axis.set_xlabel("epoch")
     axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.set_ylabel("accuracy on held-out pictures, %")
+    axis.set_ylabel("accuracy on what is held out, %")
     figure.legend(loc="outside right upper", fontsize=8)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=110, metadata={"Date": None} if picture.suffix == ".svg" else None)

@@ -86,6 +86,6 @@ with JobReporter(total_steps=10) as reporter:
     REGISTRY.register(ReaderCollector(reporter.stats))
 
 for cache in (None, AnswerCache("id"), AnswerCache(sample_id="id", folder="answers", limit_mb=1000)):
-    with DistillReader(batches, inputs=["image", "id"], outputs=["logits"], cache=cache) as reader:
+    with DistillReader(batches, inputs=["image", "id"], outputs=["logits"], cache=cache, tokenizer="t.json") as reader:
         asked_nobody: int = reader.stats().cached
 write_result(checkpoint="/runs/1/student.safetensors", metrics={"accuracy": 0.9})

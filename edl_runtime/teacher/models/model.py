@@ -11,6 +11,7 @@ import msgspec
 from edl_runtime.protocol.oip import TOKENIZER_EXTENSION, TOKENIZER_FILES, Datatype, ModelSignature, digest_of
 from edl_runtime.protocol.tensors import Array, dtype_of
 from edl_runtime.specs import MAX_BATCH
+from edl_runtime.teacher.errors import ModelError
 
 
 class Model(Protocol):
@@ -52,6 +53,14 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tokenizer_in(folder: Path) -> tuple[str, ...]:
-    """Return the extension that tells the digest of the tokenizer in a model's folder; none without such a file."""
-    found = next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
-    return (TOKENIZER_EXTENSION + digest_of([found]),) if found else ()
+    """Return the extension that tells the digest of the tokenizer in a model's folder; none without such a file.
+
+    Raises ModelError if it can't be read.
+    """
+    for file in (folder / name for name in TOKENIZER_FILES):
+        if file.is_file():
+            try:
+                return (TOKENIZER_EXTENSION + digest_of([file]),)
+            except OSError as error:
+                raise ModelError(str(file), str(error)) from error
+    return ()
