@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
+from edl_runtime.protocol.infer_messages import REQUEST_JSON_LIMIT
 from edl_runtime.protocol.paddle_serving import (
     FRAME,
     GENERAL,
@@ -92,10 +93,8 @@ def http_handler(service: GeneralModelService) -> web.Server:
         content = await request.read()  # aiohttp unpacks gzip
         is_json = request.content_type == "application/json"
         try:
-            if is_json:
-                content = json_format.Parse(content, GENERAL_JSON["Request"]()).SerializeToString()
-            answer = await service.answer(content)
-        except (ProtocolError, json_format.ParseError, UnicodeDecodeError) as error:
+            answer = await service.answer(_from_json(content) if is_json else content)
+        except ProtocolError as error:
             return web.json_response({"error": str(error)[:1000]}, status=400)
         if is_json:
             response = web.Response(text=_json_of(answer), content_type="application/json")
@@ -106,7 +105,22 @@ def http_handler(service: GeneralModelService) -> web.Server:
             response.enable_compression(web.ContentCoding.gzip)
         return response
 
-    return web.Server(handle, access_log=None)
+    def with_limit(*parts: Any) -> web.BaseRequest:
+        options: Any = {"loop": asyncio.get_running_loop(), "client_max_size": BODY_LIMIT}  # in place of 1 MiB
+        return web.BaseRequest(*parts, **options)
+
+    return web.Server(handle, request_factory=with_limit, access_log=None)
+
+
+def _from_json(content: bytes) -> bytes:
+    """Return a Request that is JSON as protobuf. Raises ProtocolError."""
+    if len(content) > REQUEST_JSON_LIMIT:
+        allowed = f"allowed are {REQUEST_JSON_LIMIT}; send protobuf"
+        raise ProtocolError(f"the request has {len(content)} bytes of JSON, {allowed}")
+    try:
+        return bytes(json_format.Parse(content, GENERAL_JSON["Request"]()).SerializeToString())
+    except (json_format.ParseError, UnicodeDecodeError) as error:
+        raise ProtocolError(str(error)) from None
 
 
 def _json_of(answer: bytes) -> str:
