@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.address import has_token
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
+from edl_runtime.protocol.infer_messages import REQUEST_JSON_LIMIT
 from edl_runtime.protocol.listener import ConnectionTable, accepting, listen
 from edl_runtime.protocol.paddle_serving import (
     FRAME,
@@ -134,10 +135,8 @@ def http_handler(service: GeneralModelService) -> web.Server:
         content = await request.read()  # aiohttp unpacks gzip
         is_json = request.content_type == "application/json"
         try:
-            if is_json:
-                content = json_format.Parse(content, GENERAL_JSON["Request"]()).SerializeToString()
-            answer = await service.answer(content)
-        except (ProtocolError, json_format.ParseError, UnicodeDecodeError) as error:
+            answer = await service.answer(_from_json(content) if is_json else content)
+        except ProtocolError as error:
             return web.json_response({"error": str(error)[:1000]}, status=400)
         if is_json:
             response = web.Response(text=_json_of(answer), content_type="application/json")
@@ -153,6 +152,17 @@ def http_handler(service: GeneralModelService) -> web.Server:
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=BODY_LIMIT)
 
     return web.Server(handle, access_log=None, request_factory=request)
+
+
+def _from_json(content: bytes) -> bytes:
+    """Return a Request that is JSON as protobuf. Raises ProtocolError."""
+    if len(content) > REQUEST_JSON_LIMIT:
+        allowed = f"allowed are {REQUEST_JSON_LIMIT}; send protobuf"
+        raise ProtocolError(f"the request has {len(content)} bytes of JSON, {allowed}")
+    try:
+        return bytes(json_format.Parse(content, GENERAL_JSON["Request"]()).SerializeToString())
+    except (json_format.ParseError, UnicodeDecodeError) as error:
+        raise ProtocolError(str(error)) from None
 
 
 def _json_of(answer: bytes) -> str:

@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -37,7 +36,6 @@ from edl_runtime.protocol.paddle_serving import (
     OLD_GENERAL,
     RPC,
     arrays_of_tensors,
-    fill_tensor,
     frame_sizes,
     pack_frame,
 )
@@ -269,17 +267,6 @@ def test_paddle_servings_http_client_is_answered(how: str, addresses: dict[str, 
     else:
         assert b"\r\nContent-Type: application/proto\r\n" in head  # without a charset
         assert np.array_equal(logits_of(GENERAL["Response"].FromString(body)), ANSWER)
-
-
-def test_a_large_request_over_http_is_answered(addresses: dict[str, str]) -> None:
-    """12 MB, as pictures for a residual network are."""
-    images = np.resize(IMAGES, (4096, 1, 28, 28))
-    request = GENERAL["Request"](fetch_var_names=["logits"])
-    fill_tensor(request.tensor.add(name="image", alias_name="image"), images)
-    url = f"http://{paddle_port(addresses)}/GeneralModelService/inference"
-    with urlopen(Request(url, request.SerializeToString(), {"Content-Type": "application/proto"})) as answer:
-        logits = logits_of(GENERAL["Response"].FromString(answer.read()))
-    assert np.array_equal(logits, images.reshape(-1, 784) @ WEIGHTS)
 
 
 @pytest.mark.parametrize(
