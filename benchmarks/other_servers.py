@@ -34,7 +34,7 @@ from wire import LOGITS, ROWS, SHAPES, Ask, by_socket, in_turns
 
 from edl_runtime.external.connection import ExternalConnection, connect
 from edl_runtime.protocol.address import endpoint_of
-from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.errors import ProtocolError, TeacherError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry.directory import Directory
 from edl_runtime.settings import RuntimeSettings
@@ -84,7 +84,7 @@ def await_ready(address: str) -> None:
         try:
             if connection.ready():
                 return
-        except (OSError, InferenceError, ProtocolError):
+        except (OSError, TeacherError, ProtocolError):
             pass
         finally:
             connection.close()

@@ -52,7 +52,21 @@ with DAG(
             title="Tokens",
             description="What texts are split into; characters or pairs of them for Chinese.",
         ),
-        "rows": Param(20_000, type="integer", minimum=10, title="Texts", description="For training; 105,322 are all."),
+        "length": Param(
+            24,
+            type="integer",
+            minimum=1,
+            maximum=1024,
+            title="Length",
+            description="Tokens of a text that count; about 64 for Chinese.",
+        ),
+        "rows": Param(
+            15_000,
+            type="integer",
+            minimum=10,
+            title="Texts",
+            description="For training; 105,322 of WordNet are all, 15,627 of the Chinese reviews.",
+        ),
         "labels": Param(
             2_000,
             type="integer",
@@ -82,7 +96,8 @@ The form's defaults take about three minutes on two cores. Run `make datasets` f
     train_teacher = BashOperator(
         task_id="train_teacher",
         bash_command=shlex.join([sys.executable, f"{EXAMPLE}/train_teacher.py", "--model_dir", str(MODEL), *ROWS])
-        + ' --data_dir "$DATA_DIR" --tokens "$TOKENS" --num_epochs {{ params.teacher_epochs | int }}',
+        + ' --data_dir "$DATA_DIR" --tokens "$TOKENS" --length {{ params.length | int }}'
+        " --num_epochs {{ params.teacher_epochs | int }}",
         env={"DATA_DIR": "{{ params.data_dir }}", "TOKENS": "{{ params.tokens }}"},
         append_env=True,
     )

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent.parent
 LOCKS = HERE / "tests/interop/environments"
 INTEROP = HERE / ".interop"
 UV = Path(sys.executable).with_name("uv")
-PYTHONS = {"paddle-serving": ("3.8",), "triton": ("3.11", "3.10", "3.12")}
+PYTHONS = {"paddle-edl": ("3.7",), "paddle-serving": ("3.8",), "triton": ("3.11", "3.10", "3.12")}
 
 EMBEDS = """
 import ctypes, sys
@@ -42,7 +42,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
         try:
             make(folder, python := interpreter(name), lock)
-            if name == "paddle-serving":
+            if name.startswith("paddle-"):
                 make_brpc_libraries(folder / "brpc", python)
         except UnavailableError as error:
             folder.mkdir(parents=True, exist_ok=True)
@@ -86,8 +86,8 @@ def make(folder: Path, python: str, lock: Path) -> None:
             raise UnavailableError(done.stderr.strip()[-1000:])
 
 
-# The brpc client of Paddle Serving is of 2022: it wants OpenSSL 1.0, which a wheel of those days has inside, and a
-# function that glibc no longer gives away.
+# The brpc clients of Paddle Serving are of 2020 and 2022: they want OpenSSL 1.0, which a wheel of those days has
+# inside, and a function that glibc no longer gives away.
 
 OLD_OPENSSL = "psycopg2-binary==2.7.7"
 SHIM = """
@@ -100,7 +100,7 @@ void *_dl_sym(void *handle, const char *name, void *who) { return dlsym(RTLD_NEX
 def make_brpc_libraries(folder: Path, python: str) -> None:
     """Make a folder of what the client's libraries need, with the environment that finds them, if that is possible."""
     libraries = Path(python).resolve().parent.parent / "lib"
-    if not ((compiler := shutil.which("cc")) and list(libraries.glob("libpython3.8.so*"))):
+    if not ((compiler := shutil.which("cc")) and list(libraries.glob("libpython3.*.so*"))):
         return
     folder.mkdir()
     pip = [UV, "pip", "install", "--quiet", "--no-deps", "--python-version", "3.7", "--only-binary", ":all:"]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 import structlog
 from support.depth import DEEP
+from support.network.ports import free_ports
 
 if TYPE_CHECKING:
     from support.cluster.cluster import Cluster, RedisService
@@ -123,7 +124,8 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
     """A Redis of the test's own, for faults."""
     from edl_runtime.store.redis_server import RedisServer
 
-    with RedisServer(tmp_path / "redis") as server:
+    (port,) = free_ports(1)  # nobody takes it during a restart
+    with RedisServer(tmp_path / "redis", port=port) as server:
         yield server
 
 

@@ -117,12 +117,7 @@ class EdlResizeOperator(TemplatedOperator):
         self.wait_timeout_s = wait_timeout_s
         self.edl_conn_id = check_connection(edl_conn_id)
         self.deferrable = check_deferrable(deferrable)
-        if (teacher_pool is None) == (job is None):
-            raise SpecError(
-                "teacher_pool, job", (teacher_pool, job), "the name of a pool or that of a job, one of them"
-            )
-        if (instances is None) == (windows is None):
-            raise SpecError("instances, windows", (instances, windows), "a number or traffic windows, one of them")
+        self._check_given()
         if window is not None and windows is None:
             raise SpecError("window", window, "the name of one of `windows`, which have to be given too")
         if window is not None and not has_template(window) and is_known_at_parse(self.windows):
@@ -132,6 +127,7 @@ class EdlResizeOperator(TemplatedOperator):
     def execute(self, context: Context) -> PoolResult | RunningJob:
         """Resize it; then wait for its instances, or defer."""
         with failing_without_retry():
+            self._check_given()  # the output of an upstream task may be None
             edl_connection = EdlHook(self.edl_conn_id).edl_connection()
             window = None if self.windows is None else self._window_now(context)
             name = self.argument("job") or self.argument("teacher_pool")
@@ -142,6 +138,13 @@ class EdlResizeOperator(TemplatedOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> PoolResult | RunningJob:  # noqa: ARG002
         """Finish after the triggerer; this is a new instance, on which `execute` has not run."""
         return self._result(msgspec.convert(event, TaskOutcome))
+
+    def _check_given(self) -> None:
+        pool, job, instances, windows = self.teacher_pool, self.job, self.instances, self.windows
+        if (pool is None) == (job is None):
+            raise SpecError("teacher_pool, job", (pool, job), "the name of a pool or that of a job, one of them")
+        if (instances is None) == (windows is None):
+            raise SpecError("instances, windows", (instances, windows), "a number or traffic windows, one of them")
 
     def _window_now(self, context: Context) -> tuple[str, Sizes]:
         """Return the name and sizes of the window to use. Raises SpecError."""

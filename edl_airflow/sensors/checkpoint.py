@@ -49,8 +49,8 @@ class Threshold(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, field: str, text: str) -> Self:
         """Read a name, one of >= <= > <, and a number. Raises SpecError that names `field`."""
-        found = _METRIC.fullmatch(text)
         try:
+            found = _METRIC.fullmatch(text)
             return cls(found[1], found[2], float(found[3]))  # type: ignore[index]
         except (TypeError, ValueError):
             raise SpecError(field, text, "a metric's name, >=, <=, > or <, and a number: 'accuracy>=0.9'") from None

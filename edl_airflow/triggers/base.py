@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import msgspec
 import stamina
@@ -76,6 +77,18 @@ class EdlTrigger(BaseTrigger):
                 permanent=is_user_error(error),
                 transient=is_transient(error),
             )
+
+
+@contextmanager
+def type_error_if_unreadable() -> Iterator[None]:
+    """Raise TypeError for arguments that can't be read, as those that another version has stored.
+
+    For constructors: Airflow fails the one trigger for a TypeError; any other error ends the triggerer.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise TypeError(f"the trigger's stored arguments can't be read: {error}") from error
 
 
 async def load_connection(conn_id: str) -> EdlConnection:

@@ -15,7 +15,7 @@ from edl_airflow.client import open_client
 from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.runtime import runner
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
-from edl_airflow.triggers.base import EdlTrigger
+from edl_airflow.triggers.base import EdlTrigger, type_error_if_unreadable
 from edl_airflow.waits import Condition, condition_kind, kind_of, wait_for
 from edl_runtime.backends.errors import ClusterUnavailableError
 
@@ -40,7 +40,8 @@ class EdlTaskTrigger(EdlTrigger):
 
     def __init__(self, spec: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.spec = msgspec.convert(spec, TaskSpec)
+        with type_error_if_unreadable():
+            self.spec = msgspec.convert(spec, TaskSpec)
         self.conn_id = self.spec.conn_id
         self.about = self.spec.name
         self._stopping: asyncio.Task[None] | None = None
@@ -110,7 +111,8 @@ class EdlConditionTrigger(EdlTrigger):
 
     def __init__(self, kind: str, condition: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.condition = msgspec.convert(condition, condition_kind(kind))
+        with type_error_if_unreadable():
+            self.condition = msgspec.convert(condition, condition_kind(kind))
         self.conn_id = self.condition.conn_id
         self.about = self.condition.about
 

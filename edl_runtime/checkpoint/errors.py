@@ -34,7 +34,7 @@ class FolderHolder(msgspec.Struct, frozen=True, kw_only=True):
 
     - `task`: "DAG/TASK" of Airflow that started it; empty without a task.
     - `process`: the process that holds the folder, as text, if it belongs to no job; `job` is empty then.
-    - `group`: the same for all processes that may share the folder's lock.
+    - `group`: of a job, the random token of its lock of the folder; else the same as `process`.
     """
 
     namespace: str

@@ -2,7 +2,8 @@
 
 Two jobs in one folder would prune each other's checkpoints and resume from each other's. So each process of a job
 leases the folder for the job in Redis: instances share it, a restarted one finds its own job there, and another job
-gets it when the last lease is released or has expired. A file lock keeps out processes that don't use the job's Redis.
+gets it when the last lease is released or has expired. A file lock keeps out processes that don't use the job's Redis:
+the file has a random token, and who uses the job's Redis finds it there, by whatever address.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -30,7 +30,7 @@ from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
 from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
-from edl_runtime.store.redis_client import address_of, connect, decode_record, run_script, unavailable_if_lost
+from edl_runtime.store.redis_client import connect, decode_record, run_script, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -45,14 +45,12 @@ def _holder_of(settings: RuntimeSettings) -> FolderHolder:
         process = f"process {os.getpid()} on {socket.gethostname()}"
         by_hand = f"a script that was started by hand ({process})"
         return FolderHolder(namespace=settings.namespace, job="", since=now, process=by_hand, group=process)
-    # The job's machines may use different host names for one Redis, but the same port and database.
-    port, database = address_of(settings.redis_url).rpartition(":")[2], urlsplit(settings.redis_url).path.strip("/")
     return FolderHolder(
         namespace=settings.namespace,
         job=settings.job,
         task=settings.checkpoint_stream,
         since=now,
-        group=f"Redis {port} {database or '0'}",
+        group=secrets.token_hex(8),
     )
 
 
@@ -70,6 +68,8 @@ class FolderLock:
 
     Jobs on one Redis share the lock, because `FolderLease` decides between them. A script that is started by hand holds
     it alone. May be used from any thread.
+
+    `token` identifies the lock among those of this Redis: the holder's own, or that of the processes it shares with.
     """
 
     def __init__(self, settings: RuntimeSettings, url: str) -> None:
@@ -81,10 +81,15 @@ class FolderLock:
         self._mutex = threading.Lock()
         self._closed = self._has_warned = False
 
-    def take(self) -> None:
-        """Lock the folder that is at the path now, unless it is locked. Raises CheckpointHeldError.
+    @property
+    def token(self) -> str:
+        return self._mine.group
 
-        If the file system has no locks, it only logs a warning, once.
+    def take(self, known: Collection[str] = ()) -> None:
+        """Lock the folder that is at the path now, unless it is locked.
+
+        Shares the lock if its token is this one's own or `known`, the tokens in the job's Redis; raises
+        CheckpointHeldError if not. If the file system has no locks, it only logs a warning, once.
         """
         with self._mutex:
             if self._file is None or self._closed:
@@ -93,7 +98,7 @@ class FolderLock:
                 return
             self._release(self._file)
             try:
-                self._descriptor = self._take(self._file)
+                self._descriptor = self._take(self._file, known)
             except OSError as error:
                 if not self._has_warned:
                     log.warning("checkpoint.folder_not_locked", url=self._url, cause=str(error))
@@ -110,7 +115,7 @@ class FolderLock:
         self._closed = True
         self.release()
 
-    def _take(self, file: Path) -> int:
+    def _take(self, file: Path, known: Collection[str]) -> int:
         until, found = time.monotonic() + SETTLES_IN_S, None
         while True:
             descriptor = locks.take(file)
@@ -121,7 +126,8 @@ class FolderLock:
                 descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if locks.share(descriptor) and locks.is_still_at(file, descriptor):  # while shared, nobody writes to it
                 found = decode_record(os.pread(descriptor, 1 << 16, 0), FolderHolder)
-                if found and found.group == self._mine.group:
+                if found and found.group in (self.token, *known):
+                    self._mine = msgspec.structs.replace(self._mine, group=found.group)
                     return descriptor
                 until = 0.0
             os.close(descriptor)
@@ -153,6 +159,8 @@ POLL_EVERY_S = 0.1
 """How often to check whether another job renews its leases."""
 FIND_EVERY_S = 3.0
 """How often to check whether the folder at the path is still the same."""
+TOKEN_BACK_IN_S = 3.0
+"""How long a new process waits for the holders to write their lock's token again to a Redis that has lost it."""
 RELEASE_LIMIT_S = 5.0
 """How long the exit of a process waits for Redis."""
 
@@ -170,6 +178,7 @@ class FolderLease:
         self._folder = FolderLock(settings, url)
         self._mine = _holder_of(settings)
         self._keys: list[str] = []
+        self._known_tokens: list[str] = []
         self._is_others = False
 
     async def take(self) -> None:
@@ -180,17 +189,36 @@ class FolderLease:
         """
         await self._find()
         first: float | None = None
-        while found := await self._hold():
-            holder, deadline, left_s = found
-            if first is None:
-                owner = {"job": holder.job, "namespace": holder.namespace, "task": holder.task}
-                log.info("checkpoint.folder_awaited", url=self._url, **owner, at_most_s=left_s)
-            elif deadline > first:
-                self._is_others = True
-                self._folder.release()
-                raise CheckpointHeldError(self._url, holder)
-            first = deadline
+        refused_at: float | None = None
+        while True:
+            found = await self._hold()
+            if found is None:
+                try:
+                    return await self.lock()
+                except CheckpointHeldError as error:
+                    refused_at = refused_at or time.monotonic()
+                    if error.holder.process or time.monotonic() >= refused_at + TOKEN_BACK_IN_S:
+                        await self._release()
+                        raise
+            else:
+                holder, deadline, left_s = found
+                if first is None:
+                    owner = {"job": holder.job, "namespace": holder.namespace, "task": holder.task}
+                    log.info("checkpoint.folder_awaited", url=self._url, **owner, at_most_s=left_s)
+                elif deadline > first:
+                    self._is_others = True
+                    self._folder.release()
+                    raise CheckpointHeldError(self._url, holder)
+                first = deadline
             await asyncio.sleep(POLL_EVERY_S)
+
+    async def lock(self) -> None:
+        """Lock the folder at the path against processes without this Redis, unless it is locked.
+
+        Raises CheckpointHeldError, CheckpointStoreError. `take` does this, too.
+        """
+        await self._find()
+        await asyncio.to_thread(self._folder.take, self._known_tokens)
 
     async def keep(self, lost: Lost) -> None:
         """Renew the lease until cancelled, then release it. Outages of Redis are survived.
@@ -198,8 +226,6 @@ class FolderLease:
         `lost` is called once when another job has taken the folder, or its record in Redis can't be read, until this
         job holds it again. If the folder is moved, removed or replaced, the lease moves to the one at its path.
         """
-        from redis.exceptions import ResponseError
-
         away = damaged = False
         finding = asyncio.create_task(self._keep_finding(lost))
         try:
@@ -222,23 +248,27 @@ class FolderLease:
         finally:
             finding.cancel()
             await asyncio.to_thread(self._folder.close)
-            with suppress(RegistryUnavailableError, ResponseError), unavailable_if_lost(self._client):  # it will expire
-                await self._client.zrem(self._keys[0], self._member)
+            await self._release()
+
+    async def _release(self) -> None:
+        from redis.exceptions import ResponseError
+
+        with suppress(RegistryUnavailableError, ResponseError), unavailable_if_lost(self._client):  # it will expire
+            await self._client.zrem(self._keys[0], self._member)
 
     async def _find(self) -> None:
-        """Identify the folder at the path, and lock it against processes without this Redis."""
+        """Identify the folder at the path."""
         found = keys.checkpoint_lease(await asyncio.to_thread(ask_storage, self._url, storage_at(self._url).identity))
         if self._keys not in ([], found):
             log.warning("checkpoint.folder_changed", url=self._url, cause="it was moved, removed or replaced")
         self._keys = found  # the old folder's lease expires
-        await asyncio.to_thread(self._folder.take)
 
     async def _keep_finding(self, lost: Lost) -> None:
         reported = False
         while True:
             await asyncio.sleep(FIND_EVERY_S)
             try:
-                await self._find()
+                await self.lock()
                 reported = False
             except CheckpointHeldError as error:
                 if not reported and not self._is_others:
@@ -258,12 +288,13 @@ class FolderLease:
             lease_ms,
             f"{mine.namespace}/{mine.job}",
             msgspec.json.encode(mine).decode(),
+            self._folder.token,
         ]
-        answer = await run_script(self._client, "checkpoint_lease", self._keys, arguments)
-        if not answer:
+        self._known_tokens, *other = await run_script(self._client, "checkpoint_lease", self._keys, arguments)
+        if not other:
             return None
         unknown = FolderHolder(namespace="unknown", job="one of another version", since=time.time())
-        about, deadline, left_ms = answer
+        about, deadline, left_ms = other
         return decode_record(about, FolderHolder) or unknown, float(deadline), left_ms / 1000
 
 
@@ -302,6 +333,7 @@ async def _hold_in_thread(settings: RuntimeSettings, url: str, started: Future[C
                 await lease.take()
             except RegistryUnavailableError as error:
                 log.warning("checkpoint.folder_not_held", url=url, cause=str(error))
+                await lease.lock()
             keeping = asyncio.create_task(
                 lease.keep(lambda error: log.warning("checkpoint.folder_lost", cause=str(error)))
             )

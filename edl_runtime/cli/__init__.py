@@ -14,6 +14,7 @@ import click
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.checkpoint.errors import CheckpointHeldError
 from edl_runtime.errors import EX_CONFIG, EdlError, SpecError
+from edl_runtime.protocol.errors import InferenceError
 from edl_runtime.registry.errors import PoolMismatchError
 from edl_runtime.teacher.errors import ModelError
 
@@ -76,7 +77,8 @@ def main() -> None:
         click.echo(f"edl: {error}", err=True)
         if isinstance(error, UnknownJobError):
             click.echo(f"edl: looked in {_where()}", err=True)
-        sys.exit(EX_CONFIG if isinstance(error, _PERMANENT_ERRORS) else 1)
+        is_refused = isinstance(error, InferenceError) and not error.retryable
+        sys.exit(EX_CONFIG if is_refused or isinstance(error, _PERMANENT_ERRORS) else 1)
     except PermissionError as error:
         click.echo(f"edl: {error.strerror}: {error.filename}; EDL_WORK_DIR names another folder", err=True)
         sys.exit(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +22,7 @@ from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.pool_reports import StudentReport
+from edl_runtime.protocol.address import has_token
 from edl_runtime.registry.errors import UnknownPoolError
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.pools import get_pool, list_pools
@@ -139,11 +139,10 @@ class BearerAuth:
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
-        self._expected = f"Bearer {token}".encode() if token else b""
+        self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        allowed = not self._expected or hmac.compare_digest(given, self._expected)
+        allowed = has_token(dict(scope["headers"]).get(b"authorization", b""), self._token)
         if allowed and (report := scope.get("state", {}).get(AUTHENTICATED)):
             report()
         if allowed or scope["path"].startswith(_HEALTH_PATHS):

@@ -14,7 +14,7 @@ from edl_runtime.distill.bindings import Answers, RequestPlan
 from edl_runtime.distill.data_loaders import thread_ends_here
 from edl_runtime.distill.dispatcher import Dispatcher, WorkerSlot
 from edl_runtime.log import get_logger
-from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.errors import InferenceError, ModelNotReadyError, ProtocolError
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
 from edl_runtime.protocol.tensors import Tensor
 from edl_runtime.registry.members import signature_differences
@@ -157,7 +157,7 @@ class WorkerContext(NamedTuple):
     fail: Callable[[BaseException], None]
 
 
-_FAILURES = (OSError, ProtocolError, InferenceError, UnusableTeacherError)
+_FAILURES = (OSError, ProtocolError, InferenceError, ModelNotReadyError, UnusableTeacherError)
 
 
 class TeacherWorker(threading.Thread):

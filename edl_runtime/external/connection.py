@@ -28,7 +28,9 @@ class Transport(Protocol):
 
     def open(self) -> None: ...
     def close(self) -> None: ...
-    def ready(self) -> bool: ...
+    def check_ready(self) -> None:
+        """Raise ModelNotReadyError unless the server takes requests for the model."""
+
     def signature(self) -> ModelSignature:
         """Return what the server knows of its model, perhaps neither inputs nor outputs."""
 
@@ -85,9 +87,9 @@ def _transport(server: ServerAddress, settings: RuntimeSettings, timeout_s: floa
     if carrier == "grpc":
         return model(server, channel)
     if carrier == "brpc":
-        return model(server, paddle_serving.BrpcCarrier(server, timeout_s))
+        return model(server, paddle_serving.BrpcCarrier(server, timeout_s, token))
     path = paddle_serving.GENERAL_PATH if general else f"/{quote(server.model, safe='')}/prediction"
-    return model(server, paddle_serving.HttpCarrier(server, path, timeout_s, as_json=not general))
+    return model(server, paddle_serving.HttpCarrier(server, path, timeout_s, as_json=not general, token=token))
 
 
 class ExternalConnection:
@@ -110,7 +112,9 @@ class ExternalConnection:
         self._transport.close()
 
     def ready(self) -> bool:
-        return self._transport.ready()
+        """Return True. Raises ModelNotReadyError with the server's words, OSError, ProtocolError, InferenceError."""
+        self._transport.check_ready()
+        return True
 
     def signature(self) -> ModelSignature:
         """Return the model's signature in the form of our teachers'. Raises SpecError where it is not known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from edl_runtime.errors import SpecError
 from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.protocol.client import ANSWER_LIMIT
 from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.oip_grpc import MESSAGES
 from edl_runtime.settings import RuntimeSettings, check_token, named
 
 CONNECT_TIMEOUT_S = 5.0
@@ -65,6 +67,8 @@ class GrpcChannel:
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", ANSWER_LIMIT),
             ("grpc.use_local_subchannel_pool", 1),  # else all channels to an address share one connection
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),  # else a server that was away for long is found minutes later
         ]
         if name:
             options.append(("grpc.ssl_target_name_override", name))
@@ -81,6 +85,11 @@ class GrpcChannel:
     def close(self) -> None:
         """Disconnect for good. A call in another thread raises OSError at once."""
         self._channel.close()
+
+    def check(self) -> None:
+        """See that the server answers, if only that it has no such service. Raises OSError."""
+        with suppress(InferenceError):
+            self.call("/grpc.health.v1.Health/Check", MESSAGES["Nothing"](), MESSAGES["Nothing"])
 
     def call(self, method: str, request: Any, answer: Any) -> Any:
         """Send a message to a method, "/SERVICE/METHOD"; return its answer, of the class `answer`.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edl_runtime.external.grpc_channel import GrpcChannel
-from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.errors import InferenceError, ModelNotReadyError, ProtocolError
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.protocol.oip_grpc import MESSAGES, SERVICE, arrays_of
 from edl_runtime.protocol.tensors import Array, Tensor, datatype_of, dtype_of
@@ -27,15 +27,17 @@ class OipGrpcTransport:
     def close(self) -> None:
         self._channel.close()
 
-    def ready(self) -> bool:
-        """Whether the server takes requests for the model. Raises OSError, InferenceError."""
+    def check_ready(self) -> None:
+        """Raise ModelNotReadyError unless the server takes requests for the model; OSError, InferenceError."""
         try:
-            answer = self._call("ModelReady", self._named(), "ModelReady")
+            if self._call("ModelReady", self._named(), "ModelReady").ready:
+                return
+            self._call("ModelMetadata", self._named(), "ModelMetadata")  # its refusal says more
         except InferenceError as refused:
             if refused.status in (404, 500):  # as some servers answer while they load it
-                return False
+                raise ModelNotReadyError(str(refused)) from None
             raise
-        return bool(answer.ready)
+        raise ModelNotReadyError(f"{self._channel.address} answers that {self._model!r} is not ready")
 
     def signature(self) -> ModelSignature:
         """Return the model's metadata as the server has it, perhaps without tensors. Raises as `infer`."""
@@ -64,7 +66,8 @@ class OipGrpcTransport:
         return answer.config.max_batch_size or None
 
     def probe(self, row: Mapping[str, Array], outputs: Sequence[str]) -> None:
-        """Do nothing: raw tensors are part of the protocol."""
+        """See that the model takes what is said of it: raw tensors are part of the protocol. Raises as `infer`."""
+        self.infer(row, outputs)
 
     def infer(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Array]:
         """Return the model's `outputs` (empty: all) for `inputs`, as fresh writable arrays.

@@ -10,7 +10,7 @@ import numpy as np
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.client import TeacherConnection
-from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.errors import InferenceError, ModelNotReadyError, ProtocolError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tensors import Array, Tensor, datatype_of
 
@@ -39,8 +39,10 @@ class OipHttpTransport:
     def close(self) -> None:
         self._client.close()
 
-    def ready(self) -> bool:
-        return self._client.ready()
+    def check_ready(self) -> None:
+        status, body = self._client.get("/ready")
+        if status != 200:
+            raise ModelNotReadyError(f"the server answers {status} {body[:200].decode('utf-8', 'replace')}".rstrip())
 
     def signature(self) -> ModelSignature:
         return self._client.signature()

@@ -5,12 +5,10 @@ A pipeline answers with what numpy prints, which is parsed here and evaluated no
 
 from __future__ import annotations
 
-import http.client
 import re
-import socket
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -19,7 +17,7 @@ from google.protobuf.message import DecodeError
 from edl_runtime.external.address import ServerAddress
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.address import endpoint_of
-from edl_runtime.protocol.client import ANSWER_LIMIT
+from edl_runtime.protocol.client import ANSWER_LIMIT, ReconnectingStream, TeacherConnection
 from edl_runtime.protocol.errors import InferenceError, ProtocolError
 from edl_runtime.protocol.infer_messages import TensorHead, array_from_json, check_payload
 from edl_runtime.protocol.oip import ModelSignature
@@ -47,6 +45,9 @@ class Carrier(Protocol):
 
     def open(self) -> None: ...
     def close(self) -> None: ...
+    def check(self) -> None:
+        """See by a small request that the server answers, if only with an error. Raises OSError."""
+
     def call(self, method: str, request: Any, answer: Any) -> Any:
         """Return what a method of the server answers, a message of the class `answer`."""
 
@@ -64,10 +65,9 @@ class _PaddleServing:
     def close(self) -> None:
         self._carrier.close()
 
-    def ready(self) -> bool:
-        """Whether it takes connections: it has no other sign."""
-        self.open()
-        return True
+    def check_ready(self) -> None:
+        """See that the server answers: of its model it says nothing."""
+        self._carrier.check()
 
     def signature(self) -> ModelSignature:
         return ModelSignature(name=self._address.model)
@@ -122,50 +122,54 @@ class PipelineModel(_PaddleServing):
             if not outputs or spec.name in outputs:
                 self._require(spec.name, texts)
                 arrays[spec.name] = array_of_text(spec.name, texts[spec.name], dtype_of(spec.datatype))
+        if unknown := [name for name in outputs if name not in arrays]:
+            raise ProtocolError(f"output {unknown[0]!r} is none of those that {self._address} declares")
         return arrays
 
 
 # Carriers; the third is `GrpcChannel`
 
 
+def check_http(endpoint: str, timeout_s: float) -> None:
+    """See that a server of HTTP answers, as brpc does at the port of its frames. Raises OSError when it does not.
+
+    Any answer will do, and so does a connection that it closes: it may speak nothing but frames.
+    """
+    with (
+        TeacherConnection(endpoint, timeout_s=timeout_s) as connection,
+        suppress(ProtocolError, ConnectionResetError),
+    ):
+        connection.post("/health", b"", "text/plain")
+
+
 class HttpCarrier:
     """Posts messages to a path: those of a pipeline as JSON, all others as they are."""
 
-    def __init__(self, address: ServerAddress, path: str, timeout_s: float, *, as_json: bool) -> None:
-        self._address = str(address)
+    def __init__(self, address: ServerAddress, path: str, timeout_s: float, *, as_json: bool, token: str = "") -> None:
+        self._address = address
         self._path = path
+        self._timeout_s = timeout_s
         self._as_json = as_json
-        self._connection = http.client.HTTPConnection(*endpoint_of(address.endpoint), timeout=timeout_s)
+        self._connection = TeacherConnection(address.endpoint, token=token, timeout_s=timeout_s)
 
     def open(self) -> None:
-        if self._connection.sock is None:
-            self._connection.connect()
+        self._connection.open()
 
     def close(self) -> None:
-        sock = self._connection.sock
-        if sock is not None:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes a call in another thread
         self._connection.close()
+
+    def check(self) -> None:
+        check_http(self._address.endpoint, self._timeout_s)
 
     def call(self, method: str, request: Any, answer: Any) -> Any:  # noqa: ARG002 - the path says it
         kind = "application/json" if self._as_json else "application/proto"
         body = json_of(request) if self._as_json else request.SerializeToString()
-        try:
-            self._connection.request("POST", self._path, body, {"Content-Type": kind})
-            response = self._connection.getresponse()
-            content = response.read(ANSWER_LIMIT)
-        except http.client.HTTPException as error:
-            self._connection.close()
-            raise ProtocolError(f"{self._address}: {error!r}") from None
-        except OSError:
-            self._connection.close()
-            raise
-        if response.status != 200:
+        status, content = self._connection.post(self._path, body, kind)
+        if status != 200:
             reason = content[:200].decode("utf-8", "replace")
-            raise InferenceError(self._address, response.status, reason, retryable=response.status >= 500)
+            raise InferenceError(str(self._address), status, reason, retryable=status >= 500)
         if not self._as_json:
-            return parsed(answer, content, self._address)
+            return parsed(answer, content, str(self._address))
         try:
             return _answer_decoder.decode(content)
         except msgspec.DecodeError as error:
@@ -175,59 +179,40 @@ class HttpCarrier:
 class BrpcCarrier:
     """Sends messages in frames of baidu_std, one at a time."""
 
-    def __init__(self, address: ServerAddress, timeout_s: float) -> None:
-        self._address = str(address)
-        self._endpoint = endpoint_of(address.endpoint)
+    def __init__(self, address: ServerAddress, timeout_s: float, token: str = "") -> None:
+        self._address = address
+        self._token = token.encode()
         self._timeout_s = timeout_s
-        self._socket: socket.socket | None = None
+        self._link = ReconnectingStream(endpoint_of(address.endpoint), timeout_s)
         self._number = 0
 
     def open(self) -> None:
-        if self._socket is None:
-            self._socket = socket.create_connection(self._endpoint, self._timeout_s)
+        with self._link:
+            pass
 
     def close(self) -> None:
-        connected = self._socket
-        if connected is not None:
-            with suppress(OSError):
-                connected.shutdown(socket.SHUT_RDWR)  # wakes a call in another thread
-            connected.close()
+        self._link.close()
+
+    def check(self) -> None:
+        check_http(self._address.endpoint, self._timeout_s)
 
     def call(self, method: str, request: Any, answer: Any) -> Any:
         self._number += 1
         service, _, name = method.strip("/").rpartition("/")
-        meta = RPC["RpcMeta"](correlation_id=self._number)
+        meta = RPC["RpcMeta"](correlation_id=self._number, authentication_data=self._token)
         meta.request.service_name, meta.request.method_name = service, name
-        try:
-            self.open()
-            found, content = self._exchange(pack_frame(meta, request.SerializeToString()))
-        except (OSError, ProtocolError):
-            self.close()
-            self._socket = None
-            raise
+        frame = pack_frame(meta, request.SerializeToString())
+        with self._link as stream:
+            stream.send([frame], len(frame))
+            size, meta_size = frame_sizes(bytes(stream.read(FRAME.size)), ANSWER_LIMIT)
+            body = bytes(stream.read(size))
+            found = parsed(RPC["RpcMeta"], body[:meta_size], str(self._address))
+            if found.correlation_id != self._number or found.compress_type:
+                raise ProtocolError(f"{self._address}: its answer is to another request, or compressed")
         if found.response.error_code:
             reason = f"error_code {found.response.error_code}: {found.response.error_text}"
-            raise InferenceError(self._address, 500, reason, retryable=True)
-        return parsed(answer, content, self._address)
-
-    def _exchange(self, frame: bytes) -> tuple[Any, bytes]:
-        if self._socket is None:
-            raise ConnectionAbortedError(f"{self._address}: the connection is closed")
-        self._socket.sendall(frame)
-        with self._socket.makefile("rb") as stream:
-            size, meta_size = frame_sizes(read_exactly(stream, FRAME.size), ANSWER_LIMIT)
-            body = read_exactly(stream, size)
-        meta = parsed(RPC["RpcMeta"], body[:meta_size], self._address)
-        if meta.correlation_id != self._number or meta.compress_type:
-            raise ProtocolError(f"{self._address}: its answer is to another request, or compressed")
-        return meta, body[meta_size:]
-
-
-def read_exactly(stream: IO[bytes], size: int) -> bytes:
-    content = stream.read(size)
-    if len(content) < size:
-        raise ConnectionResetError("the server closed the connection")
-    return content
+            raise InferenceError(str(self._address), 500, reason, retryable=True)
+        return parsed(answer, body[meta_size:], str(self._address))
 
 
 def parsed(message: Any, content: bytes, address: str) -> Any:

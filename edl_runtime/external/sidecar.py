@@ -13,7 +13,7 @@ from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.external.address import ServerAddress
 from edl_runtime.external.connection import connect
 from edl_runtime.log import get_logger
-from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tls import Trust, client_trust
 from edl_runtime.registry.errors import SupersededError
@@ -34,8 +34,6 @@ REPORT_EVERY_S = 5.0
 
 RETRY_EVERY_S = 5.0
 """How often a server is tried again that was in the pool and came back with a model that the pool rejects."""
-
-NOT_READY = "its model is not ready"
 
 log = get_logger(__name__)
 
@@ -139,8 +137,6 @@ class _Watched:
                     self.cause = str(error)
             if loop.time() >= report_at:
                 report_at = loop.time() + REPORT_EVERY_S
-                if self.cause == NOT_READY:
-                    self.cause = await asyncio.to_thread(self._explain)
                 log.info("server.awaited", address=self._address, cause=self.cause)
             await asyncio.sleep(CHECK_EVERY_S)
 
@@ -151,17 +147,9 @@ class _Watched:
 
     async def _is_ready(self) -> bool:
         try:
-            ready = await asyncio.to_thread(self._connection.ready)
-        except (OSError, ProtocolError, InferenceError) as error:
+            await asyncio.to_thread(self._connection.ready)
+        except (OSError, ProtocolError, TeacherError) as error:
             self.cause = str(error) or type(error).__name__
             return False
-        self.cause = "" if ready else NOT_READY
-        return ready
-
-    def _explain(self) -> str:
-        """Return why the model is not ready, as far as the server says: perhaps it has none of this name."""
-        try:
-            self._connection.signature()
-        except (OSError, EdlError) as error:
-            return f"{NOT_READY}: {error}"
-        return NOT_READY
+        self.cause = ""
+        return True

@@ -5,7 +5,6 @@ Imported only with --metrics, because it imports the Prometheus client.
 
 from __future__ import annotations
 
-import hmac
 import socket
 import threading
 from collections import Counter
@@ -22,7 +21,7 @@ from prometheus_client.registry import Collector
 from edl_runtime.autoscale.history import JobState
 from edl_runtime.errors import SpecError
 from edl_runtime.monitor.snapshot import UNITS, MonitorSnapshot
-from edl_runtime.protocol.address import check_exposure
+from edl_runtime.protocol.address import check_exposure, has_token
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -164,10 +163,9 @@ class _Handler(WSGIRequestHandler):
 
 def _guarded(app: WSGIApplication, token: str) -> WSGIApplication:
     """Return the app behind a check of the bearer token, if there is one."""
-    wanted = f"Bearer {token}".encode()
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if token and not hmac.compare_digest(environ.get("HTTP_AUTHORIZATION", "").encode(), wanted):
+        if not has_token(environ.get("HTTP_AUTHORIZATION", ""), token):
             start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
             return [b"the bearer token is missing or wrong; it is in EDL_MONITOR_TOKEN\n"]
         return app(environ, start_response)

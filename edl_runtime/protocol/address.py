@@ -1,7 +1,8 @@
-"""Addresses of servers."""
+"""Addresses of servers, and who may use them."""
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 
 from edl_runtime.errors import SpecError
@@ -24,3 +25,9 @@ def check_exposure(host: str, token: str, variable: str) -> None:
         loopback = host == "localhost"
     if not loopback and not token:
         raise SpecError("host", host, f"127.0.0.1 (or ::1), unless {variable} holds a token")
+
+
+def has_token(given: bytes | str, token: str) -> bool:
+    """Whether an Authorization header holds the bearer token, compared in constant time; always for an empty token."""
+    header = given.encode() if isinstance(given, str) else given
+    return not token or hmac.compare_digest(header, f"Bearer {token}".encode())

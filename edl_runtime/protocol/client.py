@@ -26,6 +26,7 @@ from edl_runtime.protocol.http_heads import (
     JSON_SIZE,
     PREDICTOR_DIED,
     RUN_ALONE,
+    TRANSFER_ENCODING,
     ResponseHead,
     render_request,
 )
@@ -149,12 +150,18 @@ class TeacherConnection:
         """Send a request that is all JSON, for servers without the binary extension; return and raise as `infer`."""
         headers = {**self._headers, "Content-Type": "application/json", "Content-Length": len(request)}
         head = render_request("POST", f"{self._model_path}/infer", headers)
+        return self._ask([head, request], len(head) + len(request))
+
+    def post(self, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
+        """Send a body of the content type `kind` to any path; return status and body of the answer.
+
+        Raises OSError, ProtocolError.
+        """
+        head = render_request("POST", path, {**self._headers, "Content-Type": kind, "Content-Length": len(body)})
         with self._link as stream:
-            stream.send([head, request], len(head) + len(request))
-            arrays, unfilled = self._open_answer(stream)
-            for array in unfilled:
-                stream.fill(array)
-        return arrays
+            stream.send([head, body], len(head) + len(body))
+            answer, size = self._checked_head(stream, stream.read_head())
+            return answer.status, bytes(stream.read(size))
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of what is below the model's path, as "/config". Raises OSError, ProtocolError."""
@@ -179,8 +186,12 @@ class TeacherConnection:
 
     def _exchange(self, header: bytes, buffers: Sequence[Array], size: int, *, alone: bool = False) -> dict[str, Array]:
         head = self._infer_head(len(header), size, alone=alone)
+        return self._ask([head, header, *buffers], len(head) + size)
+
+    def _ask(self, buffers: Sequence[bytes | Array], size: int) -> dict[str, Array]:
+        """Send a request of `size` bytes to the model; return the arrays of its answer."""
         with self._link as stream:
-            stream.send([head, header, *buffers], len(head) + size)
+            stream.send(buffers, size)
             known = self._last_answer
             if known is not None and stream.take(known.text):
                 arrays = {name: np.empty(shape, dtype) for name, dtype, shape in known.arrays}
@@ -197,7 +208,7 @@ class TeacherConnection:
         It is remembered: the teacher's next answer most probably differs only in the binary tensors.
         """
         head = stream.read_head()
-        answer, size = self._checked_head(head)
+        answer, size = self._checked_head(stream, head)
         if answer.status != 200:
             died = PREDICTOR_DIED in answer.headers
             raise self._refusal(answer.status, self._read_json(stream, size), predictor_died=died)
@@ -205,7 +216,7 @@ class TeacherConnection:
         json_size = size if json_size is None else min(json_size, size)
         text = bytes(self._read_json(stream, json_size))
         arrays, unfilled = decode_response(text, size - json_size)
-        if len(unfilled) == len(arrays) and answer.keep_alive:
+        if len(unfilled) == len(arrays) and answer.keep_alive and CONTENT_LENGTH in answer.headers:
             shapes = [(name, array.dtype, array.shape) for name, array in arrays.items()]
             self._last_answer = _KnownAnswer(head + text, shapes)
         return arrays, unfilled
@@ -229,7 +240,7 @@ class TeacherConnection:
         headers = {**self._headers, "Content-Type": "application/json", "Content-Length": len(registration)}
         request = render_request("POST", REGISTER_PATH, headers)
         stream.send([request, registration], len(request) + len(registration))
-        answer, size = self._checked_head(stream.read_head())
+        answer, size = self._checked_head(stream, stream.read_head())
         body = self._read_json(stream, size)
         if answer.status != 200:
             raise self._refusal(answer.status, body)
@@ -239,7 +250,7 @@ class TeacherConnection:
     def _get(self, stream: TensorStream, path: str) -> tuple[int, memoryview]:
         request = render_request("GET", path, self._headers)
         stream.send([request], len(request))
-        answer, size = self._checked_head(stream.read_head())
+        answer, size = self._checked_head(stream, stream.read_head())
         return answer.status, self._read_json(stream, size)
 
     def _infer_head(self, json_size: int, size: int, *, alone: bool) -> bytes:
@@ -259,12 +270,21 @@ class TeacherConnection:
         self._last_head = json_size, size, head
         return head
 
-    def _checked_head(self, head: bytes) -> tuple[ResponseHead, int]:
+    def _checked_head(self, stream: TensorStream, head: bytes) -> tuple[ResponseHead, int]:
+        """Return a head, and the size of the body that `stream` has behind it."""
         answer = ResponseHead(head)
         self._link.keep = answer.keep_alive
+        coding = answer.headers.get(TRANSFER_ENCODING)
+        if coding is not None:
+            if coding.lower() != b"chunked":
+                given = coding[:40].decode("latin-1")
+                raise ProtocolError(
+                    f"teacher {self.address} answers with Transfer-Encoding {given!r}, allowed is chunked"
+                )
+            return answer, stream.join_chunks(head, ANSWER_LIMIT)
         size = answer.size(CONTENT_LENGTH)
         if size is None or size > ANSWER_LIMIT:
-            given = "no Content-Length" if size is None else f"{size} bytes"
+            given = "neither Content-Length nor chunks" if size is None else f"{size} bytes"
             raise ProtocolError(f"teacher {self.address} answers {given}, allowed are {ANSWER_LIMIT} bytes")
         return answer, size
 
@@ -278,6 +298,8 @@ class TeacherConnection:
             reason = _refusal_decoder.decode(body).error
         except msgspec.DecodeError:
             reason = bytes(body[:200]).decode("utf-8", "replace") or "no reason given"
+            if reason.startswith("Traceback"):  # as MLServer answers; the error is in the last line
+                reason = bytes(body[-200:]).decode("utf-8", "replace").strip().rpartition("\n")[2]
         retryable = status >= 500 or status in _REFUSED_FOR_NOW
         return InferenceError(self.address, status, reason, retryable=retryable, predictor_died=predictor_died)
 

@@ -11,6 +11,16 @@ class TeacherError(EdlError):
     """Raised when a teacher can't serve."""
 
 
+@dataclass(eq=False, repr=False)
+class ModelNotReadyError(TeacherError):
+    """Raised when a server that is not ours does not serve the model, perhaps not yet; `reason` has its words."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"its model is not ready: {self.reason}"
+
+
 class ProtocolError(EdlError):
     """Raised when bytes from the network are not what the protocol allows."""
 

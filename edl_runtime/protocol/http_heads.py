@@ -17,6 +17,7 @@ HEAD_LIMIT = 16 * 1024
 
 END_OF_HEAD = b"\r\n\r\n"
 CONTENT_LENGTH = b"content-length"
+TRANSFER_ENCODING = b"transfer-encoding"
 JSON_SIZE = b"inference-header-content-length"
 
 RUN_ALONE = b"edl-run-alone"
@@ -105,6 +106,39 @@ class ResponseHead(Head):
         parser = httptools.HttpResponseParser(self)
         self._feed(parser, head)
         self.status: int = parser.get_status_code()
+
+
+class ChunkedBody:
+    """The body of a response that comes in chunks: feed it until it is `complete`, then `content` is all of it."""
+
+    def __init__(self, head: bytes, limit: int) -> None:
+        """Begin with the response's head; `limit` is the most bytes of the body."""
+        self.content = bytearray()
+        self.complete = False
+        self._limit = limit
+        self._parser = httptools.HttpResponseParser(self)
+        self.feed(head)
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take the next bytes. Raises ProtocolError when they are no chunks, too many, or go on behind the last."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, ProtocolError):
+                raise error.__context__ from None
+            raise ProtocolError(f"not a body in chunks: {error}") from None
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise ProtocolError("bytes follow the last chunk")
+
+    def on_body(self, part: bytes) -> None:
+        if len(self.content) + len(part) > self._limit:
+            raise ProtocolError(f"the chunks have more than {self._limit} bytes")
+        self.content += part
+
+    def on_message_complete(self) -> None:
+        self.complete = True
 
 
 def render_request(method: str, path: str, headers: Mapping[str, str | int]) -> bytes:

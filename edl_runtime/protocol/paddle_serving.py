@@ -1,12 +1,13 @@
 """Messages of Paddle Serving: its general model service, and its Python pipelines.
 
-Written from the field tables of Paddle Serving 0.9.0 (`general_model_service.proto`, `pipeline_service.proto`).
+Written from the field tables of Paddle Serving 0.9.0 (`general_model_service.proto`, `pipeline_service.proto`), and of
+0.3.2 for the general model service as clients before 0.7 use it, the original EDL's among them.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,26 @@ _FLOATS = {"float_data": "2 repeated float", "float64_data": "4 repeated double"
 GENERAL_JSON = message_classes(_GENERAL_PACKAGE, {**_GENERAL, "Tensor": {**_GENERAL["Tensor"], **_FLOATS}})
 """The same messages with lists of floats, for JSON; the bytes on the wire are equal."""
 
+OLD_GENERAL = message_classes(
+    _GENERAL_PACKAGE,
+    {
+        "Tensor": {
+            "data": "1 repeated bytes",
+            "int_data": "2 repeated int32",
+            "int64_data": "3 repeated int64",
+            "float_data": "4 repeated float",
+            "elem_type": "5 int32",
+            "shape": "6 repeated int32",
+            "lod": "7 repeated int32",
+        },
+        "Instance": {"tensor_array": "1 repeated Tensor"},
+        "Request": {"insts": "1 repeated Instance", "fetch_var_names": "2 repeated string"},
+        "ModelOutput": {"insts": "1 repeated Instance", "engine_name": "2 string"},
+        "Response": {"outputs": "1 repeated ModelOutput", "profile_time": "2 repeated int64"},
+    },
+)
+"""The service's messages before 0.7: an instance for each sample, whose tensors have no names but an order."""
+
 RPC = message_classes(
     "brpc.policy",
     {
@@ -122,10 +143,14 @@ def pack_frame(meta: Any, content: bytes) -> bytes:
     return FRAME.pack(b"PRPC", len(head) + len(content), len(head)) + head + content
 
 
+META_LIMIT = 1 << 16
+"""Most bytes of an RpcMeta."""
+
+
 def frame_sizes(head: bytes | bytearray, limit: int) -> tuple[int, int]:
     """Return the bytes behind a frame's head, and how many of them are its RpcMeta. Raises ProtocolError."""
     magic, size, meta_size = FRAME.unpack_from(head)
-    if magic != b"PRPC" or meta_size > size or size > limit:
+    if magic != b"PRPC" or meta_size > min(size, META_LIMIT) or size > limit:
         raise ProtocolError(f"the frame of baidu_std is malformed, or has more than {limit} bytes")
     return size, meta_size
 
@@ -187,3 +212,61 @@ def arrays_of_tensors(tensors: Iterable[Any], kind: str) -> dict[str, Array]:
         if arrays.setdefault(name, array := reshaped(kind, head, flat)) is not array:
             raise ProtocolError(f"{kind} {name!r} comes twice")
     return arrays
+
+
+# The general model service before 0.7
+
+_OLD_FIELDS = {0: "int64_data", 1: "float_data", 2: "int_data"}
+"""`elem_type` → the field that has the numbers."""
+
+
+def arrays_of_instances(instances: Sequence[Any], names: Sequence[str]) -> dict[str, Array]:
+    """Return the arrays of an old request, one row an instance; `names` are those of its tensors, in their order.
+
+    Raises ProtocolError.
+    """
+    if not instances:
+        raise ProtocolError("the request has no instances")
+    rows: dict[str, list[Array]] = {name: [] for name in names}
+    for number, instance in enumerate(instances):
+        if len(instance.tensor_array) != len(names):
+            have, allowed = len(instance.tensor_array), f"{len(names)}: {', '.join(names)}"
+            raise ProtocolError(f"instance {number} has {have} tensors, the model takes {allowed}")
+        for name, tensor in zip(names, instance.tensor_array, strict=True):
+            rows[name].append(_old_array(name, tensor))
+    for name, arrays in rows.items():
+        for number, array in enumerate(arrays):
+            if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
+                given, allowed = f"{array.dtype}{list(array.shape)}", f"{arrays[0].dtype}{list(arrays[0].shape)}"
+                raise ProtocolError(
+                    f"input {name!r}: instance {number} is {given}, allowed is {allowed} as in the first"
+                )
+    return {name: np.stack(arrays) for name, arrays in rows.items()}
+
+
+def _old_array(name: str, tensor: Any) -> Array:
+    field = _OLD_FIELDS.get(tensor.elem_type)
+    if field is None:
+        allowed = ", ".join(map(str, _OLD_FIELDS))
+        raise ProtocolError(f"input {name!r}: elem_type is {tensor.elem_type}, allowed are {allowed}")
+    dtype = ELEMENT_TYPES[tensor.elem_type][0]
+    numbers = getattr(tensor, field)
+    size = len(numbers) * dtype.itemsize
+    head = TensorHead(name, datatype_of(dtype), tuple(tensor.shape), Parameters(binary_data_size=size))
+    check_payload([head], size, "input")
+    return reshaped("input", head, np.array(numbers, dtype))
+
+
+def old_response(outputs: Mapping[str, Array]) -> Any:
+    """Return the answer to an old request, with outputs in order. Raises ProtocolError for a type it can't have."""
+    answer = OLD_GENERAL["Response"]()
+    instance = answer.outputs.add(engine_name="general_infer_0").insts.add()
+    for name, array in outputs.items():
+        number = _TYPE_OF.get(array.dtype)
+        if number not in _OLD_FIELDS:
+            raise ProtocolError(
+                f"output {name!r}: {array.dtype} can't be sent to a client of Paddle Serving before 0.7"
+            )
+        tensor = instance.tensor_array.add(elem_type=number, shape=array.shape)
+        getattr(tensor, _OLD_FIELDS[number]).extend(array.ravel().tolist())
+    return answer

@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 
 from edl_runtime.protocol.errors import ProtocolError
-from edl_runtime.protocol.http_heads import END_OF_HEAD, HEAD_LIMIT
+from edl_runtime.protocol.http_heads import END_OF_HEAD, HEAD_LIMIT, ChunkedBody
 from edl_runtime.protocol.tensors import Array
 
 _BEGINNING = b"HTTP/1."
@@ -57,6 +57,9 @@ class TensorStream:
         """Start the time limit of one exchange. Raises ProtocolError if unrequested bytes are left."""
         if self._start != self._end:
             raise ProtocolError("the teacher sent more than was requested")
+        if len(self._buffer) != _READ_AHEAD:  # it was a body that came in chunks
+            self._buffer = bytearray(_READ_AHEAD)
+            self._ahead = memoryview(self._buffer)
         self._deadline = time.monotonic() + self._timeout_s
 
     def send(self, buffers: Sequence[bytes | Array], size: int) -> None:
@@ -113,6 +116,21 @@ class TensorStream:
         head = bytes(self._ahead[: end + len(END_OF_HEAD)])
         self._consume(len(head))
         return head
+
+    def join_chunks(self, head: bytes, limit: int) -> int:
+        """Read the body that follows `head` in chunks, for the next reads to return; return its size.
+
+        Raises ProtocolError for a body of more than `limit` bytes, and for what is no body in chunks.
+        """
+        body = ChunkedBody(head, limit)
+        while not body.complete:
+            if self._start == self._end:
+                self._start, self._end = 0, self._receive(self._ahead)
+            body.feed(self._ahead[self._start : self._end])
+            self._start = self._end = 0
+        self._buffer = body.content
+        self._ahead, self._end = memoryview(self._buffer), len(self._buffer)
+        return self._end
 
     def read(self, size: int) -> memoryview:
         """Read so many bytes; the result is valid until the next read."""

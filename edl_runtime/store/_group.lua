@@ -90,10 +90,21 @@ local function purge(now)
   end
 end
 
--- Returns nil for a record that can't be parsed.
+-- Returns nil for a record that can't be read: an error here would fail the heartbeats of all members.
 local function beat_of(id)
   local is_json, beat = pcall(cjson.decode, redis.call('HGET', KEYS[3], id) or '')
-  return is_json and type(beat) == 'table' and beat.fence and beat or nil
+  if not is_json or type(beat) ~= 'table' then
+    return nil
+  end
+  for _, field in ipairs({'fence', 'at', 'since', 'lost', 'up', 'stepped', 'paused_in'}) do
+    if type(beat[field]) ~= 'number' then
+      return nil
+    end
+  end
+  for _, field in ipairs({'pause', 'late'}) do
+    beat[field] = type(beat[field]) == 'number' and beat[field] or nil
+  end
+  return beat
 end
 
 -- Whether the caller holds a lease with this fence.

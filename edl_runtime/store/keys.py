@@ -22,6 +22,7 @@ script touches one slot and works in Redis Cluster.
 | checkpoints | stream of saved checkpoints as JSON; about the last 1,000 | 30 days from the last | agents | Airflow |
 | checkpoint folder leases | sorted set, instance → deadline in ms | as holder | Lua | Lua |
 | checkpoint folder holder | hash: the job, JSON about it, clock | a day from the last use | Lua | Lua |
+| checkpoint folder locks | sorted set, token of a lock file → last renewal in ms | as holder | Lua | Lua |
 | plan | string, JSON of the last rescaling's plan | a day | rescaling | `edl monitor`, Airflow |
 | rescaling | string, the lock of the rescaling process | a minute | rescaling | rescaling |
 | shrink answer | string, whether a job may shrink: yes or no | as long as the answer is valid | Airflow | Airflow |
@@ -113,7 +114,7 @@ def checkpoints(namespace: str, stream: str) -> str:
 def checkpoint_lease(folder: str) -> list[str]:
     """Return the keys of the lease of a checkpoint folder; without a namespace, because all namespaces share it."""
     digest = hashlib.sha256(folder.encode()).hexdigest()[:32]
-    return [f"edl:{{checkpoint-folder/{digest}}}:{what}" for what in ("leases", "holder")]
+    return [f"edl:{{checkpoint-folder/{digest}}}:{what}" for what in ("leases", "holder", "locks")]
 
 
 def history(namespace: str) -> str:

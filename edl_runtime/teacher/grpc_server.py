@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -12,12 +11,13 @@ from typing import Any
 import grpc
 from google.protobuf import json_format
 
+from edl_runtime.protocol.address import has_token
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.oip_grpc import MESSAGES, SERVICE, TRITON_TYPES, arrays_of
 from edl_runtime.protocol.tensors import datatype_of
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.teacher.http.routes import model_config, model_statistics
+from edl_runtime.teacher.http.routes import UNAUTHORIZED, model_config, model_statistics
 from edl_runtime.teacher.http.server import BODY_LIMIT
 from edl_runtime.teacher.local_requests import LocalRequests
 from edl_runtime.teacher.metrics import TeacherMetrics
@@ -50,7 +50,7 @@ class GrpcService:
         self._signature = signature
         self._requests = requests
         self._metrics = metrics
-        self._token = f"Bearer {token}" if token else ""
+        self._token = token
 
     def handlers(self) -> Any:
         """Return what `grpc.aio.Server.add_generic_rpc_handlers` takes."""
@@ -76,11 +76,9 @@ class GrpcService:
 
     def _method(self, request: str, handler: Handler, *, secured: bool) -> Any:
         async def call(message: Any, context: Any) -> Any:
-            if secured and self._token:
-                given = dict(context.invocation_metadata() or ()).get("authorization", "")
-                if not hmac.compare_digest(given, self._token):
-                    reason = "the bearer token is missing or wrong; it is in EDL_TEACHER_TOKEN"
-                    await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+            given = dict(context.invocation_metadata() or ()).get("authorization", "")
+            if secured and not has_token(given, self._token):
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNAUTHORIZED)
             try:
                 return await handler(message)
             except ProtocolError as error:

@@ -11,6 +11,7 @@ from edl_runtime.protocol.errors import InferenceError
 from edl_runtime.protocol.infer_messages import decode_response, encode_request
 from edl_runtime.protocol.tensor_stream import bytes_of
 from edl_runtime.protocol.tensors import Array
+from edl_runtime.teacher.http.admission import SlotQueue
 from edl_runtime.teacher.http.server import HttpServer
 from edl_runtime.teacher.predictor.execute import EncodedAnswer
 
@@ -38,7 +39,7 @@ class LocalRequests:
         if request.size > server.arena.area_size:
             reason = f"the request has {request.size} bytes, allowed are {server.arena.area_size}"
             raise InferenceError(self.address, 413, reason, retryable=False)
-        waiter = _Waiter()
+        waiter = _Waiter(server.slots)
         server.slots.take(waiter)
         try:
             slot = await waiter.slot
@@ -48,8 +49,12 @@ class LocalRequests:
             else:
                 server.slots.leave(waiter)
             raise
+        answered: asyncio.Future[EncodedAnswer] | None = None
         answer_size = 0
-        answered: asyncio.Future[EncodedAnswer] = asyncio.get_running_loop().create_future()
+
+        def free_slot(_: object = None) -> None:
+            server.slots.give_back(slot, request.size, answer_size)
+
         try:
             area = server.arena.request(slot)
             area[: len(request.header)] = request.header
@@ -57,17 +62,17 @@ class LocalRequests:
             for buffer in request.buffers:
                 area[end : end + buffer.nbytes] = bytes_of(buffer)
                 end += buffer.nbytes
+            answered = asyncio.get_running_loop().create_future()
             server.runner.submit(slot, request.size, len(request.header), answered.set_result)
-            try:
-                answer = await asyncio.shield(answered)
-            except asyncio.CancelledError:
-                server.runner.drop(slot)
-                await answered  # the predictor uses the slot until then
-                raise
+            answer = await asyncio.shield(answered)
             answer_size = answer.size
             return self._decoded(answer, server.arena.answer(slot)[: answer.size])
         finally:
-            server.slots.give_back(slot, request.size, answer_size)
+            if answered is None or answered.done():
+                free_slot()
+            else:  # it was cancelled, and a predictor uses the slot until it has answered
+                answered.add_done_callback(free_slot)
+                server.runner.drop(slot)
 
     def _decoded(self, answer: EncodedAnswer, body: memoryview) -> dict[str, Array]:
         if answer.status != 200:
@@ -88,8 +93,12 @@ class _Refusal(msgspec.Struct):
 class _Waiter:
     """Waits for a slot."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: SlotQueue) -> None:
+        self._slots = slots
         self.slot: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def begin_body(self, slot: int) -> None:
-        self.slot.set_result(slot)
+        if self.slot.cancelled():  # in this turn of the event loop, so that it was still in the queue
+            self._slots.give_back(slot, 0, 0)
+        else:
+            self.slot.set_result(slot)

@@ -7,10 +7,9 @@ and anything else is HTTP/1.1. https://brpc.apache.org/docs/rpc-protocols/baidu_
 from __future__ import annotations
 
 import asyncio
-import hmac
 import tempfile
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,24 +21,35 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from edl_runtime.log import get_logger
+from edl_runtime.protocol.address import has_token
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
+from edl_runtime.protocol.infer_messages import REQUEST_JSON_LIMIT
+from edl_runtime.protocol.listener import ConnectionTable, accepting, listen
 from edl_runtime.protocol.paddle_serving import (
     FRAME,
     GENERAL,
     GENERAL_JSON,
     GENERAL_PATH,
     GENERAL_SERVICE,
+    OLD_GENERAL,
     RPC,
+    arrays_of_instances,
     arrays_of_tensors,
     fill_tensor,
     frame_sizes,
+    old_response,
     pack_frame,
 )
 from edl_runtime.teacher.grpc_server import SERVER_OPTIONS
+from edl_runtime.teacher.http.routes import UNAUTHORIZED
 from edl_runtime.teacher.http.server import BODY_LIMIT
 from edl_runtime.teacher.local_requests import LocalRequests
 
 PATHS = (GENERAL_PATH, "/GeneralModelService/debug")
+
+MOST_CONNECTIONS = 128
+
+STALLED_S = 3.0
 
 Choose = Callable[[bytes], asyncio.Protocol]
 
@@ -47,21 +57,33 @@ log = get_logger(__name__)
 
 
 class GeneralModelService:
-    """Answers the service's requests, as bytes. With a `token`, clients need it."""
+    """Answers the service's requests, as bytes. With a `token`, clients need it.
 
-    def __init__(self, requests: LocalRequests, token: str = "") -> None:
+    Old clients send inputs without names, in the order of `inputs`.
+    """
+
+    def __init__(self, requests: LocalRequests, inputs: Sequence[str], token: str = "") -> None:
         self._requests = requests
+        self._inputs = inputs
         self._token = token
 
     def admits(self, given: str) -> bool:
-        return not self._token or hmac.compare_digest(given.encode(), self._token.encode())
+        """Whether an Authorization header has the token."""
+        return has_token(given, self._token)
 
     async def answer(self, content: bytes) -> bytes:
-        """Return the answer to a Request; an error is one with its `err_no`. Raises ProtocolError for other bytes."""
-        try:
-            request = GENERAL["Request"].FromString(content)
-        except DecodeError as error:
-            raise ProtocolError(f"the body is no Request of {GENERAL_SERVICE}: {error}") from None
+        """Return the answer to a Request; an error is one with its `err_no`.
+
+        Raises ProtocolError for other bytes, and for any error in the request of an old client, as its answers have no
+        place for one.
+        """
+        request = _parsed(GENERAL["Request"], content)
+        if request is None or not _has_names(request):
+            old = _parsed(OLD_GENERAL["Request"], content)
+            if old is not None and old.insts and all(instance.tensor_array for instance in old.insts):
+                return await self._answer_old(old)
+        if request is None:
+            raise ProtocolError(f"the body is no Request of {GENERAL_SERVICE}")
         answer = GENERAL["Response"](log_id=request.log_id)
         try:
             inputs = arrays_of_tensors(request.tensor, "input")
@@ -75,6 +97,27 @@ class GeneralModelService:
             answer.err_msg = error.reason if isinstance(error, InferenceError) else str(error)
         return bytes(answer.SerializeToString())
 
+    async def _answer_old(self, request: Any) -> bytes:
+        inputs = arrays_of_instances(request.insts, self._inputs)
+        try:
+            outputs = await self._requests.infer(inputs, list(request.fetch_var_names))
+        except InferenceError as error:
+            raise ProtocolError(f"{error.status}: {error.reason}") from None
+        return bytes(old_response(outputs).SerializeToString())
+
+
+def _parsed(message: Any, content: bytes) -> Any | None:
+    """Return the message, None for other bytes."""
+    try:
+        return message.FromString(content)
+    except DecodeError:
+        return None
+
+
+def _has_names(request: Any) -> bool:
+    """Whether the request is of a client that names its inputs: those before 0.7 don't."""
+    return any(tensor.name or tensor.alias_name for tensor in request.tensor)
+
 
 # HTTP
 
@@ -87,15 +130,13 @@ def http_handler(service: GeneralModelService) -> web.Server:
             return web.json_response({"error": f"nothing at {request.path[:200]}; served is {PATHS[0]}"}, status=404)
         if request.method != "POST":
             return web.json_response({"error": f"{request.method} is not allowed here"}, status=405)
-        if not service.admits(request.headers.get("Authorization", "").removeprefix("Bearer ")):
-            return web.json_response({"error": "the bearer token is missing or wrong"}, status=401)
+        if not service.admits(request.headers.get("Authorization", "")):
+            return web.json_response({"error": UNAUTHORIZED}, status=401)
         content = await request.read()  # aiohttp unpacks gzip
         is_json = request.content_type == "application/json"
         try:
-            if is_json:
-                content = json_format.Parse(content, GENERAL_JSON["Request"]()).SerializeToString()
-            answer = await service.answer(content)
-        except (ProtocolError, json_format.ParseError, UnicodeDecodeError) as error:
+            answer = await service.answer(_from_json(content) if is_json else content)
+        except ProtocolError as error:
             return web.json_response({"error": str(error)[:1000]}, status=400)
         if is_json:
             response = web.Response(text=_json_of(answer), content_type="application/json")
@@ -106,7 +147,22 @@ def http_handler(service: GeneralModelService) -> web.Server:
             response.enable_compression(web.ContentCoding.gzip)
         return response
 
-    return web.Server(handle, access_log=None)
+    def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        loop = asyncio.get_running_loop()
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=BODY_LIMIT)
+
+    return web.Server(handle, access_log=None, request_factory=request)
+
+
+def _from_json(content: bytes) -> bytes:
+    """Return a Request that is JSON as protobuf. Raises ProtocolError."""
+    if len(content) > REQUEST_JSON_LIMIT:
+        allowed = f"allowed are {REQUEST_JSON_LIMIT}; send protobuf"
+        raise ProtocolError(f"the request has {len(content)} bytes of JSON, {allowed}")
+    try:
+        return bytes(json_format.Parse(content, GENERAL_JSON["Request"]()).SerializeToString())
+    except (json_format.ParseError, UnicodeDecodeError) as error:
+        raise ProtocolError(str(error)) from None
 
 
 def _json_of(answer: bytes) -> str:
@@ -128,6 +184,7 @@ class BrpcConnection(asyncio.Protocol):
     def __init__(self, service: GeneralModelService) -> None:
         self._service = service
         self._buffer = bytearray()
+        self._request: Any = None  # the RpcMeta of the frame whose body has not come
         self._answering: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport
 
@@ -151,13 +208,25 @@ class BrpcConnection(asyncio.Protocol):
             log.warning("client.refused", cause=str(error))
             self._transport.abort()
             return
-        if len(self._buffer) < FRAME.size + size:
-            return
         start = FRAME.size + meta_size
-        meta, body = bytes(self._buffer[FRAME.size : start]), bytes(self._buffer[start : FRAME.size + size])
+        if self._request is None and len(self._buffer) >= start:
+            self._request = _parsed(RPC["RpcMeta"], bytes(self._buffer[FRAME.size : start]))
+            if self._request is None:
+                self._transport.abort()
+                return
+            if not self._service.admits(f"Bearer {self._request.authentication_data.decode('latin-1')}"):
+                answer = RPC["RpcMeta"](correlation_id=self._request.correlation_id)
+                answer.response.error_code, answer.response.error_text = 1004, UNAUTHORIZED  # ERPCAUTH
+                self._transport.write(pack_frame(answer, b""))
+                self._transport.close()  # before the body has come
+                return
+        if self._request is None or len(self._buffer) < FRAME.size + size:
+            return
+        request, self._request = self._request, None
+        body = bytes(self._buffer[start : FRAME.size + size])
         del self._buffer[: FRAME.size + size]
         self._transport.pause_reading()
-        self._answering = asyncio.get_running_loop().create_task(self._answer(meta, body))
+        self._answering = asyncio.get_running_loop().create_task(self._answer(request, body))
         self._answering.add_done_callback(self._answered)
 
     def _answered(self, task: asyncio.Task[None]) -> None:
@@ -171,22 +240,14 @@ class BrpcConnection(asyncio.Protocol):
         self._transport.resume_reading()
         self._advance()
 
-    async def _answer(self, meta: bytes, body: bytes) -> None:
-        try:
-            request = RPC["RpcMeta"].FromString(meta)
-        except DecodeError:
-            self._transport.abort()
-            return
+    async def _answer(self, request: Any, body: bytes) -> None:
         answer = RPC["RpcMeta"](correlation_id=request.correlation_id)
         content = b""
         answer.response.error_code = 0
-        if self._service.admits(request.authentication_data.decode("latin-1")):
-            try:
-                content = await self._service.answer(_unpacked(request.compress_type, body))
-            except ProtocolError as error:
-                answer.response.error_code, answer.response.error_text = 1003, str(error)  # brpc's EREQUEST
-        else:
-            answer.response.error_code, answer.response.error_text = 1004, "the token is missing or wrong"  # ERPCAUTH
+        try:
+            content = await self._service.answer(_unpacked(request.compress_type, body))
+        except ProtocolError as error:
+            answer.response.error_code, answer.response.error_text = 1003, str(error)  # brpc's EREQUEST
         self._transport.write(pack_frame(answer, content))
 
 
@@ -269,34 +330,79 @@ class _Back(asyncio.Protocol):
         self._client.close()
 
 
-class _Undecided(asyncio.Protocol):
-    """A connection whose first four bytes have not come."""
+class _Client(asyncio.Protocol):
+    """A connection; its first four bytes choose the protocol that it is passed on to."""
 
-    def __init__(self, choose: Choose) -> None:
+    def __init__(self, choose: Choose, connections: ConnectionTable[_Client]) -> None:
         self._choose = choose
+        self._connections = connections
         self._first = b""
+        self._heard_at = 0.0
+        self._protocol: asyncio.Protocol | None = None
         self._transport: asyncio.Transport
+
+    # Of a connection in a ConnectionTable
+
+    idle = False  # not known here
+
+    @property
+    def stalled_for(self) -> int:
+        """Seconds of silence from `STALLED_S` on; the client may wait for an answer."""
+        silent_s = asyncio.get_running_loop().time() - self._heard_at
+        return round(silent_s) if silent_s >= STALLED_S else 0
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        self._connections.handshake_done(self)
 
     def data_received(self, data: bytes) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        if self._protocol is not None:
+            self._protocol.data_received(data)
+            return
         self._first += data
         if len(self._first) >= 4:
-            protocol = self._choose(self._first[:4])
-            self._transport.set_protocol(protocol)
-            protocol.connection_made(self._transport)
-            protocol.data_received(self._first)
+            self._connections.mark_used(self)
+            self._protocol = self._choose(self._first[:4])
+            self._protocol.connection_made(self._transport)
+            self._protocol.data_received(self._first)
+
+    def eof_received(self) -> bool | None:
+        return self._protocol.eof_received() if self._protocol else None
+
+    def pause_writing(self) -> None:
+        if self._protocol:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._protocol:
+            self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self)
+        if self._protocol:
+            self._protocol.connection_lost(exc)
 
 
 @asynccontextmanager
-async def serving_paddle(service: GeneralModelService, host: str, port: int) -> AsyncIterator[int]:
-    """Serve on a port during the block; yields its number. Raises TeacherError when it can't listen."""
+async def serving_paddle(
+    service: GeneralModelService, host: str, port: int, *, most_connections: int = MOST_CONNECTIONS
+) -> AsyncIterator[int]:
+    """Serve on a port during the block; yields its number. Raises TeacherError when it can't listen.
+
+    Where there are more connections than `most_connections`, one that has sent nothing yet, or else the one that has
+    been silent for longest, is closed.
+    """
 
     async def grpc_answer(content: bytes, context: Any) -> bytes:
-        given = dict(context.invocation_metadata() or ()).get("authorization", "").removeprefix("Bearer ")
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
         if not service.admits(given):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the bearer token is missing or wrong")
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNAUTHORIZED)
         try:
             return await service.answer(content)
         except ProtocolError as error:
@@ -322,9 +428,13 @@ async def serving_paddle(service: GeneralModelService, host: str, port: int) -> 
             return GrpcRelay(path) if first == b"PRI " else http()
 
         try:
-            listener = await asyncio.get_running_loop().create_server(lambda: _Undecided(choose), host, port)
+            listener = listen(host, port)
         except OSError as error:
             reason = error.strerror or str(error)
             raise TeacherError(f"can't listen on {host} port {port} for Paddle Serving: {reason}") from None
-        async with listener:
-            yield listener.sockets[0].getsockname()[1]
+        connections: ConnectionTable[_Client] = ConnectionTable(most_connections, most_connections // 2)
+        number = listener.getsockname()[1]
+        async with accepting(listener, connections, lambda: _Client(choose, connections)):
+            yield number
+        for connection in connections:
+            connection.abort()

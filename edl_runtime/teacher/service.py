@@ -41,6 +41,9 @@ DRAIN_S = 8.0
 RESERVED_DESCRIPTORS = 256
 """File descriptors for all but connections and their clients' shared memory."""
 
+PADDLE_DESCRIPTORS = 256
+"""Those for clients of Paddle Serving and for the gRPC server behind them."""
+
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9]+)?")
 
 log = get_logger(__name__)
@@ -108,7 +111,8 @@ async def serve(
         predictors = await unless_stopped(stop, stack.enter_async_context(run_predictors(per_device, arena, metrics)))
         if predictors is None:
             return
-        most = connection_limit(MOST_CONNECTIONS, each=2, beside=RESERVED_DESCRIPTORS)
+        beside = RESERVED_DESCRIPTORS + (0 if options.paddle_port is None else PADDLE_DESCRIPTORS)
+        most = connection_limit(MOST_CONNECTIONS, each=2, beside=beside)
         server = HttpServer(
             predictors.signature, predictors, arena, metrics, token=settings.teacher_token, most_connections=most
         )
@@ -116,7 +120,7 @@ async def serve(
         if options.grpc_port is not None:
             await stack.enter_async_context(_serving_grpc(server, predictors.signature, options, settings))
         if options.paddle_port is not None:
-            await stack.enter_async_context(_serving_paddle(server, options, settings))
+            await stack.enter_async_context(_serving_paddle(server, predictors.signature, options, settings))
         on_ready(address, predictors.signature)
         reason: EdlError | None = None
         async with AsyncExitStack() as membership:
@@ -175,7 +179,7 @@ async def _serving_grpc(
 
 @asynccontextmanager
 async def _serving_paddle(
-    server: HttpServer, options: TeacherOptions, settings: RuntimeSettings
+    server: HttpServer, signature: ModelSignature, options: TeacherOptions, settings: RuntimeSettings
 ) -> AsyncIterator[None]:
     try:
         from edl_runtime.teacher.paddle_server import GeneralModelService, serving_paddle
@@ -183,7 +187,8 @@ async def _serving_paddle(
         raise missing_library("paddle_port", error) from None
     from edl_runtime.teacher.local_requests import LocalRequests
 
-    service = GeneralModelService(LocalRequests(server), settings.teacher_token)
+    inputs = [spec.name for spec in signature.inputs]
+    service = GeneralModelService(LocalRequests(server), inputs, settings.teacher_token)
     async with serving_paddle(service, options.host, options.paddle_port or 0) as port:
         log.info("teacher.serves_paddle_clients", host=options.host, port=port)
         yield

@@ -21,6 +21,9 @@ FILE = "tokenizer.json"
 
 PADDING, UNKNOWN = 0, 1
 
+LONGEST = 1024
+"""Most tokens of a text."""
+
 _WORD = re.compile(r"[^\W\d_]+|\d+")
 
 
@@ -66,10 +69,10 @@ class Tokenizer(NamedTuple):
         try:
             found = json.loads(file.read_text("utf-8"))
             split, length, vocabulary = found["split"], found["length"], found["vocabulary"]
-            strings = all(isinstance(token, str) for token in vocabulary)
-            if split in SPLITTERS and isinstance(length, int) and length > 0 and len(vocabulary) > 1 and strings:
+            strings = isinstance(vocabulary, list) and all(isinstance(token, str) for token in vocabulary)
+            if split in SPLITTERS and type(length) is int and 0 < length <= LONGEST and strings and len(vocabulary) > 1:
                 return cls(split, length, tuple(vocabulary))
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             pass
         raise DataError(file, "no tokenizer", f"the {FILE} that train_teacher.py writes into its --model_dir")
 
@@ -83,5 +86,5 @@ class Tokenizer(NamedTuple):
         tokens = np.full((len(texts), self.length), PADDING, np.int64)
         for row, text in zip(tokens, texts, strict=True):
             found = [numbers.get(token, UNKNOWN) for token in SPLITTERS[self.split](text)[: self.length]]
-            row[: len(found)] = found
+            row[: len(found) or 1] = found or UNKNOWN  # a text without tokens must not be all padding
         return tokens

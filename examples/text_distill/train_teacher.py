@@ -21,13 +21,13 @@ def main() -> None:
     import teaching
     from flags import whole
     from text_flags import add_data_flags
-    from tokens import SPLITTERS
+    from tokens import LONGEST, SPLITTERS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_data_flags(parser)
     teaching.add_flags(parser, epochs=3)
     parser.add_argument("--tokens", choices=sorted(SPLITTERS), default="words", help="what texts are split into")
-    parser.add_argument("--length", type=whole(1, 1024), default=24, help="tokens of a text that count")
+    parser.add_argument("--length", type=whole(1, LONGEST), default=24, help="tokens of a text that count")
     parser.add_argument("--vocabulary", type=whole(1), default=15_000, help="most tokens to know, the frequent ones")
     parser.add_argument("--layers", type=whole(1, 24), default=1, help="of the transformer")
     options = parser.parse_args()

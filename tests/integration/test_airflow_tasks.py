@@ -126,22 +126,24 @@ def test_servers_that_others_started_join_a_pool_of_ours(world: World, deferrabl
 
 
 @pytest.mark.slow
-def test_a_server_with_another_model_fails_the_task_at_once(world: World) -> None:
-    """However long the wait limit is, and nothing is left."""
+def test_a_server_that_can_not_be_a_teacher_fails_the_task_at_once(world: World) -> None:
+    """With another model than the pool's, or with other inputs than the address says; and nothing is left."""
     context = world.context()
     start = EdlTeacherPoolOperator(
         task_id="start", dag=world.dag(), teacher_pool="digits", teacher=world.teacher(), teachers="1"
     )
     start.execute(context)
+    wrong = "?input=x:INT64:-1.2&output=y:FP32:-1.2"
     with running_teacher("ours:net", env={"PYTHONPATH": str(SERVERS)}) as server:
-        join = EdlRegisterServersOperator(
-            task_id="join",
-            teacher_pool="digits",
-            servers=[f"oip+http://{server.address}/teacher"],
-            wait_timeout_s=1e6,
-        )
-        with pytest.raises(AirflowFailException, match=r"differs from pool 'digits'"):
-            join.execute(context)
+        for given, reason in (("", r"differs from pool 'digits'"), (wrong, "answered 400: .*'x'")):
+            join = EdlRegisterServersOperator(
+                task_id="join",
+                teacher_pool="digits",
+                servers=[f"oip+http://{server.address}/teacher{given}"],
+                wait_timeout_s=1e6,
+            )
+            with pytest.raises(AirflowFailException, match=reason):
+                join.execute(context)
     assert set(world.jobs()) == {"digits"}
     EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits").execute(context)
 

@@ -101,6 +101,27 @@ async def test_the_processes_of_a_job_share_a_folder(client: Redis, namespace: s
         await refusal(client, mine, tmp_path)
 
 
+async def test_the_processes_of_a_job_share_a_folder_by_any_address_of_their_redis(
+    client: Redis, own_redis: RedisServer, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that starts just after Redis has lost all. A job of the same name on another Redis is another job."""
+    mine = job("nightly", namespace)
+    other = msgspec.structs.replace(mine, instance=1, redis_url="redis://proxy.example:7000/1")
+    async with held(client, mine, tmp_path):
+        async with held(client, other, tmp_path):
+            pass
+        await client.delete(*keys.checkpoint_lease(storage_at(str(tmp_path)).identity()))
+        async with held(client, other, tmp_path):
+            pass
+        monkeypatch.setattr(folder_lease, "TOKEN_BACK_IN_S", 0.1)
+        async with connect(own_redis.url) as elsewhere:
+            assert (await refusal(elsewhere, mine, tmp_path)).holder.job == "nightly"
+            leases, *_ = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
+            assert not await elsewhere.exists(leases)
+    async with connect(own_redis.url) as elsewhere, held(elsewhere, mine, tmp_path):
+        pass
+
+
 async def test_the_folder_of_a_dead_job_is_free_when_its_lease_has_expired(
     client: Redis, namespace: str, tmp_path: Path
 ) -> None:
@@ -123,10 +144,10 @@ async def test_a_folder_whose_lease_redis_has_lost_is_leased_again(
 ) -> None:
     """If another job took it meanwhile, the first reports that once, continues, and gets it back at the other's end."""
     lost: list[EdlError] = []
-    leases, holder = both = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
+    leases, holder, _ = every = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
 
     async def comes_back() -> None:
-        await client.delete(*both)
+        await client.delete(*every)
         while not await client.exists(leases):  # noqa: ASYNC110 - there is nothing to await
             await asyncio.sleep(0.01)
         assert await client.hget(holder, "job") == f"{namespace}/nightly"
@@ -153,7 +174,7 @@ async def test_a_folder_stays_leased_while_redis_is_down(
         await asyncio.to_thread(own_redis.stop)
         await asyncio.sleep(0.1)  # several looks
         await asyncio.to_thread(own_redis.start)
-        leases, _ = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
+        leases, *_ = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
         while not await _exists(client, leases):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await refusal(client, job("other", namespace), tmp_path)
@@ -206,9 +227,11 @@ async def test_a_script_that_a_person_has_started_holds_a_folder_until_it_exits(
 
 
 def test_a_script_that_can_not_reach_its_redis_continues(tmp_path: Path, at_exit: list[Callable[[], None]]) -> None:
-    """With a warning."""
+    """With a warning. The folder is locked against other scripts."""
     with capture_logs() as logs:
         hold_until_exit(RuntimeSettings(job="student", redis_url="redis://127.0.0.1:1/0"), str(tmp_path))
+    with pytest.raises(CheckpointHeldError, match="'student'"):
+        hold_until_exit(RuntimeSettings(), str(tmp_path))
     assert [(log["event"], log["log_level"]) for log in logs] == [("checkpoint.folder_not_held", "warning")]
     assert len(at_exit) == 1
 
@@ -232,7 +255,7 @@ async def test_a_folder_that_replaces_a_leased_one_is_leased(
                 (tmp_path / "copy").rename(kept)
             while not kept.exists() or not (kept / FILE).exists():  # noqa: ASYNC110 - there is nothing to await
                 await asyncio.sleep(0.01)
-            leases, _ = keys.checkpoint_lease(identity := storage_at(str(kept)).identity())
+            leases, *_ = keys.checkpoint_lease(identity := storage_at(str(kept)).identity())
             while not await client.exists(leases):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert identity != before
@@ -247,9 +270,9 @@ async def test_keys_of_another_type_are_reported_and_the_job_continues(
 ) -> None:
     """Once, until they are gone and the folder is leased again; another process gets the same error."""
     lost: list[EdlError] = []
-    leases, holder = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
+    leases, holder, locks = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
     async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace), tmp_path, lost.append):
-        for key in (leases, holder):
+        for key in (leases, holder, locks):
             await client.set(key, "what is this?")
             while not lost:  # noqa: ASYNC110 - there is nothing to await
                 await asyncio.sleep(0.01)
@@ -257,7 +280,7 @@ async def test_keys_of_another_type_are_reported_and_the_job_continues(
                 await FolderLease(client, job("nightly", namespace), str(tmp_path)).take()
             await asyncio.sleep(0.1)  # several more looks
             assert [type(error) for error in lost] == [MalformedRecordError]
-            await client.delete(leases, holder)
+            await client.delete(leases, holder, locks)
             while not await client.exists(leases):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)

@@ -9,6 +9,7 @@ import time
 import msgspec
 import pytest
 from structlog.testing import capture_logs
+from support.network.ports import free_ports
 from support.registry.discovery_client import (
     http_client,
     read_to_end,
@@ -53,7 +54,7 @@ def test_a_killed_endpoint_stops_no_reader(settings: RuntimeSettings) -> None:
     seen = []
     with (
         slow_teacher(lasting),
-        running_discovery(settings) as endpoint,
+        running_discovery(settings, "--port", str(free_ports(1)[0])) as endpoint,
         reader_of(batches, Discovered(POOL), discovery_settings(endpoint.url, settings)) as reader,
         capture_logs() as logs,
     ):

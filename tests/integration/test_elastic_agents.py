@@ -105,7 +105,7 @@ def test_a_training_whose_place_another_job_took_goes_on_and_says_so(tmp_path: P
         group.start(0)
         first = group.await_generation(0)
         group.await_steps(3)
-        leases, holder = keys.checkpoint_lease(storage_at(settings.checkpoint).identity())
+        leases, holder, _ = keys.checkpoint_lease(storage_at(settings.checkpoint).identity())
         with redis.Redis.from_url(settings.redis_url) as client:
             assert client.zcard(leases) == 1
             client.hset(holder, mapping={"job": "thief", "about": msgspec.json.encode(thief)})

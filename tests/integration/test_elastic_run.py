@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from support.elastic.fake_agent import SCRIPT, Trainer, batches_of, join, leave, open_gate, stepped, trainers, weights
+from support.network.ports import free_ports
 from support.teachers.process import wait_until
 
 from edl_runtime.elastic.comm.agent_protocol import (
@@ -204,6 +205,7 @@ from fsspec.asyn import get_loop, sync
 from fsspec.implementations.memory import MemoryFileSystem
 
 from edl_runtime import elastic
+from edl_runtime.elastic.training import checkpointing
 
 
 async def resolve():
@@ -243,12 +245,13 @@ helper.start()
 helper.join()
 assert not os.path.exists(os.environ["EDL_RESULT_FILE"])
 Far.is_full = sys.argv[1] == "full"
+checkpointing.LAST_CHECKPOINT_WAIT_S = 1.0
 """
 
 
 @pytest.mark.parametrize("place", ["free", pytest.param("full", marks=pytest.mark.deep)])
 def test_a_loop_that_is_left_early_is_an_end_for_a_script_alone(tmp_path: Path, place: str) -> None:
-    """Its last checkpoint is written, also where that takes a connection; else it does not end with 0."""
+    """Its last checkpoint is written, also where that takes a connection; else, once it was retried, it fails."""
     (tmp_path / "early.py").write_text(LEAVES_EARLY)
     command = [sys.executable, "-W", "ignore", str(tmp_path / "early.py"), place]
     environ = {**os.environ, "GLOG_minloglevel": "2", "EDL_RESULT_FILE": str(tmp_path / "result.json")}
@@ -276,8 +279,7 @@ def test_a_checkpoint_is_read_before_the_ranks_meet(tmp_path: Path) -> None:
         content = slow.read_bytes()
         slow.unlink()
         os.mkfifo(slow)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = free.getsockname()
+        address = ("127.0.0.1", free_ports(1)[0])
         for rank, trainer in enumerate(others):
             store = f"{address[0]}:{address[1]}"
             trainer.line.send(JoinGeneration(generation=2, rank=rank, world_size=2, store=store, instances=2))

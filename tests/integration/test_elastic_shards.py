@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import redis
+import structlog
 from support.elastic.fake_agent import Trainer, join, open_gate, read_json_lines, stepped, trainers
 from support.elastic.local_run import SAMPLES, RecordingClient, model_and_optimizer, train
 from support.teachers.process import wait_until
@@ -133,14 +134,15 @@ def await_leases(client: redis.Redis, namespace: str, count: int) -> None:
 
 
 class Storage:
-    """Shards of two samples each, all of which can't be read until some time, and one never."""
+    """Shards of two samples each, of which some reads fail at first, and those of one shard always."""
 
-    def __init__(self, *, away_s: float = 0.0, poisoned: str = "") -> None:
-        self.back_at = time.monotonic() + away_s
+    def __init__(self, *, failures: int = 0, poisoned: str = "") -> None:
+        self._failures = failures
         self._poisoned = poisoned
 
     def read(self, name: str) -> Iterator[tuple[np.ndarray, np.int64]]:
-        if time.monotonic() < self.back_at:
+        self._failures -= 1
+        if self._failures >= 0:
             raise OSError("no route to host")
         if name == self._poisoned:
             raise ValueError("torn")
@@ -157,10 +159,16 @@ def trained(storage: Storage, settings: RuntimeSettings) -> tuple[list[int], lis
     return samples, [note.text for note in link.sent if isinstance(note, Note)]
 
 
-def test_a_storage_that_is_away_for_a_moment_costs_no_shard(redis_url: str, namespace: str) -> None:
-    """Who can't read a shard does not throw the next one after it, but keeps it for a while and tries again."""
+def test_a_storage_that_is_away_for_a_moment_costs_no_shard(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard that can't be read is kept for a while and tried again, the second in a row for twice as long."""
+    monkeypatch.setattr(sharded, "RETRY_HOLD_S", 0.01)
     settings = RuntimeSettings(redis_url=redis_url, namespace=namespace, job="storage")
-    assert trained(Storage(away_s=0.5), settings) == (list(range(10)), [])
+    with structlog.testing.capture_logs() as logs:
+        samples, notes = trained(Storage(failures=2), settings)
+    assert (samples, notes) == (list(range(10)), [])
+    assert [log["held_s"] for log in logs if log["event"] == "shard.failed"] == [0.01, 0.02]
 
 
 def test_a_shard_that_is_set_aside_is_reported(

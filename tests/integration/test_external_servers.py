@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
+import re
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from support.external_servers import DECLARED, SERVERS, WEIGHTS, free_ports
+from support.external_servers import DECLARED, SERVERS, WEIGHTS
 from support.network.certificates import Authority
+from support.network.ports import free_ports
 from support.paths import TESTS
-from support.teachers.process import running_teacher, wait_until
+from support.teachers.process import Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed
+from edl_runtime.distill.errors import NoTeacherError
 from edl_runtime.external.connection import connect
 from edl_runtime.protocol.errors import InferenceError
-from edl_runtime.protocol.paddle_serving import FRAME, GENERAL, RPC, arrays_of_tensors, frame_sizes, pack_frame
+from edl_runtime.protocol.paddle_serving import (
+    FRAME,
+    GENERAL,
+    OLD_GENERAL,
+    RPC,
+    arrays_of_tensors,
+    frame_sizes,
+    pack_frame,
+)
 from edl_runtime.protocol.tls import client_trust
+from edl_runtime.registry.directory import Directory
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.redis_client import connect as connect_redis
 
 IMAGES = np.random.default_rng(18).integers(0, 256, (300, 1, 28, 28)).astype(np.float32)
 
@@ -98,6 +115,23 @@ def test_tls_and_a_token_hold_over_grpc_and_http(tmp_path: Path) -> None:
                 ask(address, theirs.ca, "secret")
 
 
+def test_a_token_holds_for_paddle_serving() -> None:
+    (port,) = free_ports(1)
+    flags = ("--paddle-port", str(port))
+    with running_teacher("ours:net", *flags, env={"EDL_TEACHER_TOKEN": "secret", "PYTHONPATH": str(SERVERS)}):
+        for carrier in ("http", "grpc", "brpc"):
+            for token in ("secret", "another"):
+                address = f"paddle-serving+{carrier}://127.0.0.1:{port}/net{DECLARED}"
+                with closing(connect(address, RuntimeSettings(teacher_token=token))) as connection:
+                    assert connection.ready()
+                    if token == "secret":
+                        answer = connection.infer({"image": IMAGES[:2]}, ["logits"])["logits"]
+                        assert np.array_equal(answer, IMAGES[:2].reshape(-1, 784) @ WEIGHTS)
+                    else:
+                        with pytest.raises(InferenceError, match="token is missing or wrong"):
+                            connection.infer({"image": IMAGES[:2]}, ["logits"])
+
+
 # Other clients of ours
 
 
@@ -112,14 +146,78 @@ def exchange(address: str, content: bytes, is_whole: Callable[[bytes], bool]) ->
     return answer
 
 
+def curl(address: str, path: str, *arguments: str, given: bytes = b"") -> tuple[int, bytes]:
+    """Return what `curl` gets: status and body."""
+    program = shutil.which("curl")
+    if program is None:
+        pytest.skip("there is no curl")
+    url = f"http://{urlsplit(address).netloc}/v2/{path}"
+    command = [program, "--silent", "--show-error", "--max-time", "60", "--write-out", "%{http_code}", *arguments, url]
+    done = subprocess.run(command, input=given, capture_output=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout[-3:]), done.stdout[:-3]
+
+
+def test_curl_asks_for_health_metadata_and_answers(addresses: dict[str, str]) -> None:
+    """With JSON, flat or nested; with binary tensors; with a body for which it awaits "100 Continue"."""
+    address, infer = addresses["oip+http"], "models/teacher/infer"
+    assert curl(address, "health/ready")[0] == 200
+    assert curl(address, "models/teacher/ready")[0] == 200
+    status, body = curl(address, "models/teacher")
+    assert status == 200
+    assert json.loads(body)["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 1, 28, 28]}]
+    image = {"name": "image", "datatype": "FP32", "shape": [2, 1, 28, 28]}
+    expected = IMAGES[:2].reshape(-1, 784) @ WEIGHTS
+    for data in (IMAGES[:2].ravel().tolist(), IMAGES[:2].tolist()):
+        text = json.dumps({"inputs": [{**image, "data": data}]}).encode()
+        status, body = curl(address, infer, "--json", "@-", given=text)
+        (logits,) = json.loads(body)["outputs"]
+        assert np.array_equal(np.reshape(logits["data"], logits["shape"]), expected)
+    rows = 400  # 1.2 MB, more than the megabyte from which curl awaits the server's word
+    binary = {**image, "shape": [rows, 1, 28, 28], "parameters": {"binary_data_size": rows * 784 * 4}}
+    outputs = [{"name": "logits", "parameters": {"binary_data": True}}]
+    head = json.dumps({"inputs": [binary], "outputs": outputs}).encode()
+    sent = head + np.resize(IMAGES, (rows, 1, 28, 28)).tobytes()
+    flags = ("-H", f"Inference-Header-Content-Length: {len(head)}", "-H", "Expect: 100-continue", "--data-binary", "@-")
+    status, body = curl(address, infer, *flags, given=sent)
+    logits = np.frombuffer(body[-rows * 40 :], np.float32).reshape(rows, 10)
+    assert np.array_equal(logits[:300], IMAGES.reshape(-1, 784) @ WEIGHTS)
+
+
+def test_curl_is_told_what_is_wrong(addresses: dict[str, str]) -> None:
+    """As JSON with what was given and what is allowed."""
+    address, infer = addresses["oip+http"], "models/teacher/infer"
+    image = {"name": "image", "datatype": "INT64", "shape": [1, 1, 28, 28], "data": [0] * 784}
+    for path, arguments, given, expected, named in (
+        ("models/nobody", (), b"", 404, "served is model 'teacher'"),
+        (infer, ("--json", "@-"), b'{"inputs": [', 400, "JSON is invalid"),
+        (infer, ("--json", "@-"), json.dumps({"inputs": [image]}).encode(), 400, "the model takes FP32"),
+        (infer, ("-X", "PUT", "-d", ""), b"", 405, "PUT"),
+        (infer, ("-H", "Transfer-Encoding: chunked", "--json", "@-"), b"{}", 411, "Content-Length"),
+    ):
+        status, body = curl(address, path, *arguments, given=given)
+        assert (status, named in json.loads(body)["error"]) == (expected, True), body
+
+
 def paddle_port(addresses: dict[str, str]) -> str:
     return urlsplit(addresses["paddle-serving+brpc"]).netloc
 
 
 RECORDED = TESTS / "support/recorded"
-"""What the clients of Paddle Serving 0.9.0 send: two images, the numbers from 0 on modulo 11."""
+"""What the clients of Paddle Serving send: two images, the numbers from 0 on modulo 11."""
 
 ANSWER = (np.arange(2 * 784, dtype=np.float32).reshape(2, 784) % 11) @ WEIGHTS
+
+
+def frames(content: bytes) -> list[tuple[Any, bytes]]:
+    """Return the RpcMeta and the message of each whole frame."""
+    found = []
+    while len(content) >= FRAME.size:
+        size, meta_size = frame_sizes(content, 1 << 20)
+        frame, content = content[FRAME.size :][:size], content[FRAME.size + size :]
+        if len(frame) == size:
+            found.append((RPC["RpcMeta"].FromString(frame[:meta_size]), frame[meta_size:]))
+    return found
 
 
 def logits_of(response: Any) -> Any:
@@ -130,23 +228,28 @@ def logits_of(response: Any) -> Any:
 def test_paddle_servings_brpc_client_is_answered(addresses: dict[str, str]) -> None:
     """By what it sent once; its next request may come through the same connection."""
     recorded = (RECORDED / "paddle-serving-0.9.0-brpc.bin").read_bytes()
-
-    def frames(content: bytes) -> list[tuple[Any, Any]]:
-        found = []
-        while len(content) >= FRAME.size:
-            size, meta_size = frame_sizes(content, 1 << 20)
-            frame, content = content[FRAME.size :][:size], content[FRAME.size + size :]
-            if len(frame) == size:
-                meta = RPC["RpcMeta"].FromString(frame[:meta_size])
-                found.append((meta, GENERAL["Response"].FromString(frame[meta_size:])))
-        return found
-
     answer = exchange(paddle_port(addresses), 2 * recorded, lambda content: len(frames(content)) == 2)
     (meta, first), (_, second) = frames(answer)
-    asked = RPC["RpcMeta"].FromString(recorded[FRAME.size :][: frame_sizes(recorded, 1 << 20)[1]])
+    ((asked, _),) = frames(recorded)
     assert meta.correlation_id == asked.correlation_id
-    assert np.array_equal(logits_of(first), ANSWER)
-    assert np.array_equal(logits_of(second), ANSWER)
+    assert np.array_equal(logits_of(GENERAL["Response"].FromString(first)), ANSWER)
+    assert np.array_equal(logits_of(GENERAL["Response"].FromString(second)), ANSWER)
+
+
+def test_the_client_of_the_original_edl_is_answered(addresses: dict[str, str]) -> None:
+    """By what Paddle Serving's client 0.3.2 sent, with a sample in each instance. Errors are those of the protocol."""
+    recorded = (RECORDED / "paddle-serving-0.3.2-brpc.bin").read_bytes()
+    ((meta, content),) = frames(exchange(paddle_port(addresses), recorded, lambda content: len(frames(content)) == 1))
+    assert not meta.response.error_code
+    (logits,) = OLD_GENERAL["Response"].FromString(content).outputs[0].insts[0].tensor_array
+    assert np.array_equal(np.reshape(logits.float_data, logits.shape), ANSWER)
+    ((asked, content),) = frames(recorded)
+    request = OLD_GENERAL["Request"].FromString(content)
+    request.fetch_var_names[:] = ["nothing"]
+    wrong = pack_frame(asked, request.SerializeToString())
+    ((meta, _),) = frames(exchange(paddle_port(addresses), wrong, lambda content: len(frames(content)) == 1))
+    assert meta.response.error_code
+    assert "'nothing' is unknown; the model has logits" in meta.response.error_text
 
 
 @pytest.mark.parametrize("how", ["proto", "json", "gzip", "json-gzip"])
@@ -189,40 +292,136 @@ def test_what_is_no_request_harms_nobody(content: bytes, addresses: dict[str, st
 # Registered servers
 
 
-def test_a_registered_server_leaves_when_it_is_killed_and_comes_back(settings: RuntimeSettings, tmp_path: Path) -> None:
+class Registered:
+    """`edl register` beside a server that is not running yet, and a file that says when it is in the pool."""
+
+    def __init__(self, scheme: str, settings: RuntimeSettings, folder: Path) -> None:
+        self.ready = folder / "ready"
+        (port,) = free_ports(1)
+        protocol, _, carrier = scheme.partition("+")
+        port_flag = {"paddle-serving": "--paddle-port", "oip": "--grpc-port" if carrier == "grpc" else "--port"}[
+            protocol
+        ]
+        self._serving = ("ours:net", port_flag, str(port))
+        flags = ["--pool", "images", "--ready-file", str(self.ready), "--drain-s", "0", "--model", "teacher"]
+        flags += ["--protocol", protocol, "--url", f"{carrier}://127.0.0.1:{port}"]
+        if protocol == "paddle-serving":
+            flags += ["--inputs", "image:FP32:-1.1.28.28", "--outputs", "logits:FP32:-1.10"]
+        command = [sys.executable, "-m", "edl_runtime.cli", "register", *flags]
+        self.sidecar = subprocess.Popen(command, env=settings.to_env(), stderr=subprocess.DEVNULL)
+
+    def server(self) -> AbstractContextManager[Teacher]:
+        return running_teacher(*self._serving, env={"PYTHONPATH": str(SERVERS)})
+
+    def wait_for(self, *, ready: bool) -> None:
+        wait_until(lambda: self.ready.exists() is ready)
+
+
+@pytest.fixture
+def registered(request: pytest.FixtureRequest, settings: RuntimeSettings, tmp_path: Path) -> Iterator[Registered]:
+    """Of the scheme that the test is parametrized with."""
+    registered = Registered(request.param, settings, tmp_path)
+    yield registered
+    registered.sidecar.terminate()
+    assert registered.sidecar.wait(60) == 0
+
+
+EACH_WAY = pytest.mark.parametrize("registered", ["oip+http", "oip+grpc", "paddle-serving+brpc"], indirect=True)
+
+
+@EACH_WAY
+def test_a_registered_server_leaves_when_it_is_killed_and_comes_back(
+    registered: Registered, settings: RuntimeSettings
+) -> None:
     """And leaves at once when its sidecar is told to end. Its file says when it is in the pool."""
-    (port,) = free_ports(1)
-    ready = tmp_path / "ready"
-    serving = ("ours:net", "--port", str(port))
-    env = {"PYTHONPATH": str(SERVERS)}
-    url = f"http://127.0.0.1:{port}"
-    flags = ["--pool", "images", "--url", url, "--model", "teacher", "--ready-file", str(ready), "--drain-s", "0"]
-    sidecar = subprocess.Popen(
-        [sys.executable, "-m", "edl_runtime.cli", "register", *flags], env=settings.to_env(), stderr=subprocess.DEVNULL
-    )
-    try:
-        for _ in range(2):
-            with running_teacher(*serving, env=env) as teacher:
+    for _ in range(2):
+        with registered.server() as server:
+            registered.wait_for(ready=True)
+            with DistillReader(
+                samples,
+                inputs=["image", None],
+                outputs=["logits"],
+                format="sample",
+                teachers=Discovered("images"),
+                settings=settings,
+            ) as reader:
+                assert np.array_equal([logits for *_, logits in reader], IMAGES.reshape(-1, 784) @ WEIGHTS)
+            server.process.kill()
+            registered.wait_for(ready=False)
+
+
+@EACH_WAY
+def test_a_registered_server_that_hangs_leaves_and_comes_back(registered: Registered) -> None:
+    """It still takes connections, as its socket does without it, and answers nothing."""
+    with registered.server() as server:
+        registered.wait_for(ready=True)
+        server.process.send_signal(signal.SIGSTOP)
+        registered.wait_for(ready=False)
+        server.process.send_signal(signal.SIGCONT)
+        registered.wait_for(ready=True)
+
+
+def test_a_server_without_the_model_says_so(addresses: dict[str, str]) -> None:
+    """What is asked for and what the server answers stand in one message."""
+    for scheme in ("oip+http", "oip+grpc"):
+        wrong = addresses[scheme].replace("/teacher", "/nobody")
+        reader = DistillReader(
+            samples,
+            inputs=["image", None],
+            outputs=["logits"],
+            format="sample",
+            teachers=Fixed((wrong,)),
+            settings=RuntimeSettings(teacher_wait_s=0.5),
+        )
+        with reader, pytest.raises(NoTeacherError, match=rf"{re.escape(wrong)}.*not ready.*nobody.*'teacher'"):
+            next(iter(reader))
+
+
+def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_pools_again(
+    settings: RuntimeSettings, tmp_path: Path
+) -> None:
+    """The other server of the same process stays in the pool all the time."""
+    first, second = free_ports(2)
+    ready, log = tmp_path / "ready", tmp_path / "log"
+    servers = [f"--server=oip+http://127.0.0.1:{port}/teacher" for port in (first, second)]
+    command = [sys.executable, "-m", "edl_runtime.cli", "register", "--pool", "images", "--drain-s", "0", *servers]
+
+    def serving(model: str, port: int) -> AbstractContextManager[Teacher]:
+        env = {"PYTHONPATH": f"{SERVERS}:{TESTS / 'system/dags'}"}
+        return running_teacher(model, "--port", str(port), env=env)
+
+    def pool() -> list[str]:
+        async def registered() -> list[str]:
+            async with connect_redis(settings.redis_url) as client:
+                return [member.address for member in await Directory(client, settings.namespace).members("images")]
+
+        return asyncio.run(registered())
+
+    with log.open("w") as errors, serving("ours:net", first):
+        sidecar = subprocess.Popen([*command, "--ready-file", ready], env=settings.to_env(), stderr=errors)
+        try:
+            with serving("ours:net", second) as server:
                 wait_until(ready.exists)
-                with DistillReader(
-                    samples,
-                    inputs=["image", None],
-                    outputs=["logits"],
-                    format="sample",
-                    teachers=Discovered("images"),
-                    settings=settings,
-                ) as reader:
-                    assert np.array_equal([logits for *_, logits in reader], IMAGES.reshape(-1, 784) @ WEIGHTS)
-                teacher.process.kill()
+                server.process.kill()
                 wait_until(lambda: not ready.exists())
-    finally:
-        sidecar.terminate()
-    assert sidecar.wait(60) == 0
+            with serving("answers:double", second):
+                wait_until(lambda: "differs from pool 'images'" in log.read_text())
+                assert pool() == [servers[0].removeprefix("--server=")]
+            with serving("ours:net", second):
+                wait_until(ready.exists)
+                assert len(pool()) == 2
+        finally:
+            sidecar.terminate()
+        assert sidecar.wait(60) == 0
+        assert pool() == []
 
 
 @pytest.mark.parametrize(
     ("flags", "status", "named"),
     [
+        (["--url", "http://127.0.0.1:1"], 2, "Give --url and --model"),
+        (["--url", "http://127.0.0.1:1", "--model", "net", "--server", "oip+http://t:1/net"], 2, "Give --url"),
+        (["--server", "http://t:1/net"], 78, "oip+http://HOST:PORT/MODEL"),
         (["--url", "ftp://127.0.0.1:1", "--model", "net"], 78, "oip+ftp"),
         (["--url", "http://127.0.0.1", "--model", "net"], 78, "host:port"),
         (["--url", "grpc://127.0.0.1:1", "--model", "net", "--inputs", "image"], 78, "NAME:DATATYPE"),

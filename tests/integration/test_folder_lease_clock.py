@@ -31,10 +31,10 @@ async def client(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Asy
 
 
 async def hold(client: Redis, job: str) -> list[Any]:
-    """Take or renew a lease for a process of the job; return the answer."""
-    words = [f"{job}-0", round(TTL_S * 1000), job, job]
-    answer: list[Any] = await run_script(client, "checkpoint_lease", keys.checkpoint_lease("/kept"), words)
-    return answer
+    """Take or renew a lease for a process of the job; return who has it, if it is another job."""
+    words = [f"{job}-0", round(TTL_S * 1000), job, job, "token"]
+    _, *other = await run_script(client, "checkpoint_lease", keys.checkpoint_lease("/kept"), words)
+    return other
 
 
 @pytest.mark.parametrize("jump_s", [-HOUR_S, -0.5])

@@ -70,7 +70,7 @@ async def test_a_job_whose_redis_user_may_not_use_the_keys_waits_and_notifies(
 
 async def test_a_place_of_which_redis_has_something_else_is_refused(client: Redis, tmp_path: Path) -> None:
     """The job fails with the key."""
-    leases, holder = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
+    leases, holder, _ = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
     await client.set(holder, "what is this?")
     async with holding(client, tmp_path, lambda _: None) as (mine, changed):
         await changed.wait()

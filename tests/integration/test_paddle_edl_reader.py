@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.external_servers import SERVERS, WEIGHTS, free_ports
+from support.external_servers import SERVERS, WEIGHTS
+from support.network.ports import free_ports
 from support.teachers.process import running_teacher
 
 from edl_runtime.compat.paddle_edl import DistillReader

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.network.ports import free_ports
 from support.paths import SUPPORT
 
 from edl_runtime.elastic.comm.process_group import MAX_LIVE_GROUPS
@@ -22,8 +22,7 @@ CUT = SUPPORT / "elastic" / "cut_network.py"
 @pytest.mark.slow
 def test_groups_follow_one_another_and_are_let_go_of(tmp_path: Path) -> None:
     """They talk right, free who waits, leave few descriptors behind and nobody listening, and shut nothing else."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     environ = {**os.environ, "GLOG_minloglevel": "3", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, str(GROUP)]
     ranks = [

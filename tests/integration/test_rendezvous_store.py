@@ -698,14 +698,24 @@ async def test_a_state_that_lacks_a_field_is_named_to_who_looks(client: Redis, n
             await look(client, namespace, JOB)
 
 
-@pytest.mark.parametrize("what", [1, 2])
-async def test_who_can_not_be_read_is_waited_for_and_comes_back(client: Redis, namespace: str, what: int) -> None:
+@pytest.mark.parametrize(
+    ("what", "content"),
+    [
+        (1, '{"id": 7}'),
+        (2, '{"id": 7}'),
+        (2, '{"fence": 7}'),
+        (2, '{"fence": 7, "at": "noon", "since": 0}'),
+    ],
+)
+async def test_who_can_not_be_read_is_waited_for_and_comes_back(
+    client: Redis, namespace: str, what: int, content: str
+) -> None:
     """The others go on, the log says so once, and the next beat replaces what is damaged, or the lease runs out."""
     one, other = await group(client, namespace, 2, ttl_s=3.0)
     key, damaged = keys.group_keys(namespace, JOB)[what], other.record.id
     with structlog.testing.capture_logs() as said:
         for _ in range(3):
-            await client.hset(key, damaged, '{"id": 7}')
+            await client.hset(key, damaged, content)
             await later(client, 0.2)
             view = await one.heartbeat()
             assert (ids(view), [*view.granted], view.state) == ([one.record.id], [damaged], "active")

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from structlog.testing import capture_logs
+from support.network.ports import free_ports
 from support.teachers.process import Teacher, running_teacher, wait_until
 from support.teachers.serving import serving
 
@@ -108,11 +109,12 @@ def test_a_killed_student_leaves_nothing_behind(arithmetic: Teacher) -> None:
 def test_memory_is_registered_again_with_a_restarted_teacher() -> None:
     """The call in flight fails; the next one connects, registers and shares."""
     rows = ROWS[:20_000]
-    with serving() as first:
+    (port,) = free_ports(1)
+    with serving(port=port) as first:
         connection = TeacherConnection(first.address)
         connection.signature()
         connection.infer({"x": rows}, ["sum"])
-    with serving(port=first.port) as second, connection:
+    with serving(port=port) as second, connection:
         with pytest.raises(OSError, match=r"."):
             connection.infer({"x": rows}, ["sum"])
         assert not second.front.regions._open

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,11 +20,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.interop)
 
 
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """Give a folder with a short name, since Triton has sockets in it: pytest's own is too long under xdist."""
+    with tempfile.TemporaryDirectory(prefix="edl-") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(scope="session")
-def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
+def shared_servers() -> Iterator[Callable[[str], Server]]:
     """Servers that tests share, started at first use."""
     servers: dict[str, Server] = {}
-    with starting(tmp_path_factory.mktemp("servers")) as start:
+    with short_folder() as folder, starting(folder) as start:
 
         def shared(kind: str) -> Server:
             if kind not in servers:
@@ -33,7 +42,7 @@ def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
 
 
 @pytest.fixture
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
-    """Start servers of the test's own, in a folder with a short name, since Triton has sockets in it."""
-    with starting(tmp_path_factory.mktemp("own")) as start:
+def start_server() -> Iterator[StartServer]:
+    """Start servers of the test's own."""
+    with short_folder() as folder, starting(folder) as start:
         yield start

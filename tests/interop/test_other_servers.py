@@ -82,15 +82,18 @@ def checked_epochs(reader: DistillReader) -> Iterator[ReaderStats]:
         yield reader.stats()
 
 
+@pytest.mark.parametrize("kind", ["triton", "kserve", "paddle-serving"])
 def test_ours_and_theirs_share_a_pool_and_theirs_is_killed_and_comes_back(
-    start_server: StartServer, settings: RuntimeSettings
+    kind: str, start_server: StartServer, settings: RuntimeSettings
 ) -> None:
     """Nothing is lost or doubled, and all answers are right; both take part before and after."""
-    triton = start_server("triton")
+    theirs = start_server(kind)
+    flags = [] if kind == "triton" else ["--inputs", "image:FP32:-1.1.28.28", "--outputs", "logits:FP32:-1.10"]
+    flags += ["--protocol", "paddle-pipeline"] if kind == "paddle-serving" else []
     env = {**settings.to_env(), "PYTHONPATH": str(SERVERS)}
     with (
         running_teacher("ours:net", "--pool", "images", env=env) as ours,
-        registering(settings, triton.url),
+        registering(settings, theirs.url, *flags),
         DistillReader(
             samples,
             inputs=["image", None],
@@ -101,9 +104,9 @@ def test_ours_and_theirs_share_a_pool_and_theirs_is_killed_and_comes_back(
         ) as reader,
     ):
         epochs = checked_epochs(reader)
-        both = {ours.address, triton.http}
+        both = {ours.address, theirs.http}
         next(stats for stats in epochs if stats.answered.keys() == both)
-        triton.kill()
+        theirs.kill()
         alone = next(stats for stats in epochs if stats.teachers == 1)
-        triton.start()
+        theirs.start()
         next(stats for stats in epochs if all(stats.answered[one] > alone.answered[one] for one in both))

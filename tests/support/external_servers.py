@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,11 +13,12 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from support.network.ports import free_ports
 from support.paths import TESTS
 from support.teachers.process import wait_until
 
 from edl_runtime.external.connection import connect
-from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.errors import ProtocolError, TeacherError
 from edl_runtime.settings import RuntimeSettings
 
 INTEROP = TESTS / "interop"
@@ -101,9 +101,8 @@ class Server:
             for address in (self.http, self.grpc):
                 connection = connect(address, RuntimeSettings(), timeout_s=1.0)
                 try:
-                    if not connection.ready():
-                        return False
-                except (OSError, InferenceError, ProtocolError):
+                    connection.ready()
+                except (OSError, TeacherError, ProtocolError):
                     return False
                 finally:
                     connection.close()
@@ -124,13 +123,6 @@ class Server:
         self._process.wait()
         psutil.wait_procs(processes)
         self._process = None
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listened on just now."""
-    with ExitStack() as stack:
-        bound = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in bound]
 
 
 StartServer = Callable[..., Server]

@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 from laptop.environment import components_environment
-from support.paths import DAGS, SUPPORT
+from support.paths import DAGS, SUPPORT, TESTS
+from support.teachers.process import running_teacher
 
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.store.redis_server import RedisServer
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
+OURS = TESTS / "system" / "dags"
 RUN = SUPPORT / "airflow" / "run_dag_test.py"
 
 RETRIES = """
@@ -85,6 +87,23 @@ with DAG("given", schedule=None, default_args={{"retries": 2, "retry_delay": tim
     EdlTrainOperator.partial(task_id="each", priority=1).expand(trainer=several())
 """
 
+SERVERS = """
+from airflow.sdk import DAG, Param
+from edl_airflow.operators.distill import EdlDistillOperator
+from edl_airflow.operators.register_servers import EdlRegisterServersOperator
+from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator
+from edl_runtime.specs import TrainerSpec
+
+with DAG("servers", schedule=None, params={{"server": Param(type="string")}}):
+    join = EdlRegisterServersOperator(
+        task_id="join", teacher_pool="theirs", servers=["{{{{ params.server }}}}"], deferrable=True
+    )
+    student = TrainerSpec(command=("python", {script!r}, {folder!r}))
+    distill = EdlDistillOperator(task_id="distill", teacher_pool="theirs", student=student, deferrable=True)
+    leave = EdlStopTeacherPoolOperator(task_id="leave", teacher_pool="theirs")
+    join >> distill >> leave.as_teardown(setups=join)
+"""
+
 Runs = Sequence[tuple[str, dict[str, Any], str]]
 """DAG ids with their conf and a pattern of tasks that are marked as successful without running."""
 
@@ -102,6 +121,8 @@ def environ(
     for file in DAGS.iterdir():
         (dags / file.name).symlink_to(file)
     (dags / "retries.py").write_text(RETRIES.format(tries=str(dags / "tries")))
+    (dags / "go").touch()  # the student ends after its first batch
+    (dags / "servers.py").write_text(SERVERS.format(script=str(OURS / "trains.py"), folder=str(dags)))
     environ = components_environment(
         os.environ,
         home=home,
@@ -146,6 +167,16 @@ def test_specs_come_from_upstream_tasks(environ: dict[str, str]) -> None:
     assert made == {"made": 1, "several": 1, "first": 1, "second": 1}
     assert "trainer: got 'comand', allowed is the fields of TrainerSpec" in output
     assert output.count("Retry policy decision") == 1
+
+
+@pytest.mark.usefixtures("airflow")
+def test_a_dag_trains_with_a_server_that_it_did_not_start(environ: dict[str, str]) -> None:
+    """The server joins a pool for the student, leaves it afterwards, and serves on."""
+    with running_teacher("answers:double", env={"PYTHONPATH": str(OURS)}) as server:
+        states, output = run_dags(environ, [("servers", {"server": f"oip+http://{server.address}/teacher"}, "")])
+        assert set(states["servers"]) == {"run", "join", "distill", "leave"}
+        assert set(states["servers"].values()) == {"success"}, output[-6000:]
+        assert server.process.poll() is None
 
 
 @pytest.mark.deep

@@ -148,8 +148,8 @@ def test_a_vocabulary_is_learnt_from_the_frequent_tokens(texts: ModuleType, toke
     assert tokens.Tokenizer.load(file) == tokenizer
     assert len(tokenizer.vocabulary) == 52
     most_frequent = tokenizer.vocabulary[2]
-    numbers = tokenizer.encode([f"{most_frequent}龘", most_frequent * 9])
-    assert numbers.tolist() == [[2, 1, 0, 0, 0, 0], [2] * 6]
+    numbers = tokenizer.encode([f"{most_frequent}龘", most_frequent * 9, " "])
+    assert numbers.tolist() == [[2, 1, 0, 0, 0, 0], [2] * 6, [1, 0, 0, 0, 0, 0]]
     assert tokens.Tokenizer.learn(["a a b"], "words", 6, most=50).vocabulary == ("", "?", "a")
 
 
@@ -162,7 +162,11 @@ def test_a_vocabulary_is_learnt_from_the_frequent_tokens(texts: ModuleType, toke
         b'{"split": "words", "length": 24}',
         b'{"split": "sentences", "length": 24, "vocabulary": ["", "?"]}',
         b'{"split": "words", "length": 0, "vocabulary": ["", "?"]}',
+        b'{"split": "words", "length": true, "vocabulary": ["", "?"]}',
+        b'{"split": "words", "length": 1e9, "vocabulary": ["", "?"]}',
         b'{"split": "words", "length": 24, "vocabulary": ["", 3]}',
+        b'{"split": "words", "length": 24, "vocabulary": "abc"}',
+        b"[" * 200_000,
         None,
     ],
 )

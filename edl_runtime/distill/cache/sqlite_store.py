@@ -155,7 +155,12 @@ class SqliteAnswerStore:
             "INSERT OR IGNORE INTO subjects VALUES (?, ?, ?)",
             [(subject.digest, subject.model, subject.version) for subject in self._subjects],
         )
-        connection.execute("DELETE FROM entries WHERE subject NOT IN (SELECT digest FROM subjects)")
+        listed = {digest for (digest,) in connection.execute("SELECT digest FROM subjects")}
+        used = set(_subjects_of_entries(connection))
+        if used & listed:
+            connection.executemany("DELETE FROM entries WHERE subject = ?", [(digest,) for digest in used - listed])
+        else:
+            connection.execute("DELETE FROM entries")  # SQLite then drops the table's pages without reading the rows
 
     def _drop_oldest(self, connection: sqlite3.Connection, at_once: int) -> None:
         """Drop entries until the contents fit the limit; SQLite reuses the freed pages."""
@@ -193,6 +198,13 @@ def _exclusive(path: Path) -> Iterator[None]:
             else:
                 break
         yield
+
+
+def _subjects_of_entries(connection: sqlite3.Connection) -> Iterator[bytes]:
+    """Yield each subject that has entries, by one look into the index for each: a scan would read the whole file."""
+    last = b""
+    while last := connection.execute("SELECT min(subject) FROM entries WHERE subject > ?", [last]).fetchone()[0]:
+        yield last
 
 
 def _used_bytes(connection: sqlite3.Connection) -> int:

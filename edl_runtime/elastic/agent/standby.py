@@ -10,9 +10,9 @@ import argparse
 import contextlib
 import importlib
 import os
-import re
 import runpy
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,8 +25,6 @@ from edl_runtime.errors import EX_CONFIG
 
 NICENESS = 10
 """How much lower the priority of a standby is while it loads beside a worker that trains."""
-
-_CAP_SYS_NICE = 23  # of capabilities(7)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -111,15 +109,25 @@ def _below_runpy(error: BaseException) -> TracebackType | None:
 
 
 def _lower_priority() -> int:
-    """Raise the niceness of this process, and return by how much: 0 without the capability to lower it again."""
-    try:
-        capabilities = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    except OSError:  # not Linux
-        return 0
-    if capabilities is None or not int(capabilities[1], 16) >> _CAP_SYS_NICE & 1:
-        return 0
+    """Raise the niceness of this process, and return by how much: 0 where that could not be undone.
+
+    It is tried in a thread, which on Linux has a niceness of its own: a capability to lower it does not tell, because
+    that of a user namespace, as of a rootless container, has no effect on priorities.
+    """
+    can_restore = []
+
+    def try_both_ways() -> None:
+        with contextlib.suppress(OSError):
+            os.nice(1)
+            os.nice(-1)
+            can_restore.append(True)
+
+    if sys.platform == "linux":
+        trial = threading.Thread(target=try_both_ways)
+        trial.start()
+        trial.join()
     before = os.nice(0)
-    return os.nice(NICENESS) - before
+    return os.nice(NICENESS) - before if can_restore else 0
 
 
 def _restore_priority(lowered: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from edl_runtime.protocol.address import has_token
 from edl_runtime.protocol.http_heads import PREDICTOR_DIED, RequestHead, render_response
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.protocol.shared_memory import REGISTER_PATH, SHARED_MEMORY_EXTENSION
@@ -33,6 +33,8 @@ def reply(content: Any, status: int = 200) -> Reply:
 def refusal(status: int, reason: str, **headers: str) -> Reply:
     return Reply(status, msgspec.json.encode({"error": reason}), headers)
 
+
+UNAUTHORIZED = "the bearer token is missing or wrong; it is in EDL_TEACHER_TOKEN"
 
 LEAVING = refusal(503, "this teacher is shutting down; use another one")
 
@@ -98,7 +100,7 @@ class Routes:
         if shares_memory:
             signature = msgspec.structs.replace(signature, extensions=(*signature.extensions, SHARED_MEMORY_EXTENSION))
         self._register = frozenset([REGISTER_PATH]) if shares_memory else frozenset()
-        self._token = check_token("token", token).encode()
+        self._token = check_token("token", token)
         model = f"/v2/models/{quote(signature.name, safe='')}"
         bases = [model, *(f"{model}/versions/{one}" for one in signature.versions)]
         self._infer = frozenset(f"{base}/infer" for base in bases)
@@ -116,8 +118,7 @@ class Routes:
 
     def admits(self, head: RequestHead) -> bool:
         """Whether a request has the token, or none is required."""
-        given = head.headers.get(b"authorization", b"")
-        return not self._token or hmac.compare_digest(given, b"Bearer " + self._token)
+        return has_token(head.headers.get(b"authorization", b""), self._token)
 
     def route(self, head: RequestHead, *, admitted: bool, draining: bool) -> Reply | None:
         """Return the answer, None for requests whose body has to be read."""
@@ -127,8 +128,7 @@ class Routes:
         if head.method == "GET" and path in self._ready:
             return reply({"ready": not draining}, 503 if draining else 200)
         if not admitted:
-            reason = "the bearer token is missing or wrong; it is in EDL_TEACHER_TOKEN"
-            return refusal(401, reason, **{"WWW-Authenticate": "Bearer"})
+            return refusal(401, UNAUTHORIZED, **{"WWW-Authenticate": "Bearer"})
         if path in self._infer or path in self._register:
             return self._refuse_post(head, draining=draining)
         fixed = self._fixed.get(path.removesuffix("/"))

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from support.elastic import warm_trainers
+from support.network.ports import free_ports
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.comm.agent_protocol import (
@@ -124,8 +125,7 @@ class Trainer:
 
 def join(trainers: list[Trainer], generation: int, instances: int = 3) -> None:
     """Send these trainers a generation of which they are the members, in this order."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        store = f"127.0.0.1:{free.getsockname()[1]}"
+    store = f"127.0.0.1:{free_ports(1)[0]}"
     for rank, trainer in enumerate(trainers):
         message = JoinGeneration(
             generation=generation,

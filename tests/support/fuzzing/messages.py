@@ -234,6 +234,20 @@ def http_answer(header: bytes, payload: bytes, status: int = 200, declared: int 
     return head + header + payload
 
 
+def in_chunks(chance: random.Random, answer: bytes) -> bytes:
+    """Return the answer, one in four with its body in chunks."""
+    if chance.random() < 0.75:
+        return answer
+    head, _, body = answer.partition(b"\r\n\r\n")
+    parts = []
+    while body:
+        size = chance.randint(1, len(body))
+        parts.append(b"%x\r\n%s\r\n" % (size, body[:size]))
+        body = body[size:]
+    head = re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", head, count=1)
+    return head + b"\r\n\r\n" + b"".join(parts) + b"0\r\n\r\n"
+
+
 def conversation(chance: random.Random) -> bytes:
     """Return what a client sends to a teacher: a request, and perhaps another request or a registration before it."""
     sent = b""

@@ -185,9 +185,11 @@ def test_a_metric_has_a_bound(text: str, metrics: dict[str, float], holds: bool)
     assert Threshold.parse("metric", text).holds(metrics) is holds
 
 
-@pytest.mark.parametrize("text", ["accuracy", "accuracy=0.9", ">=0.9", "accuracy>=", "accuracy>=high", "a b>=1", ""])
-def test_what_is_no_bound_is_refused(text: str) -> None:
-    """The error names the field."""
+@pytest.mark.parametrize(
+    "text", ["accuracy", "accuracy=0.9", ">=0.9", "accuracy>=", "accuracy>=high", "a b>=1", "", 0.9, None]
+)
+def test_what_is_no_bound_is_refused(text: Any) -> None:
+    """The error names the field; what upstream tasks return may be no text."""
     with pytest.raises(SpecError, match="metric"):
         Threshold.parse("metric", text)
 
@@ -339,6 +341,21 @@ def test_a_job_is_resized_until_so_many_train_together(context: Any, site: FakeC
         _grow().execute_complete(context, gone)
 
 
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [("job", r"teacher_pool, job: got \(None, None\)"), ("instances", r"instances, windows: got \(None, None\)")],
+)
+def test_an_upstream_task_that_returns_nothing_leaves_nothing_to_resize(
+    missing: str, named: str, context: Any, site: FakeClient
+) -> None:
+    """Its output is known only when the task runs; the error then says what was to be given."""
+    operator = _grow()
+    setattr(operator, missing, None)
+    with pytest.raises(AirflowFailException, match=named):
+        operator.execute(context)
+    assert site.backend.calls == []
+
+
 def test_a_job_that_has_ended_is_not_resized(context: Any, site: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task is skipped; but not where the job has failed, or never was."""
 
@@ -463,6 +480,24 @@ def test_a_trigger_comes_back_from_its_serialized_form(trigger: Any) -> None:
     again = resolve_name(path)(**json.loads(json.dumps(kwargs)))
     assert again.serialize() == (path, kwargs)
     assert getattr(again, "condition", None) == getattr(trigger, "condition", None)
+
+
+@pytest.mark.parametrize(
+    ("trigger", "changes"),
+    [
+        (EdlTaskTrigger(msgspec.to_builtins(spec_of())), {"spec": {}}),
+        (EdlConditionTrigger.of(POOL), {"condition": {}}),
+        (EdlConditionTrigger.of(POOL), {"kind": "edl_airflow.sensors.teacher_pool.Pool"}),
+        (EdlConditionTrigger.of(POOL), {"kind": "edl_airflow.sensors.pools.PoolCondition"}),
+        (EdlConditionTrigger.of(POOL), {"kind": "edl_airflow.sensors.teacher_pool.EdlTeacherPoolSensor"}),
+        (EdlConditionTrigger.of(POOL), {"kind": "PoolCondition"}),
+    ],
+)
+def test_arguments_of_another_version_fail_one_trigger_only(trigger: Any, changes: dict[str, Any]) -> None:
+    """Any error but a TypeError would end the triggerer, and again each time that it is started."""
+    path, kwargs = trigger.serialize()
+    with pytest.raises(TypeError, match="stored arguments"):
+        resolve_name(path)(**{**kwargs, **changes})
 
 
 def test_a_watcher_needs_a_stream() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -113,6 +114,37 @@ def test_entries_of_another_version_are_dropped(file: Path) -> None:
     assert kept == [(b"another",), (b"logits of 2",)]
     for store in (older, newer, again):
         store.close()
+
+
+@pytest.mark.parametrize("subject", [SUBJECT, NEWER], ids=["same version", "newer version"])
+def test_a_large_file_is_opened_as_fast_as_a_small_one(
+    subject: AnswerKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its entries are used or dropped: others can't write meanwhile. Counted in steps of SQLite."""
+    steps = 0
+    connect = sqlite3.connect
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    def connect_counting(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)
+        connection.set_progress_handler(count, 1)
+        return connection
+
+    needed = []
+    for entries in (10, 1000):
+        file = tmp_path / str(entries) / "cache.sqlite"
+        store = reopened(file)
+        store.keep(SUBJECT, dict.fromkeys(names(entries), b"entry"))
+        store.close()
+        with monkeypatch.context() as patched:
+            patched.setattr(sqlite3, "connect", connect_counting)
+            steps = 0
+            reopened(file, subject).close()
+        needed.append(steps)
+    assert needed[0] == needed[1] > 0
 
 
 def test_one_reader_may_ask_two_models_of_a_name(file: Path) -> None:

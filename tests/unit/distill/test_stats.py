@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
+from support.network.ports import free_ports
 from support.students.fake_readers import BATCHES, ROWS, batches, reader_of
 from support.teachers.fakes import arithmetic
 from support.teachers.process import wait_until
@@ -123,8 +124,7 @@ def test_every_count_has_its_metric() -> None:
 @pytest.fixture
 def port() -> int:
     """One that is free."""
-    with socket.create_server((HOST, 0)) as probe:
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def _scraped(port: int) -> dict[str, float]:

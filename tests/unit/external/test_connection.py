@@ -30,8 +30,7 @@ class Doubling:
 
     def open(self) -> None: ...
     def close(self) -> None: ...
-    def ready(self) -> bool:
-        return True
+    def check_ready(self) -> None: ...
 
     def signature(self) -> ModelSignature:
         return self._signature

@@ -21,8 +21,10 @@ from edl_runtime.protocol.paddle_serving import (
     ELEMENT_TYPES,
     FRAME,
     GENERAL,
+    OLD_GENERAL,
     PIPELINE,
     RPC,
+    arrays_of_instances,
     arrays_of_tensors,
     fill_tensor,
     frame_sizes,
@@ -99,6 +101,23 @@ def general_model(chance: random.Random) -> None:
         assert equal(arrays["y"], array)
 
 
+def old_general_model(chance: random.Random) -> None:
+    array = chance.choice([np.float32, np.int64, np.int32])(np.arange(4))
+    request = OLD_GENERAL["Request"]()
+    field = {"f": "float_data", "q": "int64_data", "l": "int64_data", "i": "int_data"}[array.dtype.char]
+    number = {"float_data": 1, "int64_data": 0, "int_data": 2}[field]
+    for _ in range(2):
+        request.insts.add().tensor_array.add(elem_type=number, shape=[2, 2], **{field: array})
+    sent = messages.damaged_bytes(chance, good := request.SerializeToString())
+    try:
+        arrays = arrays_of_instances(parsed(OLD_GENERAL["Request"], sent, "net").insts, ["x"])
+    except ProtocolError:
+        assert sent != good
+        return
+    if sent == good:
+        assert equal(arrays["x"], np.stack([array.reshape(2, 2)] * 2))
+
+
 def pipeline(chance: random.Random) -> None:
     array = some_array(chance)
     with np.printoptions(threshold=10**6):
@@ -118,7 +137,7 @@ def address(chance: random.Random) -> None:
         assert ServerAddress.parse(str(read)) == read
 
 
-@pytest.mark.parametrize("check", [oip_grpc, oip_grpc_numbers, general_model, pipeline, address])
+@pytest.mark.parametrize("check", [oip_grpc, oip_grpc_numbers, general_model, old_general_model, pipeline, address])
 def test_whatever_comes_is_understood_or_refused(check: Callable[[random.Random], Any]) -> None:
     """Damaged and random bytes raise no other error; good ones arrive as they were sent."""
     for number in range(INPUTS):

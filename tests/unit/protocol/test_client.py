@@ -129,6 +129,14 @@ def test_a_refusal_after_answers_is_a_refusal() -> None:
         np.testing.assert_array_equal(connection.infer({"x": X}, ["y"])["y"], y + 1)
 
 
+def test_of_a_traceback_the_last_line_is_the_reason() -> None:
+    """As servers that are not ours answer."""
+    text = b"Traceback (most recent call last):\n" + b"  File\n" * 99 + b"ValueError: no such model\n"
+    refusal = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)
+    with teacher([[refusal]]) as connection, pytest.raises(InferenceError, match=r"500: ValueError: no such model$"):
+        connection.infer({"x": X}, ["y"])
+
+
 def test_a_teacher_may_disconnect_after_each_answer() -> None:
     """The next request goes over another connection, however often the answer begins as the last."""
     y = np.ones(3, np.float32)
@@ -154,6 +162,64 @@ def test_bytes_behind_an_answer_are_noticed() -> None:
         connection.infer({"x": X}, ["y"])
         with pytest.raises(ProtocolError, match="more than was requested"):
             connection.infer({"x": X}, ["y"])
+
+
+def chunked(whole: bytes, *sizes: int) -> bytes:
+    """The answer with its body in chunks of these sizes, and one of the rest."""
+    head, _, body = whole.partition(b"\r\n\r\n")
+    lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
+    parts, start = [], 0
+    for size in (*sizes, len(body) - sum(sizes)):
+        parts.append(b"%x;of=edl\r\n%s\r\n" % (size, body[start : start + size]))
+        start += size
+    return b"\r\n".join([*lines, b"Transfer-Encoding: chunked", b"", b"".join(parts) + b"0\r\nTrailer: 1\r\n\r\n"])
+
+
+def test_answers_may_come_in_chunks() -> None:
+    """Binary, JSON and refusals; cut within the JSON, a number, and a chunk's head; others before and after."""
+    y = np.arange(40_000, dtype=np.float32)
+    small = chunked(answer(y[:3]), 10, 90, 3)
+    refusal = chunked(b'HTTP/1.1 503 Service Unavailable\r\nContent-Length: 19\r\n\r\n{"error":"leaving"}', 5)
+    script = [
+        [answer(y)],
+        [chunked(answer(y), 7, 70_001, 1)],
+        [small[:150], small[150:]],
+        [chunked(json_answer([1, 2]), 1)],
+    ]
+    with teacher([*script, [refusal], [chunked(answer(y))], [answer(y)]]) as connection:
+        for expected in (y, y, y[:3], [1, 2]):
+            np.testing.assert_array_equal(connection.infer({"x": X}, ["y"])["y"], expected)
+        with pytest.raises(InferenceError, match="leaving"):
+            connection.infer({"x": X}, ["y"])
+        for _ in range(2):
+            np.testing.assert_array_equal(connection.infer({"x": X}, ["y"])["y"], y)
+
+
+CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        (CHUNKS + b"no size\r\n", "chunk size"),
+        (CHUNKS + b"2\r\n{}nothing", "chunk"),
+        (CHUNKS + b"f" * 30 + b"\r\n", "(?i)overflow"),
+        (CHUNKS + b"2\r\n{}\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n", "follow the last chunk"),
+        (CHUNKS.replace(b"chunked", b"gzip"), "Transfer-Encoding 'gzip', allowed is chunked"),
+        (CHUNKS.replace(b"\r\n\r\n", b"\r\nContent-Length: 2\r\n\r\n"), "Content-Length"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "neither Content-Length nor chunks"),
+    ],
+)
+def test_chunks_that_are_none_are_refused(answer: bytes, named: str) -> None:
+    with teacher([[answer]]) as connection, pytest.raises(ProtocolError, match=named):
+        connection.infer({"x": X}, ["y"])
+
+
+def test_chunks_end_at_the_limit_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edl_runtime.protocol.client.ANSWER_LIMIT", 1000)
+    endless = CHUNKS + b"200\r\n%s\r\n200\r\n%s" % (bytes(512), bytes(512))
+    with teacher([[endless]]) as connection, pytest.raises(ProtocolError, match="more than 1000 bytes"):
+        connection.infer({"x": X}, ["y"])
 
 
 def test_rows_beyond_what_one_call_takes_are_all_sent() -> None:

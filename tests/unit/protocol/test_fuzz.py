@@ -197,11 +197,12 @@ def hear_a_teacher(chance: random.Random) -> None:
         outputs, payload = messages.tensors(chance, expected[-1])
         tree = messages.answer_tree(outputs)
         if intact:
-            answer = messages.http_answer(msgspec.json.encode(tree), payload)
+            answer = messages.in_chunks(chance, messages.http_answer(msgspec.json.encode(tree), payload))
         else:
             told = messages.falsify_sizes(chance, outputs) if chance.random() < 0.1 else len(payload)
             status = chance.choice((200, 200, 200, 200, 400, 503))
             answer = messages.http_answer(messages.damaged_json(chance, tree), payload, status, told)
+            answer = messages.in_chunks(chance, answer)
             answer = messages.damaged_bytes(chance, messages.damaged_head(chance, answer))
         announced += sum(size for size in map(int, LENGTH.findall(answer)) if size <= ANSWER_LIMIT)
         parts.append(answer)

@@ -11,7 +11,7 @@ from support.teachers.serving import HeldRunner
 
 from edl_runtime.protocol.errors import InferenceError
 from edl_runtime.teacher.http.server import HttpServer
-from edl_runtime.teacher.local_requests import LocalRequests
+from edl_runtime.teacher.local_requests import LocalRequests, _Waiter
 from edl_runtime.teacher.models.callable import CallableModel
 from edl_runtime.teacher.models.model import ModelOptions
 from edl_runtime.teacher.shm.arena import Arena
@@ -62,6 +62,39 @@ async def test_a_request_that_is_cancelled_leaves_its_slot_free(waits: bool) -> 
     held[0]()
     await asyncio.wait([running, cancelled])
     assert cancelled.cancelled()
+    assert server.slots.in_flight == 0
+
+
+async def test_a_slot_is_free_that_comes_in_the_turn_in_which_its_request_is_cancelled() -> None:
+    """The request is still in the queue then, and another client gives back the slot."""
+    server, requests, held = teacher(slots=1)
+    other = _Waiter(server.slots)
+    server.slots.take(other)
+    cancelled = asyncio.create_task(requests.infer({"x": X}, []))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    server.slots.give_back(other.slot.result(), 0, 0)
+    await asyncio.wait([cancelled])
+    assert cancelled.cancelled()
+    assert server.slots.in_flight == 0
+    asked = asyncio.create_task(requests.infer({"x": X}, []))
+    await begun(held, 1)
+    held[0]()
+    assert np.array_equal((await asked)["x"], X)
+
+
+async def test_a_request_may_be_cancelled_twice() -> None:
+    """As by its client, and by the server that ends; the model may still use the slot."""
+    server, requests, held = teacher(slots=1)
+    cancelled = asyncio.create_task(requests.infer({"x": X}, []))
+    await begun(held, 1)
+    for _ in range(2):
+        cancelled.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait([cancelled])
+    assert server.slots.in_flight == 1
+    held[0]()
+    await asyncio.sleep(0)
     assert server.slots.in_flight == 0
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +30,10 @@ pathlib.Path("pids.partial").write_text(f"{os.getpid()} {child.pid}")
 os.rename("pids.partial", "pids")
 time.sleep(600)
 """
+
+
+UNSHARE = ("unshare", "--user", "--map-root-user")
+CAN_UNSHARE = shutil.which("unshare") is not None and not subprocess.run([*UNSHARE, "true"], check=False).returncode
 
 
 class Updates:
@@ -105,6 +111,24 @@ async def test_a_loaded_worker_runs_at_the_niceness_of_its_agent(
 
     await asyncio.to_thread(be_its_agent)
     assert capfd.readouterr().out == f"{niceness}\n"
+
+
+@pytest.mark.skipif(not CAN_UNSHARE, reason="this machine allows no user namespaces")
+async def test_a_loaded_worker_runs_as_root_of_a_rootless_container(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There it has all capabilities, and still may not take back that it has lowered its priority."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {" ".join(UNSHARE)} {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    source = "import numpy, os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+    async with worker(script_of(source, tmp_path), nice=True) as (process, updates):
+        await updates.wait_for(StandbyLoaded)
+        process.send(StartScript(environ={}))
+        await updates.wait_for(WorkerExited)
+    assert capfd.readouterr().out == f"{os.getpriority(os.PRIO_PROCESS, 0)}\n"
+    assert updates.all[1:] == [WorkerExited(0)]
 
 
 async def test_an_error_is_reported_and_printed_from_the_scripts_first_line_on(

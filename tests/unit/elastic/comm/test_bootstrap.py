@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
+from support.network.ports import free_ports
 
 from edl_runtime.elastic.comm.agent_protocol import Heartbeat, JoinGeneration, encode_message
 from edl_runtime.elastic.comm.bootstrap import Bootstrap, ControlChannel, Hello, Welcome
@@ -29,8 +30,7 @@ NO_UTF8 = encode_message(Hello(generation=1, rank=1, name="stranger", step=None,
 
 
 def free_store() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 def connect_to(store: str) -> socket.socket:

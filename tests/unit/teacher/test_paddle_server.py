@@ -1,0 +1,96 @@
+"""The server for clients of Paddle Serving, without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from edl_runtime.protocol.infer_messages import REQUEST_JSON_LIMIT
+from edl_runtime.protocol.paddle_serving import (
+    FRAME,
+    GENERAL,
+    GENERAL_PATH,
+    RPC,
+    arrays_of_tensors,
+    fill_tensor,
+    frame_sizes,
+    pack_frame,
+)
+from edl_runtime.teacher.paddle_server import GeneralModelService, serving_paddle
+
+LIMIT_S = 60.0
+NO_REQUESTS: Any = None
+"""No request comes as far as the model."""
+
+
+async def test_a_client_without_the_token_is_refused_before_its_body_comes() -> None:
+    """Its body would be kept in memory."""
+    service = GeneralModelService(NO_REQUESTS, ["x"], "secret")
+    frame = pack_frame(RPC["RpcMeta"](correlation_id=7, authentication_data=b"wrong"), bytes(1 << 20))
+    async with asyncio.timeout(LIMIT_S), serving_paddle(service, "127.0.0.1", 0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        _, meta_size = frame_sizes(frame, 1 << 30)
+        writer.write(frame[: FRAME.size + meta_size])
+        answer = await reader.read()
+        writer.close()
+    size, meta_size = frame_sizes(answer, 1 << 20)
+    meta = RPC["RpcMeta"].FromString(answer[FRAME.size :][:meta_size])
+    assert (size, meta.correlation_id, meta.response.error_code) == (meta_size, 7, 1004)
+    assert "EDL_TEACHER_TOKEN" in meta.response.error_text
+
+
+async def test_a_client_that_sends_nothing_makes_room_for_another() -> None:
+    service = GeneralModelService(NO_REQUESTS, ["x"])
+    async with asyncio.timeout(LIMIT_S), serving_paddle(service, "127.0.0.1", 0, most_connections=2) as port:
+        silent, silent_writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await silent.read() == b""
+        writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 404")
+        silent_writer.close()
+        writer.close()
+
+
+class Sums:
+    """Answers requests with the sum of their input."""
+
+    async def infer(self, inputs: dict[str, np.ndarray], _: list[str]) -> dict[str, np.ndarray]:
+        return {"sum": inputs["x"].sum(keepdims=True)}
+
+
+SUMS: Any = Sums()
+
+
+async def answer_of(content: bytes, kind: str) -> tuple[int, bytes]:
+    """Return status and body of the answer to a POST."""
+    requests: Any = Sums()
+    async with (
+        serving_paddle(GeneralModelService(requests, ["x"]), "127.0.0.1", 0) as port,
+        aiohttp.ClientSession() as client,
+    ):
+        url = f"http://127.0.0.1:{port}{GENERAL_PATH}"
+        async with client.post(url, data=io.BytesIO(content), headers={"Content-Type": kind}) as answer:
+            return answer.status, await answer.read()
+
+
+@pytest.mark.parametrize("numbers", [10, 1_000_000])
+async def test_a_batch_of_images_is_answered_over_http(numbers: int) -> None:
+    """Requests of some megabytes are common."""
+    request = GENERAL["Request"]()
+    fill_tensor(request.tensor.add(name="x", alias_name="x"), np.ones(numbers, np.float32))
+    status, content = await answer_of(request.SerializeToString(), "application/proto")
+    assert status == 200
+    (output,) = GENERAL["Response"].FromString(content).outputs
+    assert arrays_of_tensors(output.tensor, "output")["sum"] == numbers
+
+
+async def test_json_has_a_limit() -> None:
+    """It is parsed by the event loop, which has other clients; the answer says what to send instead."""
+    status, content = await answer_of(b" " * (REQUEST_JSON_LIMIT + 1), "application/json")
+    assert status == 400
+    assert b"allowed are 8388608; send protobuf" in content
