@@ -47,8 +47,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `grace_s` (EDL_GRACE_S): how long after SIGTERM this instance is killed.
     - `step_limit_s` (EDL_STEP_LIMIT_S): how long all other trainers wait at the end of a step for one that lives.
     - `pool` (EDL_POOL): the pool that a teacher joins or a student asks.
-    - `teachers` (EDL_TEACHERS): fixed teachers, "host:port,host:port", or stand-ins as in `distill.standins`; wins over
-      `pool`.
+    - `teachers` (EDL_TEACHERS): fixed teachers, "host:port,host:port", or stand-ins as in
+      `distill.teacher_addresses`; wins over `pool`.
     - `teacher_wait_s` (EDL_TEACHER_WAIT_S): how long a student waits while there is no healthy teacher.
     - `teacher_timeout_s` (EDL_TEACHER_TIMEOUT_S): how long a teacher may take for one request; then another is asked.
     - `teacher_token` (EDL_TEACHER_TOKEN): the bearer token of teachers; required unless they listen on loopback.

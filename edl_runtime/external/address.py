@@ -20,6 +20,7 @@ With `s` behind the scheme (`oip+https`, `oip+grpcs`) through TLS. The query say
 
 from __future__ import annotations
 
+import re
 from typing import Self
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
@@ -48,6 +49,7 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raise SpecError for what is no address."""
+        _check_no_user("server", self.endpoint)
         if self.scheme not in SCHEMES:
             raise SpecError("scheme", self.scheme, ", ".join(SCHEMES))
         endpoint_of(self.endpoint, "server")
@@ -63,6 +65,7 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
             url = urlsplit(text)
         except ValueError as error:
             raise SpecError(field, text, f"a URL: {error}") from None
+        _check_no_user(field, url.netloc)
         if url.scheme not in SCHEMES:
             raise SpecError(field, text, f"an address as in oip+http://HOST:PORT/MODEL, by one of {', '.join(SCHEMES)}")
         query = parse_qs(url.query, keep_blank_values=True)
@@ -71,7 +74,7 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
             f"{kind}s": tuple(parse_tensor(one, f"{field}: {kind}") for one in query.pop(kind, ()))
             for kind in ("input", "output")
         }
-        if query or url.fragment or not (rows is None or rows.isdecimal()):
+        if query or url.fragment or not (rows is None or re.fullmatch(r"\d{1,9}", rows, re.ASCII)):
             allowed = "behind the ?: input, output and max_batch, a number"
             raise SpecError(field, text, allowed)
         return cls(
@@ -96,6 +99,14 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
         ]
         more = f"?{urlencode(query, safe=':')}" if query else ""
         return f"{self.scheme}://{self.endpoint}/{quote(self.model, safe='')}{more}"
+
+
+def _check_no_user(field: str, address: str) -> None:
+    """Raise SpecError, which does not repeat it, for an address with a password: addresses are logged and kept."""
+    if "@" in address:
+        raise SpecError(
+            field, "an address with user or password", "one without; EDL_TEACHER_TOKEN is sent to the server"
+        )
 
 
 def is_external(address: str) -> bool:

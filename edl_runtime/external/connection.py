@@ -5,7 +5,8 @@ Here the student does it, before it sends a request and after it has the answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 from urllib.parse import quote
@@ -15,7 +16,7 @@ import numpy as np
 
 from edl_runtime.errors import SpecError, missing_library
 from edl_runtime.external.address import ServerAddress
-from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.protocol.client import ANSWER_LIMIT, TeacherConnection
 from edl_runtime.protocol.errors import ProtocolError
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK
 from edl_runtime.protocol.tensors import Array, Tensor, dtype_of
@@ -130,6 +131,7 @@ class ExternalConnection:
                 f"an address that tells them: …?{missing}=NAME:DATATYPE:SIZE.SIZE…",
             )
         fixed = {spec.shape[0] for spec in inputs if spec.shape and spec.shape[0] >= 0}
+        self._check_sizes(inputs, fixed)
         self._fixed = bool(fixed)
         self._limit = min(fixed) if fixed else self._address.max_batch or self._transport.max_batch()
         self._transport.probe(_few_rows(inputs, min(fixed, default=1)), [spec.name for spec in outputs])
@@ -137,6 +139,16 @@ class ExternalConnection:
         return with_extensions(
             ModelSignature(name="", inputs=_with_free_batch(inputs), outputs=_with_free_batch(outputs)), joins=True
         )
+
+    def _check_sizes(self, inputs: Sequence[TensorSpec], fixed: Collection[int]) -> None:
+        """Raise ProtocolError for sizes that no request can have: they are the server's words."""
+        if len(fixed) > 1:
+            raise ProtocolError(f"{self._address}: its inputs have different fixed batches: {sorted(fixed)}")
+        for spec in inputs:
+            size = math.prod(max(size, 1) for size in spec.shape) * dtype_of(spec.datatype).itemsize
+            if 0 in spec.shape or size > ANSWER_LIMIT:
+                problem = f"has {size} bytes or more, allowed are {ANSWER_LIMIT}" if size > ANSWER_LIMIT else "is empty"
+                raise ProtocolError(f"{self._address}: input {spec.name!r} of shape {list(spec.shape)} {problem}")
 
     def infer(
         self,

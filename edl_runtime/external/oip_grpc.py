@@ -63,7 +63,7 @@ class OipGrpcTransport:
             answer = self._call("ModelConfig", self._named(), "ModelConfigResponse")
         except InferenceError:
             return None  # not Triton
-        return answer.config.max_batch_size or None
+        return max(0, answer.config.max_batch_size) or None
 
     def probe(self, row: Mapping[str, Array], outputs: Sequence[str]) -> None:
         """See that the model takes what is said of it: raw tensors are part of the protocol. Raises as `infer`."""

@@ -247,14 +247,14 @@ _answer_decoder = JsonDecoder(_Answer)
 
 # What numpy prints
 
-_PRINTED = re.compile(r"\s*(?:array\()?(\[[^)]*?\])\s*(?:,\s*dtype=\w+\s*)?\)?\s*", re.DOTALL)
+_PRINTED = re.compile(r"(?:array\()?(\[[^)]*?\])(?:\s*,\s*dtype=\w+)?\s*\)?", re.DOTALL)
 _POINT_AT_END = re.compile(r"\.(?!\d)")
 _lists_decoder: JsonDecoder[list[Any]] = JsonDecoder(list[Any])
 
 
 def array_of_text(name: str, text: str, dtype: np.dtype[Any]) -> Array:
     """Return the array that numpy printed, or Python a list of lists of numbers. Raises ProtocolError."""
-    found = _PRINTED.fullmatch(text)
+    found = _PRINTED.fullmatch(text.strip())
     try:
         # as JSON, which has no number that ends in a point
         data = _lists_decoder.decode(_POINT_AT_END.sub(".0", found[1] if found else ""))

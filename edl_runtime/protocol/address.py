@@ -12,7 +12,7 @@ def endpoint_of(address: object, field: str = "teacher address") -> tuple[str, i
     """Return host and port of "host:port", the host without brackets. Raises SpecError that names `field`."""
     if isinstance(address, str):
         host, _, port = address.rpartition(":")
-        if host and "/" not in host and port.isdecimal() and 0 < int(port) < 65536:
+        if host and "/" not in host and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536:
             return host.strip("[]"), int(port)
     raise SpecError(field, address, "host:port, as in 127.0.0.1:9000")
 

@@ -29,7 +29,7 @@ from support.teachers.process import Teacher, running_teacher, wait_until
 from edl_runtime.distill import Discovered, DistillReader, Fixed
 from edl_runtime.distill.errors import NoTeacherError
 from edl_runtime.external.connection import connect
-from edl_runtime.protocol.errors import InferenceError
+from edl_runtime.protocol.errors import InferenceError, ModelNotReadyError
 from edl_runtime.protocol.paddle_serving import (
     FRAME,
     GENERAL,
@@ -361,20 +361,27 @@ def test_a_registered_server_that_hangs_leaves_and_comes_back(registered: Regist
         registered.wait_for(ready=True)
 
 
-def test_a_server_without_the_model_says_so(addresses: dict[str, str]) -> None:
-    """What is asked for and what the server answers stand in one message."""
-    for scheme in ("oip+http", "oip+grpc"):
-        wrong = addresses[scheme].replace("/teacher", "/nobody")
-        reader = DistillReader(
-            samples,
-            inputs=["image", None],
-            outputs=["logits"],
-            format="sample",
-            teachers=Fixed((wrong,)),
-            settings=RuntimeSettings(teacher_wait_s=0.5),
-        )
-        with reader, pytest.raises(NoTeacherError, match=rf"{re.escape(wrong)}.*not ready.*nobody.*'teacher'"):
-            next(iter(reader))
+@pytest.mark.parametrize("scheme", ["oip+http", "oip+grpc"])
+def test_a_server_without_the_model_says_so(scheme: str, addresses: dict[str, str]) -> None:
+    """With what was asked for, and what it serves."""
+    wrong = addresses[scheme].replace("/teacher", "/nobody")
+    refused = pytest.raises(ModelNotReadyError, match=r"nobody.*'teacher'")
+    with closing(connect(wrong, RuntimeSettings())) as connection, refused:
+        connection.ready()
+
+
+def test_a_student_names_its_teacher_and_what_that_says(addresses: dict[str, str]) -> None:
+    wrong = addresses["oip+http"].replace("/teacher", "/nobody")
+    reader = DistillReader(
+        samples,
+        inputs=["image", None],
+        outputs=["logits"],
+        format="sample",
+        teachers=Fixed((wrong,)),
+        settings=RuntimeSettings(teacher_wait_s=3),
+    )
+    with reader, pytest.raises(NoTeacherError, match=rf"{re.escape(wrong)}: its model is not ready.*'teacher'"):
+        next(iter(reader))
 
 
 def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_pools_again(

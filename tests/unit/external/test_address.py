@@ -37,11 +37,25 @@ def test_an_address_is_read_as_it_is_written(scheme: str) -> None:
         ("oip+http://127.0.0.1:8000/net?input=image", "input"),
         ("oip+http://127.0.0.1:8000/net?input=image:FLOAT:1", "NAME:DATATYPE"),
         ("oip+http://127.0.0.1:8000/net#there", "behind the ?"),
+        (f"oip+http://127.0.0.1:8000/net?max_batch={'9' * 5000}", "max_batch"),
+        (f"oip+http://127.0.0.1:{'9' * 5000}/net", "host:port"),
     ],
 )
 def test_what_is_no_address_is_refused_by_name(text: str, named: str) -> None:
     with pytest.raises(SpecError, match=named.replace("?", r"\?")):
         Fixed((text,))
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
+    """Addresses are logged, and kept in Redis."""
+    for refused in (lambda: Fixed(("oip+http://me:secret@127.0.0.1:8000/net",)), lambda: server("me:secret@host:80")):
+        with pytest.raises(SpecError, match="EDL_TEACHER_TOKEN") as caught:
+            refused()
+        assert "secret" not in str(caught.value)
+
+
+def server(endpoint: str) -> ServerAddress:
+    return ServerAddress(scheme="oip+http", endpoint=endpoint, model="net")
 
 
 def test_another_scheme_is_no_address() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -113,3 +114,19 @@ def test_an_output_that_comes_for_some_rows_only_is_refused() -> None:
 
     with pytest.raises(ProtocolError, match="outputs are not alike"):
         connected(Forgetful(max_batch=4)).infer({"x": X}, [])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "problem"),
+    [
+        ([(0, 4)], "'x0' of shape [0, 4] is empty"),
+        ([(-1, 0)], "'x0' of shape [-1, 0] is empty"),
+        ([(-1, 1 << 40)], "has 4398046511104 bytes or more"),
+        ([(2, 4), (3, 4)], "different fixed batches: [2, 3]"),
+    ],
+)
+def test_sizes_that_no_request_can_have_are_refused(shapes: list[tuple[int, ...]], problem: str) -> None:
+    """They are the server's words, and nothing is allocated by them."""
+    inputs = tuple(TensorSpec(f"x{number}", "FP32", shape) for number, shape in enumerate(shapes))
+    with pytest.raises(ProtocolError, match=re.escape(problem)):
+        connected(Doubling(ModelSignature(name="net", inputs=inputs, outputs=DOUBLING.outputs)))

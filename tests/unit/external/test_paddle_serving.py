@@ -53,6 +53,7 @@ def test_whole_numbers_are_read_exactly(array: np.ndarray) -> None:
         "[1e999e9]",
         "[--1]",
         "array([1., ..., 2.])",
+        pytest.param(f"[1]{' ' * 1_000_000}x", id="many spaces"),
     ],
 )
 def test_anything_else_is_refused(text: str) -> None:
