@@ -92,7 +92,7 @@ def test_ours_and_theirs_share_a_pool_and_theirs_is_killed_and_comes_back(
     flags += ["--protocol", "paddle-pipeline"] if kind == "paddle-serving" else []
     env = {**settings.to_env(), "PYTHONPATH": str(SERVERS)}
     with (
-        running_teacher("ours:net", "--pool", "images", env=env) as ours,
+        running_teacher("ours:slow_net", "--pool", "images", env=env) as ours,
         registering(settings, theirs.url, *flags),
         DistillReader(
             samples,
