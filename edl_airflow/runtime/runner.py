@@ -128,7 +128,9 @@ async def _observe(spec: TaskSpec, client: EdlClient, *, started: bool) -> TaskS
         if await client.started_by(spec.name) == spec.token:
             return TaskState(pool=pool, started=True)
         teachers = await client.teachers(spec.pool)
-        return TaskState(pool=pool, teachers=tuple(one for one in teachers if one in (spec.servers or teachers)))
+        if spec.servers:
+            teachers = [one for one in teachers if one in spec.servers]
+        return TaskState(pool=pool, teachers=tuple(teachers))
     except RegistryUnavailableError:
         return TaskState(pool=pool, teachers=None)
 

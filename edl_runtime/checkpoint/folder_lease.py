@@ -69,21 +69,22 @@ class FolderLock:
     Jobs on one Redis share the lock, because `FolderLease` decides between them. A script that is started by hand holds
     it alone. May be used from any thread.
 
-    `token` identifies the lock among those of this Redis: the holder's own, or that of the processes it shares with.
+    `holder` is this process's job. `token` identifies the lock among those of this Redis: the holder's own, or that of
+    the processes it shares with.
     """
 
     def __init__(self, settings: RuntimeSettings, url: str) -> None:
         place = storage_at(url)
         self._url = url
         self._file = Path(place.url) / FILE if isinstance(place, LocalStorage) else None
-        self._mine = _holder_of(settings)
+        self.holder = _holder_of(settings)
         self._descriptor: int | None = None
         self._mutex = threading.Lock()
         self._closed = self._has_warned = False
 
     @property
     def token(self) -> str:
-        return self._mine.group
+        return self.holder.group
 
     def take(self, known: Collection[str] = ()) -> None:
         """Lock the folder that is at the path now, unless it is locked.
@@ -121,13 +122,13 @@ class FolderLock:
             descriptor = locks.take(file)
             if descriptor is not None:
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, msgspec.json.encode(self._mine), 0)
+                os.pwrite(descriptor, msgspec.json.encode(self.holder), 0)
             else:
                 descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if locks.share(descriptor) and locks.is_still_at(file, descriptor):  # while shared, nobody writes to it
                 found = decode_record(os.pread(descriptor, 1 << 16, 0), FolderHolder)
                 if found and found.group in (self.token, *known):
-                    self._mine = msgspec.structs.replace(self._mine, group=found.group)
+                    self.holder = msgspec.structs.replace(self.holder, group=found.group)
                     return descriptor
                 until = 0.0
             os.close(descriptor)
@@ -176,7 +177,6 @@ class FolderLease:
         self._url = url
         self._member = f"{settings.instance}-{secrets.token_hex(4)}"
         self._folder = FolderLock(settings, url)
-        self._mine = _holder_of(settings)
         self._keys: list[str] = []
         self._known_tokens: list[str] = []
         self._is_others = False
@@ -282,7 +282,7 @@ class FolderLease:
 
         The deadline is only comparable with later ones.
         """
-        mine, lease_ms = self._mine, max(1, round(self._settings.lease_ttl_s * 1000))
+        mine, lease_ms = self._folder.holder, max(1, round(self._settings.lease_ttl_s * 1000))
         arguments: list[str | int] = [
             self._member,
             lease_ms,

@@ -63,7 +63,7 @@ async def keep_registered(
     options: RegisterOptions,
     settings: RuntimeSettings,
     on_joined: Callable[[str, ModelSignature], None],
-    on_left: Callable[[str], None] = lambda _: None,
+    on_left: Callable[[str], None],
 ) -> None:
     """Register each server while its model is ready, until SIGTERM or SIGINT; then leave the pool and return.
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.examples import compare, real_data, train_teacher
-from support.paths import EXAMPLES, SUPPORT
+from support.examples import check_refuses_data, compare, real_data, train_teacher
+from support.paths import SUPPORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -53,10 +51,4 @@ def test_the_smallest_setting_learns_chinese_reviews(tmp_path: Path) -> None:
 
 
 def test_data_that_cant_be_used_ends_the_scripts(tmp_path: Path) -> None:
-    """With the status of a job that is not tried again, and without a traceback."""
-    for script in ("train_teacher.py", "student.py"):
-        command = [sys.executable, str(EXAMPLES / EXAMPLE / script), f"--data_dir={tmp_path}"]
-        done = subprocess.run(command, cwd=tmp_path, check=False, stderr=subprocess.PIPE, text=True)
-        assert done.returncode == 65
-        assert f"{script}: {tmp_path}: got 0 .txt files, allowed is data.noun, " in done.stderr
-        assert "Traceback" not in done.stderr
+    check_refuses_data(EXAMPLE, tmp_path, "got 0 .txt files, allowed is data.noun, ")

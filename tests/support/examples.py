@@ -36,6 +36,16 @@ def compare(example: str, folder: Path, *flags: str, ways: str = "none,service")
     return rows
 
 
+def check_refuses_data(example: str, folder: Path, refusal: str) -> None:
+    """Check that an empty folder ends both scripts as a job that is not tried again, and without a traceback."""
+    for script in ("train_teacher.py", "student.py"):
+        command = [sys.executable, str(EXAMPLES / example / script), f"--data_dir={folder}"]
+        done = subprocess.run(command, cwd=folder, check=False, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 65
+        assert f"{script}: {folder}: {refusal}" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def real_data(name: str) -> Path:
     """Return the folder of a data set of `make datasets`; skips the test, with the reason, where there is none."""
     folder = datasets.DATASETS / name
