@@ -24,7 +24,7 @@ from support.external_servers import DECLARED, SERVERS, WEIGHTS
 from support.network.certificates import Authority
 from support.network.ports import free_ports
 from support.paths import TESTS
-from support.teachers.process import Teacher, running_teacher, wait_until
+from support.teachers.process import PATIENCE_S, Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed
 from edl_runtime.distill.errors import NoTeacherError
@@ -350,6 +350,43 @@ def test_a_registered_server_leaves_when_it_is_killed_and_comes_back(
             registered.wait_for(ready=False)
 
 
+def test_the_file_of_a_sidecar_that_was_killed_is_removed(settings: RuntimeSettings, tmp_path: Path) -> None:
+    """It would tell a readiness probe that the server is in the pool. Here no server is there at all."""
+    (tmp_path / "ready").touch()
+    registered = Registered("oip+http", settings, tmp_path)
+    registered.wait_for(ready=False)
+    registered.sidecar.kill()
+    registered.sidecar.wait()
+
+
+async def test_servers_that_hang_delay_no_other(settings: RuntimeSettings) -> None:
+    """All are asked at the same time, more of them than threads that Python would share among them."""
+    waiting, all_wait = 0, asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal waiting
+        await reader.readuntil(b"\r\n\r\n")
+        waiting += 1
+        if waiting == 40:
+            all_wait.set()
+        await reader.read()
+        waiting -= 1
+        writer.close()
+
+    servers = [await asyncio.start_server(hang, "127.0.0.1", 0) for _ in range(40)]
+    flags = [f"--server=oip+http://127.0.0.1:{one.sockets[0].getsockname()[1]}/net" for one in servers]
+    command = [sys.executable, "-m", "edl_runtime.cli", "register", "--pool", "images", "--drain-s", "0", *flags]
+    sidecar = await asyncio.create_subprocess_exec(*command, env=settings.to_env(), stderr=asyncio.subprocess.DEVNULL)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await all_wait.wait()
+    finally:
+        sidecar.terminate()
+        assert await sidecar.wait() == 0
+        for one in servers:
+            one.close()
+
+
 @EACH_WAY
 def test_a_registered_server_that_hangs_leaves_and_comes_back(registered: Registered) -> None:
     """It still takes connections, as its socket does without it, and answers nothing."""
@@ -433,6 +470,8 @@ def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_
         (["--url", "http://127.0.0.1", "--model", "net"], 78, "host:port"),
         (["--url", "grpc://127.0.0.1:1", "--model", "net", "--inputs", "image"], 78, "NAME:DATATYPE"),
         (["--url", "grpc://127.0.0.1:1", "--model", "net", "--max-batch", "0"], 2, "--max-batch"),
+        (["--server", "oip+http://t:1/net", "--server", "oip+http://T:1/net/"], 78, "oip+http://t:1/net and oip+http"),
+        (["--server", "oip+http://t:1/net", "--ready-file", "/nowhere/ready"], 78, "/nowhere/ready"),
     ],
 )
 def test_wrong_options_are_refused_by_name(flags: list[str], status: int, named: str) -> None:
