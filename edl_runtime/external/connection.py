@@ -16,7 +16,7 @@ import numpy as np
 
 from edl_runtime.errors import SpecError, clipped, missing_library
 from edl_runtime.external.address import ServerAddress
-from edl_runtime.protocol.client import TeacherConnection
+from edl_runtime.protocol.client import ANSWER_LIMIT, TeacherConnection
 from edl_runtime.protocol.errors import ProtocolError
 from edl_runtime.protocol.infer_messages import MOST_AXES
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK
@@ -219,6 +219,9 @@ class ExternalConnection:
                 if array.shape[:1] != (sent,):
                     raise ProtocolError(f"{self._address}: output {name!r} is {list(array.shape)} for {sent} rows")
                 if start == 0:
+                    if rows * (of_row := array.nbytes // sent) > ANSWER_LIMIT:
+                        problem = f"{of_row} bytes a row, allowed are {ANSWER_LIMIT} for {rows} rows"
+                        raise ProtocolError(f"{self._address}: output {name!r} has {problem}")
                     answer[name] = np.empty((rows, *array.shape[1:]), array.dtype)
                 whole = answer[name]
                 if (whole.dtype, whole.shape[1:]) != (array.dtype, array.shape[1:]):

@@ -104,6 +104,18 @@ def test_answers_with_missing_rows_are_refused() -> None:
         connected(Short(max_batch=4)).infer({"x": X}, ["y"])
 
 
+def test_an_answer_in_parts_has_the_limit_of_a_whole_one() -> None:
+    """Each part may be as large as an answer, and memory is taken for all of them at the first."""
+
+    class Large(Doubling):
+        def infer(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Array]:
+            (found,) = super().infer(inputs, outputs).values()
+            return dict.fromkeys(outputs, np.broadcast_to(found[:, :1], (len(found), 1 << 26)))
+
+    with pytest.raises(ProtocolError, match="output 'y' has 268435456 bytes a row, allowed are 1073741824 for 10 rows"):
+        connected(Large(max_batch=1)).infer({"x": X}, ["y"])
+
+
 def test_an_output_that_comes_for_some_rows_only_is_refused() -> None:
     """Its other rows would be whatever is in memory."""
 
