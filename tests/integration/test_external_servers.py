@@ -329,6 +329,16 @@ def registered(request: pytest.FixtureRequest, settings: RuntimeSettings, tmp_pa
 EACH_WAY = pytest.mark.parametrize("registered", ["oip+http", "oip+grpc", "paddle-serving+brpc"], indirect=True)
 
 
+def pool(settings: RuntimeSettings) -> list[str]:
+    """Return the addresses in the registry."""
+
+    async def registered() -> list[str]:
+        async with connect_redis(settings.redis_url) as client:
+            return [member.address for member in await Directory(client, settings.namespace).members("images")]
+
+    return asyncio.run(registered())
+
+
 @EACH_WAY
 def test_a_registered_server_leaves_when_it_is_killed_and_comes_back(
     registered: Registered, settings: RuntimeSettings
@@ -348,6 +358,25 @@ def test_a_registered_server_leaves_when_it_is_killed_and_comes_back(
                 assert np.array_equal([logits for *_, logits in reader], IMAGES.reshape(-1, 784) @ WEIGHTS)
             server.process.kill()
             registered.wait_for(ready=False)
+
+
+@pytest.mark.parametrize("registered", ["oip+http"], indirect=True)
+def test_a_registered_server_is_back_after_redis_was_emptied_and_its_sidecar_stood_still(
+    registered: Registered, settings: RuntimeSettings
+) -> None:
+    async def empty() -> None:
+        async with connect_redis(settings.redis_url) as client:
+            await client.flushall()
+
+    with registered.server():
+        registered.wait_for(ready=True)
+        for _ in range(2):
+            asyncio.run(empty())
+            wait_until(lambda: bool(pool(settings)))
+        registered.sidecar.send_signal(signal.SIGSTOP)
+        wait_until(lambda: not pool(settings))
+        registered.sidecar.send_signal(signal.SIGCONT)
+        wait_until(lambda: bool(pool(settings)))
 
 
 def test_the_file_of_a_sidecar_that_was_killed_is_removed(settings: RuntimeSettings, tmp_path: Path) -> None:
@@ -434,13 +463,6 @@ def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_
         env = {"PYTHONPATH": f"{SERVERS}:{TESTS / 'system/dags'}"}
         return running_teacher(model, "--port", str(port), env=env)
 
-    def pool() -> list[str]:
-        async def registered() -> list[str]:
-            async with connect_redis(settings.redis_url) as client:
-                return [member.address for member in await Directory(client, settings.namespace).members("images")]
-
-        return asyncio.run(registered())
-
     with log.open("w") as errors, serving("ours:net", first):
         sidecar = subprocess.Popen([*command, "--ready-file", ready], env=settings.to_env(), stderr=errors)
         try:
@@ -450,14 +472,14 @@ def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_
                 wait_until(lambda: not ready.exists())
             with serving("answers:double", second):
                 wait_until(lambda: "differs from pool 'images'" in log.read_text())
-                assert pool() == [servers[0].removeprefix("--server=")]
+                assert pool(settings) == [servers[0].removeprefix("--server=")]
             with serving("ours:net", second):
                 wait_until(ready.exists)
-                assert len(pool()) == 2
+                assert len(pool(settings)) == 2
         finally:
             sidecar.terminate()
         assert sidecar.wait(60) == 0
-        assert pool() == []
+        assert pool(settings) == []
 
 
 @pytest.mark.parametrize(

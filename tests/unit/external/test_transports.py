@@ -78,6 +78,14 @@ def test_a_server_that_refuses_both_is_not_one_without_binary_tensors() -> None:
     assert server.asked == ["binary", "json", "binary"]
 
 
+def test_a_large_request_is_not_tried_as_json() -> None:
+    """By what the server says of its inputs it would be gigabytes of Python's numbers."""
+    server = HttpServer(binary=BINARY_REFUSED)
+    with pytest.raises(InferenceError, match="binary is unknown here"):
+        over_http(server).probe({f"x{number}": np.zeros((1, 1 << 20), np.uint8) for number in range(5)}, ["y"])
+    assert server.asked == ["binary"]
+
+
 def test_an_output_that_json_leaves_out_is_named() -> None:
     transport = over_http(HttpServer(binary=BINARY_REFUSED))
     transport.probe(X, ["y"])
