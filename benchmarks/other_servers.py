@@ -2,10 +2,11 @@
 
     python benchmarks/other_servers.py --json
 
-- `client_ratio`: CPU of a student for 16 rows of 3x224x224 float32 (9.6 MB) and an answer of 64 KB, by
-  `oip+http://`, over that of a bare socket to a process that does nothing else; they take turns, and the medians count.
-  `teacher` is a teacher of ours without a model, with which it shares memory, `triton` a real Triton where
-  `make interop` made one.
+- `…_client_ratio`: CPU of a student for 16 rows of 3x224x224 float32 (9.6 MB) and an answer of 64 KB, by
+  `oip+http://`, over that of a bare socket, which sends the same request to the same server and receives its answer
+  (`sendmsg`, and `recv_into` with MSG_WAITALL): a sender's CPU depends on how the other side reads. They take turns,
+  and the medians count. `teacher` is a teacher of ours without a model, with which the student shares memory, `triton`
+  a real Triton where `make interop` made one.
 - `left_in_s`: from SIGKILL to a server until `edl register` has taken it out of the pool; the longest of all kills.
 
 Must: ratios of at most 1.3, and 0.5 s.
@@ -29,12 +30,14 @@ from pathlib import Path
 
 import numpy as np
 from _flags import at_least_1
-from _measuring import Peer, instant_teachers, peers
-from wire import LOGITS, ROWS, SHAPES, Ask, by_socket, in_turns
+from _measuring import Peer, instant_teachers
+from wire import LOGITS, ROWS, SHAPES, Ask, in_turns
 
-from edl_runtime.external.connection import ExternalConnection, connect
+from edl_runtime.external.connection import connect
 from edl_runtime.protocol.address import endpoint_of
 from edl_runtime.protocol.errors import ProtocolError, TeacherError
+from edl_runtime.protocol.http_heads import CONTENT_LENGTH, ResponseHead, render_request
+from edl_runtime.protocol.infer_messages import encode_request
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry.directory import Directory
 from edl_runtime.settings import RuntimeSettings
@@ -49,6 +52,7 @@ SIGNATURE = ModelSignature(
     inputs=(TensorSpec("image", "FP32", (-1, *SHAPE)),),
     outputs=(TensorSpec("logits", "FP32", (-1, LOGITS)),),
 )
+SETTINGS = RuntimeSettings()
 PATIENCE_S = 60.0
 EXCHANGES = 20
 
@@ -60,18 +64,18 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def triton() -> Iterator[str]:
-    """Give the address of a Triton."""
+def triton() -> Iterator[Peer]:
+    """Run a Triton."""
     ports = free_ports(3)
-    address = f"oip+http://127.0.0.1:{ports[0]}/net"
+    found = f"127.0.0.1:{ports[0]}"
     with tempfile.TemporaryDirectory(prefix="edl-") as folder:
         command = [TRITON, HERE / "_triton_logits.py", *map(str, ports)]
         env = {**os.environ, "HOME": folder, "VIRTUAL_ENV": str(TRITON.parent.parent)}
         with Path(folder, "log").open("wb") as log:
             server = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
         try:
-            await_ready(address)
-            yield address
+            await_ready(f"oip+http://{found}/net")
+            yield Peer(found, server.pid)
         finally:
             server.send_signal(signal.SIGINT)
             server.wait(PATIENCE_S)
@@ -80,7 +84,7 @@ def triton() -> Iterator[str]:
 def await_ready(address: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        connection = connect(address, RuntimeSettings(), timeout_s=1.0)
+        connection = connect(address, SETTINGS, timeout_s=1.0)
         try:
             if connection.ready():
                 return
@@ -94,30 +98,63 @@ def await_ready(address: str) -> None:
 
 
 def client_ratios(rounds: int) -> dict[str, float]:
-    rows = [np.ones(SHAPE, np.float32) for _ in range(ROWS)]
-    size, answer_bytes = sum(row.nbytes for row in rows), ROWS * LOGITS * 4
+    found: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
-        (bare,) = stack.enter_context(peers(1, "_bare_server.py", str(size), str(answer_bytes)))
         (teacher,) = stack.enter_context(instant_teachers(1, SIGNATURE))
-        plain = stack.enter_context(socket.create_connection(endpoint_of(bare.address)))
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        addresses = {"teacher": f"oip+http://{teacher.address}/teacher"}
+        servers = {"teacher": (teacher, "teacher")}
         if TRITON.exists():
-            addresses["triton"] = stack.enter_context(triton())
-        ways: dict[str, tuple[Ask, Peer]] = {"bare": (lambda: by_socket(plain, rows, answer_bytes), bare)}
-        for name, address in addresses.items():
-            connection = stack.enter_context(contextlib.closing(connect(address, RuntimeSettings())))
-            connection.signature()
+            servers["triton"] = stack.enter_context(triton()), "net"
+        for name, (server, model) in servers.items():
+            measured = in_turns(ways_to_ask(server, model, stack), EXCHANGES, rounds)
+            for way in ("bare", "student"):
+                found[f"{name}_{way}_cpu_ms"] = measured[f"{way}_client_cpu_ms"]
+            ratio = measured["student_client_cpu_ms"] / measured["bare_client_cpu_ms"]
+            found[f"{name}_client_ratio"] = round(ratio, 3)
+    return found
 
-            def ask(connection: ExternalConnection = connection) -> None:
-                if connection.infer({"image": rows}, ["logits"])["logits"].shape != (ROWS, LOGITS):
-                    raise SystemExit("got an answer of another shape")
 
-            ways[name] = ask, teacher
-        found = in_turns(ways, EXCHANGES, rounds)
-    clients = {name: found[f"{name}_client_cpu_ms"] for name in ways}
-    ratios = {f"{name}_client_ratio": round(clients[name] / clients["bare"], 3) for name in addresses}
-    return {**{f"{name}_client_cpu_ms": value for name, value in clients.items()}, **ratios}
+def ways_to_ask(server: Peer, model: str, stack: contextlib.ExitStack) -> dict[str, tuple[Ask, Peer]]:
+    """Return a bare socket's way and a student's, whose connections `stack` closes."""
+    rows = [np.ones(SHAPE, np.float32) for _ in range(ROWS)]
+    connection = stack.enter_context(contextlib.closing(connect(f"oip+http://{server.address}/{model}", SETTINGS)))
+    connection.signature()
+    plain = stack.enter_context(socket.create_connection(endpoint_of(server.address)))
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    encoded = encode_request({"image": rows}, ["logits"])
+    sizes = {"Inference-Header-Content-Length": len(encoded.header), "Content-Length": encoded.size}
+    head = render_request("POST", f"/v2/models/{model}/infer", {"Host": server.address, **sizes})
+    request = [head, encoded.header, *(row.data for row in rows)]
+    size = len(head) + encoded.size
+    plain.sendmsg(request)
+    answer_size = len(first_answer(plain))
+
+    def by_socket() -> None:
+        if plain.sendmsg(request) != size:
+            raise SystemExit("the kernel accepted only a part")
+        answer = np.empty(answer_size, np.uint8)
+        if plain.recv_into(answer.data, answer_size, socket.MSG_WAITALL) != answer_size:
+            raise SystemExit("the server sent only a part")
+
+    def by_student() -> None:
+        if connection.infer({"image": rows}, ["logits"])["logits"].shape != (ROWS, LOGITS):
+            raise SystemExit("got an answer of another shape")
+
+    return {"bare": (by_socket, server), "student": (by_student, server)}
+
+
+def first_answer(connected: socket.socket) -> bytes:
+    """Return a whole answer, which later ones are as long as."""
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += connected.recv(65536)
+    head, end, body = answer.partition(b"\r\n\r\n")
+    read = ResponseHead(head + end)
+    size = read.size(CONTENT_LENGTH)
+    if read.status != 200 or size is None:
+        raise SystemExit(f"the server answers {answer[:200]!r}")
+    while len(body) < size:
+        body += connected.recv(size - len(body))
+    return head + end + body
 
 
 def left_in_s(kills: int) -> float:

@@ -38,7 +38,7 @@ class SpecError(EdlError, ValueError):
     allowed: str
 
     def __str__(self) -> str:
-        return f"{_clipped(self.field)}: got {_clipped(_shown(self.given))}, allowed is {self.allowed}"
+        return f"{clipped(self.field)}: got {clipped(_shown(self.given))}, allowed is {self.allowed}"
 
     def of(self, kind: str, field: str) -> SpecError:
         """Return this error with the name of the struct, as "bounds", replaced by its field's, as "teachers"."""
@@ -52,8 +52,9 @@ def _shown(value: object) -> str:
         return f"a value of type {type(value).__name__} that can't be shown ({type(error).__name__})"
 
 
-def _clipped(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}… ({len(text):,} characters)"
+def clipped(text: str, most: int = MOST_SHOWN) -> str:
+    """Return a text for a message: its first `most` characters, and how many it has."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
 class BackendError(EdlError):

@@ -26,7 +26,7 @@ from edl_airflow.operators.templates import (
 from edl_airflow.results import PoolResult
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
 from edl_runtime.errors import SpecError
-from edl_runtime.external.address import ServerAddress
+from edl_runtime.external.address import ServerAddress, check_distinct
 from edl_runtime.specs import check_name
 
 if TYPE_CHECKING:
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
 def as_servers(field: str, value: object) -> tuple[str, ...]:
     """Return addresses of servers, each as the registry will have it. Raises SpecError naming `field`."""
     servers = value if isinstance(value, list | tuple) else ()
-    addresses = [str(ServerAddress.parse(str(one), f"{field}[{index}]")) for index, one in enumerate(servers)]
-    if not addresses or len(set(addresses)) < len(addresses):
-        raise SpecError(field, value, "a list of different addresses, as in ['oip+http://triton:8000/resnext']")
-    return tuple(addresses)
+    addresses = [ServerAddress.parse(str(one), f"{field}[{index}]") for index, one in enumerate(servers)]
+    if not addresses:
+        raise SpecError(field, value, "a list of addresses, as in ['oip+http://triton:8000/resnext']")
+    check_distinct(addresses, field)
+    return tuple(map(str, addresses))
 
 
 class EdlRegisterServersOperator(EdlOperator):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import click
 
 from edl_runtime.cli.options import print_json_line, read_settings
+from edl_runtime.errors import SpecError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.specs import check_name
 
@@ -54,7 +56,7 @@ _TENSOR = "NAME:DATATYPE:SIZE.SIZE…"
 )
 @click.option(
     "--ready-file",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, dir_okay=False),
     help="File that exists while all servers are in the pool, for a readiness probe.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address and what is served as one JSON object.")
@@ -83,6 +85,8 @@ def register(
     from edl_runtime.external.address import ServerAddress, parse_tensor
     from edl_runtime.external.sidecar import RegisterOptions, keep_registered
 
+    if ready_file:
+        _remove_stale(ready_file)
     settings = read_settings()
     pool = check_name("--pool", pool or settings.pool)
     if bool(url) == bool(addresses) or bool(url) != bool(model):
@@ -117,3 +121,14 @@ def register(
             ready_file.unlink(missing_ok=True)
 
     asyncio.run(keep_registered(options, settings, on_joined, on_left))
+
+
+def _remove_stale(ready_file: Path) -> None:
+    """Remove the file of an earlier process, which may have been killed. Raises SpecError where none can be made."""
+    allowed = "a file in a folder that this process may write to"
+    try:
+        ready_file.unlink(missing_ok=True)
+    except OSError as error:
+        raise SpecError("--ready-file", str(ready_file), f"{allowed}: {error.strerror}") from None
+    if not os.access(ready_file.parent, os.W_OK):
+        raise SpecError("--ready-file", str(ready_file), allowed)

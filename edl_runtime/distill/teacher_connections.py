@@ -13,6 +13,7 @@ from edl_runtime.distill.batching import Request
 from edl_runtime.distill.bindings import Answers, RequestPlan
 from edl_runtime.distill.data_loaders import thread_ends_here
 from edl_runtime.distill.dispatcher import Dispatcher, WorkerSlot
+from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.errors import InferenceError, ModelNotReadyError, ProtocolError
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TopK
@@ -220,7 +221,7 @@ class TeacherWorker(threading.Thread):
             connection.open()
             if not connection.ready():
                 raise UnusableTeacherError("it is not ready")
-            plan = self._plan_of(self._agreed(connection.signature()))
+            plan = self._plan_of(self._agreed(self._told(connection)))
             self._dispatcher.add_worker(self.slot)
             try:
                 self._answer_requests(connection, plan)
@@ -229,6 +230,15 @@ class TeacherWorker(threading.Thread):
                 raise
             finally:
                 self._dispatcher.remove_worker(self.slot)
+
+    def _told(self, connection: InferenceConnection) -> ModelSignature:
+        """Return the signature; a server that tells none any more, as its address relies on, ends no training."""
+        try:
+            return connection.signature()
+        except SpecError as error:
+            if self._dispatcher.signature is None:
+                raise
+            raise UnusableTeacherError(str(error)) from None
 
     def _agreed(self, signature: ModelSignature) -> ModelSignature:
         agreed = self._dispatcher.agree_on_signature(signature)

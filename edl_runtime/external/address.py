@@ -20,7 +20,9 @@ With `s` behind the scheme (`oip+https`, `oip+grpcs`) through TLS. The query say
 
 from __future__ import annotations
 
+import ipaddress
 import re
+from collections.abc import Iterable
 from typing import Self
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
@@ -80,7 +82,7 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             scheme=url.scheme,
             endpoint=url.netloc,
-            model=unquote(url.path.removeprefix("/")),
+            model=unquote(url.path.removeprefix("/").removesuffix("/")),
             max_batch=None if rows is None else int(rows),
             **tensors,
         )
@@ -91,6 +93,20 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
         host = f"[{host}]" if ":" in host else host
         return msgspec.structs.replace(self, endpoint=f"{host}:{port}") if host else self
 
+    @property
+    def identity(self) -> tuple[str, str, int, str]:
+        """What two addresses of one model on one server share, however they are spelled.
+
+        Paddle Serving answers all carriers on one port, whatever the model's name.
+        """
+        protocol = self.scheme.partition("+")[0]
+        host, port = endpoint_of(self.endpoint)
+        try:
+            host = str(ipaddress.ip_address(host))
+        except ValueError:
+            host = host.lower()
+        return protocol, host, port, "" if protocol == "paddle-serving" else self.model
+
     def __str__(self) -> str:
         query = [
             *(("input", _tensor_text(one)) for one in self.inputs),
@@ -99,6 +115,17 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
         ]
         more = f"?{urlencode(query, safe=':')}" if query else ""
         return f"{self.scheme}://{self.endpoint}/{quote(self.model, safe='')}{more}"
+
+
+def check_distinct(servers: Iterable[ServerAddress], field: str, advertise: str = "") -> None:
+    """Raise SpecError, which names `field` and both, for two addresses of one model on one server.
+
+    Others reach the servers at the host `advertise`; empty for their own.
+    """
+    known: dict[tuple[str, str, int, str], ServerAddress] = {}
+    for server in servers:
+        if (first := known.setdefault(server.reached_at(advertise).identity, server)) is not server:
+            raise SpecError(field, f"{first} and {server}", "each server once: these two are the same")
 
 
 def _check_no_user(field: str, address: str) -> None:

@@ -14,14 +14,24 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from edl_runtime.errors import SpecError, missing_library
+from edl_runtime.errors import SpecError, clipped, missing_library
 from edl_runtime.external.address import ServerAddress
 from edl_runtime.protocol.client import ANSWER_LIMIT, TeacherConnection
 from edl_runtime.protocol.errors import ProtocolError
+from edl_runtime.protocol.infer_messages import MOST_AXES
 from edl_runtime.protocol.oip import ModelSignature, Normalise, TensorSpec, TopK
 from edl_runtime.protocol.tensors import Array, Tensor, dtype_of
 from edl_runtime.protocol.tls import Trust
 from edl_runtime.settings import RuntimeSettings
+
+MOST_TENSORS = 4096
+"""Most inputs of a model, and most outputs."""
+
+LONGEST_NAME = 1000
+"""Most characters of an input's or output's name."""
+
+PROBE_LIMIT = 256 * 1024 * 1024
+"""Most bytes of one row, or of a fixed batch, in all inputs together: the request with which a server is tried."""
 
 
 class Transport(Protocol):
@@ -130,8 +140,10 @@ class ExternalConnection:
                 f"a model whose {missing}s its server does not tell",
                 f"an address that tells them: …?{missing}=NAME:DATATYPE:SIZE.SIZE…",
             )
+        self._check_tensors(inputs, "input")
+        self._check_tensors(outputs, "output")
         fixed = {spec.shape[0] for spec in inputs if spec.shape and spec.shape[0] >= 0}
-        self._check_sizes(inputs, fixed)
+        self._check_probe(inputs, fixed)
         self._fixed = bool(fixed)
         self._limit = min(fixed) if fixed else self._address.max_batch or self._transport.max_batch()
         self._transport.probe(_few_rows(inputs, min(fixed, default=1)), [spec.name for spec in outputs])
@@ -140,15 +152,29 @@ class ExternalConnection:
             ModelSignature(name="", inputs=_with_free_batch(inputs), outputs=_with_free_batch(outputs)), joins=True
         )
 
-    def _check_sizes(self, inputs: Sequence[TensorSpec], fixed: Collection[int]) -> None:
-        """Raise ProtocolError for sizes that no request can have: they are the server's words."""
+    def _check_tensors(self, tensors: Sequence[TensorSpec], kind: str) -> None:
+        """Raise ProtocolError for tensors that no model has: they are the server's words."""
+        if len(tensors) > MOST_TENSORS:
+            raise ProtocolError(f"{self._address}: it has {len(tensors)} {kind}s, allowed are {MOST_TENSORS}")
+        names: set[str] = set()
+        for spec in tensors:
+            if not 0 < len(spec.name) <= LONGEST_NAME or spec.name in names:
+                allowed = f"allowed is one of 1 to {LONGEST_NAME} characters that no other {kind} has"
+                raise ProtocolError(f"{self._address}: {kind} has the name {clipped(spec.name)!r}, {allowed}")
+            names.add(spec.name)
+            if len(spec.shape) > MOST_AXES or not all(size == -1 or 0 < size < 2**62 for size in spec.shape):
+                allowed = f"allowed are at most {MOST_AXES} axes of 1 or more, or -1 for any size"
+                shown = clipped(str(list(spec.shape)))
+                raise ProtocolError(f"{self._address}: {kind} {spec.name!r}: shape is {shown}, {allowed}")
+
+    def _check_probe(self, inputs: Sequence[TensorSpec], fixed: Collection[int]) -> None:
+        """Raise ProtocolError if the smallest request is too large, as it is made of what the server says."""
         if len(fixed) > 1:
             raise ProtocolError(f"{self._address}: its inputs have different fixed batches: {sorted(fixed)}")
-        for spec in inputs:
-            size = math.prod(max(size, 1) for size in spec.shape) * dtype_of(spec.datatype).itemsize
-            if 0 in spec.shape or size > ANSWER_LIMIT:
-                problem = f"has {size} bytes or more, allowed are {ANSWER_LIMIT}" if size > ANSWER_LIMIT else "is empty"
-                raise ProtocolError(f"{self._address}: input {spec.name!r} of shape {list(spec.shape)} {problem}")
+        size = sum(math.prod(abs(size) for size in spec.shape) * dtype_of(spec.datatype).itemsize for spec in inputs)
+        if size > PROBE_LIMIT:
+            row = f"{min(fixed, default=1)} rows of its {len(inputs)} inputs have {size} bytes"
+            raise ProtocolError(f"{self._address}: {row}, allowed are {PROBE_LIMIT}")
 
     def infer(
         self,
@@ -193,6 +219,9 @@ class ExternalConnection:
                 if array.shape[:1] != (sent,):
                     raise ProtocolError(f"{self._address}: output {name!r} is {list(array.shape)} for {sent} rows")
                 if start == 0:
+                    if rows * (of_row := array.nbytes // sent) > ANSWER_LIMIT:
+                        problem = f"{of_row} bytes a row, allowed are {ANSWER_LIMIT} for {rows} rows"
+                        raise ProtocolError(f"{self._address}: output {name!r} has {problem}")
                     answer[name] = np.empty((rows, *array.shape[1:]), array.dtype)
                 whole = answer[name]
                 if (whole.dtype, whole.shape[1:]) != (array.dtype, array.shape[1:]):

@@ -8,15 +8,33 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.address import endpoint_of
-from edl_runtime.protocol.client import ANSWER_LIMIT
+from edl_runtime.protocol.client import ANSWER_LIMIT, METADATA_LIMIT
+from edl_runtime.protocol.compression import GRPC_OPTION, inflated_if_packed
 from edl_runtime.protocol.errors import InferenceError, ProtocolError
-from edl_runtime.protocol.oip_grpc import MESSAGES
+from edl_runtime.protocol.oip_grpc import MESSAGES, SERVICE
+from edl_runtime.protocol.paddle_serving import GENERAL_SERVICE, PIPELINE_SERVICE
+from edl_runtime.protocol.proto import parsed
 from edl_runtime.settings import RuntimeSettings, check_token, named
 
 CONNECT_TIMEOUT_S = 5.0
+
+_SERVICE_CONFIG = {
+    "methodConfig": [
+        {"name": [{}], "maxResponseMessageBytes": METADATA_LIMIT},
+        {
+            "name": [
+                {"service": SERVICE, "method": "ModelInfer"},
+                *({"service": one, "method": "inference"} for one in (GENERAL_SERVICE, PIPELINE_SERVICE)),
+            ],
+            "maxResponseMessageBytes": ANSWER_LIMIT,
+        },
+    ]
+}
+"""Most bytes of each method's answers, all but those of models are short."""
 
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -66,6 +84,9 @@ class GrpcChannel:
         options: list[tuple[str, int | str]] = [
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", ANSWER_LIMIT),
+            ("grpc.service_config", msgspec.json.encode(_SERVICE_CONFIG).decode()),
+            ("grpc.service_config_disable_resolution", 1),  # else the DNS may have another
+            GRPC_OPTION,
             ("grpc.use_local_subchannel_pool", 1),  # else all channels to an address share one connection
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),  # else a server that was away for long is found minutes later
@@ -97,15 +118,18 @@ class GrpcChannel:
         Raises InferenceError when the server refuses, ProtocolError when it answers something else, TimeoutError and
         other OSErrors when the network fails.
         """
-        call = self._channel.unary_unary(
-            method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
-        )
+        call = self._channel.unary_unary(method, request_serializer=type(request).SerializeToString)
         try:
-            return call(request, timeout=self._timeout_s, metadata=self._metadata)
+            content = call(request, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise self._translated(error) from None
         except ValueError as error:  # what grpc raises once the channel is closed
             raise ConnectionAbortedError(f"{self.address}: {error}") from None
+        try:
+            message = inflated_if_packed(content)
+        except ProtocolError as error:
+            raise ProtocolError(f"{self.address}: {error}") from None
+        return parsed(answer, message, f"{self.address}: its answer")
 
     def _translated(self, error: Any) -> Exception:
         code, details = error.code(), error.details() or "no reason given"
@@ -113,7 +137,7 @@ class GrpcChannel:
             return TimeoutError(f"{self.address} did not answer within {self._timeout_s:g} s")
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return ConnectionResetError(f"{self.address}: {details}")
-        if code is grpc.StatusCode.INTERNAL and "deserializing" in details:  # grpc's own, of an answer it can't parse
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "CLIENT: Received message larger" in details:
             return ProtocolError(f"{self.address}: {details}")
         status = _STATUS.get(code, 500)
         return InferenceError(self.address, status, details, retryable=status in (429, 500))

@@ -14,6 +14,9 @@ from edl_runtime.protocol.errors import InferenceError, ModelNotReadyError, Prot
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tensors import Array, Tensor, datatype_of
 
+MOST_NUMBERS_TRIED = 4 * 1024 * 1024
+"""Most numbers of a request that is tried as JSON: Python's objects of them take 32 bytes each."""
+
 log = get_logger(__name__)
 
 
@@ -59,12 +62,14 @@ class OipHttpTransport:
     def probe(self, row: Mapping[str, Array], outputs: Sequence[str]) -> None:
         """Find out by a request whether the server takes binary tensors, as what it says is not to be relied on.
 
-        The request is small: some close the connection before they have read a large one that they refuse. Raises as
-        `infer`.
+        The request is small: some close the connection before they have read a large one that they refuse. One of
+        more than `MOST_NUMBERS_TRIED` is not tried as JSON. Raises as `infer`.
         """
         try:
             self._client.infer(row, outputs)
         except (InferenceError, ConnectionError) as refused:
+            if sum(array.size for array in row.values()) > MOST_NUMBERS_TRIED:
+                raise
             try:
                 self._infer_json(row, outputs)
             except InferenceError:

@@ -12,14 +12,13 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from edl_runtime.external.address import ServerAddress
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.address import endpoint_of
-from edl_runtime.protocol.client import ANSWER_LIMIT, ReconnectingStream, TeacherConnection
+from edl_runtime.protocol.client import ANSWER_LIMIT, METADATA_LIMIT, ReconnectingStream, TeacherConnection
 from edl_runtime.protocol.errors import InferenceError, ProtocolError
-from edl_runtime.protocol.infer_messages import TensorHead, array_from_json, check_payload
+from edl_runtime.protocol.infer_messages import JSON_LIMIT, TensorHead, array_from_json, check_payload
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.paddle_serving import (
     ELEMENT_TYPES,
@@ -35,6 +34,7 @@ from edl_runtime.protocol.paddle_serving import (
     frame_sizes,
     pack_frame,
 )
+from edl_runtime.protocol.proto import parsed
 from edl_runtime.protocol.tensors import Array, Tensor, datatype_of, dtype_of
 
 __all__ = ["GENERAL_PATH", "BrpcCarrier", "GeneralModel", "HttpCarrier", "PipelineModel", "array_of_text"]
@@ -139,7 +139,7 @@ def check_http(endpoint: str, timeout_s: float) -> None:
         TeacherConnection(endpoint, timeout_s=timeout_s) as connection,
         suppress(ProtocolError, ConnectionResetError),
     ):
-        connection.post("/health", b"", "text/plain")
+        connection.post("/health", b"", "text/plain", METADATA_LIMIT)
 
 
 class HttpCarrier:
@@ -164,12 +164,12 @@ class HttpCarrier:
     def call(self, method: str, request: Any, answer: Any) -> Any:  # noqa: ARG002 - the path says it
         kind = "application/json" if self._as_json else "application/proto"
         body = json_of(request) if self._as_json else request.SerializeToString()
-        status, content = self._connection.post(self._path, body, kind)
+        status, content = self._connection.post(self._path, body, kind, JSON_LIMIT if self._as_json else ANSWER_LIMIT)
         if status != 200:
             reason = content[:200].decode("utf-8", "replace")
             raise InferenceError(str(self._address), status, reason, retryable=status >= 500)
         if not self._as_json:
-            return parsed(answer, content, str(self._address))
+            return parsed(answer, content, f"{self._address}: its answer")
         try:
             return _answer_decoder.decode(content)
         except msgspec.DecodeError as error:
@@ -206,21 +206,13 @@ class BrpcCarrier:
             stream.send([frame], len(frame))
             size, meta_size = frame_sizes(bytes(stream.read(FRAME.size)), ANSWER_LIMIT)
             body = bytes(stream.read(size))
-            found = parsed(RPC["RpcMeta"], body[:meta_size], str(self._address))
+            found = parsed(RPC["RpcMeta"], body[:meta_size], f"{self._address}: its answer")
             if found.correlation_id != self._number or found.compress_type:
                 raise ProtocolError(f"{self._address}: its answer is to another request, or compressed")
         if found.response.error_code:
             reason = f"error_code {found.response.error_code}: {found.response.error_text}"
             raise InferenceError(str(self._address), 500, reason, retryable=True)
-        return parsed(answer, body[meta_size:], str(self._address))
-
-
-def parsed(message: Any, content: bytes, address: str) -> Any:
-    """Return a message of its bytes. Raises ProtocolError."""
-    try:
-        return message.FromString(content)
-    except DecodeError as error:
-        raise ProtocolError(f"{address}: its answer is no {message.DESCRIPTOR.full_name}: {error}") from None
+        return parsed(answer, body[meta_size:], f"{self._address}: its answer")
 
 
 def json_of(request: Any) -> bytes:
@@ -254,6 +246,8 @@ _lists_decoder: JsonDecoder[list[Any]] = JsonDecoder(list[Any])
 
 def array_of_text(name: str, text: str, dtype: np.dtype[Any]) -> Array:
     """Return the array that numpy printed, or Python a list of lists of numbers. Raises ProtocolError."""
+    if len(text) > JSON_LIMIT:
+        raise ProtocolError(f"output {name!r} has {len(text)} characters, allowed are {JSON_LIMIT}")
     found = _PRINTED.fullmatch(text.strip())
     try:
         # as JSON, which has no number that ends in a point

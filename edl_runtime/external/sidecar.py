@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
 from edl_runtime.concurrency import first_completed, unless_stopped
 from edl_runtime.errors import EdlError, SpecError
-from edl_runtime.external.address import ServerAddress
+from edl_runtime.external.address import ServerAddress, check_distinct
 from edl_runtime.external.connection import connect
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
@@ -41,7 +44,7 @@ log = get_logger(__name__)
 class RegisterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which servers join which pool. Raises SpecError.
 
-    - `servers`: their addresses as this process reaches them.
+    - `servers`: their addresses as this process reaches them; each one once.
     - `advertise`: the host by which students reach them; empty for the same one.
     - `weight`: each one's share of the pool's work, relative to the others.
     - `drain_s`: seconds from leaving the pool to the end, in which students have their last answers.
@@ -55,6 +58,7 @@ class RegisterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_weight(self.weight)
+        check_distinct(self.servers, "servers", self.advertise)
         if not 0 <= self.drain_s < 3600:
             raise SpecError("drain_s", self.drain_s, "seconds from 0 to 3600")
 
@@ -84,8 +88,10 @@ async def keep_registered(
         service = Service(settings.namespace, options.pool)
 
         async def keep(server: ServerAddress) -> EdlError:
-            watched = _Watched(server, settings, client_trust(settings))
-            address = str(server.reached_at(options.advertise))
+            with _Watched(server, settings, client_trust(settings)) as watched:
+                return await keep_watched(watched, str(server.reached_at(options.advertise)))
+
+        async def keep_watched(watched: _Watched, address: str) -> EdlError:
             has_joined = False
             while True:
                 rejection: EdlError | None
@@ -114,12 +120,25 @@ async def keep_registered(
 
 
 class _Watched:
-    """A server that is asked again and again; `cause` tells why its model is not ready."""
+    """A server that is asked again and again; `cause` tells why its model is not ready.
+
+    It has a thread of its own, which the block ends: servers that hang don't delay what others are asked.
+    """
 
     def __init__(self, server: ServerAddress, settings: RuntimeSettings, trust: Trust | None) -> None:
         self.cause = ""
         self._address = str(server)
         self._connection = connect(self._address, settings, trust=trust, timeout_s=CHECK_TIMEOUT_S)
+        self._thread = ThreadPoolExecutor(1, f"edl watches {self._address}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()  # makes a call in the thread raise
+        self._thread.shutdown(wait=False)
 
     async def wait_ready(self) -> ModelSignature:
         """Return the model's signature once it has answered a request. Raises SpecError, InferenceError."""
@@ -128,7 +147,7 @@ class _Watched:
         while True:
             if await self._is_ready():
                 try:
-                    return await asyncio.to_thread(self._connection.signature)
+                    return await loop.run_in_executor(self._thread, self._connection.signature)
                 except (OSError, ProtocolError) as error:
                     self.cause = str(error) or type(error).__name__
                 except InferenceError as error:
@@ -147,7 +166,9 @@ class _Watched:
 
     async def _is_ready(self) -> bool:
         try:
-            await asyncio.to_thread(self._connection.ready)
+            # The connection's own limit comes first, unless an answer drips or a name is not resolved.
+            async with asyncio.timeout(CHECK_TIMEOUT_S + CHECK_EVERY_S):
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.ready)
         except (OSError, ProtocolError, TeacherError) as error:
             self.cause = str(error) or type(error).__name__
             return False

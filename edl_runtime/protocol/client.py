@@ -48,6 +48,9 @@ from edl_runtime.settings import check_token
 ANSWER_LIMIT = 1 << 30
 """Most bytes of an answer."""
 
+METADATA_LIMIT = 4 * 1024 * 1024
+"""Most bytes of what a server says of its model and itself."""
+
 _REFUSED_FOR_NOW = frozenset({408, 429})
 
 
@@ -152,15 +155,15 @@ class TeacherConnection:
         head = render_request("POST", f"{self._model_path}/infer", headers)
         return self._ask([head, request], len(head) + len(request))
 
-    def post(self, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
+    def post(self, path: str, body: bytes, kind: str, limit: int) -> tuple[int, bytes]:
         """Send a body of the content type `kind` to any path; return status and body of the answer.
 
-        Raises OSError, ProtocolError.
+        Raises OSError, ProtocolError, which is that of an answer of more than `limit` bytes, too.
         """
         head = render_request("POST", path, {**self._headers, "Content-Type": kind, "Content-Length": len(body)})
         with self._link as stream:
             stream.send([head, body], len(head) + len(body))
-            answer, size = self._checked_head(stream, stream.read_head())
+            answer, size = self._checked_head(stream, stream.read_head(), limit)
             return answer.status, bytes(stream.read(size))
 
     def get(self, path: str) -> tuple[int, bytes]:
@@ -208,7 +211,7 @@ class TeacherConnection:
         It is remembered: the teacher's next answer most probably differs only in the binary tensors.
         """
         head = stream.read_head()
-        answer, size = self._checked_head(stream, head)
+        answer, size = self._checked_head(stream, head, ANSWER_LIMIT)
         if answer.status != 200:
             died = PREDICTOR_DIED in answer.headers
             raise self._refusal(answer.status, self._read_json(stream, size), predictor_died=died)
@@ -240,7 +243,7 @@ class TeacherConnection:
         headers = {**self._headers, "Content-Type": "application/json", "Content-Length": len(registration)}
         request = render_request("POST", REGISTER_PATH, headers)
         stream.send([request, registration], len(request) + len(registration))
-        answer, size = self._checked_head(stream, stream.read_head())
+        answer, size = self._checked_head(stream, stream.read_head(), METADATA_LIMIT)
         body = self._read_json(stream, size)
         if answer.status != 200:
             raise self._refusal(answer.status, body)
@@ -250,8 +253,8 @@ class TeacherConnection:
     def _get(self, stream: TensorStream, path: str) -> tuple[int, memoryview]:
         request = render_request("GET", path, self._headers)
         stream.send([request], len(request))
-        answer, size = self._checked_head(stream, stream.read_head())
-        return answer.status, self._read_json(stream, size)
+        answer, size = self._checked_head(stream, stream.read_head(), METADATA_LIMIT)
+        return answer.status, stream.read(size)
 
     def _infer_head(self, json_size: int, size: int, *, alone: bool) -> bytes:
         """Return the head of a request, reusing the last one if the sizes are equal."""
@@ -270,8 +273,8 @@ class TeacherConnection:
         self._last_head = json_size, size, head
         return head
 
-    def _checked_head(self, stream: TensorStream, head: bytes) -> tuple[ResponseHead, int]:
-        """Return a head, and the size of the body that `stream` has behind it."""
+    def _checked_head(self, stream: TensorStream, head: bytes, limit: int) -> tuple[ResponseHead, int]:
+        """Return a head, and the size of the body that `stream` has behind it: `limit` at most."""
         answer = ResponseHead(head)
         self._link.keep = answer.keep_alive
         coding = answer.headers.get(TRANSFER_ENCODING)
@@ -281,11 +284,11 @@ class TeacherConnection:
                 raise ProtocolError(
                     f"teacher {self.address} answers with Transfer-Encoding {given!r}, allowed is chunked"
                 )
-            return answer, stream.join_chunks(head, ANSWER_LIMIT)
+            return answer, stream.join_chunks(head, limit)
         size = answer.size(CONTENT_LENGTH)
-        if size is None or size > ANSWER_LIMIT:
+        if size is None or size > limit:
             given = "neither Content-Length nor chunks" if size is None else f"{size} bytes"
-            raise ProtocolError(f"teacher {self.address} answers {given}, allowed are {ANSWER_LIMIT} bytes")
+            raise ProtocolError(f"teacher {self.address} answers {given}, allowed are {limit} bytes")
         return answer, size
 
     def _read_json(self, stream: TensorStream, size: int) -> memoryview:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl_runtime.errors import EdlError
+from edl_runtime.errors import EdlError, clipped
+
+MOST_TOLD = 2000
+"""Most characters of an error that come from the network: they are logged."""
 
 
 class TeacherError(EdlError):
@@ -22,7 +25,10 @@ class ModelNotReadyError(TeacherError):
 
 
 class ProtocolError(EdlError):
-    """Raised when bytes from the network are not what the protocol allows."""
+    """Raised when bytes from the network are not what the protocol allows. Its text may have many of them."""
+
+    def __str__(self) -> str:
+        return clipped(super().__str__(), MOST_TOLD)
 
 
 @dataclass(eq=False, repr=False)
@@ -45,7 +51,7 @@ class InferenceError(TeacherError):
 
     `retryable` is true when another teacher may answer it (this one drains, is overloaded or failed) and false when
     every teacher would refuse it (the request itself is wrong). `predictor_died` is true when the teacher's predictor
-    died while it ran the request, which may be the cause.
+    died while it ran the request, which may be the cause. `reason` is cut behind `MOST_TOLD` characters.
     """
 
     address: str
@@ -53,6 +59,10 @@ class InferenceError(TeacherError):
     reason: str
     retryable: bool
     predictor_died: bool = False
+
+    def __post_init__(self) -> None:
+        self.reason = clipped(self.reason, MOST_TOLD)
+        super().__post_init__()
 
     def __str__(self) -> str:
         return f"teacher {self.address} answered {self.status}: {self.reason}"

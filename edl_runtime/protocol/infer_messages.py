@@ -31,7 +31,9 @@ JSON_LIMIT = 64 * 1024 * 1024
 REQUEST_JSON_LIMIT = 8 * 1024 * 1024
 """Most bytes of JSON in a request, which a teacher parses in about a second; larger tensors have to be binary."""
 
-_MOST_AXES = 32
+MOST_AXES = 32
+"""Most axes of a tensor, which every version of numpy has."""
+
 _ALIGNMENT = 64
 
 _WHOLE: frozenset[type] = frozenset({int})
@@ -100,8 +102,8 @@ def check_payload(heads: Sequence[TensorHead], payload: int, kind: str, shared: 
     """
     total = 0
     for head in heads:
-        if len(head.shape) > _MOST_AXES or any(not 0 <= axis < 2**62 for axis in head.shape):
-            allowed = f"at most {_MOST_AXES} axes of 0 or more"
+        if len(head.shape) > MOST_AXES or any(not 0 <= axis < 2**62 for axis in head.shape):
+            allowed = f"at most {MOST_AXES} axes of 0 or more"
             raise ProtocolError(f"{kind} {head.name!r}: shape is {list(head.shape)}, allowed are {allowed}")
         if head.parameters.shared_memory_region is not None:
             _check_shared(head, kind, shared)

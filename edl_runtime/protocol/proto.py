@@ -11,6 +11,9 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
+from google.protobuf.message import DecodeError
+
+from edl_runtime.protocol.errors import ProtocolError
 
 Messages = Mapping[str, Mapping[str, str]]
 
@@ -37,6 +40,14 @@ def message_classes(package: str, messages: Messages) -> dict[str, Any]:
     pool = descriptor_pool.DescriptorPool()  # of its own: programs may have generated code of the same package
     pool.Add(file)
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in messages}
+
+
+def parsed(message: Any, content: bytes, what: str) -> Any:
+    """Return a message of the class `message`. Raises ProtocolError, which begins with `what` the bytes should be."""
+    try:
+        return message.FromString(content)
+    except DecodeError as error:
+        raise ProtocolError(f"{what} is no {message.DESCRIPTOR.full_name}: {error}") from None
 
 
 def _add_field(message: descriptor_pb2.DescriptorProto, scope: str, name: str, described: str) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 from google.protobuf import json_format
 
 from edl_runtime.protocol.address import has_token
+from edl_runtime.protocol.compression import GRPC_OPTION, inflated_if_packed
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.oip_grpc import MESSAGES, SERVICE, TRITON_TYPES, arrays_of
+from edl_runtime.protocol.proto import parsed
 from edl_runtime.protocol.tensors import datatype_of
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.teacher.http.routes import UNAUTHORIZED, model_config, model_statistics
@@ -30,6 +33,7 @@ _STATUS = {
 }
 
 SERVER_OPTIONS = (
+    GRPC_OPTION,
     ("grpc.max_receive_message_length", BODY_LIMIT),
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
@@ -38,10 +42,52 @@ SERVER_OPTIONS = (
 Handler = Callable[[Any], Awaitable[Any]]
 
 
+class ServiceHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """The methods of a service, by name. `admits` tells whether a call with this Authorization may have its message.
+
+    It is asked before the message is received, all of which gRPC keeps in memory. Open methods need no token; their
+    messages say nothing, and are not received at all.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        methods: Mapping[str, Any],
+        admits: Callable[[str], bool],
+        open_methods: Mapping[str, Handler] = MappingProxyType({}),
+    ) -> None:
+        self._methods = {f"/{service}/{name}": method for name, method in methods.items()}
+        self._open = {f"/{service}/{name}": _without_message(answer) for name, answer in open_methods.items()}
+        self._admits = admits
+
+    def service(self, details: Any) -> Any:
+        if details.method in self._open:
+            return self._open[details.method]
+        method = self._methods.get(details.method)
+        given = dict(details.invocation_metadata or ()).get("authorization", "")
+        return method if method is None or self._admits(given) else _REFUSAL
+
+
+def _without_message(answer: Handler) -> Any:
+    """Return a method that answers a call before it has received a message."""
+
+    async def call(_: Any, context: Any) -> Any:
+        return await answer(context)
+
+    return grpc.stream_unary_rpc_method_handler(call, response_serializer=lambda message: message.SerializeToString())
+
+
+async def _refuse(context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNAUTHORIZED)
+
+
+_REFUSAL = _without_message(_refuse)
+
+
 class GrpcService:
     """The methods of the service for one model.
 
-    With a `token`, all but liveness and readiness require it as bearer token.
+    With a `token`, all but liveness and readiness of the server require it as bearer token.
     """
 
     def __init__(
@@ -54,42 +100,32 @@ class GrpcService:
 
     def handlers(self) -> Any:
         """Return what `grpc.aio.Server.add_generic_rpc_handlers` takes."""
-        open_methods: dict[str, tuple[str, Handler]] = {
-            "ServerLive": ("Nothing", self._server_live),
-            "ServerReady": ("Nothing", self._server_ready),
-            "ModelReady": ("Model", self._model_ready),
-        }
         methods: dict[str, tuple[str, Handler]] = {
             "ServerMetadata": ("Nothing", self._server_metadata),
+            "ModelReady": ("Model", self._model_ready),
             "ModelMetadata": ("Model", self._model_metadata),
             "ModelConfig": ("Model", self._model_config),
             "ModelStatistics": ("Model", self._model_statistics),
             "ModelInfer": ("ModelInferRequest", self._infer),
         }
-        return grpc.method_handlers_generic_handler(
+        return ServiceHandler(
             SERVICE,
-            {
-                name: self._method(request, handler, secured=name in methods)
-                for name, (request, handler) in (open_methods | methods).items()
-            },
+            {name: self._method(request, handler) for name, (request, handler) in methods.items()},
+            lambda given: has_token(given, self._token),
+            {"ServerLive": self._server_live, "ServerReady": self._server_ready},
         )
 
-    def _method(self, request: str, handler: Handler, *, secured: bool) -> Any:
-        async def call(message: Any, context: Any) -> Any:
-            given = dict(context.invocation_metadata() or ()).get("authorization", "")
-            if secured and not has_token(given, self._token):
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNAUTHORIZED)
+    def _method(self, request: str, handler: Handler) -> Any:
+        async def call(content: bytes, context: Any) -> Any:
             try:
-                return await handler(message)
+                return await handler(parsed(MESSAGES[request], inflated_if_packed(content), "the request"))
             except ProtocolError as error:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             except InferenceError as error:
                 await context.abort(_STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.reason)
 
         return grpc.unary_unary_rpc_method_handler(
-            call,
-            request_deserializer=MESSAGES[request].FromString,
-            response_serializer=lambda message: message.SerializeToString(),
+            call, response_serializer=lambda message: message.SerializeToString()
         )
 
     async def _server_live(self, _: Any) -> Any:

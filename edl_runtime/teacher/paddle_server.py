@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.address import has_token
+from edl_runtime.protocol.compression import GZIP, ZLIB, inflated, inflated_if_packed
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
 from edl_runtime.protocol.infer_messages import REQUEST_JSON_LIMIT
 from edl_runtime.protocol.listener import ConnectionTable, accepting, listen
@@ -40,7 +40,7 @@ from edl_runtime.protocol.paddle_serving import (
     old_response,
     pack_frame,
 )
-from edl_runtime.teacher.grpc_server import SERVER_OPTIONS
+from edl_runtime.teacher.grpc_server import SERVER_OPTIONS, ServiceHandler
 from edl_runtime.teacher.http.routes import UNAUTHORIZED
 from edl_runtime.teacher.http.server import BODY_LIMIT
 from edl_runtime.teacher.local_requests import LocalRequests
@@ -50,6 +50,9 @@ PATHS = (GENERAL_PATH, "/GeneralModelService/debug")
 MOST_CONNECTIONS = 128
 
 STALLED_S = 3.0
+
+LINGER_S = 2.0
+"""How long the rest of a refused request is read and dropped, for its client to read the answer."""
 
 Choose = Callable[[bytes], asyncio.Protocol]
 
@@ -132,9 +135,9 @@ def http_handler(service: GeneralModelService) -> web.Server:
             return web.json_response({"error": f"{request.method} is not allowed here"}, status=405)
         if not service.admits(request.headers.get("Authorization", "")):
             return web.json_response({"error": UNAUTHORIZED}, status=401)
-        content = await request.read()  # aiohttp unpacks gzip
         is_json = request.content_type == "application/json"
         try:
+            content = _unpacked_body(await request.read(), request.headers.get("Content-Encoding", ""))
             answer = await service.answer(_from_json(content) if is_json else content)
         except ProtocolError as error:
             return web.json_response({"error": str(error)[:1000]}, status=400)
@@ -151,7 +154,16 @@ def http_handler(service: GeneralModelService) -> web.Server:
         loop = asyncio.get_running_loop()
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=BODY_LIMIT)
 
-    return web.Server(handle, access_log=None, request_factory=request)
+    return web.Server(handle, access_log=None, request_factory=request, auto_decompress=False, lingering_time=LINGER_S)
+
+
+def _unpacked_body(body: bytes, encoding: str) -> bytes:
+    """Return a body whose Content-Encoding this is. Raises ProtocolError."""
+    if encoding.lower() in ("", "identity"):
+        return body
+    if encoding.lower() != "gzip":
+        raise ProtocolError(f"Content-Encoding is {encoding[:40]!r}, allowed is gzip")
+    return inflated(body, GZIP)
 
 
 def _from_json(content: bytes) -> bytes:
@@ -257,14 +269,7 @@ def _unpacked(compress_type: int, body: bytes) -> bytes:
         return body
     if compress_type not in (2, 3):
         raise ProtocolError(f"compress_type is {compress_type}, allowed are 0 (none), 2 (gzip) and 3 (zlib)")
-    unpacker = zlib.decompressobj(31 if compress_type == 2 else 15)
-    try:
-        unpacked = unpacker.decompress(body, BODY_LIMIT)
-    except zlib.error as error:
-        raise ProtocolError(f"the body is not what compress_type {compress_type} says: {error}") from None
-    if unpacker.unconsumed_tail:
-        raise ProtocolError(f"the body has more than {BODY_LIMIT} bytes")
-    return unpacked
+    return inflated(body, GZIP if compress_type == 2 else ZLIB)
 
 
 # gRPC, and all on one port
@@ -275,24 +280,30 @@ class GrpcRelay(asyncio.Protocol):
 
     def __init__(self, socket_path: str) -> None:
         self._path = socket_path
-        self._waiting: list[bytes] = []
+        self._waiting = b""
         self._other: asyncio.Transport | None = None
         self._transport: asyncio.Transport
         self._connecting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        self._transport.pause_reading()
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     async def _connect(self) -> None:
-        other, _ = await asyncio.get_running_loop().create_unix_connection(lambda: _Back(self._transport), self._path)
-        self._other = other
-        for data in self._waiting:
-            other.write(data)
+        loop = asyncio.get_running_loop()
+        try:
+            self._other, _ = await loop.create_unix_connection(lambda: _Back(self._transport), self._path)
+        except OSError as error:
+            log.warning("client.failed", cause=str(error))
+            self._transport.abort()
+            return
+        self._other.write(self._waiting)
+        self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         if self._other is None:
-            self._waiting.append(data)
+            self._waiting += data
         else:
             self._other.write(data)
 
@@ -400,23 +411,19 @@ async def serving_paddle(
     """
 
     async def grpc_answer(content: bytes, context: Any) -> bytes:
-        given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        if not service.admits(given):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNAUTHORIZED)
         try:
-            return await service.answer(content)
+            return await service.answer(inflated_if_packed(content))
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         raise AssertionError  # abort raises
 
-    method = grpc.unary_unary_rpc_method_handler(grpc_answer)
+    methods = dict.fromkeys(("inference", "debug"), grpc.unary_unary_rpc_method_handler(grpc_answer))
     http = http_handler(service)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edl-grpc-"))
         path = str(Path(folder) / "socket")
         grpc_server = grpc.aio.server(options=SERVER_OPTIONS)
-        handlers = dict.fromkeys(("inference", "debug"), method)
-        grpc_server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(GENERAL_SERVICE, handlers),))
+        grpc_server.add_generic_rpc_handlers((ServiceHandler(GENERAL_SERVICE, methods, service.admits),))
         grpc_server.add_insecure_port(f"unix:{path}")
         await grpc_server.start()
         stack.push_async_callback(grpc_server.stop, 1.0)

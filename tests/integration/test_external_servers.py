@@ -24,7 +24,7 @@ from support.external_servers import DECLARED, SERVERS, WEIGHTS
 from support.network.certificates import Authority
 from support.network.ports import free_ports
 from support.paths import TESTS
-from support.teachers.process import Teacher, running_teacher, wait_until
+from support.teachers.process import PATIENCE_S, Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed
 from edl_runtime.distill.errors import NoTeacherError
@@ -329,6 +329,16 @@ def registered(request: pytest.FixtureRequest, settings: RuntimeSettings, tmp_pa
 EACH_WAY = pytest.mark.parametrize("registered", ["oip+http", "oip+grpc", "paddle-serving+brpc"], indirect=True)
 
 
+def pool(settings: RuntimeSettings) -> list[str]:
+    """Return the addresses in the registry."""
+
+    async def registered() -> list[str]:
+        async with connect_redis(settings.redis_url) as client:
+            return [member.address for member in await Directory(client, settings.namespace).members("images")]
+
+    return asyncio.run(registered())
+
+
 @EACH_WAY
 def test_a_registered_server_leaves_when_it_is_killed_and_comes_back(
     registered: Registered, settings: RuntimeSettings
@@ -348,6 +358,62 @@ def test_a_registered_server_leaves_when_it_is_killed_and_comes_back(
                 assert np.array_equal([logits for *_, logits in reader], IMAGES.reshape(-1, 784) @ WEIGHTS)
             server.process.kill()
             registered.wait_for(ready=False)
+
+
+@pytest.mark.parametrize("registered", ["oip+http"], indirect=True)
+def test_a_registered_server_is_back_after_redis_was_emptied_and_its_sidecar_stood_still(
+    registered: Registered, settings: RuntimeSettings
+) -> None:
+    async def empty() -> None:
+        async with connect_redis(settings.redis_url) as client:
+            await client.flushall()
+
+    with registered.server():
+        registered.wait_for(ready=True)
+        for _ in range(2):
+            asyncio.run(empty())
+            wait_until(lambda: bool(pool(settings)))
+        registered.sidecar.send_signal(signal.SIGSTOP)
+        wait_until(lambda: not pool(settings))
+        registered.sidecar.send_signal(signal.SIGCONT)
+        wait_until(lambda: bool(pool(settings)))
+
+
+def test_the_file_of_a_sidecar_that_was_killed_is_removed(settings: RuntimeSettings, tmp_path: Path) -> None:
+    """It would tell a readiness probe that the server is in the pool. Here no server is there at all."""
+    (tmp_path / "ready").touch()
+    registered = Registered("oip+http", settings, tmp_path)
+    registered.wait_for(ready=False)
+    registered.sidecar.kill()
+    registered.sidecar.wait()
+
+
+async def test_servers_that_hang_delay_no_other(settings: RuntimeSettings) -> None:
+    """All are asked at the same time, more of them than threads that Python would share among them."""
+    waiting, all_wait = 0, asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal waiting
+        await reader.readuntil(b"\r\n\r\n")
+        waiting += 1
+        if waiting == 40:
+            all_wait.set()
+        await reader.read()
+        waiting -= 1
+        writer.close()
+
+    servers = [await asyncio.start_server(hang, "127.0.0.1", 0) for _ in range(40)]
+    flags = [f"--server=oip+http://127.0.0.1:{one.sockets[0].getsockname()[1]}/net" for one in servers]
+    command = [sys.executable, "-m", "edl_runtime.cli", "register", "--pool", "images", "--drain-s", "0", *flags]
+    sidecar = await asyncio.create_subprocess_exec(*command, env=settings.to_env(), stderr=asyncio.subprocess.DEVNULL)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await all_wait.wait()
+    finally:
+        sidecar.terminate()
+        assert await sidecar.wait() == 0
+        for one in servers:
+            one.close()
 
 
 @EACH_WAY
@@ -397,13 +463,6 @@ def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_
         env = {"PYTHONPATH": f"{SERVERS}:{TESTS / 'system/dags'}"}
         return running_teacher(model, "--port", str(port), env=env)
 
-    def pool() -> list[str]:
-        async def registered() -> list[str]:
-            async with connect_redis(settings.redis_url) as client:
-                return [member.address for member in await Directory(client, settings.namespace).members("images")]
-
-        return asyncio.run(registered())
-
     with log.open("w") as errors, serving("ours:net", first):
         sidecar = subprocess.Popen([*command, "--ready-file", ready], env=settings.to_env(), stderr=errors)
         try:
@@ -413,14 +472,14 @@ def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_
                 wait_until(lambda: not ready.exists())
             with serving("answers:double", second):
                 wait_until(lambda: "differs from pool 'images'" in log.read_text())
-                assert pool() == [servers[0].removeprefix("--server=")]
+                assert pool(settings) == [servers[0].removeprefix("--server=")]
             with serving("ours:net", second):
                 wait_until(ready.exists)
-                assert len(pool()) == 2
+                assert len(pool(settings)) == 2
         finally:
             sidecar.terminate()
         assert sidecar.wait(60) == 0
-        assert pool() == []
+        assert pool(settings) == []
 
 
 @pytest.mark.parametrize(
@@ -433,6 +492,8 @@ def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_
         (["--url", "http://127.0.0.1", "--model", "net"], 78, "host:port"),
         (["--url", "grpc://127.0.0.1:1", "--model", "net", "--inputs", "image"], 78, "NAME:DATATYPE"),
         (["--url", "grpc://127.0.0.1:1", "--model", "net", "--max-batch", "0"], 2, "--max-batch"),
+        (["--server", "oip+http://t:1/net", "--server", "oip+http://T:1/net/"], 78, "oip+http://t:1/net and oip+http"),
+        (["--server", "oip+http://t:1/net", "--ready-file", "/nowhere/ready"], 78, "/nowhere/ready"),
     ],
 )
 def test_wrong_options_are_refused_by_name(flags: list[str], status: int, named: str) -> None:

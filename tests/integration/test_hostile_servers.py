@@ -46,20 +46,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("scheme", "lie"), CASES)
-def test_a_liar_is_quarantined_and_the_other_teacher_serves_on(scheme: str, lie: str, honest: str) -> None:
-    """All batches come in order, with right answers, however often it is asked again."""
+def serve_on(honest: str, liar: str) -> None:
+    """Read epochs until `liar` is in quarantine; all batches come in order, with right answers."""
     caught, until = False, time.monotonic() + PATIENCE_S
-    with (
-        lying_server(scheme, lie) as liar,
-        DistillReader(
-            batches,
-            inputs=["image", None],
-            outputs=["logits"],
-            teachers=Fixed((honest, liar)),
-            teacher_batch_size=ROWS,
-        ) as reader,
-    ):
+    with DistillReader(
+        batches,
+        inputs=["image", None],
+        outputs=["logits"],
+        teachers=Fixed((honest, liar)),
+        teacher_batch_size=ROWS,
+    ) as reader:
         while not caught:
             assert time.monotonic() < until, "it was never asked, or nobody noticed"
             for number, (_, numbers, logits) in enumerate(reader):
@@ -67,3 +63,18 @@ def test_a_liar_is_quarantined_and_the_other_teacher_serves_on(scheme: str, lie:
                 assert np.array_equal(logits, EXPECTED[number])
                 caught = caught or liar in reader.stats().quarantined
         assert liar not in reader.stats().answered
+
+
+@pytest.mark.parametrize(("scheme", "lie"), CASES)
+def test_a_liar_is_quarantined_and_the_other_teacher_serves_on(scheme: str, lie: str, honest: str) -> None:
+    """However often it is asked again."""
+    with lying_server(scheme, lie) as liar:
+        serve_on(honest, liar)
+
+
+@pytest.mark.parametrize("shape", [(-1, *[1] * 64), (-1, 1 << 31), (-1, -7)], ids=["65 axes", "8 GB", "-7"])
+@pytest.mark.parametrize("scheme", ["oip+http", "oip+grpc"])
+def test_so_is_a_server_whose_metadata_no_model_has(scheme: str, shape: tuple[int, ...], honest: str) -> None:
+    """Nothing is made by them: 65 axes are one more than numpy has."""
+    with lying_server(scheme, "nothing", shape) as liar:
+        serve_on(honest, liar)

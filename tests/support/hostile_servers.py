@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socketserver
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,8 +43,10 @@ class Answer(NamedTuple):
 class Liar:
     """Answers requests of one protocol: "oip", "paddle-serving", or "paddle-pipeline", whose HTTP is JSON."""
 
-    def __init__(self, protocol: str, lie: str, *, over_http: bool) -> None:
+    def __init__(self, protocol: str, lie: str, *, over_http: bool, shape: Sequence[int] = ()) -> None:
         self._lie = lie
+        tensors = [{"name": "image", "datatype": "FP32", "shape": shape}] if shape else []
+        self.metadata = {"name": "net", "inputs": tensors, "outputs": tensors}
         self._rows, self._answer = {
             "oip": (_oip_rows, _oip_answer) if over_http else (_oip_grpc_rows, _oip_grpc_answer),
             "paddle-serving": (_general_rows, _general_answer),
@@ -148,13 +150,16 @@ def _json_answer(logits: Array | None, shape: Shape) -> Encoded:
 
 
 @contextmanager
-def lying_server(scheme: str, lie: str) -> Iterator[str]:
-    """Serve during the block; gives the address for a student."""
+def lying_server(scheme: str, lie: str, shape: Sequence[int] = ()) -> Iterator[str]:
+    """Serve during the block; gives the address for a student.
+
+    With a `shape` it is the server that tells its model, all of whose tensors have that.
+    """
     protocol, _, carrier = scheme.partition("+")
-    liar = Liar(protocol, lie, over_http=carrier == "http")
+    liar = Liar(protocol, lie, over_http=carrier == "http", shape=shape)
     serve = {"http": _serving_http, "grpc": _serving_grpc, "brpc": _serving_brpc}[carrier]
     with serve(liar) as port:
-        yield f"{scheme}://127.0.0.1:{port}/net{DECLARED}"
+        yield f"{scheme}://127.0.0.1:{port}/net{'' if shape else DECLARED}"
 
 
 @contextmanager
@@ -163,7 +168,8 @@ def _serving_http(liar: Liar) -> Iterator[int]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._send(404 if self.path.endswith("/config") else 200, Answer(b'{"name":"net"}', 14))
+            content = json.dumps(liar.metadata).encode()
+            self._send(404 if self.path.endswith("/config") else 200, Answer(content, len(content)))
 
         def do_POST(self) -> None:
             answer = liar.answer(self.rfile.read(int(self.headers["Content-Length"])))
@@ -228,7 +234,7 @@ def _in_thread(server: socketserver.TCPServer) -> Iterator[int]:
 def _serving_grpc(liar: Liar) -> Iterator[int]:
     answers = {
         "ModelReady": lambda _: MESSAGES["ModelReady"](ready=True).SerializeToString(),
-        "ModelMetadata": lambda _: MESSAGES["ModelMetadata"](name="net").SerializeToString(),
+        "ModelMetadata": lambda _: MESSAGES["ModelMetadata"](**liar.metadata).SerializeToString(),
         "ModelInfer": lambda request: liar.answer(request).content,
         "inference": lambda request: liar.answer(request).content,
     }

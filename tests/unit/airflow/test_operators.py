@@ -459,9 +459,9 @@ MISTAKES: list[tuple[Callable[..., Any], dict[str, Any], Mistakes]] = [
         EdlRegisterServersOperator,
         {"teacher_pool": "digits", "servers": ["oip+http://triton:8000/net"]},
         [
-            ({"servers": []}, "servers: got [], allowed is a list of different addresses"),
+            ({"servers": []}, "servers: got [], allowed is a list of addresses"),
             ({"servers": "oip+http://triton:8000/net"}, "servers: got 'oip+http://triton:8000/net', allowed is a list"),
-            ({"servers": ["oip+http://t:1/n", "oip+http://t:1/n"]}, "allowed is a list of different addresses"),
+            ({"servers": ["oip+http://t:1/n", "oip+http://T:1/n/"]}, "these two are the same"),
             ({"servers": ["oip+http://t:1/n", "t:2"]}, "servers[1]: got 't:2', allowed is an address as in oip+http"),
             ({"at_least": 0}, "at_least"),
             ({"wait_timeout_s": 0}, "wait_timeout_s"),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.teachers.fakes import Behaviour, FakeTeachers, arithmetic
+from support.teachers.fakes import SIGNATURE, Behaviour, FakeConnection, FakeTeachers, arithmetic
 from support.teachers.process import wait_until
 
 from edl_runtime.distill.batching import MIN_FAILING_S, Batch, Request
@@ -26,7 +26,9 @@ from edl_runtime.distill.teacher_connections import (
     TeacherWorker,
     WorkerContext,
 )
+from edl_runtime.errors import SpecError
 from edl_runtime.protocol.errors import InferenceError
+from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tensors import Array
 
 
@@ -86,6 +88,37 @@ def test_retries_of_a_busy_teacher_back_off(dispatcher: Dispatcher) -> None:
     worker.join()
     doubled = [FIRST_RECONNECT_S * 2**times for times in range(4)]
     assert waits.lengths == [*doubled, LONGEST_RECONNECT_S, LONGEST_RECONNECT_S, FIRST_RECONNECT_S]
+
+
+def test_a_server_that_tells_its_model_no_more_ends_no_training(dispatcher: Dispatcher) -> None:
+    """Another has, and it may again. Where none has, the address is wrong, which is the script's error."""
+
+    class Silent(FakeConnection):
+        def signature(self) -> ModelSignature:
+            raise SpecError("teacher a:1", "a model whose inputs its server does not tell", "an address that does")
+
+    failures: list[BaseException] = []
+
+    def tries() -> list[float | None]:
+        context = WorkerContext(
+            dispatcher, lambda address: Silent(FakeTeachers({address: arithmetic}), address), plan_of, failures.append
+        )
+        worker = TeacherWorker(context, TeacherHealth("a:1"), 0)
+
+        class Once(Waits):
+            def wait(self, timeout: float | None = None) -> bool:
+                self.set()
+                return super().wait(timeout)
+
+        worker.gone = waits = Once()
+        worker.start()
+        worker.join()
+        return waits.lengths
+
+    plan_of = partial(RequestPlan.of, ["x"], ["double"], {})
+    assert (tries(), [type(one) for one in failures]) == ([], [SpecError])
+    dispatcher.agree_on_signature(SIGNATURE)
+    assert (tries(), len(failures)) == ([FIRST_RECONNECT_S], 1)
 
 
 def test_the_oldest_request_ends_the_epoch_when_a_teacher_fails_everything(monkeypatch: pytest.MonkeyPatch) -> None:

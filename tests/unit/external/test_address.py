@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from support.external_servers import DECLARED
 
 from edl_runtime.distill.teacher_addresses import Fixed
 from edl_runtime.errors import SpecError
 from edl_runtime.external.address import SCHEMES, ServerAddress, is_external, parse_tensor
+from edl_runtime.external.sidecar import RegisterOptions
 from edl_runtime.protocol.oip import TensorSpec
 
 
@@ -62,6 +64,29 @@ def test_another_scheme_is_no_address() -> None:
     assert not is_external("http://127.0.0.1:8000/net")
     with pytest.raises(SpecError, match="host:port"):
         Fixed(("http://127.0.0.1:8000/net",))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "advertise"),
+    [
+        ("oip+http://triton:8000/net", "oip+http://TRITON:08000/net/", ""),
+        ("oip+http://triton:8000/net", "oip+grpc://triton:8000/net?max_batch=4", ""),
+        ("oip+http://[::1]:8000/a%20b", "oip+http://[0:0:0:0:0:0:0:1]:8000/a b", ""),
+        (f"paddle-serving+brpc://p:9292/a{DECLARED}", f"paddle-serving+http://p:9292/b{DECLARED}", ""),
+        ("oip+http://one:8000/net", "oip+http://two:8000/net", "pod"),
+    ],
+)
+def test_a_server_that_is_given_twice_is_refused_with_both_names(first: str, second: str, advertise: str) -> None:
+    """However it is spelled, and also when others would reach both at one address."""
+    servers = (ServerAddress.parse(first), ServerAddress.parse(second))
+    with pytest.raises(SpecError, match="these two are the same") as refused:
+        RegisterOptions(pool="images", servers=servers, advertise=advertise)
+    assert f"{servers[0]} and {servers[1]}" in str(refused.value)
+
+
+def test_other_models_and_other_ports_are_other_servers() -> None:
+    texts = ("oip+http://t:8000/a", "oip+http://t:8000/b", "oip+http://t:8001/a", "paddle-pipeline+http://t:8000/a")
+    RegisterOptions(pool="images", servers=tuple(map(ServerAddress.parse, texts)))
 
 
 def test_others_reach_a_server_at_another_host() -> None:

@@ -104,6 +104,18 @@ def test_answers_with_missing_rows_are_refused() -> None:
         connected(Short(max_batch=4)).infer({"x": X}, ["y"])
 
 
+def test_an_answer_in_parts_has_the_limit_of_a_whole_one() -> None:
+    """Each part may be as large as an answer, and memory is taken for all of them at the first."""
+
+    class Large(Doubling):
+        def infer(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Array]:
+            (found,) = super().infer(inputs, outputs).values()
+            return dict.fromkeys(outputs, np.broadcast_to(found[:, :1], (len(found), 1 << 26)))
+
+    with pytest.raises(ProtocolError, match="output 'y' has 268435456 bytes a row, allowed are 1073741824 for 10 rows"):
+        connected(Large(max_batch=1)).infer({"x": X}, ["y"])
+
+
 def test_an_output_that_comes_for_some_rows_only_is_refused() -> None:
     """Its other rows would be whatever is in memory."""
 
@@ -116,17 +128,35 @@ def test_an_output_that_comes_for_some_rows_only_is_refused() -> None:
         connected(Forgetful(max_batch=4)).infer({"x": X}, [])
 
 
+NESTED = (-1, *[1] * 64)  # one axis more than numpy has
+
+
 @pytest.mark.parametrize(
-    ("shapes", "problem"),
+    ("inputs", "problem"),
     [
-        ([(0, 4)], "'x0' of shape [0, 4] is empty"),
-        ([(-1, 0)], "'x0' of shape [-1, 0] is empty"),
-        ([(-1, 1 << 40)], "has 4398046511104 bytes or more"),
-        ([(2, 4), (3, 4)], "different fixed batches: [2, 3]"),
+        ([("x", (0, 4))], "input 'x': shape is [0, 4], allowed are at most 32 axes of 1 or more"),
+        ([("x", (-1, 0))], "shape is [-1, 0]"),
+        ([("x", (-1, -5))], "shape is [-1, -5]"),
+        ([("x", (-1, 1 << 62))], "shape is [-1, 4611686018427387904]"),
+        ([("x", (-1, 10**4000, 10**4000))], "shape is [-1, 1000"),
+        ([("x", NESTED)], "input 'x': shape is [-1, 1, 1"),
+        ([("x", (-1, 1 << 40))], "1 rows of its 1 inputs have 4398046511104 bytes, allowed are 268435456"),
+        ([(f"x{number}", (-1, 1 << 24)) for number in range(300)], "1 rows of its 300 inputs have 20132659200 bytes"),
+        ([("x", (2, 4)), ("y", (3, 4))], "different fixed batches: [2, 3]"),
+        ([("", (-1, 4))], "input has the name '', allowed is one of 1 to 1000 characters"),
+        ([("x" * 1001, (-1, 4))], "(1,001 characters)"),
+        ([("x", (-1, 4)), ("x", (-1, 4))], "input has the name 'x', allowed is one of 1 to 1000 characters that no"),
+        ([(f"x{number}", (-1, 1)) for number in range(5000)], "it has 5000 inputs, allowed are 4096"),
     ],
 )
-def test_sizes_that_no_request_can_have_are_refused(shapes: list[tuple[int, ...]], problem: str) -> None:
+def test_inputs_that_no_request_can_have_are_refused(inputs: list[tuple[str, tuple[int, ...]]], problem: str) -> None:
     """They are the server's words, and nothing is allocated by them."""
-    inputs = tuple(TensorSpec(f"x{number}", "FP32", shape) for number, shape in enumerate(shapes))
+    specs = tuple(TensorSpec(name, "FP32", shape) for name, shape in inputs)
     with pytest.raises(ProtocolError, match=re.escape(problem)):
-        connected(Doubling(ModelSignature(name="net", inputs=inputs, outputs=DOUBLING.outputs)))
+        connected(Doubling(ModelSignature(name="net", inputs=specs, outputs=DOUBLING.outputs)))
+
+
+def test_outputs_that_no_answer_can_have_are_refused() -> None:
+    outputs = (TensorSpec("y", "FP32", NESTED),)
+    with pytest.raises(ProtocolError, match=r"output 'y': shape is \[-1, 1, 1"):
+        connected(Doubling(ModelSignature(name="net", inputs=DOUBLING.inputs, outputs=outputs)))

@@ -14,7 +14,7 @@ from support.fuzzing import messages
 
 from edl_runtime.errors import SpecError
 from edl_runtime.external.address import ServerAddress
-from edl_runtime.external.paddle_serving import array_of_text, parsed
+from edl_runtime.external.paddle_serving import array_of_text
 from edl_runtime.protocol.errors import ProtocolError
 from edl_runtime.protocol.oip_grpc import MESSAGES, arrays_of
 from edl_runtime.protocol.paddle_serving import (
@@ -30,6 +30,7 @@ from edl_runtime.protocol.paddle_serving import (
     frame_sizes,
     pack_frame,
 )
+from edl_runtime.protocol.proto import parsed
 from edl_runtime.protocol.tensors import Array, datatype_of
 
 INPUTS = examples(3_000, 100_000)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from edl_runtime.external.address import ServerAddress
+from edl_runtime.external.grpc_channel import GrpcChannel
 from edl_runtime.external.oip_grpc import OipGrpcTransport
 from edl_runtime.external.oip_http import OipHttpTransport
 from edl_runtime.external.paddle_serving import BrpcCarrier, Carrier, GeneralModel, HttpCarrier, PipelineModel
@@ -73,6 +76,14 @@ def test_a_server_that_refuses_both_is_not_one_without_binary_tensors() -> None:
     with pytest.raises(InferenceError):
         transport.infer(X, ["y"])
     assert server.asked == ["binary", "json", "binary"]
+
+
+def test_a_large_request_is_not_tried_as_json() -> None:
+    """By what the server says of its inputs it would be gigabytes of Python's numbers."""
+    server = HttpServer(binary=BINARY_REFUSED)
+    with pytest.raises(InferenceError, match="binary is unknown here"):
+        over_http(server).probe({f"x{number}": np.zeros((1, 1 << 20), np.uint8) for number in range(5)}, ["y"])
+    assert server.asked == ["binary"]
 
 
 def test_an_output_that_json_leaves_out_is_named() -> None:
@@ -195,3 +206,37 @@ def test_an_answer_that_drips_ends_at_the_limit_of_a_request() -> None:
             with pytest.raises(TimeoutError, match="longer than"):
                 drips.call("/service/inference", GENERAL["Request"](), GENERAL["Response"])
             drips.close()
+
+
+@contextmanager
+def over_a_channel(content: bytes, compression: grpc.Compression) -> Iterator[GrpcChannel]:
+    """A channel to a server that answers every call with these bytes."""
+
+    class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+        def service(self, _: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(lambda *_: content)
+
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Handlers()], compression=compression)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    channel = GrpcChannel(f"127.0.0.1:{port}")
+    try:
+        yield channel
+    finally:
+        channel.close()
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("size", "compression", "problem"),
+    [
+        (5 << 20, grpc.Compression.NoCompression, r"larger than max \(5242880 vs. 4194304\)"),
+        (65 << 20, grpc.Compression.Gzip, "more than 67108864 bytes"),
+        (100, grpc.Compression.Gzip, "its answer is no inference.ModelMetadata"),
+    ],
+)
+def test_over_grpc_metadata_has_a_limit(size: int, compression: grpc.Compression, problem: str) -> None:
+    """Also when it is unpacked."""
+    with over_a_channel(bytes(size), compression) as channel, pytest.raises(ProtocolError, match=problem) as refused:
+        OipGrpcTransport(channel, "net").signature()
+    assert channel.address in str(refused.value)

@@ -222,6 +222,23 @@ def test_chunks_end_at_the_limit_of_an_answer(monkeypatch: pytest.MonkeyPatch) -
         connection.infer({"x": X}, ["y"])
 
 
+@pytest.mark.parametrize("head", [CHUNKS + b"400001\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 4194305\r\n\r\n"])
+def test_metadata_ends_at_its_limit(head: bytes) -> None:
+    """It is short, and objects made of it are many times as large."""
+    refused = pytest.raises(ProtocolError, match="4194304 bytes")
+    with teacher([[head + bytes(4194305)]], ends=b"\r\n\r\n") as connection, refused:
+        connection.signature()
+
+
+def test_what_a_teacher_says_is_cut_in_errors() -> None:
+    """They are logged."""
+    body = b'{"error":"%s"}' % (b"x" * 100_000)
+    refusal = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    with teacher([[refusal]]) as connection, pytest.raises(InferenceError) as refused:
+        connection.infer({"x": X}, ["y"])
+    assert refused.value.reason == f"{'x' * 2000}… (100,000 characters)"
+
+
 def test_rows_beyond_what_one_call_takes_are_all_sent() -> None:
     """A sequence of more rows than the system takes at once, and more bytes than its buffers hold, arrives whole."""
     rows = np.arange(3000 * 2048, dtype=np.float32).reshape(3000, 2048)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 from typing import Any
 
@@ -66,7 +67,7 @@ class Sums:
 SUMS: Any = Sums()
 
 
-async def answer_of(content: bytes, kind: str) -> tuple[int, bytes]:
+async def answer_of(content: bytes, kind: str, encoding: str = "identity") -> tuple[int, bytes]:
     """Return status and body of the answer to a POST."""
     requests: Any = Sums()
     async with (
@@ -74,7 +75,8 @@ async def answer_of(content: bytes, kind: str) -> tuple[int, bytes]:
         aiohttp.ClientSession() as client,
     ):
         url = f"http://127.0.0.1:{port}{GENERAL_PATH}"
-        async with client.post(url, data=io.BytesIO(content), headers={"Content-Type": kind}) as answer:
+        headers = {"Content-Type": kind, "Content-Encoding": encoding}
+        async with client.post(url, data=io.BytesIO(content), headers=headers) as answer:
             return answer.status, await answer.read()
 
 
@@ -87,6 +89,16 @@ async def test_a_batch_of_images_is_answered_over_http(numbers: int) -> None:
     assert status == 200
     (output,) = GENERAL["Response"].FromString(content).outputs
     assert arrays_of_tensors(output.tensor, "output")["sum"] == numbers
+
+
+async def test_a_compressed_body_has_a_limit() -> None:
+    """Some kilobytes may be any number of gigabytes when they are unpacked."""
+    status, content = await answer_of(gzip.compress(bytes(65 << 20)), "application/proto", "gzip")
+    assert status == 400
+    assert b"more than 67108864 bytes" in content
+    status, content = await answer_of(b"", "application/proto", "br")
+    assert status == 400
+    assert b"'br', allowed is gzip" in content
 
 
 async def test_json_has_a_limit() -> None:
