@@ -173,7 +173,7 @@ class AllTasksFailedError(LedgerError):
 
 @dataclass(eq=False, repr=False)
 class PassLostError(LedgerError):
-    """Raised when the tasks of a pass are not finished, though a reader has seen that they were."""
+    """Raised when Redis is more than a pass behind what a reader has seen."""
 
     job: str
     pass_number: int
@@ -182,6 +182,6 @@ class PassLostError(LedgerError):
     def __str__(self) -> str:
         return (
             f"pass {self.pass_number} of job {self.job!r} should begin, but Redis is in pass {self.current} again: it "
-            "has lost its last writes. Start the reader again, which reads what is left of that pass. Start Redis with "
-            "appendonly yes and appendfsync always to lose nothing"
+            "has lost what was finished since. A reader that is started again reads on from there; keep Redis on disk "
+            "(appendonly yes, appendfsync always) to lose nothing"
         )

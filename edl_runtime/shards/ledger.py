@@ -41,6 +41,11 @@ MAX_SHARDS_PER_CALL = 1000
 """Shards in one call to Redis, so that it does not block other clients."""
 MAX_REASON_LENGTH = 500
 
+RETRY_HOLD_S = 1.0
+MAX_RETRY_HOLD_S = 30.0
+"""How long a process keeps a shard that it can't read before others may try it, doubled with each further one in a row:
+the storage may be at fault, and recover."""
+
 
 class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a ledger goes through its shards.
