@@ -143,9 +143,11 @@ class TaskQueue:
             raise SpecError("shards_per_task", shards_per_task, "1 or more")
         names = names_of_tasks(shards, shards_per_task)
         digest = digest_of(["tasks", *names], ONE_EPOCH)
-        (status,) = await self._run("ledger_task_open", digest, self._retries + 1)
+        status, *closed = await self._run("ledger_task_open", digest, self._retries + 1)
         if status == "differs":
             raise await self._difference(names)
+        if closed == [1]:
+            return
         ledger = Ledger(self._client, self._namespace, self._job, worker=self._worker)
         await ledger.add(names, first=0)
         await ledger.close_stream()
@@ -169,7 +171,7 @@ class TaskQueue:
 
     async def fail(self, task: Task, reason: str) -> bool:
         """Return a task that can't be read; return whether it has failed too often now. Raises as `finish` does."""
-        return await self._end(task, "failed", reason[:MAX_REASON_LENGTH]) > self._retries
+        return await self._end(task, "failed", reason[:MAX_REASON_LENGTH])
 
     async def release(self, task: Task) -> None:
         """Return a task that was not finished, without counting a failure. Raises as `finish` does."""
@@ -203,13 +205,13 @@ class TaskQueue:
         _, count = await self._run("ledger_task_requeue", "" if number is None else number)
         return int(count)
 
-    async def _end(self, task: Task, how: str, reason: str = "") -> int:
-        status, failures = await self._run(
+    async def _end(self, task: Task, how: str, reason: str = "") -> bool:
+        status, has_failed = await self._run(
             "ledger_task_end", task.pass_number, task.number, self._worker, task.token, how, reason
         )
         if status == "lost":
             raise TaskLostError(self._job, task.number, task.pass_number, self._worker)
-        return int(failures)
+        return bool(has_failed)
 
     async def _shards_of(self, numbers: Collection[int]) -> dict[int, tuple[str, ...]]:
         found: dict[int, tuple[str, ...]] = {}

@@ -4,7 +4,8 @@
 --   ARGV[1] pass, ARGV[2] number of the task, ARGV[3] worker, ARGV[4] token of the lease, ARGV[5] done, failed or back,
 --   ARGV[6] why it failed
 --
--- Answers {'ok', failures so far}, also when it is repeated; {'lost'} when the lease has ended otherwise; {'missing'}.
+-- Answers {'ok', 1 when it has failed too often else 0}, also when it is repeated; {'lost'} when the lease has ended
+-- otherwise; {'missing'}.
 
 local state = read_queue()
 if not state then
@@ -33,5 +34,5 @@ elseif not string.find(reported, report, 1, true) then
   answer[1] = 'lost'
 end
 keep()
-answer[2] = #failures_of(ticket).reasons
+answer[2] = #failures_of(ticket).reasons >= state.limit and 1 or 0
 return answer

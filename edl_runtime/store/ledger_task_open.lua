@@ -3,7 +3,7 @@
 --   KEYS: as listed in _ledger.lua
 --   ARGV[1] digest of the list, ARGV[2] failures that end a task's pass
 --
--- Answers {'ok'}; {'differs'} when the job has another list.
+-- Answers {'ok', 1 when its list is complete else 0}; {'differs'} when the job has another list.
 
 local state = read_state()
 if state.generation or state.added then
@@ -16,4 +16,4 @@ else
 end
 redis.call('HSET', KEYS[1], 'limit', ARGV[2])
 keep()
-return {'ok'}
+return {'ok', state.closed or 0}
