@@ -100,17 +100,6 @@ class ShardsChangedError(LedgerError, ValueError):
 
 
 @dataclass(eq=False, repr=False)
-class StreamError(LedgerError, ValueError):
-    """Raised when shards can't be added to a stream: after its end, after a gap, or in place of others."""
-
-    job: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"these shards can't be added to the stream of job {self.job!r}: {self.reason}"
-
-
-@dataclass(eq=False, repr=False)
 class TasksMissingError(LedgerError, LookupError):
     """Raised when Redis has no tasks of a job, or has lost some of what it had."""
 
@@ -185,3 +174,14 @@ class PassLostError(LedgerError):
             "has lost what was finished since. A reader that is started again reads on from there; keep Redis on disk "
             "(appendonly yes, appendfsync always) to lose nothing"
         )
+
+
+@dataclass(eq=False, repr=False)
+class StreamError(LedgerError, ValueError):
+    """Raised when shards can't be added to a stream: after its end, after a gap, or in place of others."""
+
+    job: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"these shards can't be added to the stream of job {self.job!r}: {self.reason}"
