@@ -35,6 +35,7 @@ SUMMARIES = {
     "run": "Train a script with a number of instances that can change.",
     "stop": "Stop a job or pool.",
     "submit": "Start the trainings of a TrainingJob manifest.",
+    "tasks": "Show the tasks that readers of a data set share.",
     "teacher": "Serve a model to students.",
     "windows": "Check traffic windows, and show what training may use.",
 }

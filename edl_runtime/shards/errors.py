@@ -100,6 +100,83 @@ class ShardsChangedError(LedgerError, ValueError):
 
 
 @dataclass(eq=False, repr=False)
+class TasksMissingError(LedgerError, LookupError):
+    """Raised when Redis has no tasks of a job, or has lost some of what it had."""
+
+    job: str
+    namespace: str
+
+    def __str__(self) -> str:
+        return (
+            f"Redis has no tasks of job {self.job!r} in namespace {self.namespace!r}. `cloud_reader` or `set_dataset` "
+            "makes them. If it had them, Redis was emptied, or has evicted or lost a part; keep it on disk (appendonly "
+            "yes, appendfsync always), without evictions (maxmemory-policy noeviction), and start the readers again"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class TasksDifferError(LedgerError, ValueError):
+    """Raised when a job has tasks of another list of shards."""
+
+    job: str
+    there: str
+    given: str
+
+    def __str__(self) -> str:
+        return (
+            f"job {self.job!r} has {self.there}; given was {self.given}. All readers of a job need the same shards, as "
+            "many in each task; for other shards use another job name"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class TaskLostError(LedgerError):
+    """Raised when a reader reports a task that it does not hold any more."""
+
+    job: str
+    number: int
+    pass_number: int
+    worker: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.worker!r} no longer holds task {self.number} of pass {self.pass_number} of job {self.job!r}: it "
+            "took longer than the task's timeout, or Redis lost the lease. Another reader reads it again from its "
+            "start. If this happens often, raise the timeout or put fewer shards in a task"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class AllTasksFailedError(LedgerError):
+    """Raised when a pass is over and each of its tasks has failed too often."""
+
+    job: str
+    pass_number: int
+
+    def __str__(self) -> str:
+        return (
+            f"all tasks of pass {self.pass_number} of job {self.job!r} have failed; `edl tasks {self.job}` shows why, "
+            f"and `edl tasks {self.job} --requeue failed` puts them back"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class PassLostError(LedgerError):
+    """Raised when Redis is more than a pass behind what a reader has seen."""
+
+    job: str
+    pass_number: int
+    current: int
+
+    def __str__(self) -> str:
+        return (
+            f"pass {self.pass_number} of job {self.job!r} should begin, but Redis is in pass {self.current} again: it "
+            "has lost what was finished since. A reader that is started again reads on from there; keep Redis on disk "
+            "(appendonly yes, appendfsync always) to lose nothing"
+        )
+
+
+@dataclass(eq=False, repr=False)
 class StreamError(LedgerError, ValueError):
     """Raised when shards can't be added to a stream: after its end, after a gap, or in place of others."""
 

@@ -14,20 +14,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-import os
 import secrets
-import threading
-import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from edl_runtime.errors import SpecError
-from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
+from edl_runtime.shards.blocking import WAIT_S, Blocking, blocking
 from edl_runtime.shards.errors import (
-    ForkedLedgerError,
     LeaseLostError,
     LedgerMissingError,
     ShardsChangedError,
@@ -35,8 +31,7 @@ from edl_runtime.shards.errors import (
     StreamError,
 )
 from edl_runtime.store import keys
-from edl_runtime.store.errors import RegistryUnavailableError
-from edl_runtime.store.redis_client import connect, malformed_if_unreadable, run_script, unavailable_if_lost
+from edl_runtime.store.redis_client import malformed_if_unreadable, run_script, unavailable_if_lost
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +40,11 @@ if TYPE_CHECKING:
 MAX_SHARDS_PER_CALL = 1000
 """Shards in one call to Redis, so that it does not block other clients."""
 MAX_REASON_LENGTH = 500
+
+RETRY_HOLD_S = 1.0
+MAX_RETRY_HOLD_S = 30.0
+"""How long a process keeps a shard that it can't read before others may try it, doubled with each further one in a row:
+the storage may be at fault, and recover."""
 
 
 class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +207,7 @@ class Ledger:
             answer = await self._run("ledger_lease", self.generation, self._worker, most, self._call)
             more, added, closed, tickets = answer
             with malformed_if_unreadable(self._keys[6]):
-                leased = _pairs([int(number) for number in tickets.split()])
+                leased = pairs([int(number) for number in tickets.split()])
             places = [self._place(ticket, added if closed else None) for ticket, _ in leased]
             names = await self._names({number for _, number in places})
             self._call += 1  # only now is it certain that this answer is not needed again
@@ -223,7 +223,7 @@ class Ledger:
 
         Raises LeaseLostError for a shard that this worker does not hold.
         """
-        for some in _slices(list(shards)):
+        for some in slices(list(shards)):
             tickets = " ".join([f"{shard.ticket} {shard.start}" for shard in some])
             await self._run("ledger_ack", self.generation, self._worker, step, tickets)
 
@@ -261,8 +261,8 @@ class Ledger:
             epoch=epoch,
             next=following,
             dropped=dropped,
-            pending=tuple(sorted((int(ticket), int(offset)) for ticket, offset in _pairs(pending))),
-            failures=tuple(self._failures(failures).items()),
+            pending=tuple(sorted((int(ticket), int(offset)) for ticket, offset in pairs(pending))),
+            failures=tuple(failures_in(self._keys[4], failures).items()),
         )
         if self._shards is not None:
             return state
@@ -274,7 +274,7 @@ class Ledger:
         Shards that the stream already has are skipped, so a producer may add them again. Any process may call it, also
         before the training starts. Raises StreamError.
         """
-        for some in _slices(list(shards)):
+        for some in slices(list(shards)):
             await self._run("ledger_add", first, *some)
             first += len(some)
 
@@ -287,7 +287,9 @@ class Ledger:
         answer = await self._run("ledger_report")
         generation, added, closed, epochs, epoch, following, dropped, limit, committed, *counts, failures = answer
         doing, back, acked = counts
-        aside = {ticket: one for ticket, one in self._failures(failures).items() if len(one.reasons) >= limit}
+        aside = {
+            ticket: one for ticket, one in failures_in(self._keys[4], failures).items() if len(one.reasons) >= limit
+        }
         places = {ticket: self._place(ticket, added if closed else None) for ticket in aside}
         names = await self._names({number for _, number in places.values()})
         return LedgerReport(
@@ -328,17 +330,13 @@ class Ledger:
         if self._shards is not None:
             return {number: self._shards[number] for number in numbers}
         names: dict[int, str] = {}
-        for some in _slices(sorted(numbers)):
+        for some in slices(sorted(numbers)):
             with unavailable_if_lost(self._client):
                 found = await self._client.hmget(self._keys[5], [str(number) for number in some])
             if None in found:  # lost since the script answered
                 raise LedgerMissingError(self._job)
             names |= dict(zip(some, found, strict=True))
         return names
-
-    def _failures(self, flat: Sequence[str]) -> dict[int, ShardFailure]:
-        with malformed_if_unreadable(self._keys[4]):
-            return {int(ticket): JsonDecoder(ShardFailure).decode(record) for ticket, record in _pairs(flat)}
 
     async def _run(self, script: str, *args: str | int) -> list[Any]:
         answer: list[Any]
@@ -384,11 +382,19 @@ def digest_of(shards: Sequence[str] | None, plan: ShardPlan) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _slices(items: list[Any]) -> list[list[Any]]:
+def slices(items: list[Any]) -> list[list[Any]]:
+    """Return the items in lists of as many as one call to Redis takes."""
     return [items[start : start + MAX_SHARDS_PER_CALL] for start in range(0, len(items), MAX_SHARDS_PER_CALL)]
 
 
-def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
+def failures_in(key: str, flat: Sequence[str]) -> dict[int, ShardFailure]:
+    """Return the failures in a script's answer by ticket. Raises MalformedRecordError, which names the key."""
+    with malformed_if_unreadable(key):
+        return {int(ticket): JsonDecoder(ShardFailure).decode(record) for ticket, record in pairs(flat)}
+
+
+def pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return [(a, b), (c, d)] of [a, b, c, d]."""
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -396,32 +402,8 @@ def _flat(positions: Mapping[int, int]) -> list[int]:
     return [number for pair in positions.items() for number in pair]
 
 
-# The ledger for a training script without asyncio.
-
-RETRY_EVERY_S = 0.25
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-log = get_logger(__name__)
-
-
-def _blocking(method: Callable[Concatenate[Ledger, P], Awaitable[T]]) -> Callable[Concatenate[BlockingLedger, P], T]:
-    def call(self: BlockingLedger, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if os.getpid() != self._process:
-            raise ForkedLedgerError(self.job, self._worker)
-        ask = functools.partial(method, self._ledger, *args, **kwargs)
-        return asyncio.run_coroutine_threadsafe(self._retry(method.__name__, ask), self._loop).result()
-
-    return call
-
-
-class BlockingLedger:
-    """`Ledger`'s methods without `await`, for any thread. A context manager; `close` ends its own thread.
-
-    While Redis is unavailable a call is repeated for up to `wait_s`, then raises RegistryUnavailableError; repeated
-    calls count once. Raises SpecError as `Ledger` and `connect` do, and ForkedLedgerError in a forked child.
-    """
+class BlockingLedger(Blocking[Ledger]):
+    """`Ledger`'s methods without `await`, for any thread; see `Blocking`. Raises SpecError as `Ledger` does."""
 
     def __init__(
         self,
@@ -432,60 +414,20 @@ class BlockingLedger:
         worker: str,
         shards: Sequence[str] | None = None,
         plan: ShardPlan = ONE_EPOCH,
-        wait_s: float = 60.0,
+        wait_s: float = WAIT_S,
     ) -> None:
-        self.job = job
-        self._worker = worker
-        self._process = os.getpid()
-        self._wait_s = wait_s
-        self._client = connect(redis_url)
-        self._ledger = Ledger(self._client, namespace, job, worker=worker, shards=shards, plan=plan)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="edl ledger", daemon=True)
-        self._thread.start()
+        def make(client: Redis) -> Ledger:
+            return Ledger(client, namespace, job, worker=worker, shards=shards, plan=plan)
 
-    begin = _blocking(Ledger.begin)
-    restore = _blocking(Ledger.restore)
-    lease = _blocking(Ledger.lease)
-    ack = _blocking(Ledger.ack)
-    fail = _blocking(Ledger.fail)
-    release = _blocking(Ledger.release)
-    commit = _blocking(Ledger.commit)
-    add = _blocking(Ledger.add)
-    close_stream = _blocking(Ledger.close_stream)
-    report = _blocking(Ledger.report)
+        super().__init__(redis_url, job, worker, make, wait_s=wait_s)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection and end the thread; may be called again. Does nothing in a forked child."""
-        if self._loop.is_closed() or os.getpid() != self._process:
-            return
-        asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _retry(self, method: str, ask: Callable[[], Awaitable[T]]) -> T:
-        give_up_at = time.monotonic() + self._wait_s
-        away = False
-        while True:
-            try:
-                answer = await ask()
-            except RegistryUnavailableError as error:
-                if time.monotonic() + RETRY_EVERY_S > give_up_at:
-                    raise
-                if not away:
-                    log.warning(
-                        "ledger.unavailable", job=self.job, call=method, address=error.address, cause=error.cause
-                    )
-                away = True
-                await asyncio.sleep(RETRY_EVERY_S)
-            else:
-                if away:
-                    log.info("ledger.recovered", job=self.job)
-                return answer
+    begin = blocking(Ledger.begin)
+    restore = blocking(Ledger.restore)
+    lease = blocking(Ledger.lease)
+    ack = blocking(Ledger.ack)
+    fail = blocking(Ledger.fail)
+    release = blocking(Ledger.release)
+    commit = blocking(Ledger.commit)
+    add = blocking(Ledger.add)
+    close_stream = blocking(Ledger.close_stream)
+    report = blocking(Ledger.report)

@@ -11,6 +11,10 @@
 --   KEYS[5] failures  hash, ticket -> JSON {"reasons": [...], "offset": records that had been applied}
 --   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
 --   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and the tickets
+--
+-- In a queue of tasks (the scripts ledger_task_*) a ticket is one task in one pass, and belongs to no checkpoint. There
+-- history is 'any': what Redis has after a restart is used. A lease is "0 SINCE ENDS TOKEN WORKER", in ms of the clock in
+-- the state, and KEYS[7] has the tokens of the worker's last reports.
 
 local FIELDS = {'generation', 'added', 'closed', 'epochs', 'epoch', 'next', 'dropped', 'limit'}
 
@@ -33,13 +37,18 @@ local function keep()
 end
 
 -- A full Redis may evict single keys. When one is missing, remove the others too, so that the ledger counts as lost. Keep
--- what is still valid: the generation, and the number of a stream's shards if their names are there.
+-- what is still valid: the generation, and the number of a stream's shards if their names are there. Of a queue of tasks
+-- nothing is kept.
 local function read_state()
   local state = {}
   for place, value in ipairs(redis.call('HMGET', KEYS[1], 'parts', unpack(FIELDS))) do
     state[FIELDS[place - 1] or 'parts'] = tonumber(value or nil)
   end
   if count_parts() ~= (state.parts or 0) then
+    if redis.call('HGET', KEYS[1], 'history') == 'any' then
+      redis.call('DEL', unpack(KEYS))
+      return {}
+    end
     local left = {generation = state.generation}
     if state.added and redis.call('EXISTS', KEYS[6]) == 1 then
       left.added, left.closed = state.added, state.closed
@@ -64,7 +73,7 @@ local function is_missing(state)
     end
   end
   local kept = redis.call('HMGET', KEYS[1], 'committed', 'history')
-  return not tonumber(kept[1] or nil) or kept[2] ~= history()
+  return not tonumber(kept[1] or nil) or kept[2] ~= 'any' and kept[2] ~= history()
 end
 
 -- Returns why the caller may not change the ledger, or nil.
@@ -124,4 +133,39 @@ local function acked_after(step, positions)
     table.insert(found, {member, ticket, math.max(positions[ticket] or 0, tonumber(start))})
   end
   return found
+end
+
+-- The state of a queue whose list is complete, or nil.
+local function read_queue()
+  local state = read_state()
+  if redis.call('HGET', KEYS[1], 'history') == 'any' and not is_missing(state) and state.closed == 1 then
+    return state
+  end
+end
+
+-- Fail the tasks whose time is over. Returns the time, and the tickets of the others by their tokens.
+local function end_late_tasks(state)
+  local now = tick_of(KEYS[1], math.huge, 0)
+  local tickets = {}
+  local doing = redis.call('HGETALL', KEYS[2])
+  for place = 1, #doing, 2 do
+    local since, ends, token, worker = string.match(doing[place + 1], '^0 (%d+) (%d+) (%x+) (.*)$')
+    if tonumber(ends) <= now then
+      fail(state, doing[place], 0, string.format('%s did not finish it in %g s', worker, (ends - since) / 1000))
+    else
+      tickets[token] = doing[place]
+    end
+  end
+  return now, tickets
+end
+
+-- The tickets of tasks that failed too often in the current pass.
+local function failed_tasks()
+  local tickets = {}
+  for _, ticket in ipairs(redis.call('HKEYS', KEYS[5])) do
+    if redis.call('HEXISTS', KEYS[2], ticket) == 0 and not redis.call('ZSCORE', KEYS[3], ticket) then
+      tickets[#tickets + 1] = ticket
+    end
+  end
+  return tickets
 end

@@ -27,13 +27,13 @@ script touches one slot and works in Redis Cluster.
 | rescaling | string, the lock of the rescaling process | a minute | rescaling | rescaling |
 | shrink answer | string, whether a job may shrink: yes or no | as long as the answer is valid | Airflow | Airflow |
 | history | stream of what ran when, as JSON; about the last 10,000 | a week from the last | Lua | `edl monitor` |
-| ledger:state | hash, a ledger of shards: generation and counts | a week from the last use | Lua | Lua |
-| ledger:doing | hash, ticket → first record of its lease, and the worker | as state | Lua | Lua |
+| ledger:state | hash, a ledger of shards or tasks: generation and counts | a week from the last use | Lua | Lua |
+| ledger:doing | hash, ticket → first record of its lease, and the worker; or a task's | as state | Lua | Lua |
 | ledger:back | sorted set, returned ticket → record to continue at | as state | Lua | Lua |
 | ledger:acked | sorted set, ticket and first record of its lease → step that finished it | as state | Lua | Lua |
 | ledger:failures | hash, ticket → JSON of why it failed | as state | Lua | Lua |
-| ledger:names | hash, number → name of a stream's shard | as state | Lua | workers |
-| ledger:answers | hash, worker → its last lease | as state | Lua | Lua |
+| ledger:names | hash, number → name of a stream's shard, or JSON of a task's shards | as state | Lua | workers |
+| ledger:answers | hash, worker → its last lease, or its last reports of tasks | as state | Lua | Lua |
 | group leases | sorted set, member id → deadline in ms of the clock | a day from the last heartbeat | Lua | Lua |
 | group records | hash, member id → JSON of the agent's member record | as above | heartbeat | Lua |
 | group beats | hash, member id → fence, heartbeats, status and since when, generations | as above | heartbeat | Lua |

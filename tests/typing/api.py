@@ -26,6 +26,7 @@ from edl_airflow.sensors.traffic import EdlTrafficSensor
 from edl_airflow.timetables.traffic_window import TrafficWindowTimetable
 from edl_airflow.traffic_windows import load_windows
 from edl_airflow.triggers.checkpoint import EdlCheckpointTrigger
+from edl_runtime.compat.cloud_reader import cloud_reader
 from edl_runtime.distill import AnswerCache, Discovered, DistillReader, Fixed, JobReporter
 from edl_runtime.distill.metrics import ReaderCollector
 from edl_runtime.result import write_result
@@ -89,3 +90,8 @@ for cache in (None, AnswerCache("id"), AnswerCache(sample_id="id", folder="answe
     with DistillReader(batches, inputs=["image", "id"], outputs=["logits"], cache=cache, tokenizer="t.json") as reader:
         asked_nobody: int = reader.stats().cached
 write_result(checkpoint="/runs/1/student.safetensors", metrics={"accuracy": 0.9})
+
+for _image, _label in cloud_reader("s3://bucket/digits", "redis://r", shards_per_task=8, timeout_s=60, retries=0):
+    pass
+for _line in cloud_reader(["a"], "redis://r", read=str.splitlines, commit=lambda task: task.number, job="j"):
+    pass

@@ -14,6 +14,7 @@ from edl_runtime.compat.paddle_edl import DistillReader
 from edl_runtime.elastic.api import Run
 from edl_runtime.elastic.data.indexed import IndexedData
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.shards.tasks import TaskQueue
 
 PAGE = (ROOT / "docs/migrating-from-edl.md").read_text()
 OURS = "\n".join(line.split("|", 2)[-1] if line.startswith("|") else line for line in PAGE.splitlines())
@@ -56,6 +57,7 @@ def test_variables_are_settings() -> None:
     [
         (DistillReader, re.findall(r"`(set_\w+|print_config|close)\(?", PAGE)),
         (Run, re.findall(r"`run\.(\w+)", PAGE)),
+        (TaskQueue, re.findall(r"`TaskQueue\.(\w+)", PAGE)),
         (IndexedData, re.findall(r"`data\.(\w+)", PAGE)),
     ],
 )

@@ -15,6 +15,7 @@ from edl_airflow.triggers import jobs
 from edl_runtime import specs
 from edl_runtime.autoscale.cluster import throughput
 from edl_runtime.autoscale.policy import decide
+from edl_runtime.compat.cloud_reader import cloud_reader
 from edl_runtime.distill import batching, bottleneck, dispatch_policy, teacher_connections
 from edl_runtime.elastic.api import Run
 from edl_runtime.elastic.comm import process_group
@@ -88,6 +89,8 @@ def test_every_file_it_links_to_is_there(page: str) -> None:
         ("distillation", "three times as long as usual", dispatch_policy.HEDGE_AFTER_MEDIANS, 3),
         ("distillation", "at most one request in ten", dispatch_policy.HEDGES_PER_REQUEST, 0.1),
         ("distillation", "It has to be so for 20 s", bottleneck.SETTLED_S, 20),
+        ("data", "leased to one for `timeout_s` (1,200)", default(cloud_reader, "timeout_s"), 1200),
+        ("data", "more often than `retries` (3)", default(cloud_reader, "retries"), 3),
         ("elastic-training", "twice as long, 30 s at most", sharded.MAX_RETRY_HOLD_S, 30),
         ("elastic-training", "After three failures (`failure_limit`)", default(Run.shards, "failure_limit"), 3),
         ("elastic-training", "a process that has been in 32 groups", process_group.MAX_LIVE_GROUPS, 32),

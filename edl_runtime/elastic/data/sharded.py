@@ -16,17 +16,12 @@ from edl_runtime.elastic.training.checkpointing import LINGER_S
 from edl_runtime.elastic.training.loop import MicroBatch, TrainingLoop
 from edl_runtime.log import get_logger
 from edl_runtime.shards.errors import LeaseLostError, LedgerMissingError
-from edl_runtime.shards.ledger import BlockingLedger, LedgerState, Shard
+from edl_runtime.shards.ledger import MAX_RETRY_HOLD_S, RETRY_HOLD_S, BlockingLedger, LedgerState, Shard
 
 ReadShard = Callable[[str], Iterable[Any]]
 
 IDLE_S = 0.02
 """How long all ranks pause when none has a shard and not all are finished: a stream may grow."""
-
-RETRY_HOLD_S = 1.0
-MAX_RETRY_HOLD_S = 30.0
-"""How long a process keeps a shard that it can't read before others may try it, doubled with each further one in a row:
-the storage may be at fault, and recover."""
 
 SET_ASIDE = "shards_set_aside"
 """Metric of checkpoints and results: how many shards were given up; absent without any."""
