@@ -33,7 +33,9 @@ MOST_PRIORITY = 1_000_000
 CHECKPOINT_EVERY_S = 300.0
 """Default interval between checkpoints."""
 
-SECRET_VARIABLES = frozenset({"EDL_DISCOVERY_TOKEN", "EDL_MONITOR_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"})
+SECRET_VARIABLES = frozenset(
+    {"EDL_DISCOVERY_TOKEN", "EDL_JOB_SERVER_TOKEN", "EDL_MONITOR_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"}
+)
 """Variables that may hold a password or token: never part of a spec, log, argument or file."""
 
 _NAME = re.compile(rf"[a-z0-9]([-a-z0-9]{{0,{NAME_LIMIT - 2}}}[a-z0-9])?")

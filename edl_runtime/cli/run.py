@@ -9,7 +9,6 @@ import re
 import secrets
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -33,6 +32,7 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import NAME_LIMIT, Bounds, Checkpoint, JobSpec
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import own_redis
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -153,7 +153,7 @@ async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_jso
     token = f"edl-run-{secrets.token_hex(8)}/0"  # unique, so that no other command takes over the job
     await remove_ended_job(backend, spec.name)
     async with AsyncExitStack() as stack:
-        url = settings.redis_url or await stack.enter_async_context(_own_redis())
+        url = settings.redis_url or await stack.enter_async_context(own_redis())
         client = await stack.enter_async_context(connect(url))
         if settings.redis_url:
             with suppress(RegistryUnavailableError):  # down: the agents wait for it
@@ -176,19 +176,6 @@ def _shell(environ: Mapping[str, str], *, without: Collection[str] = ()) -> dict
 
 def _is_utf8(text: str) -> bool:
     return text.encode(errors="ignore").decode() == text
-
-
-@asynccontextmanager
-async def _own_redis() -> AsyncIterator[str]:
-    from edl_runtime.store.redis_server import RedisServer
-
-    with tempfile.TemporaryDirectory(prefix="edl-run-") as folder:  # removed once it has started: it stores nothing
-        server = RedisServer(Path(folder))
-        await asyncio.to_thread(server.start)
-    try:
-        yield server.url
-    finally:
-        await asyncio.to_thread(server.stop)
 
 
 @asynccontextmanager

@@ -100,8 +100,14 @@ def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(token: str) ->
 def test_secrets_are_told_apart() -> None:
     """Redis' URL and the tokens never go where plain settings go."""
     settings = RuntimeSettings(
-        redis_url="redis://:pw@h:1", teacher_token="t", discovery_token="d", monitor_token="m", pool="p"
+        redis_url="redis://:pw@h:1",
+        teacher_token="t",
+        discovery_token="d",
+        monitor_token="m",
+        job_server_token="j",
+        pool="p",
     )
     plain, secret = split_secrets(settings.to_env())
     assert plain == {"EDL_POOL": "p"}
-    assert set(secret) == {"EDL_DISCOVERY_TOKEN", "EDL_MONITOR_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"}
+    tokens = {f"EDL_{name}_TOKEN" for name in ("DISCOVERY", "JOB_SERVER", "MONITOR", "TEACHER")}
+    assert set(secret) == {"EDL_REDIS_URL", *tokens}
