@@ -28,11 +28,11 @@ def sets_of_trainers(demo: Demo) -> list[int]:
     return [int(trainers) for _, trainers in TRAINERS.findall(log.read_text())] if log.exists() else []
 
 
-def change(demo: Demo, server: subprocess.Popen[bytes], *, to: int) -> None:
+def change(demo: Demo, server: subprocess.Popen[bytes], client: subprocess.Popen[bytes], *, to: int) -> None:
     """Have the server change its pods, and wait until so many trainers train together."""
     before = len(sets_of_trainers(demo))
     server.send_signal(signal.SIGUSR1)
-    eventually(lambda: sets_of_trainers(demo)[before:] == [to], demo.client_log)
+    eventually(lambda: sets_of_trainers(demo)[before:] == [to], demo.client_log, of=client)
 
 
 def test_pods_leave_and_join_a_training_that_goes_on(tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_pods_leave_and_join_a_training_that_goes_on(tmp_path: Path) -> None:
     demo = Demo(tmp_path, *free_ports(1))
     flags = ("--num_epochs=100000", "--pause_s=0.05")
     with demo.example(*flags, data=SUPPORT / "pictures") as (server, client):
-        eventually(lambda: sets_of_trainers(demo)[-1:] == [2], demo.client_log)
-        change(demo, server, to=1)
-        change(demo, server, to=2)
+        eventually(lambda: sets_of_trainers(demo)[-1:] == [2], demo.client_log, of=client)
+        change(demo, server, client, to=1)
+        change(demo, server, client, to=2)
         client.terminate()
         assert client.wait(PATIENCE_S) == 0
     wait_until_gone(tmp_path)
@@ -55,9 +55,9 @@ def accuracy_of(demo: Demo, seed: int, changes: Sequence[int]) -> float:
     """Train 2,000 pictures to the end, and return the accuracy on the 10,000 that are held out."""
     flags = (f"--seed={seed}", "--rows=2000", "--num_epochs=20", f"--pause_s={0.2 if changes else 0}")
     with demo.example(*flags, data=real_data("fashion")) as (server, client):
-        eventually(lambda: sets_of_trainers(demo)[-1:] == [2], demo.client_log)
+        eventually(lambda: sets_of_trainers(demo)[-1:] == [2], demo.client_log, of=client)
         for trainers in changes:
-            change(demo, server, to=trainers)
+            change(demo, server, client, to=trainers)
         assert client.wait(1200) == 0, demo.client_log.read_text()
     (reached,) = re.findall(r"accuracy (0\.\d+)", demo.trainer_logs())
     return float(reached)
