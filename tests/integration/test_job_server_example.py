@@ -66,7 +66,7 @@ def accuracy_of(demo: Demo, seed: int, changes: Sequence[int]) -> float:
 @pytest.mark.deep
 @pytest.mark.timeout(3000)
 def test_six_changes_of_the_pods_cost_no_accuracy(tmp_path: Path) -> None:
-    """Over three seeds, the mean is that of undisturbed runs within the spread that seeds make."""
+    """Over three seeds, the mean is that of undisturbed runs within the spread that seeds make: a point."""
     reached: dict[str, list[float]] = {"six changes": [], "undisturbed": []}
     for seed in range(3):
         for name, changes in (("six changes", (1, 2) * 3), ("undisturbed", ())):
@@ -74,6 +74,6 @@ def test_six_changes_of_the_pods_cost_no_accuracy(tmp_path: Path) -> None:
             demo.folder.mkdir()
             reached[name].append(accuracy_of(demo, seed, changes))
     changed, undisturbed = (sum(all_seeds) / 3 for all_seeds in reached.values())
-    assert abs(changed - undisturbed) < 0.015, reached
+    assert abs(changed - undisturbed) < 0.01, reached
     assert min(reached["six changes"]) > 0.8, reached
     (tmp_path / "accuracy.json").write_text(json.dumps(reached))
