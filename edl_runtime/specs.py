@@ -54,6 +54,11 @@ def check_name(field: str, name: object) -> str:
     return name
 
 
+def name_from(text: str) -> str:
+    """Return `text` as a valid name, in small letters, with hyphens for all but letters and digits; "" without any."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:NAME_LIMIT].rstrip("-")
+
+
 def check_priority(priority: object) -> int:
     """Return `priority` if it is valid, else raise SpecError."""
     if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MOST_PRIORITY:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import re
 import secrets
 import signal
 import sys
@@ -29,7 +28,7 @@ from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.elastic.rendezvous.redis_store import request_stop
 from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.specs import NAME_LIMIT, Bounds, Checkpoint, JobSpec
+from edl_runtime.specs import Bounds, Checkpoint, JobSpec, name_from
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
 from edl_runtime.store.redis_server import own_redis
@@ -142,7 +141,7 @@ def _check_folder(spec: Checkpoint) -> None:
 
 def _name_of(command: tuple[str, ...]) -> str:
     script = next((word for word in command if word.endswith(".py")), command[0])
-    name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:NAME_LIMIT].rstrip("-")
+    name = name_from(Path(script).stem)
     if not name:
         raise SpecError("--name", "", f"a name for the job, as in --name train: {script!r} has none of a-z and 0-9")
     return name

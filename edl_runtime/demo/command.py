@@ -7,11 +7,8 @@ import sys
 import click
 import structlog
 
-from edl_runtime.demo.errors import PodFailedError
-from edl_runtime.errors import EX_CONFIG, EX_DATAERR, EdlError, SpecError
-
-PERMANENT = (EX_CONFIG, EX_DATAERR)
-"""Exit statuses of scripts that would fail again."""
+from edl_runtime.demo.errors import PERMANENT, PodFailedError
+from edl_runtime.errors import EX_CONFIG, EdlError, SpecError
 
 log_level_option = click.option(
     "--log_level", type=click.IntRange(0, 50), default=20, show_default=True, help="As Python's: 10 is DEBUG, 20 INFO."

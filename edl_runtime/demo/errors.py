@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl_runtime.errors import EdlError
+from edl_runtime.errors import EX_CONFIG, EX_DATAERR, EdlError
 from edl_runtime.exit_status import describe_exit
+
+PERMANENT = (EX_CONFIG, EX_DATAERR)
+"""Exit statuses of scripts that would fail again."""
 
 
 @dataclass(eq=False, repr=False)

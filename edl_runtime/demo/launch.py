@@ -98,7 +98,7 @@ async def _run(
     environments = trainer_environments(pods, rank, job, settings, os.environ)
     words = agent_command(command, Bounds(1, pods.trainers_limit), gear=gear)
     if print_config:
-        click.echo(f"{job.pod}: {len(environments)} trainers, each {' '.join(command)}")
+        click.echo(f"trainers of {job.pod}: {len(environments)}, each {' '.join(command)}")
     with ProcessTable(lock=None) as processes:
         started = [
             processes.start([sys.executable, *words[1:]], env=environ, cwd=Path(), log=_log(logs, number))

@@ -11,8 +11,7 @@ from pathlib import Path
 from edl_runtime.backends.local.instances import InstanceProcess, InstanceSlot, ProcessTable
 from edl_runtime.backends.local.job_folders import tail
 from edl_runtime.backends.restarts import FailJob, Restart, RestartPolicy, decide_restart
-from edl_runtime.demo.command import PERMANENT
-from edl_runtime.demo.errors import PodFailedError
+from edl_runtime.demo.errors import PERMANENT, PodFailedError
 from edl_runtime.exit_status import describe_exit
 from edl_runtime.log import get_logger
 
@@ -55,7 +54,7 @@ class PodScript:
 class LocalPod:
     """One pod on this node, with all its restarts.
 
-    - `running`: its script runs. `succeeded`: it has exited with 0, and is not started again.
+    - `running`: its script runs. `succeeded`: it has exited with 0, and is not started again. `gone`: it has ended.
     - `after`: the pod before on the same place, whose end it waits for. `on_change`: called when any of this changes.
     """
 
@@ -80,7 +79,7 @@ class LocalPod:
         self._processes = processes
         self._after = after
         self._on_change = on_change
-        self._gone = asyncio.Event()
+        self.gone = asyncio.Event()
 
     def leave(self) -> None:
         """Stop it: SIGTERM to all of its process group, and SIGKILL after the grace period."""
@@ -90,9 +89,9 @@ class LocalPod:
         """Run it until it has succeeded or left. Raises PodFailedError once it has failed for good."""
         try:
             if self._after:
-                await self._after._gone.wait()  # noqa: SLF001 -- of the same class
+                await self._after.gone.wait()
                 self._after = None
-            if self._script.package:
+            if self._script.package and not self._slot.leave.is_set():
                 await self._prepare()
             while not self._slot.leave.is_set():
                 started = time.monotonic()
@@ -107,7 +106,7 @@ class LocalPod:
                 await self._rest(self._delay_s(exit_code, time.monotonic() - started))
         finally:
             self._set_running(False)
-            self._gone.set()
+            self.gone.set()
 
     async def _prepare(self) -> None:
         command = ("bash", self._script.package, "-pod_id", self.pod_id)

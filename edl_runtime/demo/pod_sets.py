@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 
 import msgspec
 
 from edl_runtime.errors import SpecError
-from edl_runtime.specs import NAME_LIMIT
+from edl_runtime.specs import name_from
 
 DEFAULT_JOB = "test_job_id_1234"
 FIRST_PORT = 8070
@@ -112,7 +111,7 @@ def next_pods(nodes: Nodes, before: PodSet, *, delete: int, add: int) -> PodSet:
 
 def job_name(job_id: str) -> str:
     """Return the name of the elastic job: the id in small letters, with hyphens for all but letters and digits."""
-    name = re.sub(r"[^a-z0-9]+", "-", job_id.lower()).strip("-")[:NAME_LIMIT].rstrip("-")
+    name = name_from(job_id)
     if not name:
         raise SpecError("PADDLE_JOB_ID", job_id, "an id with letters or digits, as in test_job_id_1234")
     return name
