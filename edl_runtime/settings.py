@@ -9,7 +9,7 @@ itself: it may import nothing that takes time to load.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -38,6 +38,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `discovery_token` (EDL_DISCOVERY_TOKEN): its bearer token; required unless it listens on loopback.
     - `monitor_token` (EDL_MONITOR_TOKEN): the bearer token for the metrics of `edl monitor`; required unless it
       listens on loopback.
+    - `job_server_token` (EDL_JOB_SERVER_TOKEN): the bearer token of a JobServer; required unless it listens on
+      loopback.
     - `namespace` (EDL_NAMESPACE): prefix of all keys, so that several teams share one Redis.
     - `job` (EDL_JOB): the job's name; empty when started by hand.
     - `run` (EDL_RUN): which run of the job this is; another run of the same name has another. Empty by hand.
@@ -83,6 +85,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     discovery_url: str = ""
     discovery_token: str = ""
     monitor_token: str = ""
+    job_server_token: str = ""
     namespace: str = "default"
     job: str = ""
     run: str = ""
@@ -135,6 +138,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         check_token(named("teacher_token"), self.teacher_token)
         check_token(named("discovery_token"), self.discovery_token)
         check_token(named("monitor_token"), self.monitor_token)
+        check_token(named("job_server_token"), self.job_server_token)
 
     def _check_checkpoint(self) -> None:
         for field in ("checkpoint_every_steps", "checkpoint_keep_every"):
@@ -211,6 +215,62 @@ def paddle_distill(environ: Mapping[str, str]) -> PaddleDistill | None:
     if not most.isdecimal() or not int(most):
         raise SpecError("PADDLE_DISTILL_MAX_TEACHER", most, "a whole number of 1 or more")
     return PaddleDistill(servers, pool, int(most))
+
+
+PADDLE_EDL = "PADDLE_EDL"
+"""The only value of PADDLE_RUNING_ENV."""
+
+
+class PaddleJob(NamedTuple):
+    """A job by the variables of the original EDL's JobServer; `pod` is set in its pods, and `host` perhaps."""
+
+    server: str
+    id: str
+    pod: str
+    host: str
+    checkpoint: str
+
+
+def paddle_job(environ: Mapping[str, str]) -> PaddleJob:
+    """Return what PADDLE_JOBSERVER, PADDLE_JOB_ID, PADDLE_POD_ID, POD_IP and PADDLE_EDL_FLEET_CHECKPOINT_PATH say.
+
+    Raises SpecError without the first two, and for a PADDLE_RUNING_ENV of another platform.
+    """
+    for variable, allowed in (("PADDLE_JOBSERVER", "http://HOST:PORT"), ("PADDLE_JOB_ID", "the JobServer's --job_id")):
+        if not environ.get(variable):
+            raise SpecError(variable, "", allowed)
+    if (platform := environ.get("PADDLE_RUNING_ENV", PADDLE_EDL)) != PADDLE_EDL:
+        raise SpecError("PADDLE_RUNING_ENV", platform, PADDLE_EDL)
+    names = ("PADDLE_POD_ID", "POD_IP", "PADDLE_EDL_FLEET_CHECKPOINT_PATH")
+    return PaddleJob(environ["PADDLE_JOBSERVER"], environ["PADDLE_JOB_ID"], *(environ.get(name, "") for name in names))
+
+
+def paddle_pod_environment(
+    environ: Mapping[str, str], job: PaddleJob, pod_id: str, gpus: Sequence[int]
+) -> dict[str, str]:
+    """Return the environment of a pod's script: `environ` without proxies, and what the original EDL sets there."""
+    own = {
+        "PADDLE_RUNING_ENV": PADDLE_EDL,
+        "PADDLE_JOBSERVER": job.server,
+        "PADDLE_JOB_ID": job.id,
+        "PADDLE_POD_ID": pod_id,
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
+    }
+    return {name: value for name, value in environ.items() if name not in _PROXIES} | own
+
+
+_PROXIES = ("http_proxy", "https_proxy")
+
+
+def visible_gpu(environ: Mapping[str, str], number: int, driver: Path = GPU_DRIVER) -> str:
+    """Return the CUDA_VISIBLE_DEVICES of a trainer that has the `number`th GPU of `environ`; "" without that one.
+
+    A machine without a driver has none, whatever `environ` says.
+    """
+    given = environ.get("CUDA_VISIBLE_DEVICES")
+    on_machine = count_gpus({}, driver)
+    visible = list(map(str, range(on_machine))) if given is None else given.split(",")
+    return visible[number].strip() if on_machine and number < len(visible) else ""
 
 
 def count_gpus(environ: Mapping[str, str], driver: Path = GPU_DRIVER) -> int:

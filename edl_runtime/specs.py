@@ -33,7 +33,9 @@ MOST_PRIORITY = 1_000_000
 CHECKPOINT_EVERY_S = 300.0
 """Default interval between checkpoints."""
 
-SECRET_VARIABLES = frozenset({"EDL_DISCOVERY_TOKEN", "EDL_MONITOR_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"})
+SECRET_VARIABLES = frozenset(
+    {"EDL_DISCOVERY_TOKEN", "EDL_JOB_SERVER_TOKEN", "EDL_MONITOR_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"}
+)
 """Variables that may hold a password or token: never part of a spec, log, argument or file."""
 
 _NAME = re.compile(rf"[a-z0-9]([-a-z0-9]{{0,{NAME_LIMIT - 2}}}[a-z0-9])?")
@@ -50,6 +52,11 @@ def check_name(field: str, name: object) -> str:
         allowed = f"1 to {NAME_LIMIT} of a-z, 0-9 and '-', starting and ending with a letter or digit"
         raise SpecError(field, name, allowed)
     return name
+
+
+def name_from(text: str) -> str:
+    """Return `text` as a valid name, in small letters, with hyphens for all but letters and digits; "" without any."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:NAME_LIMIT].rstrip("-")
 
 
 def check_priority(priority: object) -> int:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import re
 import secrets
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -30,9 +28,10 @@ from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.elastic.rendezvous.redis_store import request_stop
 from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.specs import NAME_LIMIT, Bounds, Checkpoint, JobSpec
+from edl_runtime.specs import Bounds, Checkpoint, JobSpec, name_from
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import own_redis
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -142,7 +141,7 @@ def _check_folder(spec: Checkpoint) -> None:
 
 def _name_of(command: tuple[str, ...]) -> str:
     script = next((word for word in command if word.endswith(".py")), command[0])
-    name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:NAME_LIMIT].rstrip("-")
+    name = name_from(Path(script).stem)
     if not name:
         raise SpecError("--name", "", f"a name for the job, as in --name train: {script!r} has none of a-z and 0-9")
     return name
@@ -153,7 +152,7 @@ async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_jso
     token = f"edl-run-{secrets.token_hex(8)}/0"  # unique, so that no other command takes over the job
     await remove_ended_job(backend, spec.name)
     async with AsyncExitStack() as stack:
-        url = settings.redis_url or await stack.enter_async_context(_own_redis())
+        url = settings.redis_url or await stack.enter_async_context(own_redis())
         client = await stack.enter_async_context(connect(url))
         if settings.redis_url:
             with suppress(RegistryUnavailableError):  # down: the agents wait for it
@@ -176,19 +175,6 @@ def _shell(environ: Mapping[str, str], *, without: Collection[str] = ()) -> dict
 
 def _is_utf8(text: str) -> bool:
     return text.encode(errors="ignore").decode() == text
-
-
-@asynccontextmanager
-async def _own_redis() -> AsyncIterator[str]:
-    from edl_runtime.store.redis_server import RedisServer
-
-    with tempfile.TemporaryDirectory(prefix="edl-run-") as folder:  # removed once it has started: it stores nothing
-        server = RedisServer(Path(folder))
-        await asyncio.to_thread(server.start)
-    try:
-        yield server.url
-    finally:
-        await asyncio.to_thread(server.stop)
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.pool_reports import StudentReport
-from edl_runtime.protocol.address import has_token
+from edl_runtime.protocol.asgi_server import BearerAuth, http_error_response, json_response, read_body
 from edl_runtime.registry.errors import UnknownPoolError
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.pools import get_pool, list_pools
@@ -105,9 +105,6 @@ STATUS_LIMIT = 64 * 1024
 STATUS_WITHIN_S = REPORT_EVERY_S
 """Longest time to receive it."""
 
-AUTHENTICATED = "edl.authenticated"
-"""In a request's state: the function to call when its token is right."""
-
 _HEALTH_PATHS = "/v1/health/"
 _STATUS_CODES: dict[type[EdlError], int] = {
     SpecError: 400,
@@ -129,31 +126,9 @@ def build_app(registry: StudentRegistry, client: Redis, namespace: str, *, token
             Route("/v1/pools/{pool}/students/{student}", AssignmentStream(registry), methods=["GET"]),
             Route("/v1/pools/{pool}/students/{student}/status", routes.status, methods=["PUT"]),
         ],
-        middleware=[Middleware(BearerAuth, token=token)],
-        exception_handlers={HTTPException: _http_error_response, **dict.fromkeys(_STATUS_CODES, _error_response)},
+        middleware=[Middleware(BearerAuth, token=token, variable="EDL_DISCOVERY_TOKEN", open_paths=(_HEALTH_PATHS,))],
+        exception_handlers={HTTPException: http_error_response, **dict.fromkeys(_STATUS_CODES, _error_response)},
     )
-
-
-class BearerAuth:
-    """Requires the bearer token on all routes but health, and reports authenticated connections to the server."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._token = token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        allowed = has_token(dict(scope["headers"]).get(b"authorization", b""), self._token)
-        if allowed and (report := scope.get("state", {}).get(AUTHENTICATED)):
-            report()
-        if allowed or scope["path"].startswith(_HEALTH_PATHS):
-            await self._app(scope, receive, send)
-            return
-        refusal = _json(
-            {"error": "the bearer token is missing or wrong; it is in EDL_DISCOVERY_TOKEN"},
-            401,
-            {"WWW-Authenticate": "Bearer"},
-        )
-        await refusal(scope, receive, send)
 
 
 class _Routes:
@@ -163,22 +138,22 @@ class _Routes:
         self._namespace = namespace
 
     async def live(self, _: Request) -> Response:
-        return _json({"live": True})
+        return json_response({"live": True})
 
     async def ready(self, _: Request) -> Response:
         try:
             with unavailable_if_lost(self._client):
                 await self._client.ping()
         except RegistryUnavailableError:  # its address is not public
-            return _json({"ready": False, "error": "Redis is unavailable"}, 503)
-        return _json({"ready": True})
+            return json_response({"ready": False, "error": "Redis is unavailable"}, 503)
+        return json_response({"ready": True})
 
     async def pools(self, _: Request) -> Response:
-        return _json(await list_pools(self._client, self._namespace))
+        return json_response(await list_pools(self._client, self._namespace))
 
     async def pool(self, request: Request) -> Response:
         name = check_name("pool", request.path_params["pool"])
-        return _json(await get_pool(self._client, self._namespace, name))
+        return json_response(await get_pool(self._client, self._namespace, name))
 
     async def status(self, request: Request) -> Response:
         pool, student = request.path_params["pool"], request.path_params["student"]
@@ -193,29 +168,13 @@ _report_decoder = JsonDecoder(StudentReport)
 
 
 async def _read_report(request: Request) -> StudentReport:
-    body = bytearray()
+    body = await read_body(request, limit=STATUS_LIMIT, within_s=STATUS_WITHIN_S)
     try:
-        async with asyncio.timeout(STATUS_WITHIN_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > STATUS_LIMIT:
-                    raise HTTPException(413, f"at most {STATUS_LIMIT} bytes are allowed")
         return _report_decoder.decode(body)
-    except TimeoutError:
-        raise HTTPException(408, f"the body did not come within {STATUS_WITHIN_S:.0f} s") from None
     except msgspec.DecodeError as error:
         raise HTTPException(400, str(error)) from None
 
 
-def _json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(content), status, headers, "application/json")
-
-
-async def _http_error_response(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 -- registered for nothing else
-    return _json({"error": error.detail}, error.status_code, dict(error.headers or {}))
-
-
 async def _error_response(_: Request, error: Exception) -> Response:
     status = next(status for kind, status in _STATUS_CODES.items() if isinstance(error, kind))
-    return _json({"error": str(error)}, status)
+    return json_response({"error": str(error)}, status)

@@ -1,14 +1,18 @@
-"""A private redis-server, for tests, `edl run` and the demo."""
+"""A private redis-server, for tests, `edl run`, JobClients and the demo."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import re
 import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
@@ -173,6 +177,21 @@ class RedisServer:
                         f"127.0.0.1:{port}", f"{cause}; see {self.folder / 'redis.log'}"
                     ) from None
                 time.sleep(0.01)
+
+
+@asynccontextmanager
+async def own_redis() -> AsyncIterator[str]:
+    """Run a Redis during the block, whose value is its URL; it ends with this process.
+
+    Raises as `RedisServer.start`.
+    """
+    with tempfile.TemporaryDirectory(prefix="edl-run-") as folder:  # removed once it has started: it stores nothing
+        server = RedisServer(Path(folder))
+        await asyncio.to_thread(server.start)
+    try:
+        yield server.url
+    finally:
+        await asyncio.to_thread(server.stop)
 
 
 def _version(program: str) -> tuple[int, int]:

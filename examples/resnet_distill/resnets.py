@@ -1,4 +1,4 @@
-"""The networks of EDL's own ResNet example: ResNets of variant D as students, ResNeXt101_32x16d_wsl as the teacher."""
+"""The networks of EDL's ResNet examples: ResNets of both variants, and ResNeXt101_32x16d_wsl as a teacher."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class ResNetVd(ResNet):
 
 
 MODELS: dict[str, Callable[[int], nn.Layer]] = {
+    "ResNet18": lambda classes: ResNet(BasicBlock, 18, num_classes=classes),
+    "ResNet50": lambda classes: ResNet(BottleneckBlock, 50, num_classes=classes),
     "ResNet18_vd": lambda classes: ResNetVd(BasicBlock, 18, classes),
     "ResNet34_vd": lambda classes: ResNetVd(BasicBlock, 34, classes),
     "ResNet50_vd": lambda classes: ResNetVd(BottleneckBlock, 50, classes),

@@ -229,6 +229,18 @@ def test_the_word2vec_dag_lists_nearest_words(environ: dict[str, str]) -> None:
     assert table.stat().st_size > 16
 
 
+@pytest.mark.deep
+def test_the_resnet_dag_tests_what_it_has_trained(environ: dict[str, str]) -> None:
+    """From the pictures that the form names, with two instances."""
+    conf = {"data_dir": str(SUPPORT / "pictures"), "rows": 64, "epochs": 2, "trainers_min": 2}
+    states, output = run_dags(environ, [("edl_collective_resnet", conf, "")])
+    assert states["edl_collective_resnet"] == {"run": "success", "write_folder": "success", "train": "success"}, output
+    (run,) = (Path(environ["AIRFLOW_HOME"]) / "collective_resnet" / "runs").iterdir()
+    assert (run / "output" / "ResNet18" / "weights.safetensors").exists()
+    assert list((run / "checkpoints").glob("step-*/manifest.json"))
+    assert "acc5" in output
+
+
 def run_dags(environ: dict[str, str], runs: Runs) -> tuple[dict[str, dict[str, str]], str]:
     """Run `dag.test()` of each; return the states of runs and tasks, and the output. No job remains."""
     command = [sys.executable, str(RUN), environ["AIRFLOW__CORE__DAGS_FOLDER"], json.dumps(runs)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.client import TeacherConnection
-from edl_runtime.settings import RuntimeSettings, split_secrets
+from edl_runtime.settings import RuntimeSettings, paddle_job, paddle_pod_environment, split_secrets, visible_gpu
 from edl_runtime.specs import Checkpoint
 
 BAD_TOKENS = ["päss", "a\r\nX-Evil: 1", "secret\n", "two words", "ta\tb", "nul\0", "del\x7f"]
@@ -100,8 +102,45 @@ def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(token: str) ->
 def test_secrets_are_told_apart() -> None:
     """Redis' URL and the tokens never go where plain settings go."""
     settings = RuntimeSettings(
-        redis_url="redis://:pw@h:1", teacher_token="t", discovery_token="d", monitor_token="m", pool="p"
+        redis_url="redis://:pw@h:1",
+        teacher_token="t",
+        discovery_token="d",
+        monitor_token="m",
+        job_server_token="j",
+        pool="p",
     )
     plain, secret = split_secrets(settings.to_env())
     assert plain == {"EDL_POOL": "p"}
-    assert set(secret) == {"EDL_DISCOVERY_TOKEN", "EDL_MONITOR_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"}
+    tokens = {f"EDL_{name}_TOKEN" for name in ("DISCOVERY", "JOB_SERVER", "MONITOR", "TEACHER")}
+    assert set(secret) == {"EDL_REDIS_URL", *tokens}
+
+
+PADDLE_JOB = {"PADDLE_JOBSERVER": "http://h:8180", "PADDLE_JOB_ID": "j", "PADDLE_RUNING_ENV": "PADDLE_EDL"}
+
+
+def test_a_pod_sees_the_variables_of_the_original() -> None:
+    """Without proxies, through which it would not reach the JobServer."""
+    environ = {**PADDLE_JOB, "http_proxy": "p", "https_proxy": "p", "PADDLE_POD_ID": "not set", "HOME": "/h"}
+    assert paddle_pod_environment(environ, paddle_job(environ), "pod_0_0", (2, 3)) == {
+        **PADDLE_JOB,
+        "PADDLE_POD_ID": "pod_0_0",
+        "CUDA_VISIBLE_DEVICES": "2,3",
+        "HOME": "/h",
+    }
+
+
+@pytest.mark.parametrize("changed", [{"PADDLE_JOBSERVER": ""}, {"PADDLE_JOB_ID": ""}, {"PADDLE_RUNING_ENV": "K8S"}])
+def test_a_job_of_no_job_server_is_refused(changed: dict[str, str]) -> None:
+    (variable,) = changed
+    with pytest.raises(SpecError, match=variable):
+        paddle_job(PADDLE_JOB | changed)
+
+
+def test_a_trainer_sees_one_of_the_gpus(tmp_path: Path) -> None:
+    """The one of its number among those of the pod, if this machine has any."""
+    driver = tmp_path / "gpus"
+    assert visible_gpu({"CUDA_VISIBLE_DEVICES": "4,5"}, 1, driver) == ""
+    for name in "01":
+        (driver / name).mkdir(parents=True)
+    assert [visible_gpu({"CUDA_VISIBLE_DEVICES": "4,5"}, number, driver) for number in (0, 1, 2)] == ["4", "5", ""]
+    assert visible_gpu({}, 1, driver) == "1"

@@ -1,8 +1,9 @@
-"""Parent process of one instance's command: `python -I -S instance_wrapper.py FDS COMMAND…`.
+"""Parent process of one instance's command: `python -I -S instance_wrapper.py FDS TO COMMAND…`.
 
 FDS: the descriptors "LIFELINE,LOCK", or the first alone. The supervisor holds the other end of the lifeline; when that
 closes, the command and all its descendants are killed. The lock is held while anything of the job runs. SIGTERM goes to
-the command alone, as on Kubernetes. When the command ends, its descendants are killed and this process exits as it did.
+the command alone, as on Kubernetes, or with TO as "group" rather than "command" to its process group. When the command
+ends, its descendants are killed and this process exits as it did.
 
 Each instance has one, so this imports only what loads fast.
 """
@@ -15,7 +16,7 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 
 NOT_RUN = 127
 """Exit status of a command that could not be run, as in shells."""
@@ -52,10 +53,10 @@ def _children() -> Iterator[int]:
                     yield int(entry)
 
 
-def run(command: list[str], lifeline: int, received: list[int] | None = None) -> int:
+def run(command: list[str], lifeline: int, received: list[int] | None = None, *, to_group: bool = False) -> int:
     """Run the command until it ends or `lifeline` closes. Return its exit status, negative for a signal.
 
-    `received`: collects the SIGTERMs that were passed on.
+    `received`: collects the SIGTERMs that were passed on. `to_group`: to the command's process group.
     """
     adopt_orphans()
     woken, wake = os.pipe()
@@ -83,7 +84,7 @@ def run(command: list[str], lifeline: int, received: list[int] | None = None) ->
     except OSError as error:
         print(f"edl: can't run {command[0]!r}: {error.strerror}", file=sys.stderr, flush=True)  # noqa: T201 - the log
         return NOT_RUN
-    exit_status = _wait(child, lifeline, woken, terminations)
+    exit_status = _wait(child, lifeline, woken, terminations, os.killpg if to_group else os.kill)
     _kill_group(child)  # all at once, so that few are left to fork meanwhile
     if exit_status is None:
         os.kill(child, signal.SIGKILL)  # it may have left its group
@@ -92,7 +93,9 @@ def run(command: list[str], lifeline: int, received: list[int] | None = None) ->
     return exit_status
 
 
-def _wait(child: int, lifeline: int, woken: int, terminations: list[int]) -> int | None:
+def _wait(
+    child: int, lifeline: int, woken: int, terminations: list[int], send: Callable[[int, int], None]
+) -> int | None:
     """Reap the child and return its exit status, or return None when the lifeline closes, without reaping it."""
     while True:
         readable, _, _ = select.select([lifeline, woken], [], [])
@@ -101,7 +104,7 @@ def _wait(child: int, lifeline: int, woken: int, terminations: list[int]) -> int
         with contextlib.suppress(BlockingIOError):
             os.read(woken, 4096)
         while terminations:
-            os.kill(child, terminations.pop())
+            send(child, terminations.pop())
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == child:
@@ -127,7 +130,7 @@ def main(arguments: list[str]) -> None:
     descriptors = [int(word) for word in arguments[0].split(",")]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    _end_as(run(arguments[1:], descriptors[0]))
+    _end_as(run(arguments[2:], descriptors[0], to_group=arguments[1] == "group"))
 
 
 if __name__ == "__main__":

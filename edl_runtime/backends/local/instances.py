@@ -83,18 +83,20 @@ def start_wrapped(
     errors: BinaryIO | None = None,
     cwd: Path | None = None,
     lock: int | None = None,
+    to_group: bool = False,
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start `command` in a wrapper (see `instance_wrapper`) and a new session; return the wrapper and its lifeline.
 
     When the lifeline closes, also by the end of this process, the command and its descendants are killed. `lock`: the
-    descriptor of a lock for the wrapper to hold. `errors`: for stderr, by default as `output`. Raises OSError;
-    ValueError for a null byte.
+    descriptor of a lock for the wrapper to hold. `errors`: for stderr, by default as `output`. `to_group`: SIGTERM goes
+    to all of the command's process group. Raises OSError; ValueError for a null byte.
     """
     kept, lifeline = os.pipe()
     descriptors = (kept,) if lock is None else (kept, lock)
+    wrapping = [instance_wrapper.__file__, ",".join(map(str, descriptors)), "group" if to_group else "command"]
     try:
         wrapper = subprocess.Popen(
-            [sys.executable, "-I", "-S", instance_wrapper.__file__, ",".join(map(str, descriptors)), *command],
+            [sys.executable, "-I", "-S", *wrapping, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if errors is None else errors,
@@ -157,15 +159,17 @@ class InstanceProcess:
 class ProcessTable:
     """All processes of one supervisor. Enter it in the main thread, with the loop running.
 
-    `lock`: the descriptor of a lock that each instance holds while any process of it runs.
+    `lock`: the descriptor of a lock that each instance holds while any process of it runs; None for a process that has
+    other children as well, whose orphans are not killed.
     """
 
-    def __init__(self, lock: int) -> None:
+    def __init__(self, lock: int | None) -> None:
         self._lock = lock
         self._running: dict[int, InstanceProcess] = {}
 
     def __enter__(self) -> Self:
-        instance_wrapper.adopt_orphans()
+        if self._lock is not None:
+            instance_wrapper.adopt_orphans()
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
         return self
 
@@ -174,13 +178,17 @@ class ProcessTable:
     ) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 
-    def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> InstanceProcess:
-        """Start `command` with its output appended to `log`. Raises OSError; ValueError for a null byte.
+    def start(
+        self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path, to_group: bool = False
+    ) -> InstanceProcess:
+        """Start `command` with its output appended to `log`; `to_group` as in `start_wrapped`.
 
-        A command that can't be run raises nothing: the instance logs that and exits with 127.
+        A command that can't be run raises nothing: the instance logs that and exits with 127. Raises OSError;
+        ValueError for a null byte.
         """
         with log.open("ab") as output:
-            process = InstanceProcess(*start_wrapped(command, env=env, cwd=cwd, output=output, lock=self._lock))
+            started = start_wrapped(command, env=env, cwd=cwd, output=output, lock=self._lock, to_group=to_group)
+        process = InstanceProcess(*started)
         self._running[process.pid] = process
         return process
 
@@ -188,8 +196,9 @@ class ProcessTable:
         ended = [pid for pid, process in self._running.items() if process.reap()]
         for pid in ended:
             del self._running[pid]
-        with suppress(OSError):
-            instance_wrapper.kill_descendants(spare=self._running)
+        if self._lock is not None:
+            with suppress(OSError):
+                instance_wrapper.kill_descendants(spare=self._running)
 
 
 LAST_LINES = 30

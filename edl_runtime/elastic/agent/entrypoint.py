@@ -231,18 +231,25 @@ ELASTIC_GRACE_S = 30.0
 """Between SIGTERM and SIGKILL of an elastic instance: it finishes its step, and may write a checkpoint."""
 
 
+def agent_command(command: Sequence[str], bounds: Bounds, *, gear: Gear = "live") -> tuple[str, ...]:
+    """Return the command of an agent that runs `command`.
+
+    Python's -P keeps modules beside the script from shadowing the agent's libraries.
+    """
+    agent = ("python", "-P", "-m", "edl_runtime.cli", "agent", "--instances", str(bounds), "--gear", gear, "--")
+    return (*agent, *command)
+
+
 def elastic_job(
     spec: JobSpec, bounds: Bounds, *, gear: Gear = "live", start: int | None = None, grace_s: float = ELASTIC_GRACE_S
 ) -> JobSpec:
     """Return the job whose instances are agents, each an `edl agent` that runs `spec`'s command.
 
-    It starts with `start` instances, by default the fewest. Python's -P keeps modules beside the script from shadowing
-    the agent's libraries. Raises SpecError for a `start` outside `bounds`.
+    It starts with `start` instances, by default the fewest. Raises SpecError for a `start` outside `bounds`.
     """
-    agent = ("python", "-P", "-m", "edl_runtime.cli", "agent", "--instances", str(bounds), "--gear", gear, "--")
     return msgspec.structs.replace(
         spec,
-        command=(*agent, *spec.command),
+        command=agent_command(spec.command, bounds, gear=gear),
         bounds=bounds,
         instances=bounds.min if start is None else start,
         elastic=True,

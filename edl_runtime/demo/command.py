@@ -1,0 +1,33 @@
+"""How the demo's commands log, and how they exit for errors."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import structlog
+
+from edl_runtime.demo.errors import PERMANENT, PodFailedError
+from edl_runtime.errors import EX_CONFIG, EdlError, SpecError
+
+log_level_option = click.option(
+    "--log_level", type=click.IntRange(0, 50), default=20, show_default=True, help="As Python's: 10 is DEBUG, 20 INFO."
+)
+
+
+def log_from(level: int) -> None:
+    """Log to stderr what is of this level or above."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def run_command(command: click.Command) -> None:
+    """Run a command with this process's arguments and exit; see the `edl` command for the exit statuses."""
+    try:
+        command()
+    except EdlError as error:
+        click.echo(f"edl: {error}", err=True)
+        permanent = isinstance(error, SpecError) or (isinstance(error, PodFailedError) and error.exit_code in PERMANENT)
+        sys.exit(EX_CONFIG if permanent else 1)

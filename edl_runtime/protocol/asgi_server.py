@@ -1,0 +1,179 @@
+"""What our HTTP servers of JSON share: an ASGI application, a token, and a limited number of clients."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+
+import msgspec
+import uvicorn
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from edl_runtime.protocol.address import has_token
+from edl_runtime.protocol.listener import ConnectionTable, accepting, listen
+
+IDLE_CHECK_S = 5.0
+"""How often connections are checked; those without a request since the last check are closed."""
+TCP_TIMEOUT_S = 10.0
+"""After so long a connection is dropped whose client does not read."""
+SHUTDOWN_TIMEOUT_S = 3.0
+"""Longest time to finish open requests."""
+
+_AUTHENTICATED = "edl.authenticated"
+"""In a request's state: the function to call when its token is right."""
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at `host` and `port`, 0 for a free one, for `serving`. Raises OSError."""
+    listener = listen(host, port)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # connections inherit it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(TCP_TIMEOUT_S * 1000))
+    return listener
+
+
+@asynccontextmanager
+async def serving(
+    app: ASGIApp, listener: socket.socket, *, connections: int, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
+    """Serve `app` during the block, whose value is the URL; then finish open requests, and close the listener.
+
+    `connections`: most at once, see `ConnectionTable`.
+    """
+    table: ConnectionTable[_Connection] = ConnectionTable(connections)
+    config = uvicorn.Config(
+        app,
+        http=_Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=round(SHUTDOWN_TIMEOUT_S),
+    )
+    config.load()
+    server = _Server(config)
+
+    def connection() -> _Connection:
+        return _Connection(config, server.server_state, table)
+
+    async with asyncio.TaskGroup() as tasks, accepting(listener, table, connection, tls):
+        tasks.create_task(server.serve(sockets=[]))  # `accepting` hands it the connections
+        try:
+            yield _url(listener, "https" if tls else "http")
+        finally:
+            server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """A server that does not handle signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Connection(H11Protocol):
+    """One of a limited number of connections. It is closed if the client sends no request for a while."""
+
+    stalled_for = 0  # TCP_USER_TIMEOUT closes those that don't read
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, connections: ConnectionTable[_Connection]) -> None:
+        super().__init__(config, state, {_AUTHENTICATED: self._mark_authenticated})
+        self._table = connections
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent's
+        super().connection_made(transport)
+        self._table.handshake_done(self)
+        self._expect_request_soon((None, True))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._table.remove(self)
+        super().connection_lost(exc)
+
+    def _mark_authenticated(self) -> None:
+        self._table.mark_used(self)
+
+    @property
+    def idle(self) -> bool:
+        request: RequestResponseCycle | None = self.cycle
+        return request is None or request.response_complete
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def _expect_request_soon(self, seen: tuple[object, bool]) -> None:
+        self.loop.call_later(IDLE_CHECK_S, self._expect_request, seen)
+
+    def _expect_request(self, seen: tuple[object, bool]) -> None:
+        """Disconnect if the last request was already answered at the last check and no other has come since."""
+        now = (self.cycle, self.idle)
+        if self.idle and seen == now:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self._expect_request_soon(now)
+
+
+def _url(listener: socket.socket, scheme: str) -> str:
+    host, port, *_ = listener.getsockname()
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+class BearerAuth:
+    """Requires the bearer token on all routes but those below `open_paths`. Put it around the application.
+
+    `variable`: where a refused client finds the token. Reports authenticated connections to the server.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, variable: str, open_paths: tuple[str, ...] = ()) -> None:
+        self._app = app
+        self._token = token
+        self._variable = variable
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        allowed = has_token(dict(scope["headers"]).get(b"authorization", b""), self._token)
+        if allowed and (report := scope.get("state", {}).get(_AUTHENTICATED)):
+            report()
+        if allowed or scope["path"].startswith(self._open_paths):
+            await self._app(scope, receive, send)
+            return
+        refusal = json_response(
+            {"error": f"the bearer token is missing or wrong; it is in {self._variable}"},
+            401,
+            {"WWW-Authenticate": "Bearer"},
+        )
+        await refusal(scope, receive, send)
+
+
+async def read_body(request: Request, *, limit: int, within_s: float) -> bytes:
+    """Return a request's body. Raises HTTPException for one that is longer than `limit` bytes, or late."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(within_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise HTTPException(413, f"at most {limit} bytes are allowed")
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not come within {within_s:.0f} s") from None
+    return bytes(body)
+
+
+def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return `content` as JSON."""
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+async def http_error_response(_: Request, error: Exception) -> Response:
+    """Return an HTTPException as JSON; a handler for Starlette."""
+    assert isinstance(error, HTTPException)  # noqa: S101 -- registered for nothing else
+    return json_response({"error": error.detail}, error.status_code, error.headers)
