@@ -81,6 +81,6 @@ class JobLockedError(BackendError):
         return f"{self.holder} is starting or stopping job {self.name!r} and {state}; {advice}, and try again"
 
 
-def missing_library(what: str, error: ImportError) -> SpecError:
-    """Return the error for a protocol whose libraries are not installed."""
-    return SpecError(what, f"without {error.name}", "after `pip install edl-airflow[interop]`")
+def missing_library(what: str, error: ImportError, extra: str = "interop") -> SpecError:
+    """Return the error for something whose libraries are not installed; `extra` has them."""
+    return SpecError(what, f"without {error.name}", f"after `pip install edl-airflow[{extra}]`")

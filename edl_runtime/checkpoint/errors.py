@@ -69,12 +69,12 @@ class CheckpointHeldError(CheckpointError, ValueError):
 
 @dataclass(eq=False, repr=False)
 class MissingExtraError(CheckpointStoreError):
-    """Raised when a checkpoint folder needs an optional package."""
+    """Raised when a URL needs an optional package."""
 
     extra: str
 
     def __str__(self) -> str:
-        return f"checkpoint folder {self.url} needs {self.extra}: {self.cause}"
+        return f"{self.url} needs {self.extra}: {self.cause}"
 
 
 @dataclass(eq=False, repr=False)

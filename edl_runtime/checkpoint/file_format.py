@@ -97,21 +97,31 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Raises UnknownFormatError, and ValueError if the file is damaged.
         """
         _check_format(content, url)
-        sealed = msgspec.json.decode(content, type=_SealedManifest)
-        if zlib.crc32(sealed.manifest) != sealed.crc32:
-            raise ValueError("check sum differs")
-        _check_format(sealed.manifest, url)
-        return msgspec.json.decode(sealed.manifest, type=cls)
+        manifest = unseal(content)
+        _check_format(manifest, url)
+        return msgspec.json.decode(manifest, type=cls)
 
     def encode(self) -> bytes:
         """Return the content of the manifest file."""
-        manifest = msgspec.json.encode(self)
-        return msgspec.json.encode(_SealedManifest(msgspec.Raw(manifest), zlib.crc32(manifest)))
+        return seal(msgspec.json.encode(self))
 
 
 class _SealedManifest(msgspec.Struct):
     manifest: msgspec.Raw
     crc32: int
+
+
+def seal(manifest: bytes) -> bytes:
+    """Return the content of a manifest's file: the manifest, as JSON, with its check sum."""
+    return msgspec.json.encode(_SealedManifest(msgspec.Raw(manifest), zlib.crc32(manifest)))
+
+
+def unseal(content: bytes) -> msgspec.Raw:
+    """Return the manifest in a file of `seal`. Raises ValueError if the file is damaged."""
+    sealed = msgspec.json.decode(content, type=_SealedManifest)
+    if zlib.crc32(sealed.manifest) != sealed.crc32:
+        raise ValueError("check sum differs")
+    return sealed.manifest
 
 
 class _Format(msgspec.Struct):

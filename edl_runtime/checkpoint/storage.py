@@ -1,4 +1,4 @@
-"""Storage of checkpoints: the local file system, object stores through fsspec, and retries."""
+"""Storage of checkpoints and shards: the local file system, object stores through fsspec, and retries."""
 
 from __future__ import annotations
 
@@ -100,6 +100,13 @@ class LocalStorage:
         except FileNotFoundError:
             return []
 
+    def contents(self, folder: str) -> set[str]:
+        """Return the names of the files and folders in a folder, none if it is missing."""
+        try:
+            return {entry.name for entry in os.scandir(self._root / folder)}
+        except FileNotFoundError:
+            return set()
+
     def open(self, folder: str, file: str) -> BinaryIO:
         """Open a file for reading. Raises FileNotFoundError."""
         return (self._root / folder / file).open("rb", buffering=0)
@@ -172,7 +179,7 @@ class ObjectStorage:
             raise MissingExtraError(self.url, str(error), EXTRAS.get(protocol, "a package")) from error
         except ValueError as error:
             allowed = "a path, or a URL of a protocol that fsspec supports, as s3://bucket/job"
-            raise SpecError("checkpoint.url", self.url, allowed) from error
+            raise SpecError("URL", self.url, allowed) from error
 
     def url_of(self, folder: str) -> str:
         return f"{self.url}/{folder}"
@@ -191,6 +198,12 @@ class ObjectStorage:
         except FileNotFoundError:
             return []
         return [_last_name(entry["name"]) for entry in entries if entry["type"] == "directory"]
+
+    def contents(self, folder: str) -> set[str]:
+        try:
+            return {_last_name(name) for name in self._fs.ls(self.url_of(folder), detail=False)}
+        except FileNotFoundError:
+            return set()
 
     def open(self, folder: str, file: str) -> BinaryIO:
         path = f"{self.url_of(folder)}/{file}"

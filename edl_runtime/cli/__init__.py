@@ -23,6 +23,7 @@ SUMMARIES = {
     "autoscale": "Resize all jobs and pools by traffic windows and the policy.",
     "checkpoints": "Show, verify and remove a training's checkpoints.",
     "compare": "Compare ways to distil with your own model and script.",
+    "convert": "Write a reader's samples into shards.",
     "discovery": "Serve discovery of teachers over HTTP.",
     "events": "Show the events of a job's trainers.",
     "jobs": "Show jobs and pools.",

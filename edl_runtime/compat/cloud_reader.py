@@ -221,7 +221,7 @@ def _expand(paths: Sequence[str], *, are_sets: bool) -> list[str]:
                 raise SpecError("paths", path, "a pattern of files that exist")
             shards += found
         elif are_sets and not path.endswith(".parquet"):
-            from edl_runtime.shards.dataset import list_shards  # type: ignore[import-not-found]
+            from edl_runtime.shards.dataset import list_shards
 
             shards += list_shards(path)
         else:

@@ -185,3 +185,65 @@ class StreamError(LedgerError, ValueError):
 
     def __str__(self) -> str:
         return f"these shards can't be added to the stream of job {self.job!r}: {self.reason}"
+
+
+@dataclass(eq=False, repr=False)
+class SampleError(EdlError, ValueError):
+    """Raised when a reader yields a sample that shards can't hold. `field` is None if it concerns the whole sample."""
+
+    sample: int
+    field: int | None
+    given: str
+    allowed: str
+
+    def __str__(self) -> str:
+        place = f"sample {self.sample}" if self.field is None else f"sample {self.sample}, field {self.field}"
+        return f"{place}: got {self.given}, allowed is {self.allowed}; samples and fields are counted from 0"
+
+
+@dataclass(eq=False, repr=False)
+class ReaderError(EdlError):
+    """Raised when a reader fails. `sample` is the number of the one that it did not yield."""
+
+    reader: str
+    sample: int
+    cause: str
+
+    def __str__(self) -> str:
+        return f"the reader {self.reader} failed at sample {self.sample}, counted from 0: {self.cause}"
+
+
+@dataclass(eq=False, repr=False)
+class DatasetStoreError(EdlError):
+    """Raised when shards can't be written or read: no permission, no space, or the store does not answer."""
+
+    url: str
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"shards at {self.url} can't be written or read ({self.cause}); check that this process may do it there, "
+            "and that there is space"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class UnfinishedDatasetError(EdlError, LookupError):
+    """Raised when there are no shards at `url`, or not all of them: a conversion is still running, or was killed."""
+
+    url: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.url} has no whole set of shards: {self.problem}; run `edl convert` again with --overwrite"
+
+
+@dataclass(eq=False, repr=False)
+class DamagedShardError(EdlError, ValueError):
+    """Raised when a shard is not what was written: torn, truncated, or with a wrong bit. None of it is used."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"shard {self.path} is damaged: {self.problem}; copy it again, or convert its reader again"

@@ -19,6 +19,7 @@ from support.teachers.process import wait_until
 from edl_runtime.compat import cloud_reader as module
 from edl_runtime.compat.cloud_reader import cloud_reader
 from edl_runtime.errors import SpecError
+from edl_runtime.shards.convert import convert
 from edl_runtime.shards.errors import AllTasksFailedError, PassLostError, TasksDifferError
 from edl_runtime.shards.tasks import BlockingTaskQueue, Task
 
@@ -291,6 +292,16 @@ def test_a_script_that_exits_in_a_pass_is_not_kept(folder: Path, job: str, redis
     )
     command = [sys.executable, "-c", script, str(folder / "part-0.txt"), redis_url, job]
     assert subprocess.run(command, timeout=300, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("where", ["{}", "{}/*.parquet"])
+def test_shards_of_edl_convert_need_no_read(tmp_path: Path, redis_url: str, job: str, where: str) -> None:
+    """By their folder, or by a glob."""
+    pytest.importorskip("pyarrow")
+    samples = [(number, f"text {number}") for number in range(10)]
+    convert(lambda: samples, str(tmp_path / "set"), records_per_shard=3)
+    records = cloud_reader(where.format(tmp_path / "set"), redis_url, job=job, shards_per_task=2)
+    assert sorted(records) == samples
 
 
 def test_what_can_not_be_read_is_refused(reader: Reader, folder: Path, redis_url: str) -> None:

@@ -500,7 +500,7 @@ def test_paths_are_written_in_several_ways(tmp_path: Path, url: str, monkeypatch
 
 def test_an_unknown_protocol_is_refused() -> None:
     """With the URL."""
-    with pytest.raises(SpecError, match=r"checkpoint\.url: got 'gopher://a/b'"):
+    with pytest.raises(SpecError, match=r"URL: got 'gopher://a/b'"):
         stored("gopher://a/b").check()
 
 

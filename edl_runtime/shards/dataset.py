@@ -1,0 +1,142 @@
+"""Sets of shards: Parquet files, each with its checksum in its name, and a manifest that makes them whole.
+
+    for sample in read_shard(list_shards("s3://bucket/train")[0]): ...
+
+`edl convert` writes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from edl_runtime.checkpoint.file_format import unseal
+from edl_runtime.checkpoint.storage import MANIFEST, Storage, storage_at, with_retries
+from edl_runtime.errors import EdlError, SpecError, missing_library
+from edl_runtime.shards import fields
+from edl_runtime.shards.errors import DamagedShardError, DatasetStoreError, UnfinishedDatasetError
+
+FORMAT = 1
+"""The version of manifest and shards. Other versions are refused."""
+
+READ_AT_ONCE = 8 << 20
+
+_SHARD_NAME = re.compile(r"\d{5,}-([0-9a-f]{8})\.parquet")
+
+
+class Dataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The manifest: how many records each shard has, by the shards' names, in order."""
+
+    format: int
+    shards: dict[str, int]
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ValueError(f"it has format {self.format}, this version of edl reads {FORMAT}")
+
+
+def list_shards(url: str) -> list[str]:
+    """Return the paths or URLs of the shards at a path or URL, in order: names for `run.shards`.
+
+    Only looks that they are all there; `read_shard` finds those that are damaged. Raises UnfinishedDatasetError,
+    DatasetStoreError, and SpecError.
+    """
+    storage, name = place_of(url)
+    with store_errors(url):
+        dataset = read_manifest(storage, name)
+        there = with_retries(storage.contents, name)
+    missing = [shard for shard in dataset.shards if shard not in there]
+    if missing:
+        more = f" and {len(missing) - 1} more are missing" if len(missing) > 1 else " is missing"
+        raise UnfinishedDatasetError(url, missing[0] + more)
+    return [f"{storage.url_of(name)}/{shard}" for shard in dataset.shards]
+
+
+def read_shard(path: str, start: int = 0) -> Iterator[tuple[Any, ...]]:
+    """Yield the samples of a shard, in order; `start` is the number of the first, and those before are not decoded.
+
+    Values have the types that the reader gave. The whole file is read and checked before the first sample, and kept in
+    memory meanwhile. Raises DamagedShardError, DatasetStoreError, and SpecError, also without pyarrow.
+    """
+    folder, _, file = path.rpartition("/")
+    found = _SHARD_NAME.fullmatch(file)
+    if not found or not folder:
+        raise SpecError("shard", path, "the path or URL of one, as 00003-1a2b3c4d.parquet in a folder of `edl convert`")
+    pa, pq = pyarrow()
+    storage, name = place_of(folder)
+    with store_errors(path):
+        try:
+            content = with_retries(_read, storage, name, file)
+        except FileNotFoundError:
+            raise DamagedShardError(path, "it is missing") from None
+    if f"{zlib.crc32(content):08x}" != found[1]:
+        raise DamagedShardError(path, f"its {len(content)} bytes do not have the checksum of its name")
+    shard = pq.ParquetFile(pa.BufferReader(content))
+    kinds = fields.fields_in(shard.schema_arrow)
+    for group in range(shard.num_row_groups):
+        count = shard.metadata.row_group(group).num_rows
+        if start < count:
+            columns = shard.read_row_group(group).columns
+            values = [fields.from_column(kind, column) for kind, column in zip(kinds, columns, strict=True)]
+            yield from zip(*(column[start:] for column in values), strict=True)
+        start = max(0, start - count)
+
+
+def is_shard_name(file: str) -> bool:
+    """Whether a file has the name of a shard."""
+    return _SHARD_NAME.fullmatch(file) is not None
+
+
+def place_of(url: str) -> tuple[Storage, str]:
+    """Return the storage that a set of shards is in, and its name there. Raises SpecError."""
+    protocol, separator, path = url.rpartition("://")
+    if protocol in ("", "file", "local"):
+        protocol, separator, path = "", "", storage_at(url).url
+    parent, _, name = path.rstrip("/").rpartition("/")
+    if not name or (protocol and not parent):
+        raise SpecError("URL", url, "a folder's path, or a URL with a name in a bucket, as s3://bucket/train")
+    return storage_at(f"{protocol}{separator}{parent or '/'}"), name
+
+
+def read_manifest(storage: Storage, name: str) -> Dataset:
+    """Return the manifest of a set of shards. Raises UnfinishedDatasetError, and what the storage raises."""
+    url = storage.url_of(name)
+    try:
+        content = with_retries(_read, storage, name, MANIFEST)
+    except FileNotFoundError:
+        raise UnfinishedDatasetError(url, f"it has no {MANIFEST}") from None
+    try:
+        return msgspec.json.decode(unseal(content), type=Dataset)
+    except ValueError as error:
+        raise UnfinishedDatasetError(url, f"{MANIFEST}: {error}") from None
+
+
+@contextlib.contextmanager
+def store_errors(url: str) -> Iterator[None]:
+    """Raise DatasetStoreError for the storage at `url`, instead of errors that are not this project's."""
+    try:
+        yield
+    except EdlError:
+        raise
+    except Exception as error:  # each file system of fsspec has its own errors
+        raise DatasetStoreError(url, f"{type(error).__name__}: {error}") from error
+
+
+def pyarrow() -> tuple[Any, Any]:
+    """Return pyarrow and its module parquet. Raises SpecError without it."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise missing_library("shards", error, "shards") from error
+    return pa, pq
+
+
+def _read(storage: Storage, name: str, file: str) -> bytes:
+    with storage.open(name, file) as opened:
+        return b"".join(iter(lambda: opened.read(READ_AT_ONCE), b""))

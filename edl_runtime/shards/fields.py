@@ -1,0 +1,164 @@
+"""The fields of samples as columns of Arrow, and back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from edl_runtime.shards.errors import SampleError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PLAIN = (bool, int, float, str, bytes)
+"""Python's types that a field may have, also in lists of one type, which may differ in length."""
+
+ALLOWED = (
+    "bool, int, float, str, bytes, a list of one of these that is not empty in the first sample, a number of numpy, or "
+    "an array of numbers that is not empty and has the same shape in all samples"
+)
+
+_METADATA = b"edl_field"
+
+
+class Field(msgspec.Struct, frozen=True):
+    """What a field of every sample is: values of one type of `PLAIN`, lists of them, or numpy's.
+
+    - `type`: a name as "int", or a dtype as "<f4".
+    - `shape`: of arrays; empty for a single number.
+    """
+
+    type: str
+    shape: tuple[int, ...] = ()
+    is_list: bool = False
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """The dtype of numpy's; None for types of Python."""
+        return None if self.type in _PLAIN_NAMES else np.dtype(self.type)
+
+    def __str__(self) -> str:
+        if self.dtype is None:
+            return f"list of {self.type}" if self.is_list else self.type
+        return f"{self.dtype.name} {list(self.shape)}" if self.shape else f"a number of numpy, {self.dtype.name}"
+
+
+_PLAIN_NAMES = {kind.__name__ for kind in PLAIN}
+_SINGLE: dict[type, Field] = {kind: Field(kind.__name__) for kind in PLAIN}
+_LISTS: dict[type, Field] = {kind: Field(kind.__name__, is_list=True) for kind in PLAIN}
+_array = functools.lru_cache(maxsize=64)(Field)
+
+
+def field_of(value: object) -> Field | None:
+    """Return the field of a value, None if shards can't hold it or it is an empty list."""
+    if found := _SINGLE.get(type(value)):
+        return found
+    if isinstance(value, list):
+        kinds = set(map(type, value))
+        return _LISTS.get(kinds.pop()) if len(kinds) == 1 else None
+    if isinstance(value, np.ndarray | np.generic) and value.size and value.dtype.kind in "biuf":
+        return _array(value.dtype.str, value.shape)
+    return None
+
+
+def fields_of(sample: object) -> list[Field]:
+    """Return the fields of the first sample. Raises SampleError."""
+    if not isinstance(sample, tuple | list) or not sample:
+        raise SampleError(0, None, described(sample), "a tuple with a value for each field")
+    fields = []
+    for number, value in enumerate(sample):
+        field = field_of(value)
+        if field is None:
+            raise SampleError(0, number, described(value), ALLOWED)
+        fields.append(field)
+    return fields
+
+
+def check(sample: object, fields: Sequence[Field], number: int) -> None:
+    """Raise SampleError unless a sample has these fields."""
+    if not isinstance(sample, tuple | list) or len(sample) != len(fields):
+        given = f"{len(sample)} fields" if isinstance(sample, tuple | list) else described(sample)
+        raise SampleError(number, None, given, f"{len(fields)} fields, as in sample 0")
+    for place, (value, field) in enumerate(zip(sample, fields, strict=True)):
+        if field_of(value) != field and not (field.is_list and value == []):
+            raise SampleError(number, place, described(value), f"{field}, as in sample 0")
+
+
+def described(value: object) -> str:
+    """Return what a value is, for messages."""
+    if field := field_of(value):
+        return str(field)
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.name} {list(value.shape)}"
+    if isinstance(value, list):
+        kinds = sorted({type(each).__name__ for each in value})
+        return f"list of {' and '.join(kinds)}" if value else "an empty list"
+    return type(value).__name__
+
+
+def schema_of(fields: Sequence[Field]) -> pa.Schema:
+    """Return the schema of shards with these fields. Columns are named by their numbers."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field(str(number), _arrow_type(field), nullable=False, metadata={_METADATA: msgspec.json.encode(field)})
+            for number, field in enumerate(fields)
+        ]
+    )
+
+
+def fields_in(schema: pa.Schema) -> list[Field]:
+    """Return the fields of a schema. Raises ValueError if it is not from `schema_of`."""
+    if any(_METADATA not in (column.metadata or {}) for column in schema):
+        raise ValueError("its columns do not say which fields they are")
+    return [msgspec.json.decode(column.metadata[_METADATA], type=Field) for column in schema]
+
+
+def to_column(field: Field, values: Sequence[Any], place: int, first: int) -> pa.Array:
+    """Return the column of field number `place` of samples from number `first` on. Raises SampleError."""
+    import pyarrow as pa
+
+    kind = _arrow_type(field)
+    if field.shape:
+        content = np.ascontiguousarray(np.stack(values, dtype=field.dtype))
+        return pa.FixedSizeBinaryArray.from_buffers(kind, len(values), [None, pa.py_buffer(content)])
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
+        if len(values) == 1:
+            raise SampleError(
+                first, place, repr(values[0])[:100], f"what Arrow can hold as {kind} ({error})"
+            ) from error
+        for number, value in enumerate(values):
+            to_column(field, [value], place, first + number)
+        raise
+
+
+def from_column(field: Field, column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column; arrays are views of one new array, and may be written to."""
+    whole = column.combine_chunks()
+    if field.dtype is None:
+        values: list[Any] = whole.to_pylist()
+        return values
+    if not field.shape:
+        return list(whole.to_numpy(zero_copy_only=False))
+    flat = np.frombuffer(whole.buffers()[1], np.uint8)
+    start = whole.offset * whole.type.byte_width
+    part = flat[start : start + len(whole) * whole.type.byte_width]
+    return list(part.copy().view(field.dtype).reshape(len(whole), *field.shape))
+
+
+def _arrow_type(field: Field) -> pa.DataType:
+    import pyarrow as pa
+
+    if field.dtype is not None:
+        if field.shape:
+            return pa.binary(int(np.prod(field.shape)) * field.dtype.itemsize)  # as a list it is several times slower
+        return pa.from_numpy_dtype(field.dtype)
+    kinds = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bytes": pa.binary()}
+    return pa.list_(kinds[field.type]) if field.is_list else kinds[field.type]

@@ -1,0 +1,124 @@
+"""Sets of shards as they are read, whole and damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.depth import DEEP
+
+from edl_runtime.errors import SpecError
+from edl_runtime.shards.convert import convert
+from edl_runtime.shards.dataset import list_shards, read_shard
+from edl_runtime.shards.errors import DamagedShardError, UnfinishedDatasetError
+
+pytest.importorskip("pyarrow")
+
+
+def reader() -> Iterator[tuple[int, np.ndarray]]:
+    return ((number, np.full(200, number, np.float64)) for number in range(1300))
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> str:
+    convert(reader, str(tmp_path / "out"), records_per_shard=1000)
+    return str(tmp_path / "out")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A shard of few bytes."""
+    convert(lambda: [(number,) for number in range(3)], str(tmp_path / "small"), records_per_shard=10)
+    return Path(list_shards(str(tmp_path / "small"))[0])
+
+
+def test_any_record_is_read_by_its_number(out: str) -> None:
+    """Also across row groups, of which this shard has two; none after its last."""
+    first, second = list_shards(out)
+    for shard, offset, length in ((first, 0, 1000), (second, 1000, 300)):
+        for start in (0, 1, 298, 299, *((655, 656, 999) if length == 1000 else ())):
+            (record,) = islice(read_shard(shard, start), 1)
+            assert (record[0], record[1][0]) == (offset + start, offset + start)
+            assert len(list(read_shard(shard, start))) == length - start
+        assert list(read_shard(shard, length)) == []
+
+
+def test_each_flipped_bit_is_found(small: Path) -> None:
+    """Before any record is used, whichever it is: of records, of the format's own marks, of its footer.
+
+    One bit of each byte; at full depth, all.
+    """
+    content = small.read_bytes()
+    damaged = bytearray(content)
+    for byte in range(len(content)):
+        for bit in range(8) if DEEP else [byte % 8]:
+            damaged[byte] ^= 1 << bit
+            small.write_bytes(damaged)
+            with pytest.raises(DamagedShardError):
+                next(read_shard(str(small)))
+            damaged[byte] ^= 1 << bit
+    small.write_bytes(content)
+    assert len(list(read_shard(str(small)))) == 3
+
+
+def test_a_torn_shard_is_found(small: Path) -> None:
+    """Cut at many a byte, longer, with zeros in place of its end, of another name, or gone."""
+    content = small.read_bytes()
+    lengths = range(0, len(content) - 8, 1 if DEEP else 17)
+    torn = [content[:length] for length in lengths]
+    zeros = [part.ljust(len(content), b"\0") for part in torn]
+    for damaged in (*torn, *zeros, content + b"\0"):
+        small.write_bytes(damaged)
+        with pytest.raises(DamagedShardError, match="do not have the checksum of its name"):
+            next(read_shard(str(small)))
+    small.write_bytes(content)
+    renamed = small.rename(small.with_name("00000-0123abcd.parquet"))
+    with pytest.raises(DamagedShardError):
+        next(read_shard(str(renamed)))
+    with pytest.raises(DamagedShardError, match="it is missing"):
+        next(read_shard(str(small)))
+
+
+def test_a_set_that_is_not_whole_is_refused(out: str) -> None:
+    """Without a shard, with any flipped bit of its manifest, or without that."""
+    manifest, shard = Path(out) / "manifest.json", Path(list_shards(out)[1])
+    content = shard.read_bytes()
+    shard.unlink()
+    with pytest.raises(UnfinishedDatasetError, match=rf"{shard.name} is missing; run `edl convert`"):
+        list_shards(out)
+    shard.write_bytes(content)
+    whole = manifest.read_bytes()
+    accepted = 0
+    for place in range(0, 8 * len(whole), 1 if DEEP else 7):
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        manifest.write_bytes(damaged)
+        try:
+            accepted += len(list_shards(out)) == 2
+        except UnfinishedDatasetError:
+            continue
+    assert accepted == 0
+    manifest.unlink()
+    with pytest.raises(UnfinishedDatasetError, match=r"it has no manifest\.json"):
+        list_shards(out)
+
+
+@pytest.mark.parametrize(
+    "path", ["data.parquet", "out/data.csv", "out/00000-1234567.parquet", "00000-12345678.parquet"]
+)
+def test_other_files_are_no_shards(path: str) -> None:
+    """They have no checksum."""
+    with pytest.raises(
+        SpecError, match=r"shard: got .*, allowed is the path or URL of one, as 00003-1a2b3c4d\.parquet"
+    ):
+        next(read_shard(path))
+
+
+@pytest.mark.parametrize("url", ["/", "s3://", "s3://bucket", "s3://bucket/"])
+def test_a_whole_bucket_or_disk_is_no_set(url: str) -> None:
+    """It is a folder, which can be written under another name first, and removed."""
+    with pytest.raises(SpecError, match=r"URL: got .*, allowed is a folder's path, or a URL with a name in a bucket"):
+        list_shards(url)
