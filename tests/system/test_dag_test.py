@@ -218,6 +218,17 @@ def test_the_text_dag_draws_both_students(environ: dict[str, str]) -> None:
     assert all(f"{way}, 60 labels" in picture.read_text() for way in ("alone", "distilled"))
 
 
+@pytest.mark.deep
+def test_the_word2vec_dag_lists_nearest_words(environ: dict[str, str]) -> None:
+    """Its tasks run one after the other here, so those that would resize the job are left out."""
+    conf = {"data_dir": str(SUPPORT / "texts" / "wordnet"), "rows": 500, "passes": 1, "word": "a"}
+    states, output = run_dags(environ, [("edl_word2vec_nightly", conf, "alone|grow|shrink")])
+    assert {"run", "prepare", "train", "nearest"} <= set(states["edl_word2vec_nightly"])
+    assert set(states["edl_word2vec_nightly"].values()) == {"success"}, output[-6000:]
+    (table,) = (Path(environ["AIRFLOW_HOME"]) / "word2vec" / "runs").glob("*/model/embedding_table")
+    assert table.stat().st_size > 16
+
+
 def run_dags(environ: dict[str, str], runs: Runs) -> tuple[dict[str, dict[str, str]], str]:
     """Run `dag.test()` of each; return the states of runs and tasks, and the output. No job remains."""
     command = [sys.executable, str(RUN), environ["AIRFLOW__CORE__DAGS_FOLDER"], json.dumps(runs)]

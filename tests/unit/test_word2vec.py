@@ -1,0 +1,111 @@
+"""The example of word2vec: its dictionary, its n-grams, the tutorial's files, and what its optimizer does."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from support.paths import EXAMPLES
+
+EXAMPLE = EXAMPLES / "word2vec"
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Imports one of the example's modules as its scripts do."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", [str(EXAMPLE), *sys.path])
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(EXAMPLES) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_frequent_words_have_ids_by_their_frequency(module: Callable[[str], ModuleType]) -> None:
+    """Those that are as frequent in the order of the alphabet; each sentence has a start and an end."""
+    corpus = module("corpus")
+    sentences = [["a", "b", "a"], ["c", "a"], ["b", "d"]]
+    word_dict = corpus.build_dict(sentences, cutoff=1)
+    assert list(word_dict) == ["<e>", "<s>", "a", "b", "<unk>"]
+    assert list(word_dict.values()) == [0, 1, 2, 3, 4]
+
+
+def test_n_grams_lie_within_a_sentence(module: Callable[[str], ModuleType]) -> None:
+    """With its start and its end; a short sentence has none."""
+    corpus = module("corpus")
+    word_dict = {"<s>": 0, "<e>": 1, "a": 2, "b": 3, "<unk>": 4}
+    found = list(corpus.n_grams([["a", "b"], ["a", "b", "x", "a"]], word_dict))
+    assert found == [(0, 2, 3, 4, 2), (2, 3, 4, 2, 1)]
+
+
+def test_the_files_are_those_of_the_tutorial(module: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    """A word a line; 16 bytes of header, then numbers of 4 bytes."""
+    embeddings = module("embeddings")
+    table = np.arange(6, dtype=np.float32).reshape(3, 2)
+    embeddings.save_embeddings(tmp_path, ["<s>", "the", "Ä"], table)
+    assert (tmp_path / "word_dict").read_bytes() == "<s>\nthe\nÄ\n".encode()
+    content = (tmp_path / "embedding_table").read_bytes()
+    assert content[:16] == b"\0\0\0\0\4\0\0\0\6\0\0\0\0\0\0\0"
+    assert np.frombuffer(content[16:], "<f4").tolist() == [0, 1, 2, 3, 4, 5]
+    words, loaded = embeddings.load_embeddings(tmp_path)
+    assert words == ["<s>", "the", "Ä"]
+    assert np.array_equal(loaded, table)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 16, b"\0\0\0\0\4\0\0\0\3\0\0\0\0\0\0\0" + b"\0" * 12, b"x" * 40])
+def test_files_that_do_not_belong_together_are_refused(
+    module: Callable[[str], ModuleType], tmp_path: Path, content: bytes
+) -> None:
+    """Torn, of another format, or of another number of words."""
+    embeddings = module("embeddings")
+    with pytest.raises(embeddings.EmbeddingError, match="no dictionary"):
+        embeddings.load_embeddings(tmp_path)
+    embeddings.save_words(tmp_path, ["a", "b"])
+    with pytest.raises(embeddings.EmbeddingError, match="no embeddings"):
+        embeddings.load_embeddings(tmp_path)
+    (tmp_path / "embedding_table").write_bytes(content)
+    with pytest.raises(embeddings.EmbeddingError, match=r"allowed is version 0|can't be shared by 2 words"):
+        embeddings.load_embeddings(tmp_path)
+
+
+def test_the_nearest_words_have_the_smallest_angles(module: Callable[[str], ModuleType]) -> None:
+    """However long the embeddings are; the word itself is not among them."""
+    embeddings = module("embeddings")
+    table = np.array([[1, 0], [9, 1], [0, 1], [-1, 0]], np.float32)
+    found = embeddings.nearest(["east", "easter", "north", "west"], table, "east", 2)
+    assert [word for word, _ in found] == ["easter", "north"]
+    assert found[0][1] == pytest.approx(9 / 82**0.5)
+    with pytest.raises(embeddings.EmbeddingError, match="'south' is not among the 4 words"):
+        embeddings.nearest(["east", "easter", "north", "west"], table, "south")
+
+
+@pytest.mark.slow
+def test_the_optimizer_is_that_of_the_tutorial(module: Callable[[str], ModuleType]) -> None:
+    """AdaGrad moves biases twice as far, and weights decay, but not embeddings."""
+    pytest.importorskip("paddle")
+    network = module("network")
+    import paddle
+
+    def step(gradient: float) -> dict[str, np.ndarray]:
+        model = network.NGram(7)
+        optimizer = network.adagrad(model)
+        before = {name: value.numpy().copy() for name, value in model.named_parameters()}
+        for parameter in model.parameters():
+            parameter.grad = paddle.full_like(parameter, gradient)
+        optimizer.step()
+        return {name: value.numpy() - before[name] for name, value in model.named_parameters()}
+
+    moved = step(1.0)
+    assert moved["embedding.weight"] == pytest.approx(-3e-3, rel=1e-3)
+    assert moved["hidden.weight"] == pytest.approx(-3e-3, rel=1e-3)
+    assert moved["hidden.bias"] == pytest.approx(-6e-3, rel=1e-3)
+    assert moved["output.bias"] == pytest.approx(-6e-3, rel=1e-3)
+    decayed = step(0.0)
+    assert np.abs(decayed["embedding.weight"]).max() == 0
+    assert np.abs(decayed["hidden.weight"]).max() > 1e-4
+    assert np.abs(decayed["output.weight"]).max() > 1e-4
