@@ -31,6 +31,9 @@ from edl_runtime.shards.tasks import RETRIES, TIMEOUT_S, BlockingTaskQueue, NoTa
 POLL_S = 0.2
 """How often a reader asks whether there is a task, while others hold all that is left of the pass."""
 
+DEFAULT_JOB = "cloud-reader"
+"""The name of the queue outside of jobs."""
+
 ReadShard = Callable[[str], Iterable[Any]]
 
 log = get_logger(__name__)
@@ -60,7 +63,7 @@ def cloud_reader(
       all readers. A path of a shard is passed to `read` as it stands.
     - `endpoint`: the URL of the Redis, as redis://127.0.0.1:6379/0; it was etcd's.
     - `read`: returns a shard's records; by default those of `edl convert`.
-    - `job`: whose tasks; by default EDL_JOB. The namespace is EDL_NAMESPACE.
+    - `job`: whose tasks; by default EDL_JOB, or DEFAULT_JOB. The namespace is EDL_NAMESPACE.
     - `shards_per_task`: how many are leased together. All records of a task are in memory, and of the next one, too.
     - `timeout_s`: after so long a task is another reader's; it includes the time that the task before it takes.
     - `retries`: a task that fails, or takes too long, more often is left out of the pass.
@@ -72,9 +75,7 @@ def cloud_reader(
     TasksMissingError and PassLostError when it has lost the tasks. Raises SpecError.
     """
     settings = RuntimeSettings.from_env(os.environ)
-    job = job or settings.job
-    if not job:
-        raise SpecError("job", "", "the name of the job whose tasks these are, or EDL_JOB")
+    job = job or settings.job or DEFAULT_JOB
     shards = _expand([paths] if isinstance(paths, str) else paths, are_sets=read is None)
 
     def open_queue() -> BlockingTaskQueue:
@@ -112,6 +113,7 @@ class _PassReader:
     def records(self, commit: Callable[[Task], object] | None) -> Iterator[Any]:
         """Yield the records of all tasks; finish each one when the record after its last is asked for."""
         loaded: _LoadedTask | None = None
+        count = 0
         ahead = _in_thread(self._load)
         try:
             while loaded := ahead.result():
@@ -121,7 +123,8 @@ class _PassReader:
                     commit(loaded.task)
                 self._finish(loaded.task)
                 loaded = None
-            self._log_end()
+                count += 1
+            self._log_end(count)
         finally:
             self._stopped.set()
             self._give_back(loaded, ahead)
@@ -182,11 +185,15 @@ class _PassReader:
             with suppress(EdlError):
                 self._queue.release(one.task)
 
-    def _log_end(self) -> None:
+    def _log_end(self, count: int) -> None:
+        """Log how the pass has ended, of which `count` tasks were this reader's."""
         report = self._queue.report()
+        of = {"job": report.job, "pass_number": self.pass_number}
         if report.pass_number == self.pass_number:
             names = [shard for failed in report.failed for shard in failed.shards]
-            log.info("pass.over", job=report.job, pass_number=self.pass_number, done=report.done, failed=names)
+            log.info("pass.over", **of, tasks=report.tasks, mine=count, failed=names)
+        elif not count:
+            log.info("pass.over", **of, mine=0, current=report.pass_number)
 
 
 @contextmanager

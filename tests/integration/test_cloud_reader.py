@@ -19,6 +19,7 @@ from support.teachers.process import wait_until
 from edl_runtime.compat import cloud_reader as module
 from edl_runtime.compat.cloud_reader import cloud_reader
 from edl_runtime.errors import SpecError
+from edl_runtime.shards.convert import convert
 from edl_runtime.shards.errors import AllTasksFailedError, PassLostError, TasksDifferError
 from edl_runtime.shards.tasks import BlockingTaskQueue, Task
 
@@ -44,6 +45,8 @@ def folder(tmp_path: Path) -> Path:
 def job(namespace: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A job that no other test has."""
     monkeypatch.setenv("EDL_NAMESPACE", namespace)
+    monkeypatch.delenv("EDL_JOB", raising=False)
+    monkeypatch.setattr(module, "_passes", {})
     return f"job-{uuid.uuid4().hex[:8]}"
 
 
@@ -80,6 +83,16 @@ def test_each_call_reads_a_pass(reader: Reader, queue: BlockingTaskQueue) -> Non
         assert sorted(reader(shards_per_task=2)) == ALL
         report = queue.report()
         assert (report.pass_number, report.tasks, report.done) == (pass_number, 3, 3)
+
+
+def test_paths_and_endpoint_are_enough(reader: Reader, edl: Edl) -> None:
+    """The queue has a name of its own; the log says when others have read all of a pass."""
+    assert sorted(reader(job="")) == ALL
+    with capture_logs() as logs:
+        module._passes.clear()  # as in another process
+        assert list(reader(job="")) == []
+    assert [(entry["event"], entry["mine"]) for entry in logs] == [("pass.over", 0)]
+    assert edl("tasks", module.DEFAULT_JOB)[0] == 0
 
 
 def test_readers_share_a_pass(reader: Reader, queue: BlockingTaskQueue) -> None:
@@ -293,11 +306,19 @@ def test_a_script_that_exits_in_a_pass_is_not_kept(folder: Path, job: str, redis
     assert subprocess.run(command, timeout=300, check=False).returncode == 0
 
 
-def test_what_can_not_be_read_is_refused(reader: Reader, folder: Path, redis_url: str) -> None:
-    """When it is called: a glob without files, or no job."""
+@pytest.mark.parametrize("where", ["{}", "{}/*.parquet"])
+def test_shards_of_edl_convert_need_no_read(tmp_path: Path, redis_url: str, job: str, where: str) -> None:
+    """By their folder, or by a glob."""
+    pytest.importorskip("pyarrow")
+    samples = [(number, f"text {number}") for number in range(10)]
+    convert(lambda: samples, str(tmp_path / "set"), records_per_shard=3)
+    records = cloud_reader(where.format(tmp_path / "set"), redis_url, job=job, shards_per_task=2)
+    assert sorted(records) == samples
+
+
+def test_what_can_not_be_read_is_refused(folder: Path, redis_url: str) -> None:
+    """When it is called if no file is there; or when it is read."""
     with pytest.raises(SpecError, match=r"paths: got '.*\*\.csv'"):
         cloud_reader(str(folder / "*.csv"), redis_url, job="job")
-    with pytest.raises(SpecError, match="EDL_JOB"):
-        reader(job="")
     with pytest.raises(SpecError, match="redis_url"):
         list(cloud_reader(str(folder / "part-0.txt"), "127.0.0.1:2379", job="job", read=read_lines))
