@@ -1,21 +1,31 @@
-"""The progress report of a job: written by its student or agents, read by Airflow and the `edl` command."""
+"""The progress of a job, its last report and its curve: by its student or agents, for Airflow and the `edl` command."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from edl_runtime.store import keys
-from edl_runtime.store.redis_client import decode_record, unavailable_if_lost
+from edl_runtime.store.redis_client import decode_record, run_script, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 KEPT_S = 3600
 """How long a report is kept after its last update."""
+
+CURVE_KEPT_S = 24 * 3600
+"""How long a curve outlives its last report, as a job that is suspended over night."""
+
+MOST_POINTS = 1000
+"""Points of a curve. When there are as many, at least a quarter of them stay, over the whole length."""
+
+POINT_METRICS = 20
+"""Metrics in a point; the rest is left out."""
 
 READER_ALIVE_S = 5.0
 """A reader whose report is this much older than the job's has ended."""
@@ -32,7 +42,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A job's last report. Rates and shares are those of the last ten seconds; shares are from 0 to 1.
 
     - `step`: trained batches; `total_steps`: all batches, None if unknown.
-    - `loss`: as reported by the script, or None.
+    - `loss`: as reported by the script, or None; `metrics`: what it gives to `run.metrics`.
     - `teachers`: teachers in use, without those in quarantine.
     - `answered`: requests that each teacher has answered, by address; `shares`: each one's share of the last ones.
     - `cached`: samples whose answers came from the cache.
@@ -56,6 +66,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     total_steps: int | None = None
     epoch: int = 0
     loss: float | None = None
+    metrics: dict[str, float] = {}
     samples_per_s: float = 0.0
     teachers: int = 0
     answered: dict[str, int] = {}
@@ -73,6 +84,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     run: str = ""
     note: str = ""
+
+    @property
+    def share(self) -> float | None:
+        """The share of all steps that is done, 0 to 1; None while the number of all steps is unknown."""
+        return min(1.0, self.step / self.total_steps) if self.total_steps else None
 
     def line(self) -> str:
         """Return this report as one line for a log, without fields that are zero."""
@@ -135,10 +151,52 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job's progress at one step, `at` a time in Unix seconds; the fields are those of `Progress`."""
+
+    step: int
+    at: float
+    epoch: int = 0
+    loss: float | None = None
+    samples_per_s: float = 0.0
+    instances: int = 0
+    metrics: dict[str, float] = {}
+
+
 async def publish_progress(client: Redis, namespace: str, job: str, progress: Progress) -> None:
-    """Replace the job's last report; it is kept for an hour. Raises RegistryUnavailableError."""
+    """Replace the job's last report, kept for an hour, and add it to the curve. Raises RegistryUnavailableError.
+
+    A report of an earlier generation than the last one is dropped.
+    """
+    point = CurvePoint(
+        step=progress.step,
+        at=progress.updated_at,
+        epoch=progress.epoch,
+        loss=progress.loss,
+        samples_per_s=round(progress.samples_per_s, 3),
+        instances=progress.instances,
+        metrics=dict(islice(progress.metrics.items(), POINT_METRICS)),
+    )
+    where = [keys.progress(namespace, job), keys.progress_curve(namespace, job)]
+    report, as_point = (msgspec.json.encode(each).decode() for each in (progress, point))
+    position: list[str | int] = [progress.run, progress.generation, progress.step]
+    await run_script(
+        client, "progress_publish", where, [report, *position, as_point, KEPT_S, CURVE_KEPT_S, MOST_POINTS]
+    )
+
+
+async def read_curve(client: Redis, namespace: str, job: str, *, most: int = MOST_POINTS) -> list[CurvePoint]:
+    """Return the curve of the job's progress by step, empty if there is none; of more points than `most`, every n-th.
+
+    The last point is always there. It is kept for a day, and continues when the job is started again from a checkpoint.
+    Raises RegistryUnavailableError.
+    """
     with unavailable_if_lost(client):
-        await client.set(keys.progress(namespace, job), msgspec.json.encode(progress), ex=KEPT_S)
+        found: Any = client.zrange(keys.progress_curve(namespace, job), 0, -1)
+        contents = await found
+    points = [point for point in (decode_record(content, CurvePoint) for content in contents) if point]
+    every = -(-len(points) // most)
+    return points[::-every][::-1] if points else []
 
 
 async def publish_reader_progress(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import click
@@ -14,24 +15,40 @@ from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.cli import backends
 from edl_runtime.cli.options import print_json, print_table, read_settings
-from edl_runtime.progress import Progress, progress_of_run, read_progress
+from edl_runtime.progress import MOST_POINTS, CurvePoint, Progress, progress_of_run, read_curve, read_progress
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
 
+CURVE_HEADINGS = ("STEP", "EPOCH", "AT", "LOSS", "SAMPLES/S", "INSTANCES", "METRICS")
+CURVE_ROWS = 40
+
 
 @click.command
 @click.argument("name", required=False)
+@click.option("--curve", is_flag=True, help="With NAME: show how its training has gone so far, step by step.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of jobs, or with NAME that job.")
-def jobs(name: str | None, *, as_json: bool) -> None:
+def jobs(name: str | None, *, curve: bool, as_json: bool) -> None:
     """Show the jobs and pools of the work folder EDL_WORK_DIR, or of a cluster; with NAME, only that one.
 
     EDL_BACKEND=kubernetes reads the cluster of the kubeconfig; EDL_KUBE_CONTEXT and EDL_KUBE_NAMESPACE select context
     and namespace.
 
-    Progress is shown when EDL_REDIS_URL is the Redis of the jobs.
+    Progress is shown when EDL_REDIS_URL is the Redis of the jobs. The curve of loss and speed is kept for a day after
+    the last report; as a table it has at most 40 rows, as JSON all its points.
     """
-    settings = read_settings()
+    settings = read_settings(redis="the Redis of the job" if curve else "")
+    if curve:
+        if not name:
+            raise click.UsageError("Give NAME with --curve.")
+        points = asyncio.run(_read_curve(settings, name, most=MOST_POINTS if as_json else CURVE_ROWS))
+        if as_json:
+            print_json(points)
+        elif points:
+            print_table(CURVE_HEADINGS, map(_curve_row, points))
+        else:
+            click.echo(f"edl: nothing is known of a training {name!r}; its first report comes after a step", err=True)
+        return
     statuses, reports = asyncio.run(_read(settings, name))
     if as_json:
         views = [_plain(status, reports.get(status.name)) for status in statuses]
@@ -51,6 +68,19 @@ async def _read(settings: RuntimeSettings, name: str | None) -> tuple[list[JobSt
     except RegistryUnavailableError as error:
         click.echo(f"edl: progress is unknown: {error}", err=True)
         return statuses, {}
+
+
+async def _read_curve(settings: RuntimeSettings, name: str, *, most: int) -> list[CurvePoint]:
+    async with connect(settings.redis_url) as client:
+        return await read_curve(client, settings.namespace, name, most=most)
+
+
+def _curve_row(point: CurvePoint) -> list[str]:
+    at = datetime.fromtimestamp(point.at).astimezone()
+    loss = "" if point.loss is None else f"{point.loss:.4f}"
+    metrics = " ".join(f"{name}={value:.4g}" for name, value in point.metrics.items())
+    speed, instances = f"{point.samples_per_s:,.0f}", str(point.instances or "")
+    return [str(point.step), str(point.epoch), f"{at:%Y-%m-%d %H:%M:%S}", loss, speed, instances, metrics]
 
 
 async def _progress(settings: RuntimeSettings, jobs: Sequence[JobStatus]) -> dict[str, Progress]:

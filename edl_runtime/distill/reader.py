@@ -165,9 +165,11 @@ class DistillReader:
         finally:
             engine.end(epoch)
 
-    def report(self, *, loss: float | None = None, note: str | None = None) -> None:
+    def report(
+        self, *, loss: float | None = None, note: str | None = None, metrics: Mapping[str, float] | None = None
+    ) -> None:
         """Add to the job's progress what only the script knows; None leaves a value unchanged."""
-        self._reporter.report(loss=loss, note=note)
+        self._reporter.report(loss=loss, note=note, metrics=metrics)
 
     def stats(self) -> ReaderStats:
         """Return what was delivered so far; also after `close`."""

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Self
 
 from edl_runtime.distill.bottleneck import ProgressRates
@@ -55,6 +55,7 @@ class JobReporter:
         self._samples = 0
         self._epoch: int | None = None
         self._loss: float | None = None
+        self._metrics: dict[str, float] = {}
         self._note = ""
         self._readers = StatsOfReaders()
         self._rates = ProgressRates(time.monotonic())
@@ -76,13 +77,24 @@ class JobReporter:
             self._steps += 1
             self._samples += samples
 
-    def report(self, *, loss: float | None = None, note: str | None = None, epoch: int | None = None) -> None:
-        """Set what is reported from now on; None leaves a value unchanged. `note`: what is done now, in your words."""
+    def report(
+        self,
+        *,
+        loss: float | None = None,
+        note: str | None = None,
+        epoch: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Set what is reported from now on; None leaves a value unchanged, as do `metrics` those of other names.
+
+        `note`: what is done now, in your words.
+        """
         self._start()
         with self._lock:
             self._loss = self._loss if loss is None else float(loss)
             self._note = self._note if note is None else note
             self._epoch = self._epoch if epoch is None else epoch
+            self._metrics |= {name: float(value) for name, value in (metrics or {}).items()}
 
     def follow(self, stats: Callable[[], ReaderStats]) -> None:
         """Include the counts of a reader."""
@@ -108,6 +120,7 @@ class JobReporter:
                 total_steps=self._total_steps,
                 epoch=reading.epoch if self._epoch is None else self._epoch,
                 loss=self._loss,
+                metrics=dict(self._metrics),
                 samples_per_s=rates.samples_per_s,
                 teachers=reading.teachers,
                 answered=reading.answered,

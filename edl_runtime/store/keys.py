@@ -14,7 +14,8 @@ script touches one slot and works in Redis Cluster.
 | clock | hash, the clock of a pool's teachers or students, and the last join or leave | as leases | Lua | Lua |
 | pools | set of names; readers remove those without members | a day from the last renewal | members | `edl pools` |
 | traffic profile | string, JSON of the learned profile and the latest sample | 2 days | rescaling | as writer |
-| progress | string, JSON of the last report | an hour from the last | student | Airflow, `edl jobs` |
+| progress | string, JSON of the last report | an hour from the last | Lua | Airflow, `edl jobs` |
+| progress curve | sorted set, JSON of a point → its step; at most 1,000 | a day from the last | Lua | `edl jobs` |
 | readers' progress | hash, instance → JSON of the last report of its reader | as progress | students | as progress |
 | speeds | hash, number of instances → samples a second | a week from the last | rescaling | rescaling |
 | begun by | string, the token of the task try that started the training | 30 days | Airflow | Airflow |
@@ -81,6 +82,10 @@ def traffic_profile(namespace: str, of: str) -> str:
 
 def progress(namespace: str, job: str) -> str:
     return f"edl:{{{namespace}/{job}}}:progress"
+
+
+def progress_curve(namespace: str, job: str) -> str:
+    return f"edl:{{{namespace}/{job}}}:progress:curve"
 
 
 def readers_progress(namespace: str, job: str, run: str) -> str:

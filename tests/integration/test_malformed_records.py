@@ -34,6 +34,11 @@ async def report(client: Redis, namespace: str, nonsense: str) -> Any:
     return await progress.read_progress(client, namespace, "job") or []
 
 
+async def curve(client: Redis, namespace: str, nonsense: str) -> Any:
+    await client.zadd(keys.progress_curve(namespace, "job"), {nonsense: 1})
+    return await progress.read_curve(client, namespace, "job")
+
+
 async def reader_s_report(client: Redis, namespace: str, nonsense: str) -> Any:
     said = Progress(step=1, updated_at=1.0, run="run")
     await client.set(keys.progress(namespace, "job"), msgspec.json.encode(said))
@@ -73,7 +78,7 @@ async def profile(client: Redis, namespace: str, nonsense: str) -> Any:
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda text: text[:30])
-@pytest.mark.parametrize("found", [report, reader_s_report, demanded, member, checkpoint, event, profile])
+@pytest.mark.parametrize("found", [report, curve, reader_s_report, demanded, member, checkpoint, event, profile])
 async def test_an_unreadable_record_counts_as_none(client: Redis, namespace: str, found: Reads, nonsense: str) -> None:
     """And whoever reads it goes on."""
     assert not await found(client, namespace, nonsense)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,7 +18,7 @@ from edl_runtime import progress
 from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
-from edl_runtime.progress import Progress
+from edl_runtime.progress import CurvePoint, Progress
 from edl_runtime.registry import lease as lease_module
 from edl_runtime.registry.lease import Lease, MakeReport, hold_lease
 from edl_runtime.registry.members import Member
@@ -47,6 +48,7 @@ def checkpoint(step: int) -> SavedCheckpoint:
         pytest.param(
             lambda client: progress.publish_progress(client, "n", "job", Progress(step=1, updated_at=1.0)), id="report"
         ),
+        pytest.param(lambda client: progress.read_curve(client, "n", "job"), id="curve"),
         pytest.param(lambda client: read_demands(client, "n", ["p"]), id="demands"),
         pytest.param(lambda client: checkpoint_events.newest(client, "n", "s"), id="the newest checkpoint"),
         pytest.param(lambda client: checkpoint_events.end(client, "n", "s"), id="the end of the checkpoints"),
@@ -158,6 +160,64 @@ async def test_the_last_report_is_read_back_for_an_hour(client: Redis, namespace
     assert await progress.read_progress(client, namespace, "job") == report
     assert await progress.read_progress(client, namespace, "other") is None
     assert 3500 < await client.ttl(keys.progress(namespace, "job")) <= 3600
+
+
+async def test_a_curve_has_a_point_for_each_step(client: Redis, namespace: str) -> None:
+    """A repeated step replaces its point, and what has trained nothing yet has none; it is kept for a day."""
+    assert await progress.read_curve(client, namespace, "job") == []
+    for step, loss in ((0, None), (1, 0.9), (2, 0.8), (2, 0.7)):
+        report = Progress(step=step, updated_at=float(step), epoch=1, loss=loss, metrics={"accuracy": step / 10})
+        await progress.publish_progress(client, namespace, "job", report)
+    assert await progress.read_curve(client, namespace, "job") == [
+        CurvePoint(step=1, at=1.0, epoch=1, loss=0.9, metrics={"accuracy": 0.1}),
+        CurvePoint(step=2, at=2.0, epoch=1, loss=0.7, metrics={"accuracy": 0.2}),
+    ]
+    assert 86_000 < await client.ttl(keys.progress_curve(namespace, "job")) <= 86_400
+
+
+async def test_a_curve_goes_back_with_the_training(client: Redis, namespace: str) -> None:
+    """From a checkpoint it continues at its step; one that begins anew has a new curve."""
+    for step in (10, 20, 30, 15, 25):
+        await progress.publish_progress(client, namespace, "job", Progress(step=step, updated_at=1.0))
+    assert [point.step for point in await progress.read_curve(client, namespace, "job")] == [10, 15, 25]
+    await progress.publish_progress(client, namespace, "job", Progress(step=0, updated_at=2.0))
+    assert await progress.read_curve(client, namespace, "job") == []
+
+
+async def test_a_report_of_an_earlier_generation_is_dropped(client: Redis, namespace: str) -> None:
+    """An agent that was suspended takes no step from the curve; a new run may begin with any generation."""
+    late = Progress(step=5, updated_at=1.0, generation=1, run="first")
+    newest = Progress(step=9, updated_at=2.0, generation=2, run="first")
+    for report in (newest, late):
+        await progress.publish_progress(client, namespace, "job", report)
+    assert await progress.read_progress(client, namespace, "job") == newest
+    assert [point.step for point in await progress.read_curve(client, namespace, "job")] == [9]
+    again = Progress(step=1, updated_at=3.0, generation=1, run="second")
+    await progress.publish_progress(client, namespace, "job", again)
+    assert await progress.read_progress(client, namespace, "job") == again
+
+
+async def test_a_long_curve_is_thinned_over_its_whole_length(client: Redis, namespace: str) -> None:
+    """However many reports, it has a limited number of points: the first, the last, and no wide gap between them."""
+    first, last, every = 50_000, 90_000, 10
+    for step in range(first, last + 1, every):
+        await progress.publish_progress(client, namespace, "job", Progress(step=step, updated_at=1.0))
+    steps = [point.step for point in await progress.read_curve(client, namespace, "job")]
+    assert 250 <= len(steps) <= progress.MOST_POINTS
+    assert (steps[0], steps[-1]) == (first, last)
+    assert max(later - step for step, later in pairwise(steps)) <= 4 * (last - first) / progress.MOST_POINTS
+    few = [point.step for point in await progress.read_curve(client, namespace, "job", most=7)]
+    assert len(few) <= 7
+    assert few[-1] == last
+
+
+@pytest.mark.parametrize("kind", ["lpush", "sadd"])
+async def test_a_key_of_another_type_is_replaced(client: Redis, namespace: str, kind: str) -> None:
+    """As of another version: training must not end for it."""
+    for key in (keys.progress(namespace, "job"), keys.progress_curve(namespace, "job")):
+        await getattr(client, kind)(key, "nonsense")
+    await progress.publish_progress(client, namespace, "job", Progress(step=3, updated_at=1.0))
+    assert [point.step for point in await progress.read_curve(client, namespace, "job")] == [3]
 
 
 async def test_progress_of_readers_is_added_to_that_of_the_agents(client: Redis, namespace: str) -> None:

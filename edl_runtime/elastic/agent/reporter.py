@@ -205,6 +205,7 @@ class StepMeter:
             total_steps=last.total_steps,
             epoch=last.epoch,
             loss=last.loss,
+            metrics=last.metrics,
             samples_per_s=(after - before) / (end - begin) if end > begin else 0.0,
             time_left_s=left * self.median_s if left is not None and self._took_s else None,
             instances=instances,

@@ -124,6 +124,7 @@ class StepDone(_Message, frozen=True, kw_only=True):
 
     - `clock_s`: the same moment by the monotonic clock, which all processes of a machine share.
     - `samples`: of all ranks so far. `total_steps`: of the whole training, None while unknown.
+    - `metrics`: as given to `run.metrics`.
     """
 
     generation: int
@@ -134,6 +135,7 @@ class StepDone(_Message, frozen=True, kw_only=True):
     samples: int
     total_steps: int | None = None
     loss: float | None = None
+    metrics: dict[str, float] = {}
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True):

@@ -428,6 +428,7 @@ class TrainingLoop:
                 samples=train_state.samples,
                 total_steps=total_steps,
                 loss=train_state.mean_loss if math.isfinite(train_state.mean_loss) else None,
+                metrics=train_state.metrics,
             )
         )
 

@@ -193,6 +193,29 @@ def test_progress_comes_from_redis(edl: Edl, redis_url: str, namespace: str, mon
     assert "step 7/9" not in edl("jobs")[1], "an earlier run's of a job of this name"
 
 
+def test_a_curve_shows_how_a_training_has_gone(
+    edl: Edl, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row for each point; no job of that name is needed, as with agents that were started by hand."""
+
+    async def report() -> None:
+        async with connect(redis_url) as client:
+            for step in (10, 20):
+                point = Progress(step=step, updated_at=1.0, loss=1 / step, samples_per_s=1234.5, metrics={"top1": 0.5})
+                await publish_progress(client, namespace, "job", point)
+
+    assert "EDL_REDIS_URL" in edl("jobs", "job", "--curve")[2]
+    monkeypatch.setenv("EDL_REDIS_URL", redis_url)
+    monkeypatch.setenv("EDL_NAMESPACE", namespace)
+    assert edl("jobs", "--curve")[0] == 2
+    assert "nothing is known of a training 'job'" in edl("jobs", "job", "--curve")[2]
+    asyncio.run(report())
+    first = edl("jobs", "job", "--curve")[1].splitlines()[1].split()
+    assert [first[0], *first[4:]] == ["10", "0.1000", "1,234", "top1=0.5"]
+    points = msgspec.json.decode(edl("jobs", "job", "--curve", "--json")[1])
+    assert [point["step"] for point in points] == [10, 20]
+
+
 @pytest.mark.usefixtures("pool")
 def test_jobs_are_shown_without_their_redis(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Redis that does not answer costs the progress and a word about it, never the list."""

@@ -115,9 +115,11 @@ def test_readers_share_a_reporter() -> None:
             reporter.report(note=note, loss=0.5)
             with reader_of({"a:1": arithmetic}, reporter=reporter) as reader:
                 list(reader)
+                reader.report(metrics={note: 0.9})
         progress = reporter.progress()
     assert (progress.step, progress.total_steps) == (3 * BATCHES, 4 * BATCHES)
     assert (progress.note, progress.loss, progress.teachers) == ("second", 0.5, 0)
+    assert progress.metrics == {"first": 0.9, "second": 0.9}
     assert progress.answered == {"a:1": 2 * BATCHES * 3}
     assert progress.samples_per_s > 0
     assert progress.time_left_s is not None

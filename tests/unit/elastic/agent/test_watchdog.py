@@ -25,10 +25,11 @@ def test_progress_is_of_the_last_ten_seconds() -> None:
     steps = StepMeter()
     assert steps.progress(instances=2, generation=1) is None
     for step in range(1, 31):
-        steps.add(stepped(step, at=100.0 + step))
+        steps.add(msgspec.structs.replace(stepped(step, at=100.0 + step), metrics={"accuracy": step / 100}))
     report = steps.progress(instances=2, generation=1)
     assert report is not None
     assert (report.step, report.samples_per_s, report.time_left_s) == (30, 10.0, 70.0)
+    assert (report.share, report.metrics) == (0.3, {"accuracy": 0.3})
     assert "2 instances" in report.line()
 
 
