@@ -63,7 +63,7 @@ class EdlClient:
 
     def __init__(self, edl_connection: EdlConnection, backend: Backend) -> None:
         from edl_runtime.checkpoint import checkpoint_events
-        from edl_runtime.elastic.rendezvous import redis_store
+        from edl_runtime.elastic.rendezvous import group_status, redis_store, requests
         from edl_runtime.registry import directory, pools
 
         self.namespace = edl_connection.namespace
@@ -71,6 +71,7 @@ class EdlClient:
         self.backend = backend
         self._client = connect(edl_connection.redis_url)
         self._checkpoints, self._rendezvous = checkpoint_events, redis_store
+        self._group_status, self._requests = group_status, requests
         self._directory, self._pools = directory, pools
 
     async def close(self) -> None:
@@ -115,7 +116,7 @@ class EdlClient:
 
     async def training(self, job: str) -> TrainingStatus | None:
         """Return the state that the job's agents have agreed on, None if there are none."""
-        found = await self._rendezvous.group_status(self._client, self.namespace, job)
+        found = await self._group_status.group_status(self._client, self.namespace, job)
         if not found:
             return None
         outcome = found.outcome
@@ -133,7 +134,7 @@ class EdlClient:
 
     async def request_stop(self, job: str, reason: str) -> bool:
         """Ask a job's trainers to end with a checkpoint; False when there are none yet. The first reason counts."""
-        return await self._rendezvous.request_stop(self._client, self.namespace, job, reason)
+        return await self._requests.request_stop(self._client, self.namespace, job, reason)
 
     async def rescale(self, rules: RescalingRules, *, dry_run: bool, policy: Policy) -> RescaleOutcome:
         """Make one pass over all jobs and pools; see `edl_runtime.autoscale.rescale`."""

@@ -16,10 +16,12 @@ class TeacherReport(msgspec.Struct, frozen=True, kw_only=True):
     - `busy`: the share of the last `over_s` seconds in which its model ran or a request waited, 0 to 1; the mean of
       several devices.
     - `over_s`: ten, or fewer after a start.
+    - `answered`: requests answered since its start; None if unknown.
     """
 
     busy: float
     over_s: float
+    answered: int | None = None
 
 
 class StudentReport(msgspec.Struct, frozen=True, kw_only=True):

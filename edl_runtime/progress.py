@@ -219,15 +219,29 @@ async def read_progress(client: Redis, namespace: str, job: str) -> Progress | N
 
     Raises RegistryUnavailableError.
     """
+    return (await read_each_progress(client, namespace, [job])).get(job)
+
+
+async def read_each_progress(client: Redis, namespace: str, jobs: Sequence[str]) -> dict[str, Progress]:
+    """Return the last reports of these jobs, by name, as `read_progress`; jobs without one are left out.
+
+    Two round trips for all of them. Raises RegistryUnavailableError.
+    """
     with unavailable_if_lost(client):
-        content = await client.get(keys.progress(namespace, job))
-        progress = decode_record(content, Progress)
-        if progress is None:
-            return None
-        found: Any = client.hvals(keys.readers_progress(namespace, job, progress.run)) if progress.run else None
-        readers = await found if found else []
-    decoded = [decode_record(reader, Progress) for reader in readers]
-    return with_reader_progress(progress, [reader for reader in decoded if reader])
+        async with client.pipeline(transaction=False) as asked:
+            for job in jobs:
+                asked.get(keys.progress(namespace, job))
+            contents: list[Any] = await asked.execute() if jobs else []
+            decoded = ((job, decode_record(content, Progress)) for job, content in zip(jobs, contents, strict=True))
+            found = {job: report for job, report in decoded if report}
+            of_runs = [job for job, report in found.items() if report.run]
+            for job in of_runs:
+                asked.hvals(keys.readers_progress(namespace, job, found[job].run))
+            readers: list[Any] = await asked.execute() if of_runs else []
+    for job, records in zip(of_runs, readers, strict=True):
+        reports = [decode_record(record, Progress) for record in records]
+        found[job] = with_reader_progress(found[job], [report for report in reports if report])
+    return found
 
 
 def progress_of_run(progress: Progress | None, began_at: float) -> Progress | None:

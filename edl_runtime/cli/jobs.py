@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +14,9 @@ from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.cli import backends
 from edl_runtime.cli.options import print_json, print_table, read_settings
-from edl_runtime.progress import MOST_POINTS, CurvePoint, Progress, progress_of_run, read_curve, read_progress
+from edl_runtime.monitor.snapshot import JobLine, JobReport, job_line, read_reports
+from edl_runtime.monitor.terminal import format_duration
+from edl_runtime.progress import MOST_POINTS, CurvePoint, read_curve
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
@@ -50,21 +51,25 @@ def jobs(name: str | None, *, curve: bool, as_json: bool) -> None:
             click.echo(f"edl: nothing is known of a training {name!r}; its first report comes after a step", err=True)
         return
     statuses, reports = asyncio.run(_read(settings, name))
+    lines = {status.name: job_line(status, reports.get(status.name)) for status in statuses}
     if as_json:
-        views = [_plain(status, reports.get(status.name)) for status in statuses]
+        views = [_plain(status, lines[status.name]) for status in statuses]
         print_json(views[0] if name else views)
     elif statuses:
         headings = ["NAME", "KIND", "PHASE", "INSTANCES", "AGE", "PROGRESS OR REASON"]
-        print_table(headings, [_row(status, reports.get(status.name)) for status in statuses])
+        print_table(headings, [_row(status, lines[status.name]) for status in statuses])
     else:
         click.echo(f"no jobs in {backends.describe_location(settings)}")
 
 
-async def _read(settings: RuntimeSettings, name: str | None) -> tuple[list[JobStatus], dict[str, Progress]]:
+async def _read(settings: RuntimeSettings, name: str | None) -> tuple[list[JobStatus], dict[str, JobReport]]:
     backend = backends.open_backend(settings)
     statuses = [await backend.get(name)] if name else await backend.list()
+    if not settings.redis_url:
+        return statuses, {}
     try:
-        return statuses, await _progress(settings, statuses)
+        async with connect(settings.redis_url) as client:
+            return statuses, await read_reports(client, settings.namespace, statuses)
     except RegistryUnavailableError as error:
         click.echo(f"edl: progress is unknown: {error}", err=True)
         return statuses, {}
@@ -83,35 +88,20 @@ def _curve_row(point: CurvePoint) -> list[str]:
     return [str(point.step), str(point.epoch), f"{at:%Y-%m-%d %H:%M:%S}", loss, speed, instances, metrics]
 
 
-async def _progress(settings: RuntimeSettings, jobs: Sequence[JobStatus]) -> dict[str, Progress]:
-    if not settings.redis_url or not jobs:
-        return {}
-    async with connect(settings.redis_url) as client:
-        reports = {
-            job.name: progress_of_run(await read_progress(client, settings.namespace, job.name), job.created_at)
-            for job in jobs
-        }
-    return {name: report for name, report in reports.items() if report}
+def _plain(status: JobStatus, line: JobLine) -> dict[str, Any]:
+    known = {**msgspec.to_builtins(line), **msgspec.to_builtins(status)}  # a job's `reason` is its status's
+    return {**known, "age_s": time.time() - status.created_at}
 
 
-def _plain(status: JobStatus, report: Progress | None) -> dict[str, Any]:
-    return {**msgspec.to_builtins(status), "age_s": time.time() - status.created_at, "progress": report}
-
-
-def _row(status: JobStatus, report: Progress | None) -> list[str]:
+def _row(status: JobStatus, line: JobLine) -> list[str]:
+    report = line.progress
     running = sum(instance.phase == "running" for instance in status.instances)
-    age = _duration(time.time() - status.created_at)
-    progress = " · ".join(filter(None, [report.line(), report.verdict()])) if report else ""
-    return [status.name, status.kind, status.phase, f"{running}/{status.wanted}", age, status.reason or progress]
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = ((days, "d"), (hours, "h"), (minutes, "m"), (seconds, "s"))
-    first = next((place for place, (number, _) in enumerate(parts) if number), 3)
-    return " ".join(f"{number}{unit}" for number, unit in parts[first : first + 2])
+    age = format_duration(time.time() - status.created_at)
+    saved = line.checkpoint
+    checkpoint = f"checkpoint of step {saved.step}, {format_duration(time.time() - saved.at)} old" if saved else ""
+    progress = " · ".join(filter(None, [report.line(), line.limit])) if report else ""
+    what = status.reason or " · ".join(filter(None, [line.trouble, progress, checkpoint]))
+    return [status.name, status.kind, status.phase, f"{running}/{status.wanted}", age, what]
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # -1 is an invalid number, not an option

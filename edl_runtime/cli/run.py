@@ -25,7 +25,7 @@ from edl_runtime.cli.options import priority_option, read_settings, weight_optio
 from edl_runtime.elastic.agent.entrypoint import elastic_job, parse_entrypoint
 from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
 from edl_runtime.elastic.rendezvous import redis_store
-from edl_runtime.elastic.rendezvous.redis_store import request_stop
+from edl_runtime.elastic.rendezvous.requests import request_stop
 from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec, name_from

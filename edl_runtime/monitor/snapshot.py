@@ -1,28 +1,30 @@
-"""Snapshot for `edl monitor`: jobs, pools, targets and resources.
+"""The state of all jobs and pools, as `edl monitor`, `edl jobs` and Airflow show it.
 
-The first columns are those of the original EDL's tutorial.
+The first columns of `edl monitor` are those of the original EDL's tutorial.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.history import JobState, ResourceUse
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
+from edl_runtime.autoscale.policy.pool_size import describe_limit
 from edl_runtime.autoscale.rescale import last_plan
 from edl_runtime.backends.interface import Capacity, JobStatus
+from edl_runtime.elastic.rendezvous.group_status import GroupStatus, LastCheckpoint, LastResize, group_statuses
 from edl_runtime.errors import BackendError
-from edl_runtime.pool_reports import PoolDemand
-from edl_runtime.registry.directory import Directory
-from edl_runtime.registry.pools import read_demands
-from edl_runtime.specs import JobKind
-from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.progress import Progress, progress_of_run, read_each_progress
+from edl_runtime.registry.pools import PoolInfo, TeacherInfo, list_pools
+from edl_runtime.specs import Bounds, JobKind
+from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -37,21 +39,48 @@ UNITS = {"cpu": "cores", "memory": "bytes", "ephemeral-storage": "bytes"}
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A job or pool that has not ended.
+    """A job or pool.
 
-    - `running` of its `wanted` (requested) instances run.
+    - `running` of its `wanted` (requested) instances run; `bounds`: the sizes it can have, None once it has ended.
     - `target`, `reason`: of the last plan; None if that does not name it.
-    - `trouble`: the job's own error; empty for none.
+    - `trouble`: why it is in that state: its own error, what its trainers wait for, or why they end; empty for none.
+    - `progress`: of this run of the job, None before the first report. `share`: of all steps, 0 to 1, None while their
+      number is unknown; `progress.time_left_s` likewise.
+    - `limit`: what limits its speed, in words; empty while unknown.
+    - `generation`, `checkpoint`, `resize`: of elastic trainers, the current one, and the last ones of this run.
     """
 
     name: str
     kind: JobKind
-    state: JobState
+    state: JobState | Literal["succeeded", "failed"]
     running: int
     wanted: int
+    bounds: Bounds | None = None
     target: int | None = None
     reason: str = ""
     trouble: str = ""
+    progress: Progress | None = None
+    share: float | None = None
+    limit: str = ""
+    generation: int = 0
+    checkpoint: LastCheckpoint | None = None
+    resize: LastResize | None = None
+
+
+class TeacherLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered teacher.
+
+    - `busy`: the share of its time that it works, 0 to 1; None without a report, as of servers that are not ours.
+    - `answered`: requests since its start; of a server that is not ours, those of the jobs' students; None if unknown.
+    - `quarantine`: why students send it no requests, and how many; empty while all use it.
+    """
+
+    id: str
+    address: str
+    weight: float = 1.0
+    busy: float | None = None
+    answered: int | None = None
+    quarantine: str = ""
 
 
 class PoolLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +89,8 @@ class PoolLine(msgspec.Struct, frozen=True, kw_only=True):
     - `teachers`, `students`: how many are registered; None without Redis.
     - `busy`, `waiting`: the mean share of their time that teachers work, and that students wait for them, 0 to 1; None
       without reports.
+    - `limit`: in words, whether students wait for teachers and how many more would end it; empty without Redis.
+    - `members`: the registered teachers, by id.
     """
 
     name: str
@@ -69,6 +100,8 @@ class PoolLine(msgspec.Struct, frozen=True, kw_only=True):
     students: int | None = None
     busy: float | None = None
     waiting: float | None = None
+    limit: str = ""
+    members: tuple[TeacherLine, ...] = ()
 
 
 class MonitorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +111,8 @@ class MonitorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
       minimum; `suspended`: those of the pending that were suspended.
     - `trainers`: running trainers by training.
     - `use`: of each resource, by name; empty while the nodes are unknown.
-    - `jobs`: the trainings and pools that have not ended; `pools`: these pools, and those started by hand.
+    - `jobs`: the trainings and pools that have not ended, `ended`: those that have, and are not removed.
+    - `pools`: the pools that have not ended, and those started by hand.
     - `planned_at`: when the last plan was made, None when nothing rescales; `window`: its traffic window, empty without
       windows; `until`: its end; `why`: what limits training; `notes`: warnings about the windows.
     - `lacks`: what is missing here, and why.
@@ -91,6 +125,7 @@ class MonitorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     trainers: dict[str, int]
     use: dict[str, ResourceUse]
     jobs: tuple[JobLine, ...]
+    ended: tuple[JobLine, ...] = ()
     pools: tuple[PoolLine, ...] = ()
     planned_at: float | None = None
     window: str = ""
@@ -104,17 +139,23 @@ def build_snapshot(
     jobs: Iterable[JobStatus],
     capacity: Capacity,
     plan: RescalingPlan | None,
-    pools: Mapping[str, PoolDemand],
+    pools: Mapping[str, PoolInfo],
     at: float,
     *,
+    reports: Mapping[str, JobReport] = {},
     lacks: Sequence[str] = (),
 ) -> MonitorSnapshot:
     """Return the snapshot of these parts."""
-    active = sorted((job for job in jobs if not job.has_ended), key=lambda job: job.name)
+    everything = sorted(jobs, key=lambda job: job.name)
+    active = [job for job in everything if not job.has_ended]
     trainings = [job for job in active if job.kind == "trainer"]
     own = {job.name: job for job in active if job.kind == "pool"}
     states = {job.name: history.job_state(job) for job in trainings}
     targets = {target.name: target for target in plan.targets} if plan else {}
+    lines = {job.name: job_line(job, reports.get(job.name), targets.get(job.name)) for job in everything}
+    answered = Counter[str]()
+    for report in reports.values():
+        answered.update(report.progress.answered if report.progress else {})
     return MonitorSnapshot(
         at=at,
         submitted=tuple(states),
@@ -122,8 +163,9 @@ def build_snapshot(
         suspended=tuple(name for name, state in states.items() if state == "suspended"),
         trainers={job.name: history.running_count(job) for job in trainings},
         use=history.resource_use(active, capacity, plan),
-        jobs=tuple(_job_line(job, targets.get(job.name)) for job in active),
-        pools=tuple(_pool_line(name, own.get(name), pools.get(name)) for name in sorted({*own, *pools})),
+        jobs=tuple(lines[job.name] for job in active),
+        ended=tuple(lines[job.name] for job in everything if job.has_ended),
+        pools=tuple(_pool_line(name, own.get(name), pools.get(name), answered) for name in sorted({*own, *pools})),
         planned_at=plan.at if plan else None,
         window=plan.window if plan else "",
         until=plan.until if plan else None,
@@ -151,20 +193,45 @@ def utilisation(use: ResourceUse | None) -> str:
     return NOTHING if use is None or use.share is None else f"{100 * use.share:.2f}%"
 
 
-def _job_line(job: JobStatus, target: JobTarget | None) -> JobLine:
+def job_line(job: JobStatus, report: JobReport | None, target: JobTarget | None = None) -> JobLine:
+    """Return the line of one job. `report`: what Redis knows of it; `target`: of the last plan."""
+    report = report or JobReport()
+    progress, group = report.progress, report.group
     return JobLine(
         name=job.name,
         kind=job.kind,
-        state=history.job_state(job),
+        state=_state(job),
         running=history.running_count(job),
         wanted=job.wanted,
+        bounds=job.scaling.bounds if job.scaling else None,
         target=target.target if target else None,
         reason=target.reason if target else "",
-        trouble=job.reason,
+        trouble=job.reason or report.problem or ("" if job.has_ended else _group_trouble(group)),
+        progress=progress,
+        share=progress.share if progress else None,
+        limit=progress.verdict() if progress else "",
+        generation=group.generation if group else 0,
+        checkpoint=group.checkpoint if group else None,
+        resize=group.resize if group else None,
     )
 
 
-def _pool_line(name: str, job: JobStatus | None, demand: PoolDemand | None) -> PoolLine:
+def _state(job: JobStatus) -> JobState | Literal["succeeded", "failed"]:
+    if job.phase == "succeeded" or job.phase == "failed":  # noqa: PLR1714 - for mypy
+        return job.phase
+    return history.job_state(job)
+
+
+def _group_trouble(group: GroupStatus | None) -> str:
+    if group is None or group.outcome:
+        return ""
+    if group.stop is not None:
+        return f"ends with a checkpoint: {group.stop}"
+    return f"generation {group.generation} forms" if group.forming and not group.waits else group.waits
+
+
+def _pool_line(name: str, job: JobStatus | None, pool: PoolInfo | None, answered: Mapping[str, int]) -> PoolLine:
+    demand = pool.demand if pool else None
     return PoolLine(
         name=name,
         running=history.running_count(job) if job else None,
@@ -173,6 +240,21 @@ def _pool_line(name: str, job: JobStatus | None, demand: PoolDemand | None) -> P
         students=len(demand.students) if demand else None,
         busy=demand.busy if demand else None,
         waiting=demand.waiting if demand else None,
+        limit=describe_limit(demand) if demand else "",
+        members=tuple(_teacher_line(teacher, answered) for teacher in pool.teachers) if pool else (),
+    )
+
+
+def _teacher_line(teacher: TeacherInfo, answered: Mapping[str, int]) -> TeacherLine:
+    report = teacher.report
+    own = report.answered if report else None
+    return TeacherLine(
+        id=teacher.id,
+        address=teacher.address,
+        weight=teacher.weight,
+        busy=report.busy if report else None,
+        answered=answered.get(teacher.address) if own is None else own,
+        quarantine=str(teacher.quarantine or ""),
     )
 
 
@@ -181,7 +263,35 @@ def _pool_line(name: str, job: JobStatus | None, demand: PoolDemand | None) -> P
 PLAN_HOLDS_S = 900.0
 """Targets of an older plan are not shown: whatever rescales does so more often."""
 
-UNKNOWN = "members of pools, targets and the past are unknown"
+UNKNOWN = "progress, members of pools, targets and the past are unknown"
+
+
+class JobReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What Redis knows of a job: its progress, and the group of its elastic trainers. `problem`: what can't be read."""
+
+    progress: Progress | None = None
+    group: GroupStatus | None = None
+    problem: str = ""
+
+
+async def read_reports(client: Redis, namespace: str, jobs: Sequence[JobStatus]) -> dict[str, JobReport]:
+    """Return what Redis knows of these jobs, by name, in the same few round trips for one or all.
+
+    Reports of an earlier run of a job are left out. Raises RegistryUnavailableError.
+    """
+    elastic = [job.name for job in jobs if job.elastic]
+    progresses, groups = await asyncio.gather(
+        read_each_progress(client, namespace, [job.name for job in jobs]), group_statuses(client, namespace, elastic)
+    )
+    found = {}
+    for job in jobs:
+        progress, group = progress_of_run(progresses.get(job.name), job.created_at), groups.get(job.name)
+        if isinstance(group, MalformedRecordError):
+            found[job.name] = JobReport(progress=progress, problem=str(group))
+        else:
+            is_of_run = group is not None and group.heard_at >= job.created_at
+            found[job.name] = JobReport(progress=progress, group=group if is_of_run else None)
+    return found
 
 
 async def take_snapshot(backend: Backend, client: Redis | None, namespace: str) -> MonitorSnapshot:
@@ -192,20 +302,23 @@ async def take_snapshot(backend: Backend, client: Redis | None, namespace: str) 
     jobs, (capacity, lacks) = await asyncio.gather(backend.list(), _capacity(backend))
     now = time.time()
     plan: RescalingPlan | None = None
-    pools: dict[str, PoolDemand] = {}
+    pools: dict[str, PoolInfo] = {}
+    reports: dict[str, JobReport] = {}
     if client is None:
         lacks.append(f"EDL_REDIS_URL names no Redis: {UNKNOWN}")
     else:
         try:
-            plan = await last_plan(client, namespace)
+            plan, reports, members = await asyncio.gather(
+                last_plan(client, namespace), read_reports(client, namespace, jobs), list_pools(client, namespace)
+            )
+            pools = {pool.name: pool for pool in members}
             if plan and now - plan.at > PLAN_HOLDS_S:
                 lacks.append(f"the last rescaling was {(now - plan.at) / 60:.0f} min ago; its targets are not shown")
                 plan = None
-            pools = await _pools(client, namespace)
             await history.record_point(client, namespace, history.history_point(jobs, capacity, plan))
         except RegistryUnavailableError as error:
             lacks.append(f"{UNKNOWN}: {error}")
-    return build_snapshot(jobs, capacity, plan, pools, now, lacks=lacks)
+    return build_snapshot(jobs, capacity, plan, pools, now, reports=reports, lacks=lacks)
 
 
 async def _capacity(backend: Backend) -> tuple[Capacity, list[str]]:
@@ -214,10 +327,3 @@ async def _capacity(backend: Backend) -> tuple[Capacity, list[str]]:
         return await backend.capacity(), []
     except BackendError as error:
         return Capacity(nodes=()), [f"what nodes have is unknown: {error}"]
-
-
-async def _pools(client: Redis, namespace: str) -> dict[str, PoolDemand]:
-    """Return the reports of each pool that has members."""
-    names = await Directory(client, namespace).pools()
-    demands = await read_demands(client, namespace, names)
-    return {name: demand for name, demand in demands.items() if demand != PoolDemand()}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def picture(seen: MonitorSnapshot) -> RenderableType:
-    """Return tables of the summary, resources, pools, and jobs with their targets and reasons."""
+    """Return tables of the summary, resources, pools, jobs with their targets and reasons, and how these train."""
     from rich.console import Group
     from rich.text import Text
 
@@ -27,6 +27,8 @@ def picture(seen: MonitorSnapshot) -> RenderableType:
         parts += ["", _table(_POOLS, map(_pool, seen.pools))]
     if seen.jobs:
         parts += ["", _table(_JOBS, map(_job, seen.jobs))]
+    if training := [job for job in seen.jobs if job.progress]:
+        parts += ["", _table(_TRAINING, (_training(job, seen.at) for job in training))]
     lines = filter(None, [_plan_line(seen), seen.why, *seen.notes, *seen.lacks])
     return Group(*parts, "", *map(Text, lines))
 
@@ -50,8 +52,9 @@ def live() -> Iterator[Callable[[MonitorSnapshot], None]]:
 
 
 _RESOURCES = ("RESOURCE", "RESERVED", "BY-JOBS", "FOR-TRAINING", "TOTAL")
-_POOLS = ("POOL", "TEACHERS", "REGISTERED", "STUDENTS", "BUSY", "WAITING")
-_JOBS = ("NAME", "KIND", "STATE", "INSTANCES", "TARGET", "REASON")
+_POOLS = ("POOL", "TEACHERS", "REGISTERED", "STUDENTS", "BUSY", "WAITING", "QUARANTINED", "LIMIT")
+_JOBS = ("NAME", "KIND", "STATE", "INSTANCES", "BOUNDS", "TARGET", "REASON")
+_TRAINING = ("NAME", "STEP", "DONE", "LEFT", "SAMPLES/S", "LOSS", "CHECKPOINT", "RESIZED", "LIMIT")
 
 
 def _resource(name: str, use: ResourceUse) -> tuple[str, ...]:
@@ -67,13 +70,43 @@ def _pool(pool: PoolLine) -> tuple[str, ...]:
     instances = NOTHING if pool.wanted is None else f"{pool.running}/{pool.wanted}"
     counts = (NOTHING if count is None else str(count) for count in (pool.teachers, pool.students))
     shares = (NOTHING if share is None else f"{100 * share:.0f}%" for share in (pool.busy, pool.waiting))
-    return (pool.name, instances, *counts, *shares)
+    quarantined = str(sum(bool(teacher.quarantine) for teacher in pool.members)) if pool.members else NOTHING
+    return (pool.name, instances, *counts, *shares, quarantined, pool.limit)
 
 
 def _job(job: JobLine) -> tuple[str, ...]:
     target = NOTHING if job.target is None else str(job.target)
+    bounds = f"{job.bounds.min}-{job.bounds.max}" if job.bounds else NOTHING
     reason = " · ".join(filter(None, [job.reason, job.trouble]))
-    return (job.name, job.kind, job.state, f"{job.running}/{job.wanted}", target, reason)
+    return (job.name, job.kind, job.state, f"{job.running}/{job.wanted}", bounds, target, reason)
+
+
+def _training(job: JobLine, now: float) -> tuple[str, ...]:
+    progress, saved, resize = job.progress, job.checkpoint, job.resize
+    assert progress  # noqa: S101 - others are not shown here
+    left = progress.time_left_s
+    pause = "" if resize is None or resize.pause_s is None else f" in {resize.pause_s:.2f} s"
+    return (
+        job.name,
+        str(progress.step),
+        NOTHING if job.share is None else f"{100 * job.share:.0f}%",
+        NOTHING if left is None else format_duration(left),
+        f"{progress.samples_per_s:,.0f}",
+        NOTHING if progress.loss is None else f"{progress.loss:.4g}",
+        f"{saved.step}, {format_duration(now - saved.at)} ago" if saved else NOTHING,
+        f"{resize.before}→{resize.after}{pause}" if resize else NOTHING,
+        progress.limit or NOTHING,
+    )
+
+
+def format_duration(seconds: float) -> str:
+    """Return for example "3h 12m"."""
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = ((days, "d"), (hours, "h"), (minutes, "m"), (seconds, "s"))
+    first = next((place for place, (number, _) in enumerate(parts) if number), 3)
+    return " ".join(f"{number}{unit}" for number, unit in parts[first : first + 2])
 
 
 def _plan_line(seen: MonitorSnapshot) -> str:

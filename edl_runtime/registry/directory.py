@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,7 @@ from edl_runtime.registry.members import Member
 from edl_runtime.store import keys
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.keys import Role, Service
-from edl_runtime.store.redis_client import decode_record, run_script, unavailable_if_lost
+from edl_runtime.store.redis_client import decode_record, run_script, run_script_on_each, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -91,9 +91,23 @@ class Directory:
 
     async def pools(self) -> list[str]:
         """Return the names of the pools that have members, sorted. Raises RegistryUnavailableError."""
+        return list(await self.members_of_pools())
+
+    async def members_of_pools(self) -> dict[str, PoolMembers]:
+        """Return the members of each pool that has any, by name, sorted. Raises RegistryUnavailableError.
+
+        Two round trips for all pools, and some for each that has lost its last member.
+        """
         with unavailable_if_lost(self._client):
-            names = await self._client.smembers(keys.pools(self._namespace))
-        return [name for name in sorted(map(str, names)) if await self._is_alive(name) or not await self._forget(name)]
+            names = sorted(map(str, await self._client.smembers(keys.pools(self._namespace))))
+        services = [keys.service_keys(Service(self._namespace, name, role)) for name in names for role in keys.ROLES]
+        answers = [_snapshot(answer) for answer in await run_script_on_each(self._client, "members", services)]
+        found: dict[str, PoolMembers] = {}
+        for name, teachers, students in zip(names, answers[::2], answers[1::2], strict=True):
+            there = PoolMembers(teachers.members, students.members, teachers.contract)
+            if there.teachers or there.students or not await self._forget(name):
+                found[name] = there
+        return found
 
     async def _forget(self, pool: str) -> bool:
         """Remove the name from the list, unless a member joins meanwhile; return whether it was removed."""
@@ -108,15 +122,7 @@ class Directory:
         return bool(await self.members(pool, "teachers") or await self.members(pool, "students"))
 
     async def _read(self, service: Service) -> _Snapshot:
-        answer = await run_script(self._client, "members", keys.service_keys(service), [])
-        records, contract, expires_ms, oldest, newest = answer
-        return _Snapshot(
-            members=sorted((m for m in map(_member, records) if m), key=lambda member: member.id),
-            contract=decode_record(contract or None, ModelSignature),
-            expires_in_s=expires_ms / 1000 if expires_ms >= 0 else math.inf,
-            oldest_event=_event(oldest),
-            newest_event=_event(newest),
-        )
+        return _snapshot(await run_script(self._client, "members", keys.service_keys(service), []))
 
     async def _wait_for_event(self, service: Service, seen: _Snapshot, at_most_s: float) -> None:
         until = time.monotonic() + min(seen.expires_in_s, at_most_s, POLL_EVERY_S)
@@ -141,6 +147,14 @@ async def add_to_pool_list(client: Redis, namespace: str, pool: str) -> None:
             await both.execute()
 
 
+class PoolMembers(NamedTuple):
+    """A pool's teachers and students, by id, and its model, None without teachers."""
+
+    teachers: list[Member]
+    students: list[Member]
+    model: ModelSignature | None
+
+
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a service in Redis at one moment."""
 
@@ -149,6 +163,17 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     expires_in_s: float
     oldest_event: tuple[int, int]
     newest_event: tuple[int, int]
+
+
+def _snapshot(answer: Any) -> _Snapshot:
+    records, contract, expires_ms, oldest, newest = answer
+    return _Snapshot(
+        members=sorted((m for m in map(_member, records) if m), key=lambda member: member.id),
+        contract=decode_record(contract or None, ModelSignature),
+        expires_in_s=expires_ms / 1000 if expires_ms >= 0 else math.inf,
+        oldest_event=_event(oldest),
+        newest_event=_event(newest),
+    )
 
 
 class _Listing:

@@ -13,7 +13,7 @@ from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature
-from edl_runtime.registry.directory import Directory
+from edl_runtime.registry.directory import Directory, PoolMembers
 from edl_runtime.registry.errors import UnknownPoolError
 from edl_runtime.store import keys
 from edl_runtime.store.keys import Service
@@ -139,25 +139,25 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_pools(client: Redis, namespace: str) -> list[PoolInfo]:
-    """Return all pools that have members, by name. Raises RegistryUnavailableError."""
-    return [await _pool_info(client, namespace, pool) for pool in await Directory(client, namespace).pools()]
+    """Return all pools that have members, by name, in few round trips for all. Raises RegistryUnavailableError."""
+    members = await Directory(client, namespace).members_of_pools()
+    demands = await read_demands(client, namespace, list(members))
+    return [_pool_info(name, members[name], demands[name]) for name in members]
 
 
 async def get_pool(client: Redis, namespace: str, name: str) -> PoolInfo:
     """Return that pool. Raises UnknownPoolError when it has no members, RegistryUnavailableError."""
-    known = await Directory(client, namespace).pools()
-    if name not in known:
-        raise UnknownPoolError(name, namespace, known)
-    return await _pool_info(client, namespace, name)
+    members = await Directory(client, namespace).members_of_pools()
+    if name not in members:
+        raise UnknownPoolError(name, namespace, list(members))
+    return _pool_info(name, members[name], (await read_demands(client, namespace, [name]))[name])
 
 
-async def _pool_info(client: Redis, namespace: str, pool: str) -> PoolInfo:
-    directory = Directory(client, namespace)
-    demand = (await read_demands(client, namespace, [pool]))[pool]
+def _pool_info(pool: str, members: PoolMembers, demand: PoolDemand) -> PoolInfo:
     quarantined = _quarantined(demand.students)
     return PoolInfo(
         name=pool,
-        model=await directory.contract(pool),
+        model=members.model,
         teachers=tuple(
             TeacherInfo(
                 id=member.id,
@@ -167,7 +167,7 @@ async def _pool_info(client: Redis, namespace: str, pool: str) -> PoolInfo:
                 quarantine=quarantined.get(member.address),
                 report=demand.teachers.get(member.id),
             )
-            for member in await directory.members(pool, "teachers")
+            for member in members.teachers
         ),
         students=tuple(
             StudentInfo(
@@ -177,7 +177,7 @@ async def _pool_info(client: Redis, namespace: str, pool: str) -> PoolInfo:
                 fence=member.fence,
                 report=demand.students.get(member.id),
             )
-            for member in await directory.members(pool, "students")
+            for member in members.students
         ),
     )
 

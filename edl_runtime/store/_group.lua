@@ -6,8 +6,9 @@
 --                    stepped, paused_in; pause after any training, late after the second heartbeat, both in ms
 --   KEYS[4] state    hash: run, ttl (a lease in ms), overtime (ms that leases last longer), late_announced, fence,
 --                    wall, clock, quiet_until, number (the highest), generation (JSON), current (its number), members,
---                    formed, since, proposed_at, resumed, finished, left, suspected_*, stop, outcome, waits, saved,
---                    failures, history
+--                    formed, since, proposed_at, resumed, finished, left, suspected_*, stop, outcome, waits, saved and
+--                    saved_at (the last checkpoint), size (of the last generation that has trained), resized (JSON of
+--                    the last change of members), failures, history
 --   KEYS[5] events   stream of {event = JSON}, the last 2,000 or so
 --   ARGV[1] member id, ARGV[2] its fence (0 before it has one), ARGV[3] lease in ms
 

@@ -14,7 +14,8 @@ elseif ARGV[5] == 'saved' then
   if get('saved') == ARGV[4] then
     return 0
   end
-  set('saved', ARGV[4])
+  local time = redis.call('TIME')
+  set('saved', ARGV[4], 'saved_at', time[1] * 1000 + math.floor(time[2] / 1000))
 end
 announce_json(ARGV[4])
 return 1

@@ -59,7 +59,7 @@ if run ~= given.run or (run == '' and ARGV[2] == '0' and get('outcome')) then
   if run ~= given.run or not alive then
     redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
     unset('generation', 'current', 'members', 'formed', 'since', 'proposed_at', 'resumed', 'finished', 'left',
-      'suspected_at', 'suspected_by', 'suspected_for', 'stop', 'outcome', 'waits', 'saved')
+      'suspected_at', 'suspected_by', 'suspected_for', 'stop', 'outcome', 'waits', 'saved', 'saved_at', 'size', 'resized')
   end
   set('run', given.run)
 end
@@ -216,8 +216,14 @@ if get('formed') == 'active' and not get('resumed') and all(function(of) return 
   end
   if stepped then
     set('resumed', 1)
-    announce('resumed', {generation = current, members = indexes(get('members')), total_s = total_s,
-      pause_s = pause and pause / 1000})
+    local members = indexes(get('members'))
+    announce('resumed', {generation = current, members = members, total_s = total_s, pause_s = pause and pause / 1000})
+    if get('size') then
+      local is_json, made = pcall(cjson.decode, get('generation'))
+      set('resized', cjson.encode({before = number('size'), after = #members, at = wall / 1000, total_s = total_s,
+        pause_s = pause and pause / 1000, gear = is_json and made.gear or nil, reason = is_json and made.reason or nil}))
+    end
+    set('size', #members)
   end
 end
 keep()

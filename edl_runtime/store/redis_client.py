@@ -139,6 +139,8 @@ async def run_script_on_each(client: Redis, name: str, each: Sequence[Sequence[s
 
     One round trip, but not one transaction. Raises MalformedRecordError, RegistryUnavailableError.
     """
+    if not each:
+        return []
     with unavailable_if_lost(client), _malformed_if_misread([key for keys in each for key in keys]):
         script = client.register_script(_text(name))
         async with client.pipeline(transaction=False) as pipeline:

@@ -18,6 +18,7 @@ import msgspec
 from edl_runtime.concurrency import first_completed, unless_stopped
 from edl_runtime.errors import EdlError, SpecError, missing_library
 from edl_runtime.log import get_logger
+from edl_runtime.pool_reports import TeacherReport
 from edl_runtime.protocol.address import check_exposure
 from edl_runtime.protocol.errors import TeacherError
 from edl_runtime.protocol.listener import accepting, connection_limit, listen
@@ -128,9 +129,11 @@ async def serve(
             service = Service(settings.namespace, options.pool)
             refusals: list[Coroutine[Any, Any, EdlError]] = []
             if client is not None:
-                lease = hold_lease(
-                    client, service, member, ttl_s=settings.lease_ttl_s, make_report=predictors.load.report
-                )
+
+                def report() -> TeacherReport:
+                    return msgspec.structs.replace(predictors.load.report(), answered=metrics.totals().answered)
+
+                lease = hold_lease(client, service, member, ttl_s=settings.lease_ttl_s, make_report=report)
                 if held := await unless_stopped(stop, membership.enter_async_context(lease)):
                     refusals.append(held.wait_rejected())
             reason = await unless_stopped(stop, first_completed(predictors.failed(options.hung_after_s), *refusals))

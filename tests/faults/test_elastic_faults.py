@@ -17,7 +17,7 @@ from support.network.proxy import running_proxy
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.checkpoint.store import CheckpointStore
-from edl_runtime.elastic.rendezvous.redis_store import request_stop
+from edl_runtime.elastic.rendezvous.requests import request_stop
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint

@@ -34,7 +34,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that nobody is in is given up soon, and looked at often."""
     monkeypatch.setattr("edl_runtime.cli.events.DESERTED_S", 0.1)
     monkeypatch.setattr("edl_runtime.elastic.rendezvous.redis_store.BLOCK_S", 0.02)
-    monkeypatch.setattr("edl_runtime.elastic.rendezvous.redis_store.SILENT_S", 0.1)
+    monkeypatch.setattr("edl_runtime.elastic.rendezvous.group_status.SILENT_S", 0.1)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ async def test_following_goes_on_while_somebody_is_there(
     redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long nothing happens: an agent that has beaten lately is enough."""
-    monkeypatch.setattr("edl_runtime.elastic.rendezvous.redis_store.SILENT_S", 60.0)
+    monkeypatch.setattr("edl_runtime.elastic.rendezvous.group_status.SILENT_S", 60.0)
     async with connect(redis_url) as client:
         membership = RendezvousStore(client, namespace, "digits")
         await membership.heartbeat(TrainerMember(id="0-a", index=0))

@@ -31,7 +31,7 @@ from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.cli import backends
 from edl_runtime.errors import EX_CONFIG, BackendError
-from edl_runtime.monitor.snapshot import PoolLine, take_snapshot
+from edl_runtime.monitor.snapshot import PoolLine, TeacherLine, take_snapshot
 from edl_runtime.pods import Pod
 from edl_runtime.pool_reports import TeacherReport
 from edl_runtime.registry.lease import hold_lease
@@ -123,9 +123,9 @@ def test_a_look_shows_all_of_it(edl: Edl, environ: dict[str, str]) -> None:
     assert re.fullmatch(r"\d+\.\d\d%", row.split()[3])
     cells = {line.split()[0]: line.split() for line in rest if line}
     assert cells["cpu"][2:] == ["0.3", "1.5", f"{os.cpu_count()}"]
-    assert "teachers 1/1 - - - -" in [" ".join(line.split()) for line in rest]
-    assert " ".join(cells["example"]) == "example trainer running 3/3 4 grows to 4: room is left"
-    assert cells["example2"][:5] == ["example2", "trainer", "suspended", "0/0", "-"]
+    assert "teachers 1/1 - - - - -" in [" ".join(line.split()) for line in rest]
+    assert " ".join(cells["example"]) == "example trainer running 3/3 1-4 4 grows to 4: room is left"
+    assert cells["example2"][:4] == ["example2", "trainer", "suspended", "0/0"]
     assert any(re.fullmatch(r"targets of \d\d:\d\d:\d\d, window 'night' until .*", line.rstrip()) for line in rest)
     assert "is odd" in printed
 
@@ -136,10 +136,11 @@ async def test_members_of_pools_come_from_redis(
     """Those registered, and how busy they say they are."""
     monkeypatch.setattr("edl_runtime.registry.lease.RENEW_EVERY_S", 0.05)
     service, teacher = Service(namespace, "by-hand", "teachers"), Member(id="t", address="h:1")
-    busy = PoolLine(name="by-hand", teachers=1, students=0, busy=0.75)
+    teachers = (TeacherLine(id="t", address="h:1", busy=0.75, answered=3),)
+    busy = PoolLine(name="by-hand", teachers=1, students=0, busy=0.75, limit="it has no students", members=teachers)
 
     def says() -> TeacherReport:
-        return TeacherReport(busy=0.75, over_s=10.0)
+        return TeacherReport(busy=0.75, over_s=10.0, answered=3)
 
     async with connect(redis_url) as client, hold_lease(client, service, teacher, ttl_s=HANGS_S, make_report=says):
 
@@ -239,7 +240,8 @@ def test_json_is_an_object_for_each_look(
         assert seen["use"]["cpu"] == {"total": os.cpu_count(), "reserved": ours, "ours": ours, "allowed": 1.5}
         assert (seen["window"], seen["planned_at"], seen["notes"], seen["lacks"]) == ("night", began, ["is odd"], [])
         says = {"name": "example", "kind": "trainer", "state": "running", "running": 3, "wanted": 3, "target": 4}
-        assert seen["jobs"][0] == says | {"reason": "grows to 4: room is left", "trouble": ""}
+        says |= {"reason": "grows to 4: room is left", "trouble": "", "bounds": {"min": 1, "max": 4}}
+        assert {name: seen["jobs"][0][name] for name in says} == says
     assert len(lines) == 2
 
 
@@ -278,7 +280,7 @@ def test_without_a_redis_jobs_are_shown_and_no_past(edl: Edl, monkeypatch: pytes
     monkeypatch.setenv("EDL_REDIS_URL", "")
     _, printed, _ = edl("--once")
     assert printed.splitlines()[1].split()[:3] == ROW
-    assert "EDL_REDIS_URL names no Redis: members of pools, targets and the past are unknown" in printed
+    assert "EDL_REDIS_URL names no Redis: progress, members of pools, targets and the past are unknown" in printed
     assert "nothing rescales" not in printed
     status, _, complaint = edl("--history", "1h")
     assert status == EX_CONFIG

@@ -18,16 +18,15 @@ from edl_runtime.elastic.agent.failures import MAX_FAILURES
 from edl_runtime.elastic.errors import InstanceSupersededError, JobTakenError
 from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
+from edl_runtime.elastic.rendezvous.group_status import LastCheckpoint, group_status, has_live_agents
 from edl_runtime.elastic.rendezvous.planner import WaitReason, plan_generation
 from edl_runtime.elastic.rendezvous.redis_store import (
     Event,
     RendezvousStore,
     follow_events,
-    group_status,
-    has_live_agents,
     read_events,
-    request_stop,
 )
+from edl_runtime.elastic.rendezvous.requests import request_stop
 from edl_runtime.specs import Bounds
 from edl_runtime.store import keys
 from edl_runtime.store import redis_client as store_client
@@ -297,6 +296,30 @@ async def test_the_absence_of_an_instance_that_returns_is_no_pause(client: Redis
     await first.heartbeat(stepped=3, pause_s=0.25, paused_in=2)
     resumed = [event for event in await read_events(client, namespace, JOB) if event.kind == "resumed"]
     assert [(event.generation, event.pause_s) for event in resumed] == [(1, None), (2, 0.4), (3, 0.25)]
+    status = await group_status(client, namespace, JOB)
+    assert status is not None
+    assert status.resize is not None
+    assert (status.generation, status.forming, status.waits) == (3, False, "")
+    assert (status.resize.before, status.resize.after, status.resize.pause_s) == (1, 2, 0.25)
+    assert (status.resize.gear, status.resize.reason) == ("live", "instance 1 has joined")
+    assert status.heard_at >= status.resize.at > 0
+
+
+async def test_the_last_checkpoint_is_part_of_the_status(client: Redis, namespace: str) -> None:
+    """With when it was reported; the next run of the job begins without one, and without a resize."""
+    (agent,) = await group(client, namespace, 1, run="first")
+    saved = Event(kind="saved", instance=0, generation=1, step=7, epoch=2, url="/c/7", total_s=0.1)
+    await agent.membership.announce(saved)
+    status = await group_status(client, namespace, JOB)
+    assert status is not None
+    assert status.checkpoint == LastCheckpoint(step=7, epoch=2, generation=1, url="/c/7", at=status.heard_at)
+    assert status.resize is None
+    await agent.membership.end(JobOutcome("done"))
+    await agent.membership.leave()
+    await Agent(client, namespace, 0, boot="b", run="second").heartbeat()
+    after = await group_status(client, namespace, JOB)
+    assert after is not None
+    assert (after.checkpoint, after.resize) == (None, None)
 
 
 async def test_a_script_that_tells_of_no_steps_does_not_resume(client: Redis, namespace: str) -> None:

@@ -19,6 +19,7 @@ from edl_runtime.autoscale.policy.pool_size import (
     SETTLED_S,
     SHRINK_UTILISATION,
     PoolSize,
+    describe_limit,
     even_shares,
     pool_size,
 )
@@ -213,6 +214,33 @@ def test_a_size_has_a_reason() -> None:
     ):
         need = pool_size(teachers, demand, BOUNDS)
         assert (need.teachers, need.reason[-len(why) :]) == (needed, why)
+
+
+@pytest.mark.parametrize(
+    ("demand", "limit"),
+    [
+        (said([load()] * 2, [student(0.3, 2.0)]), "students wait 30 % of the time for teachers; 2 more would end it"),
+        (
+            said([load()], [student(0.9)]),
+            "students wait 90 % of the time for teachers; at least 1 more are needed",
+        ),
+        (
+            said([load(0.5)] * 6, [student(0.2, 3.0)]),
+            "students wait 20 % of the time for teachers, which are busy 50 % of it; more would not help",
+        ),
+        (
+            said([load(0.5)] * 6, [student(0.0, 3.0)]),
+            "students do not wait; teachers are busy 50 % of the time; 2 fewer would do",
+        ),
+        (said([load(0.9)], [student(0.0, 0.9)]), "students do not wait; teachers are busy 90 % of the time"),
+        (said([load()], []), "it has no students"),
+        (said([], [student(0.9)]), "no teacher is registered; its students wait"),
+        (said([load()], [None]), "not known yet: 1 of 1 students have reported nothing of late"),
+    ],
+)
+def test_a_limit_is_described(demand: PoolDemand, limit: str) -> None:
+    """How long students wait, and how many teachers would end it, by the same estimate as a size."""
+    assert describe_limit(demand) == limit
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from airflow.sdk import Connection
 from prometheus_client.registry import Collector
-from support.autoscale.jobs import capacity, node
+from support.autoscale.jobs import capacity, node, pool
 from support.autoscale.jobs import running_job as job
 from support.paths import DEPLOY
 
@@ -23,7 +23,7 @@ from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.monitor.exporter import MonitorCollector
 from edl_runtime.monitor.snapshot import build_snapshot
 from edl_runtime.pods import Pod
-from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
+from edl_runtime.pool_reports import StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.teacher.http.server import HttpServer
 from edl_runtime.teacher.metrics import DeviceLoad, TeacherMetrics
@@ -118,7 +118,7 @@ def shown() -> dict[str, set[str]]:
         [job("job", 1)],
         capacity(node(total={"cpu": 2.0}, used={"cpu": 1.0})),
         RescalingPlan(at=1.0, window="night", capacity={"cpu": 1.0}, targets=(target,)),
-        {"pool": PoolDemand(teachers={"t": TeacherReport(busy=1.0, over_s=10.0)}, students={"s": StudentReport()})},
+        {"pool": pool("pool", {"t": TeacherReport(busy=1.0, over_s=10.0)}, {"s": StudentReport()})},
         2.0,
     )
     return samples(ReaderCollector(lambda: stats)) | samples(metrics) | samples(MonitorCollector(lambda: seen))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -59,6 +60,27 @@ def pool_size(teachers: int, demand: PoolDemand, bounds: Bounds) -> PoolSize:
     return PoolSize(within, f"{need.reason}; its {'minimum' if within == bounds.min else 'maximum'} is {within}")
 
 
+def describe_limit(demand: PoolDemand) -> str:
+    """Return in words whether the pool's students wait for its teachers, and how many more would end it."""
+    there = len(demand.teachers)
+    if not demand.students:
+        return "it has no students"
+    if not there:
+        return "no teacher is registered; its students wait"
+    if unsettled := _unsettled(there, demand):
+        return f"not known yet: {unsettled}"
+    load = _Load.of(demand)
+    enough = load.enough(at_most=2 * there + 1)  # an estimate from teachers that are all busy reaches no further
+    waits = f"students wait {_percent(load.waiting)} of the time for teachers"
+    if not load.waits:
+        fewer = f"; {there - enough} fewer would do" if enough < there else ""
+        return f"students do not wait; teachers are busy {_percent(load.busy / there)} of the time{fewer}"
+    if enough > there:
+        more = f"at least {there} more are needed" if enough > 2 * there else f"{enough - there} more would end it"
+        return f"{waits}; {more}"
+    return f"{waits}, which are busy {_percent(load.busy / there)} of it; more would not help"
+
+
 def even_shares(teachers: int, wants: Sequence[int | None]) -> list[float]:
     """Return the guaranteed share of each student, by the most teachers that it wants."""
     even, left = 0.0, teachers
@@ -77,23 +99,46 @@ def even_shares(teachers: int, wants: Sequence[int | None]) -> list[float]:
 def _needed(teachers: int, demand: PoolDemand, most: int) -> PoolSize:
     if unsettled := _unsettled(teachers, demand):
         return PoolSize(teachers, unsettled)
-    students = [report for report in demand.students.values() if report is not None]
-    busy = _busy(list(demand.teachers.values()), students)
-    there = len(demand.teachers)
+    load, there = _Load.of(demand), len(demand.teachers)
     others = there - teachers
-    waiting = max(student.waiting for student in students)
-    state = f"students wait {_percent(waiting)} of the time, teachers are busy {_percent(busy / there)}"
-    if waiting >= WAITING_THRESHOLD:
-        enough = _enough(students, busy, GROW_UTILISATION, at_most=max(most + others, there))
+    state = f"students wait {_percent(load.waiting)} of the time, teachers are busy {_percent(load.busy / there)}"
+    enough = load.enough(at_most=max(most + others, there))
+    if load.waits:
         if enough > 2 * there:
             return PoolSize(2 * there - others, f"{state}: {enough} could do what they ask, and it at most doubles")
         if enough > there:
             return PoolSize(enough - others, f"{state}: {enough} could do what they ask")
         return PoolSize(teachers, f"{state}; more would have too little to do")
-    enough = max(_enough(students, busy, SHRINK_UTILISATION, at_most=there), math.ceil(busy / SHRINK_UTILISATION))
     if enough < there:
         return PoolSize(max(enough - others, 0), f"{state}: {enough} could do what they ask, with room to spare")
     return PoolSize(teachers, state)
+
+
+class _Load(NamedTuple):
+    """What a pool's students do: how many teachers are `busy` at a time, and the longest share of `waiting`."""
+
+    students: list[StudentReport]
+    busy: float
+    waiting: float
+
+    @classmethod
+    def of(cls, demand: PoolDemand) -> Self:
+        """Return the load by the reports of a pool with students and teachers."""
+        students = [report for report in demand.students.values() if report is not None]
+        busy = _busy(list(demand.teachers.values()), students)
+        return cls(students, busy, max(student.waiting for student in students))
+
+    @property
+    def waits(self) -> bool:
+        """Whether a student waits for so long that it needs more teachers."""
+        return self.waiting >= WAITING_THRESHOLD
+
+    def enough(self, *, at_most: int) -> int:
+        """Return how many teachers, `at_most` so many, the students need: while none waits, with room to spare."""
+        if self.waits:
+            return _enough(self.students, self.busy, GROW_UTILISATION, at_most=at_most)
+        fewest = _enough(self.students, self.busy, SHRINK_UTILISATION, at_most=at_most)
+        return max(fewest, math.ceil(self.busy / SHRINK_UTILISATION))
 
 
 def _unsettled(teachers: int, demand: PoolDemand) -> str:

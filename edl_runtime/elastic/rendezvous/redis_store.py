@@ -24,8 +24,8 @@ from edl_runtime.elastic.rendezvous.generation import (
     MemberLease,
     Suspicion,
     TrainerMember,
-    instance_index,
 )
+from edl_runtime.elastic.rendezvous.group_status import has_live_agents
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.store import keys
@@ -203,15 +203,6 @@ class RendezvousStore:
         return await run_script(self._client, f"group_{script}", self._group, [*head, *args])
 
 
-async def request_stop(client: Redis, namespace: str, job: str, reason: str) -> bool:
-    """Ask a job's workers to end with a checkpoint; the first reason counts.
-
-    False when none is registered. Repeat it until they have ended: dead instances are detected only after repeated
-    requests. Raises RegistryUnavailableError.
-    """
-    return bool(await run_script(client, "group_stop", keys.group_keys(namespace, job), [reason or "asked to stop"]))
-
-
 def _view(
     now_ms: int,
     state: Mapping[str, str],
@@ -278,7 +269,7 @@ def _s(ms: str | float) -> float:
     return float(ms) / 1000
 
 
-# Events and status, for observers: Airflow, `edl events`, the monitor. Kept for a day.
+# Events, for observers: Airflow, `edl events`. Kept for a day.
 
 EventKind = Literal[
     "registered", "loading", "ready", "leaving", "left", "lost", "gone", "superseded", "finished", "failed",
@@ -387,57 +378,3 @@ def _decode_events(entries: list[tuple[str, dict[str, str]]]) -> list[Event]:
             continue
         events.append(msgspec.structs.replace(event, id=entry_id, at=int(entry_id.partition("-")[0]) / 1000))
     return events
-
-
-class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The present, or last, state of a job's group.
-
-    - `members`: the instances of the active generation, by rank; empty without one.
-    - `outcome`: how it has ended, None while it has not.
-    - `heard_at`: time of the last heartbeat, in Unix seconds of Redis's clock.
-    """
-
-    members: tuple[int, ...] = ()
-    outcome: JobOutcome | None = None
-    heard_at: float = 0.0
-
-
-SILENT_S = 2.0
-"""Agents send several heartbeats a second.
-
-The group's clock stops without them, so leases alone don't show that all are gone."""
-
-
-async def has_live_agents(client: Redis, namespace: str, job: str) -> bool:
-    """Return whether an agent of the job is registered, and has sent a heartbeat lately.
-
-    Raises MalformedRecordError, RegistryUnavailableError.
-    """
-    with unavailable_if_lost(client):
-        async with client.pipeline(transaction=True) as asked:
-            asked.exists(keys.group_keys(namespace, job)[0])
-            asked.hget(keys.group_state(namespace, job), "wall")
-            asked.time()
-            registered, wall_ms, (now_s, _) = await asked.execute()
-    with malformed_if_unreadable(keys.group_state(namespace, job)):
-        heard_at = int(wall_ms or 0) / 1000
-    return bool(registered) and abs(now_s - heard_at) < SILENT_S  # Redis's clock may have been set back
-
-
-async def group_status(client: Redis, namespace: str, job: str) -> GroupStatus | None:
-    """Return what Redis knows of a job's group, None if nothing; it is kept for a day.
-
-    Raises MalformedRecordError, RegistryUnavailableError.
-    """
-    with unavailable_if_lost(client):
-        key, fields = keys.group_state(namespace, job), ["run", "formed", "members", "outcome", "wall"]
-        found: Any = client.hmget(key, fields)
-        state = {field: value for field, value in zip(fields, await found, strict=True) if value is not None}
-    if "run" not in state:
-        return None
-    with malformed_if_unreadable(key):
-        return GroupStatus(
-            members=tuple(map(instance_index, state["members"].split())) if state.get("formed") == "active" else (),
-            outcome=_outcome_decoder.decode(state["outcome"]) if state.get("outcome") else None,
-            heard_at=int(state["wall"]) / 1000,
-        )

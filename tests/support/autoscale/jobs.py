@@ -8,6 +8,8 @@ from typing import Any
 
 from edl_runtime.autoscale.history import HistoryPoint, JobPoint, JobState, ResourceUse
 from edl_runtime.backends.interface import Capacity, InstanceStatus, JobStatus, NodeCapacity, Scaling
+from edl_runtime.pool_reports import StudentReport, TeacherReport
+from edl_runtime.registry.pools import PoolInfo, Quarantine, StudentInfo, TeacherInfo
 from edl_runtime.specs import Bounds
 
 SCALING = ("priority", "weight", "resumes", "resized_at", "queue", "node_selector")
@@ -51,6 +53,29 @@ def node(name: str = "node", *, total: Mapping[str, float], used: Mapping[str, f
 
 def capacity(*nodes: NodeCapacity) -> Capacity:
     return Capacity(nodes=nodes)
+
+
+def pool(
+    name: str,
+    teachers: Mapping[str, TeacherReport | None] | None = None,
+    students: Mapping[str, StudentReport | None] | None = None,
+    **quarantine: Quarantine,
+) -> PoolInfo:
+    """Return a pool by its members' reports; each teacher's address is its id with a port."""
+    return PoolInfo(
+        name=name,
+        model=None,
+        teachers=tuple(
+            TeacherInfo(
+                id=each, address=f"{each}:1", weight=1.0, fence=1, quarantine=quarantine.get(each), report=report
+            )
+            for each, report in (teachers or {}).items()
+        ),
+        students=tuple(
+            StudentInfo(id=each, address="", want=None, fence=1, report=report)
+            for each, report in (students or {}).items()
+        ),
+    )
 
 
 def past(at: float, *, window: str = "", cpu: ResourceUse | None = None, **jobs: int | JobState) -> HistoryPoint:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from support.autoscale.jobs import capacity, node
+from support.autoscale.jobs import capacity, node, pool
 from support.autoscale.jobs import running_job as job
 from support.teachers.process import wait_until
 
@@ -19,7 +19,7 @@ from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
 from edl_runtime.errors import SpecError
 from edl_runtime.monitor.exporter import MOST_CONNECTIONS, MonitorCollector, parse_address, serving
 from edl_runtime.monitor.snapshot import MonitorSnapshot, build_snapshot
-from edl_runtime.pool_reports import PoolDemand, TeacherReport
+from edl_runtime.pool_reports import TeacherReport
 
 
 def seen(plan: RescalingPlan | None = None) -> MonitorSnapshot:
@@ -32,7 +32,7 @@ def seen(plan: RescalingPlan | None = None) -> MonitorSnapshot:
         ],
         capacity(node(total={"cpu": 8.0, "memory": 100.0, "gpu": 4.0}, used={"cpu": 3.0, "gpu": 1.0})),
         plan,
-        {"pool": PoolDemand(teachers={"t": TeacherReport(busy=0.5, over_s=10.0)}, students={"s": None, "u": None})},
+        {"pool": pool("pool", {"t": TeacherReport(busy=0.5, over_s=10.0)}, {"s": None, "u": None})},
         5.0,
     )
 

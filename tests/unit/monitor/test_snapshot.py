@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
-from support.autoscale.jobs import capacity, node
+from support.autoscale.jobs import NOON, capacity, node, pool
 from support.autoscale.jobs import running_job as job
 
 from edl_runtime.autoscale.history import HistoryPoint, JobPoint, ResourceUse, history_point
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
 from edl_runtime.backends.interface import Capacity, JobStatus
-from edl_runtime.monitor.snapshot import HEADINGS, JobLine, MonitorSnapshot, PoolLine, build_snapshot, summary_row
-from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
+from edl_runtime.elastic.rendezvous.generation import JobOutcome
+from edl_runtime.elastic.rendezvous.group_status import GroupStatus, LastCheckpoint, LastResize
+from edl_runtime.monitor.snapshot import (
+    HEADINGS,
+    JobLine,
+    JobReport,
+    MonitorSnapshot,
+    PoolLine,
+    TeacherLine,
+    build_snapshot,
+    job_line,
+    summary_row,
+)
+from edl_runtime.monitor.terminal import picture
+from edl_runtime.pool_reports import StudentReport, TeacherReport
+from edl_runtime.progress import Progress
+from edl_runtime.registry.pools import PoolInfo, Quarantine
+from edl_runtime.specs import Bounds
 
 
 def look(
     *jobs: JobStatus,
     there: Capacity = capacity(),  # noqa: B008 - nothing is known of it
     plan: RescalingPlan | None = None,
-    pools: Mapping[str, PoolDemand] | None = None,
+    pools: Mapping[str, PoolInfo] | None = None,
     **more: Any,
 ) -> MonitorSnapshot:
-    return build_snapshot(jobs, there, plan, pools or {}, 5.0, **more)
+    return build_snapshot(jobs, there, plan, pools or {}, more.pop("at", 5.0), **more)
 
 
 TUTORIAL = {"example": 0.036, "example1": 0.040, "example2": 0.108}
@@ -102,8 +120,9 @@ def test_targets_stand_with_their_reasons() -> None:
     targets = (JobTarget(name="a", kind="trainer", instances=2, target=4, reason="grows: more is free"),)
     plan = RescalingPlan(at=3.0, window="night", until=9.0, capacity={}, targets=targets, notes=("an odd window",))
     seen = look(job("b", 0, 1, reason="no image"), job("a", 2), plan=plan)
-    a = JobLine(name="a", kind="trainer", state="running", running=2, wanted=2, target=4, reason="grows: more is free")
-    b = JobLine(name="b", kind="trainer", state="pending", running=0, wanted=1, trouble="no image")
+    common: dict[str, Any] = {"kind": "trainer", "bounds": Bounds(1, 100)}
+    a = JobLine(name="a", state="running", running=2, wanted=2, target=4, reason="grows: more is free", **common)
+    b = JobLine(name="b", state="pending", running=0, wanted=1, trouble="no image", **common)
     assert seen.jobs == (a, b)
     assert (seen.planned_at, seen.window, seen.until, seen.notes) == (3.0, "night", 9.0, ("an odd window",))
 
@@ -115,19 +134,97 @@ def test_pools_are_those_of_the_backend_and_those_of_redis() -> None:
         job("quiet", 1, kind="pool"),
         job("a", 1),
         pools={
-            "both": PoolDemand(
-                teachers={"t": TeacherReport(busy=0.9, over_s=10.0)},
-                students={"s": StudentReport(waiting=0.25, over_s=10.0), "t": None},
+            "both": pool(
+                "both",
+                {"t": TeacherReport(busy=0.9, over_s=10.0, answered=7)},
+                {"s": StudentReport(waiting=0.25, over_s=10.0), "u": None},
+                t=Quarantine("answers NaN", 1),
             ),
-            "by-hand": PoolDemand(teachers={"t0": None, "t1": None}),
+            "by-hand": pool("by-hand", {"t0": None, "t1": None}),
         },
+        reports={"a": JobReport(progress=Progress(step=1, updated_at=1.0, answered={"t0:1": 5, "t:1": 6}))},
     )
+    ours = TeacherLine(id="t", address="t:1", busy=0.9, answered=7, quarantine="answers NaN (by 1 student)")
+    others = (TeacherLine(id="t0", address="t0:1", answered=5), TeacherLine(id="t1", address="t1:1"))
+    silent = "not known yet: 1 of 2 students have reported nothing of late"
     assert seen.pools == (
-        PoolLine(name="both", running=1, wanted=3, teachers=1, students=2, busy=0.9, waiting=0.25),
-        PoolLine(name="by-hand", teachers=2, students=0),
+        PoolLine(
+            name="both",
+            running=1,
+            wanted=3,
+            teachers=1,
+            students=2,
+            busy=0.9,
+            waiting=0.25,
+            limit=silent,
+            members=(ours,),
+        ),
+        PoolLine(name="by-hand", teachers=2, students=0, limit="it has no students", members=others),
         PoolLine(name="quiet", running=1, wanted=1),
     )
     assert seen.submitted == ("a",)
+
+
+TRAINED = Progress(
+    step=300, total_steps=1200, updated_at=1.0, loss=0.25, samples_per_s=1234.0, time_left_s=4000.0, limit="student"
+)
+GROUP = GroupStatus(
+    members=(0, 1, 2),
+    generation=4,
+    checkpoint=LastCheckpoint(step=250, url="/c/250", at=NOON - 65),
+    resize=LastResize(before=2, after=3, at=NOON - 30, pause_s=0.43, gear="live", reason="instance 2 has joined"),
+)
+
+
+def test_a_line_has_all_that_is_known_of_a_job() -> None:
+    """How far it is, its last checkpoint and resize, and what limits it."""
+    line = job_line(job("a", 3), JobReport(progress=TRAINED, group=GROUP))
+    assert (line.state, line.share, line.generation, line.trouble) == ("running", 0.25, 4, "")
+    assert (line.progress, line.checkpoint, line.resize) == (TRAINED, GROUP.checkpoint, GROUP.resize)
+    assert line.limit == "the student is the limit: teachers are idle 100 % of the time"
+    unknown = job_line(job("a", 3), JobReport(progress=Progress(step=3, updated_at=1.0)))
+    assert (unknown.share, unknown.checkpoint, unknown.resize, unknown.limit) == (None, None, None, "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "trouble"),
+    [
+        ({"stop": "its time is over"}, "ends with a checkpoint: its time is over"),
+        ({"forming": True}, "generation 4 forms"),
+        ({"waits": "1 of at least 2 instances is ready"}, "1 of at least 2 instances is ready"),
+        ({"stop": "its time is over", "outcome": JobOutcome("stopped", "its time is over")}, ""),
+    ],
+)
+def test_what_a_group_waits_for_is_a_jobs_trouble(changes: dict[str, Any], trouble: str) -> None:
+    """Unless the backend knows of an error: that comes first."""
+    report = JobReport(group=msgspec.structs.replace(GROUP, **changes))
+    assert job_line(job("a", 1), report).trouble == trouble
+    assert job_line(job("a", 1, reason="no image"), report).trouble == "no image"
+
+
+def test_ended_jobs_have_lines_of_their_own() -> None:
+    """They are not among those that run, and keep their reason."""
+    seen = look(job("a", 1), job("b", 0, phase="failed", reason="instance 0 exited with 1"))
+    assert [line.name for line in seen.jobs] == ["a"]
+    assert [(line.name, line.state, line.trouble) for line in seen.ended] == [
+        ("b", "failed", "instance 0 exited with 1")
+    ]
+
+
+def test_a_training_fits_a_terminal() -> None:
+    """At 100 columns nothing of how it trains is cut."""
+    from rich.console import Console
+
+    console = Console(width=100, file=io.StringIO())
+    seen = look(
+        job("resnet-distill-2026", 3),
+        at=NOON,
+        reports={"resnet-distill-2026": JobReport(progress=TRAINED, group=GROUP)},
+    )
+    console.print(picture(seen))
+    shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    cells = "resnet-distill-2026 300 25% 1h 6m 1,234 0.25 250, 1m 5s ago 2→3 in 0.43 s student"
+    assert cells in [" ".join(line.split()) for line in shown]
 
 
 def test_a_point_says_what_ran_and_what_was_reserved() -> None:

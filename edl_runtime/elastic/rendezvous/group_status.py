@@ -1,0 +1,154 @@
+"""The present, or last, state of a job's group in Redis, for observers: Airflow, `edl jobs`, the monitor.
+
+It is kept for a day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from edl_runtime.elastic.comm.agent_protocol import Gear
+from edl_runtime.elastic.rendezvous.generation import JobOutcome, instance_index
+from edl_runtime.parsing import JsonDecoder
+from edl_runtime.store import keys
+from edl_runtime.store.errors import MalformedRecordError
+from edl_runtime.store.redis_client import malformed_if_unreadable, unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+SILENT_S = 2.0
+"""Agents send several heartbeats a second.
+
+The group's clock stops without them, so leases alone don't show that all are gone."""
+
+
+class LastCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The last checkpoint that this run of a job has written, `at` a time in Unix seconds of Redis's clock."""
+
+    step: int
+    epoch: int = 0
+    generation: int = 0
+    url: str = ""
+    at: float = 0.0
+
+
+class LastResize(msgspec.Struct, frozen=True, kw_only=True):
+    """The last change of a group's members after which all have trained on; also one that leaves their number as it is.
+
+    - `before`, `after`: how many trained together. `at`: Unix seconds of Redis's clock.
+    - `pause_s`: how long training paused, None if unknown. `total_s`: since the generation was proposed.
+    - `gear`: how it was entered, None if unknown. `reason`: why.
+    """
+
+    before: int
+    after: int
+    at: float
+    gear: Gear | None = None
+    reason: str = ""
+    pause_s: float | None = None
+    total_s: float = 0.0
+
+
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The present, or last, state of a job's group.
+
+    - `members`: the instances of the active generation, by rank; empty without one.
+    - `generation`: the number of the current one, 0 before the first. `forming`: its members have yet to enter it.
+    - `waits`: why there is no next generation, as last reported; empty once there is one.
+    - `stop`: why the job has to end, None if it has not. `outcome`: how it has ended, None while it has not.
+    - `heard_at`: time of the last heartbeat, in Unix seconds of Redis's clock.
+    """
+
+    members: tuple[int, ...] = ()
+    generation: int = 0
+    forming: bool = False
+    waits: str = ""
+    stop: str | None = None
+    outcome: JobOutcome | None = None
+    heard_at: float = 0.0
+    checkpoint: LastCheckpoint | None = None
+    resize: LastResize | None = None
+
+
+FIELDS = (
+    "run", "formed", "members", "outcome", "wall", "current", "waits", "stop", "saved", "saved_at", "resized",
+)  # fmt: skip
+"""The fields of the group's state that a status is made of."""
+
+# made at import: msgspec crashes when several threads are the first to decode a type
+_outcome_decoder = JsonDecoder(JobOutcome)
+_checkpoint_decoder = JsonDecoder(LastCheckpoint)
+_resize_decoder = JsonDecoder(LastResize)
+
+
+async def group_status(client: Redis, namespace: str, job: str) -> GroupStatus | None:
+    """Return what Redis knows of a job's group, None if nothing.
+
+    Raises MalformedRecordError, RegistryUnavailableError.
+    """
+    found = (await group_statuses(client, namespace, [job])).get(job)
+    if isinstance(found, MalformedRecordError):
+        raise found
+    return found
+
+
+async def group_statuses(
+    client: Redis, namespace: str, jobs: Sequence[str]
+) -> dict[str, GroupStatus | MalformedRecordError]:
+    """Return what Redis knows of these jobs' groups, by name, or why it can't be read; unknown ones are left out.
+
+    One round trip. Raises RegistryUnavailableError.
+    """
+    state_keys = [keys.group_state(namespace, job) for job in jobs]
+    with unavailable_if_lost(client):
+        async with client.pipeline(transaction=False) as asked:
+            for key in state_keys:
+                asked.hmget(key, FIELDS)
+            answers: list[Any] = await asked.execute() if jobs else []
+    found: dict[str, GroupStatus | MalformedRecordError] = {}
+    for job, key, values in zip(jobs, state_keys, answers, strict=True):
+        state = {field: value for field, value in zip(FIELDS, values, strict=True) if value is not None}
+        if "run" in state:
+            try:
+                found[job] = _status(key, state)
+            except MalformedRecordError as error:
+                found[job] = error
+    return found
+
+
+def _status(key: str, state: Mapping[str, str]) -> GroupStatus:
+    with malformed_if_unreadable(key):
+        saved = _checkpoint_decoder.decode(state["saved"]) if "saved" in state else None
+        saved_at = int(state.get("saved_at", 0)) / 1000
+        is_active = state.get("formed") == "active"
+        return GroupStatus(
+            members=tuple(map(instance_index, state["members"].split())) if is_active else (),
+            generation=int(state.get("current", 0)),
+            forming=state.get("formed") == "forming",
+            waits=state.get("waits", ""),
+            stop=state.get("stop"),
+            outcome=_outcome_decoder.decode(state["outcome"]) if state.get("outcome") else None,
+            heard_at=int(state["wall"]) / 1000,
+            checkpoint=msgspec.structs.replace(saved, at=saved_at) if saved else None,
+            resize=_resize_decoder.decode(state["resized"]) if "resized" in state else None,
+        )
+
+
+async def has_live_agents(client: Redis, namespace: str, job: str) -> bool:
+    """Return whether an agent of the job is registered, and has sent a heartbeat lately.
+
+    Raises MalformedRecordError, RegistryUnavailableError.
+    """
+    with unavailable_if_lost(client):
+        async with client.pipeline(transaction=True) as asked:
+            asked.exists(keys.group_keys(namespace, job)[0])
+            asked.hget(keys.group_state(namespace, job), "wall")
+            asked.time()
+            registered, wall_ms, (now_s, _) = await asked.execute()
+    with malformed_if_unreadable(keys.group_state(namespace, job)):
+        heard_at = int(wall_ms or 0) / 1000
+    return bool(registered) and abs(now_s - heard_at) < SILENT_S  # Redis's clock may have been set back
