@@ -39,6 +39,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
       as in Paddle's `numpy()` and `set_value`.
     - `extra`: everything else, as JSON: cursor, learning rate, random state, ledger.
     - `world_size`, `epoch`, `metrics`: shown without loading the checkpoint.
+    - `request`: the number of the request that it answers, 0 for none.
     """
 
     generation: int
@@ -48,6 +49,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 1
     epoch: int = 0
     metrics: dict[str, float] = {}
+    request: int = 0
 
 
 # The manifest.
@@ -73,8 +75,8 @@ class FileRecord(msgspec.Struct, frozen=True):
     crc32: int
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describes a checkpoint and its files. `created_at` is a Unix time."""
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Describes a checkpoint and its files. `created_at` is a Unix time; `request` as in `Snapshot`."""
 
     format: int
     generation: int
@@ -84,6 +86,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics: dict[str, float]
     created_at: float
     files: dict[str, FileRecord]
+    request: int = 0
 
     def __post_init__(self) -> None:
         wrong = [name for name in self.files if not _FILE_NAME.fullmatch(name)]
@@ -319,6 +322,7 @@ def write_checkpoint(storage: Storage, name: str, snapshot: Snapshot, answered: 
             metrics=snapshot.metrics,
             created_at=time.time(),
             files=files,
+            request=snapshot.request,
         )
         content = manifest.encode()
         with create(MANIFEST) as file:

@@ -21,7 +21,7 @@ from edl_runtime.teacher.errors import ModelError
 SUMMARIES = {
     "agent": "Run one instance of an elastic training.",
     "autoscale": "Resize all jobs and pools by traffic windows and the policy.",
-    "checkpoints": "Show, verify and remove a training's checkpoints.",
+    "checkpoints": "Show, verify, remove and request a training's checkpoints.",
     "compare": "Compare ways to distil with your own model and script.",
     "convert": "Write a reader's samples into shards.",
     "discovery": "Serve discovery of teachers over HTTP.",

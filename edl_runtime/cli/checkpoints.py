@@ -1,7 +1,8 @@
-"""`edl checkpoints`: list, verify and prune checkpoints."""
+"""`edl checkpoints`: list, verify, prune and request checkpoints."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -10,12 +11,20 @@ from typing import Any
 import click
 import msgspec
 
+from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.checkpoint.errors import UnfinishedCheckpointError, UnreadableCheckpointError
 from edl_runtime.checkpoint.file_format import CheckpointInfo, position_of
 from edl_runtime.checkpoint.store import CheckpointStore
-from edl_runtime.cli.options import log_to_stderr, print_json, print_table
+from edl_runtime.cli import backends
+from edl_runtime.cli.options import log_to_stderr, print_json, print_table, read_settings
+from edl_runtime.elastic.errors import NoCheckpointError
+from edl_runtime.elastic.rendezvous.group_status import group_status
+from edl_runtime.elastic.rendezvous.redis_store import Event
+from edl_runtime.elastic.rendezvous.requests import await_checkpoint, request_checkpoint
 from edl_runtime.errors import SpecError
+from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
+from edl_runtime.store.redis_client import connect
 
 Seen = CheckpointInfo | UnreadableCheckpointError
 """A checkpoint, or the error of a folder with the name of one."""
@@ -26,7 +35,7 @@ _url = click.argument("url")
 
 @click.group
 def checkpoints() -> None:
-    """Show, verify and remove a training's checkpoints.
+    """Show, verify, remove and request a training's checkpoints.
 
     URL is where the training keeps them: a folder's path, or a URL as s3://bucket/job. For s3 the extra edl-airflow[s3]
     and the usual variables (AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, ...) are needed. All print
@@ -106,6 +115,59 @@ def prune(url: str, *, keep_last: int, keep_every: int | None, dry_run: bool, as
         click.echo(f"{'would remove' if dry_run else 'removed'} {name}")
     if not doomed:
         click.echo(f"nothing to remove at {url}")
+
+
+@checkpoints.command
+@click.argument("job")
+@click.option("--no-wait", is_flag=True, help="Return once it is requested.")
+@_as_json
+def request(job: str, *, no_wait: bool, as_json: bool) -> None:
+    """Let JOB write a checkpoint after its current step, and show which it was.
+
+    All ranks train on meanwhile. A checkpoint that is being written is completed first. If an instance is lost or the
+    job is resized, there is still one checkpoint for the request; requests that come before it begins share it.
+
+    Uses the Redis of EDL_REDIS_URL and the namespace EDL_NAMESPACE. Ctrl-C stops waiting, not the request.
+    """
+    saved = asyncio.run(_request(read_settings(redis="the Redis of the job"), job, wait=not no_wait))
+    if as_json:
+        view = {"job": job, "requested": True}
+        print_json({**view, **_position(saved)} if saved else view)
+    elif saved:
+        click.echo(f"checkpoint of step {saved.step}, epoch {saved.epoch}: {saved.url}")
+    else:
+        click.echo(f"{job} writes a checkpoint after its current step; `edl events {job} -f` shows it")
+
+
+async def _request(settings: RuntimeSettings, job: str, *, wait: bool) -> Event | None:
+    async with connect(settings.redis_url) as client:
+        try:
+            number = await request_checkpoint(client, settings.namespace, job)
+        except NoCheckpointError:
+            await _check_job(settings, job)
+            raise
+        return await await_checkpoint(client, settings.namespace, job, number) if wait else None
+
+
+async def _check_job(settings: RuntimeSettings, job: str) -> None:
+    """Raise a clearer error if the backend knows why a job writes none; agents by hand are unknown to it."""
+    try:
+        status = await backends.open_backend(settings).get(job)
+    except UnknownJobError:
+        async with connect(settings.redis_url) as client:
+            if await group_status(client, settings.namespace, job) is None:
+                raise
+        return
+    if status.has_ended:
+        raise NoCheckpointError(job, f"it has ended ({status.phase})")
+    if status.is_suspended:
+        raise NoCheckpointError(job, f"it is suspended; `edl resize {job} N` resumes it")
+    if not status.elastic:
+        raise NoCheckpointError(job, "only elastic trainings write checkpoints on request, and it is none")
+
+
+def _position(saved: Event) -> dict[str, Any]:
+    return {"step": saved.step, "epoch": saved.epoch, "generation": saved.generation, "url": saved.url}
 
 
 def _seen(read: Callable[[str], CheckpointInfo], name: str) -> Seen:

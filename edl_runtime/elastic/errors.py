@@ -45,6 +45,17 @@ class InitNotCalledError(ElasticError, ValueError):
 
 
 @dataclass(eq=False, repr=False)
+class NoCheckpointError(ElasticError):
+    """Raised when a job can't write the checkpoint that it was asked for."""
+
+    job: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"job {self.job!r} writes no checkpoint: {self.why}"
+
+
+@dataclass(eq=False, repr=False)
 class EarlyEndError(ElasticError, ValueError):
     """Raised when some ranks have left the loop over the data and others have not."""
 

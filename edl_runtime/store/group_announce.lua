@@ -3,8 +3,11 @@
 --
 --   KEYS: as listed in _group.lua
 --   ARGV[1] member id, ARGV[2] its fence, ARGV[3] lease in ms, ARGV[4] JSON of the event, ARGV[5] its kind,
---   ARGV[6] its reason
+--   ARGV[6] its reason, ARGV[7] the number of the request for a checkpoint that it answers, 0 for none
 
+if tonumber(ARGV[7]) > number('checkpoint_answered') then
+  set('checkpoint_answered', ARGV[7], 'checkpoint_answer', ARGV[4])
+end
 if ARGV[5] == 'waiting' then
   if get('waits') == ARGV[6] then
     return 0

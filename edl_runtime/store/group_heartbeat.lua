@@ -59,7 +59,8 @@ if run ~= given.run or (run == '' and ARGV[2] == '0' and get('outcome')) then
   if run ~= given.run or not alive then
     redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
     unset('generation', 'current', 'members', 'formed', 'since', 'proposed_at', 'resumed', 'finished', 'left',
-      'suspected_at', 'suspected_by', 'suspected_for', 'stop', 'outcome', 'waits', 'saved', 'saved_at', 'size', 'resized')
+      'suspected_at', 'suspected_by', 'suspected_for', 'stop', 'outcome', 'waits', 'saved', 'saved_at', 'size', 'resized',
+      'checkpoint_asked', 'checkpoint_asked_in', 'checkpoint_answered', 'checkpoint_answer')
   end
   set('run', given.run)
 end

@@ -1,7 +1,8 @@
-"""`edl checkpoints ls|verify|prune`."""
+"""`edl checkpoints ls|verify|prune|request`."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ import pytest
 from support.checkpoints.snapshots import flip, reformat, steps_of, stored
 from support.edl_command import Edl, edl_command
 
+from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.checkpoint.file_format import MANIFEST
+from edl_runtime.specs import Bounds, JobSpec
 
 
 @pytest.fixture
@@ -138,3 +141,24 @@ def test_to_prune_where_nothing_is_is_an_error(tmp_path: Path, edl: Edl, place: 
 def test_wrong_numbers_are_refused(tmp_path: Path, edl: Edl) -> None:
     """To keep none is no retention."""
     assert edl("prune", tmp_path, "--keep-last", "0")[0] == 2
+
+
+def test_a_request_names_what_a_job_lacks(
+    edl: Edl, work_dir: Path, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Redis, a job of that name, trainers that could write one, or that it has not ended."""
+    assert "EDL_REDIS_URL" in edl("request", "job")[2]
+    given = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace, "EDL_WORK_DIR": str(work_dir)}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    code, _, complaint = edl("request", "job")
+    assert code == 1
+    assert "no job or pool named 'job'" in complaint
+    assert str(work_dir) in complaint
+    backend, command = LocalBackend(work_dir), ("python", "-c", "import time; time.sleep(600)")
+    spec = JobSpec(name="job", kind="trainer", command=command, bounds=Bounds(1, 1), instances=1)
+    asyncio.run(backend.submit(spec, token="test", secrets={}))
+    assert "only elastic trainings write checkpoints on request" in edl("request", "job")[2]
+    asyncio.run(backend.resize("job", 0))
+    assert "it is suspended" in edl("request", "job")[2]
+    asyncio.run(backend.delete("job"))

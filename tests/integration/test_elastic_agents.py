@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import redis
+from support.edl_command import edl_command
 from support.elastic.agent_group import Group, running_group
 from support.elastic.fake_agent import batches_of, stepped
 from support.paths import TRAINING_SCRIPTS
@@ -19,9 +21,13 @@ from support.paths import TRAINING_SCRIPTS
 from edl_runtime.checkpoint.errors import FolderHolder
 from edl_runtime.checkpoint.folder_lease import FolderLease
 from edl_runtime.checkpoint.storage import storage_at
+from edl_runtime.checkpoint.store import CheckpointStore
+from edl_runtime.elastic.rendezvous.redis_store import Event
+from edl_runtime.elastic.rendezvous.requests import await_checkpoint, request_checkpoint
 from edl_runtime.errors import EX_DATAERR
 from edl_runtime.progress import Progress, read_progress
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Checkpoint
 from edl_runtime.store import keys
 from edl_runtime.store.redis_client import connect
 
@@ -319,3 +325,76 @@ def test_an_agent_says_what_it_lacks(tmp_path: Path) -> None:
         status, words = said(**environ)
         assert status == 78
         assert missing in words
+
+
+def answers(settings: RuntimeSettings, number: int) -> list[int]:
+    """Return the steps of the checkpoints that answer this request."""
+    found = CheckpointStore(Checkpoint(url=settings.checkpoint)).list()
+    return [info.manifest.step for info in found if info.manifest.request == number]
+
+
+def request(settings: RuntimeSettings) -> int:
+    async def ask() -> int:
+        async with connect(settings.redis_url) as client:
+            return await request_checkpoint(client, settings.namespace, settings.job)
+
+    return asyncio.run(ask())
+
+
+def answer(settings: RuntimeSettings, number: int) -> Event:
+    async def wait() -> Event:
+        async with connect(settings.redis_url) as client:
+            return await await_checkpoint(client, settings.namespace, settings.job, number)
+
+    return asyncio.run(wait())
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("gear", ["live", "warm"])
+def test_rank_0_answers_a_request_as_it_leaves(tmp_path: Path, settings: RuntimeSettings, gear: str) -> None:
+    """The next rank 0 waits for it, also where it takes over from a checkpoint that is written as the other leaves."""
+    lasting = msgspec.structs.replace(settings, checkpoint_keep_last=100)
+    with running_group(tmp_path / "out", lasting, gear=gear, save_s=2.0, **LONG) as group:
+        group.start(0, 1)
+        first = group.await_generation(0, 1)
+        group.await_standbys()
+        number = request(settings)
+        leaver, stays = first.members
+        group.await_members(lambda members: any(each["saving"] == number for each in members))
+        group.terminate(leaver)
+        assert answer(settings, number).instance == leaver
+        group.await_generation(stays, after=first.generation)
+        group.await_steps(5)
+        assert len(answers(settings, number)) == 1
+        assert [event.request for event in group.events() if event.kind == "saved"].count(number) == 1
+
+
+def test_each_request_for_a_checkpoint_gets_one(
+    tmp_path: Path, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While it trains, while another instance joins, and when the agent and trainer that write it are killed."""
+    lasting = msgspec.structs.replace(settings, checkpoint_keep_last=100)
+    with running_group(tmp_path / "out", lasting, save_s=1.0, **LONG) as group:
+        group.start(0, 1)
+        first = group.await_generation(0, 1)
+        group.await_steps(2)
+        with edl_command(monkeypatch, capsys, "checkpoints", "request") as edl:
+            for name, value in lasting.to_env().items():
+                monkeypatch.setenv(name, value)
+            code, printed, _ = edl(settings.job, "--json")
+        assert code == 0
+        shown = json.loads(printed)
+        group.start(2)
+        joining = request(settings)
+        group.await_generation(0, 1, 2, after=first.generation)
+        assert answer(settings, joining).step > shown["step"]
+        killed = request(settings)
+        group.await_members(lambda members: any(each["saving"] == killed for each in members))
+        group.kill(0)
+        after = answer(settings, killed)
+        assert after.instance == 1
+        assert len(answers(settings, joining)) == 1
+        assert answers(settings, killed) == [after.step]
+        saved = [event for event in group.events() if event.kind == "saved"]
+        assert len(saved) == 3, group.history()
+        assert {shown["url"], after.url} < {event.url for event in saved}

@@ -15,7 +15,7 @@ import structlog
 from support.redis_clock import later, take_time_from_a_key
 
 from edl_runtime.elastic.agent.failures import MAX_FAILURES
-from edl_runtime.elastic.errors import InstanceSupersededError, JobTakenError
+from edl_runtime.elastic.errors import InstanceSupersededError, JobTakenError, NoCheckpointError
 from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
 from edl_runtime.elastic.rendezvous.group_status import LastCheckpoint, group_status, has_live_agents
@@ -26,7 +26,7 @@ from edl_runtime.elastic.rendezvous.redis_store import (
     follow_events,
     read_events,
 )
-from edl_runtime.elastic.rendezvous.requests import request_stop
+from edl_runtime.elastic.rendezvous.requests import await_checkpoint, request_checkpoint, request_stop
 from edl_runtime.specs import Bounds
 from edl_runtime.store import keys
 from edl_runtime.store import redis_client as store_client
@@ -753,3 +753,54 @@ async def test_who_can_not_be_read_is_waited_for_and_comes_back(
     assert not one.view.granted
     assert isinstance(plan_generation(one.view, BOUNDS, one.record.id), Generation)
     assert (await kinds(client, namespace))[-1] == "gone"
+
+
+async def test_a_request_for_a_checkpoint_reaches_the_agents_and_is_answered(client: Redis, namespace: str) -> None:
+    """With the next heartbeat's answer; the checkpoint that names its number ends it, and the waiting."""
+    (agent,) = await group(client, namespace, 1)
+    await agent.heartbeat(called=True)
+    request = await request_checkpoint(client, namespace, JOB)
+    view = await agent.heartbeat()
+    assert (view.checkpoint_asked, view.checkpoint_asked_in, view.checkpoint_answered) == (request, 1, 0)
+    waiting = asyncio.create_task(await_checkpoint(client, namespace, JOB, request))
+    saved = Event(kind="saved", instance=0, generation=1, step=7, epoch=2, url="/c/7")
+    await agent.membership.announce(saved)
+    assert (await agent.heartbeat()).checkpoint_answered == 0, "one that was begun before"
+    answer = msgspec.structs.replace(saved, step=8, request=request)
+    await agent.membership.announce(answer)
+    assert await waiting == answer
+    assert (await agent.heartbeat()).checkpoint_answered == request
+    assert await request_checkpoint(client, namespace, JOB) > request
+
+
+async def test_a_job_that_can_write_no_checkpoint_refuses_a_request(client: Redis, namespace: str) -> None:
+    """Each time with the reason: nobody waits in vain."""
+    with pytest.raises(NoCheckpointError, match="knows no trainers of that name"):
+        await request_checkpoint(client, namespace, JOB)
+    (agent,) = await group(client, namespace, 1)
+    with pytest.raises(NoCheckpointError, match=r"has not called elastic\.init"):
+        await request_checkpoint(client, namespace, JOB)
+    await agent.heartbeat(called=True, keeps=False)
+    with pytest.raises(NoCheckpointError, match="keeps no checkpoints"):
+        await request_checkpoint(client, namespace, JOB)
+    await agent.heartbeat(keeps=True)
+    request = await request_checkpoint(client, namespace, JOB)
+    await agent.membership.announce(Event(kind="note", instance=0, reason="the disk is full", request=request))
+    with pytest.raises(NoCheckpointError, match="the disk is full"):
+        await await_checkpoint(client, namespace, JOB, request)
+    request = await request_checkpoint(client, namespace, JOB)
+    await agent.membership.end(JobOutcome("done"))
+    with pytest.raises(NoCheckpointError, match=r"has ended before \(done\)"):
+        await await_checkpoint(client, namespace, JOB, request)
+    with pytest.raises(NoCheckpointError, match="it has ended"):
+        await request_checkpoint(client, namespace, JOB)
+
+
+async def test_a_lost_request_is_not_waited_for(client: Redis, namespace: str) -> None:
+    """As in a Redis that was emptied: whoever asked is told to ask again."""
+    (agent,) = await group(client, namespace, 1)
+    await agent.heartbeat(called=True)
+    request = await request_checkpoint(client, namespace, JOB)
+    await client.hdel(keys.group_state(namespace, JOB), "checkpoint_asked")
+    with pytest.raises(NoCheckpointError, match="ask again"):
+        await await_checkpoint(client, namespace, JOB, request)

@@ -11,8 +11,15 @@ from typing import Literal
 
 import msgspec
 
-from edl_runtime.elastic.comm.agent_protocol import AbortGeneration, AgentMessage, Gear, JoinGeneration, Leave
-from edl_runtime.elastic.rendezvous.generation import Generation, GroupView
+from edl_runtime.elastic.comm.agent_protocol import (
+    AbortGeneration,
+    AgentMessage,
+    Gear,
+    JoinGeneration,
+    Leave,
+    SaveCheckpoint,
+)
+from edl_runtime.elastic.rendezvous.generation import DEFAULT_TIMEOUTS, Generation, GroupView
 
 UNNEEDED_LEAVE_S = 2.0
 """How long a worker may take to leave when no other trains with it any more."""
@@ -48,6 +55,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     - `standby`: a failed one is not replaced before it is needed.
     - `elastic`: its script joins generations by itself, as far as is known. `called`: it has called `elastic.init`.
     - `checkpoint`: where it keeps checkpoints, "" while unknown. `keeps`: it keeps some, as far as is known.
+    - `saving`: the last request for a checkpoint that it was sent, 0 for none.
     - `live`, `seen`, `waits_for`, `moves`: as in `TrainerMember`.
     - `finished`: it has trained everything and has ended.
     """
@@ -65,6 +73,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     called: bool = False
     checkpoint: str = ""
     keeps: bool = True
+    saving: int = 0
     live: bool = False
     seen: int = 0
     waits_for: int = 0
@@ -139,6 +148,7 @@ def reconcile(worker: WorkerState, desired: DesiredState, view: GroupView, now: 
     return [
         *_on_lost_members(worker, view),
         *_on_worker(worker, desired, view, now),
+        *_on_checkpoint_request(worker, desired, view),
         *_on_standby(worker, desired, view, now),
     ]
 
@@ -228,6 +238,19 @@ def _on_standby(worker: WorkerState, desired: DesiredState, view: GroupView, now
         return
     if worker.trains and now >= worker.since + STANDBY_AFTER_S:
         yield StartStandby()
+
+
+def _on_checkpoint_request(worker: WorkerState, desired: DesiredState, view: GroupView) -> Iterator[Action]:
+    """Send rank 0 a request, unless the one that had it lives and may still write its checkpoint as it leaves."""
+    request, current = view.checkpoint_asked, view.generation
+    is_open = request > max(view.checkpoint_answered, worker.saving)
+    if not (is_open and current and worker.elastic and worker.keeps and worker.trains):
+        return
+    alive_at = current.proposed_at - DEFAULT_TIMEOUTS.confirm_s  # who is lost was silent for longer
+    others = [each for each in view.members if each.member.saving >= request and each.heartbeat_at >= alive_at]
+    is_up = worker.up == current.number and view.rank(desired.member) == 0
+    if is_up and all(view.rank(other.member.id) is not None for other in others):
+        yield SendMessage(SaveCheckpoint(request=request, asked_in=view.checkpoint_asked_in))
 
 
 def is_ending(desired: DesiredState, view: GroupView) -> bool:

@@ -124,7 +124,7 @@ class StatusReporter:
         if isinstance(update, CheckpointDelayed):
             return [update]
         if isinstance(update, Note):
-            return [Event(kind="note", instance=instance, reason=update.text)]
+            return [Event(kind="note", instance=instance, reason=update.text, request=update.request)]
         event = Event(
             kind="saved",
             instance=instance,
@@ -134,6 +134,7 @@ class StatusReporter:
             url=update.url,
             total_s=update.took_s,
             metrics=update.metrics,
+            request=update.request,
         )
         checkpoint = checkpoint_events.SavedCheckpoint(
             job=self._settings.job,

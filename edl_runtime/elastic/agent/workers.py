@@ -42,6 +42,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
     Leave,
     MessageDecoder,
     Note,
+    SaveCheckpoint,
     ScriptFailed,
     StandbyLoaded,
     StartScript,
@@ -363,6 +364,8 @@ class WorkerSupervisor:
             case Leave(checkpoint=writes):
                 self._writes = writes
                 self._phase("leaving")
+            case SaveCheckpoint(request=request):
+                self._change(saving=request)
             case message:
                 self._change(aborted=getattr(message, "generation", 0))
         self._worker.send(action.message)

@@ -81,7 +81,17 @@ class Leave(_Message, frozen=True, kw_only=True):
     checkpoint: bool
 
 
-AgentMessage = StartScript | JoinGeneration | AbortGeneration | Leave
+class SaveCheckpoint(_Message, frozen=True, kw_only=True):
+    """To the worker of rank 0: write a checkpoint after the current step, unless there is one that answers `request`.
+
+    `asked_in`: the generation in which it was requested; one of a later generation may find it answered.
+    """
+
+    request: int
+    asked_in: int
+
+
+AgentMessage = StartScript | JoinGeneration | AbortGeneration | Leave | SaveCheckpoint
 
 
 class StandbyLoaded(_Message, frozen=True, kw_only=True):
@@ -158,7 +168,7 @@ class GenerationLost(_Message, frozen=True, kw_only=True):
 
 
 class CheckpointSaved(_Message, frozen=True, kw_only=True):
-    """From a worker: a checkpoint is complete, since this Unix time."""
+    """From a worker: a checkpoint is complete, since this Unix time. `request`: that it answers, 0 for none."""
 
     generation: int
     step: int
@@ -167,6 +177,7 @@ class CheckpointSaved(_Message, frozen=True, kw_only=True):
     took_s: float
     created_at: float
     metrics: dict[str, float] = {}
+    request: int = 0
 
 
 class CheckpointDelayed(_Message, frozen=True, kw_only=True):
@@ -178,9 +189,13 @@ class CheckpointDelayed(_Message, frozen=True, kw_only=True):
 
 
 class Note(_Message, frozen=True, kw_only=True):
-    """From a worker: text for the job's events, such as a change of the learning rate."""
+    """From a worker: text for the job's events, such as a change of the learning rate.
+
+    `request`: the number of the request for a checkpoint that can't be answered, and `text` why; 0 for none.
+    """
 
     text: str
+    request: int = 0
 
 
 class WorkerFinished(_Message, frozen=True, kw_only=True):
@@ -286,6 +301,11 @@ class AgentClient:
         """Return `directive(generation)` as soon as there is one, None after `timeout_s`."""
         raise NotImplementedError
 
+    @property
+    def checkpoint_request(self) -> SaveCheckpoint | None:
+        """The agent's last request for a checkpoint, None without one."""
+        return None
+
     def abort_on_loss(self, generation: int, abort: Callable[[], None], *, forming: bool = False) -> None:
         """Call `abort`, from another thread and perhaps at once, when `generation` has lost a member.
 
@@ -319,6 +339,7 @@ class SocketAgentClient(AgentClient):
         self._start: StartScript | None = None
         self._join: JoinGeneration | None = None
         self._leave: Leave | None = None
+        self._save: SaveCheckpoint | None = None
         self._aborted = 0  # the newest generation that has lost a member
         self._guarded: _GuardedGeneration | None = None
         self._waits_for: int | None = None
@@ -365,6 +386,10 @@ class SocketAgentClient(AgentClient):
     def wait_for_directive(self, generation: int, timeout_s: float | None = None) -> Directive | None:
         with self._news:
             return self._news.wait_for(lambda: self._directive(generation), timeout_s)
+
+    @property
+    def checkpoint_request(self) -> SaveCheckpoint | None:
+        return self._save
 
     def abort_on_loss(self, generation: int, abort: Callable[[], None], *, forming: bool = False) -> None:
         with self._news:
@@ -419,6 +444,8 @@ class SocketAgentClient(AgentClient):
                     # a later Leave doesn't cancel the request for a checkpoint
                     asked = message.checkpoint or (self._leave is not None and self._leave.checkpoint)
                     self._leave = Leave(reason=message.reason, checkpoint=asked)
+                case SaveCheckpoint():
+                    self._save = message
                 case AbortGeneration():
                     self._aborted = max(self._aborted, message.generation)
             self._news.notify_all()

@@ -37,6 +37,7 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     - `stepped`: the last generation in which its worker finished a step; `pause_s`: between the last step before that
       generation, in generation `paused_in`, and the first in it, by this instance's clock; None without one before.
     - `keeps`: its worker keeps checkpoints, so that another can restore its state.
+    - `saving`: the number of the request for a checkpoint that its worker is to answer, or answers; 0 for none.
     - `done`: its worker, or the one before it (`up` is 0 then), has trained everything, as have all others that train;
       `finished`: and its script has ended.
     - `seen`: the highest generation that it knows of, also from checkpoints; a new number is above.
@@ -68,6 +69,7 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     pause_s: float | None = None
     paused_in: int = 0
     keeps: bool = True
+    saving: int = 0
     done: bool = False
     finished: bool = False
     seen: int = 0
@@ -158,6 +160,8 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     - `suspicion`: of this generation, if any.
     - `stop`: why the job has to end with a checkpoint, None if it has not.
     - `outcome`: how it has ended, None while it has not.
+    - `checkpoint_asked`: the number of the last request for a checkpoint, 0 for none, made in generation
+      `checkpoint_asked_in`; `checkpoint_answered`: of the last that was answered.
     - `quiet_until`: no decisions until then, because agents may return that know more than Redis.
     """
 
@@ -175,6 +179,9 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     suspicion: Suspicion | None = None
     stop: str | None = None
     outcome: JobOutcome | None = None
+    checkpoint_asked: int = 0
+    checkpoint_asked_in: int = 0
+    checkpoint_answered: int = 0
     quiet_until: float = 0.0
 
     def find(self, member_id: str) -> MemberLease | None:

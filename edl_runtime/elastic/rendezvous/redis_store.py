@@ -167,7 +167,7 @@ class RendezvousStore:
         Raises RegistryUnavailableError.
         """
         text = msgspec.json.encode(msgspec.structs.replace(event, id="", at=0.0)).decode()
-        return bool(await self._run("announce", text, event.kind, event.reason))
+        return bool(await self._run("announce", text, event.kind, event.reason, event.request))
 
     async def changed(self, timeout_s: float = HEARTBEAT_EVERY_S) -> bool:
         """Wait until there are events after the last `heartbeat`, and return whether there are.
@@ -233,6 +233,9 @@ def _view(
         suspicion=suspicion,
         stop=state.get("stop"),
         outcome=_outcome_decoder.decode(state["outcome"]) if "outcome" in state else None,
+        checkpoint_asked=int(state.get("checkpoint_asked", 0)),
+        checkpoint_asked_in=int(state.get("checkpoint_asked_in", 0)),
+        checkpoint_answered=int(state.get("checkpoint_answered", 0)),
         quiet_until=_s(state["quiet_until"]),
     )
 
@@ -273,7 +276,8 @@ def _s(ms: str | float) -> float:
 
 EventKind = Literal[
     "registered", "loading", "ready", "leaving", "left", "lost", "gone", "superseded", "finished", "failed",
-    "suspected", "late", "forming", "active", "resumed", "restored", "waiting", "stop", "ended", "saved", "note",
+    "suspected", "late", "forming", "active", "resumed", "restored", "waiting", "asked", "stop", "ended", "saved",
+    "note",
 ]  # fmt: skip
 
 
@@ -290,7 +294,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Redis had lost it. "waiting": there is none yet, and why. "late": most instances renew their leases late, so all
     leases last longer.
 
-    Of the job: "stop" was requested; it "ended" (`outcome`); a checkpoint was "saved"; a "note" of a worker.
+    Of the job: "stop" was requested; it was "asked" for a checkpoint; it "ended" (`outcome`); a checkpoint was "saved";
+    a "note" of a worker. `request`: the number of the request that the checkpoint answers, or why there is none.
 
     - `id`, `at`: the event's id in the stream, and its time in Unix seconds of Redis's clock.
     """
@@ -310,6 +315,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     url: str = ""
     outcome: str = ""
     metrics: dict[str, float] = {}
+    request: int = 0
 
     def line(self) -> str:
         """Return this event as a line for people, in this machine's time zone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -11,8 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+import msgspec
+
 from edl_runtime.checkpoint.background_writer import Capture, CheckpointWriter
-from edl_runtime.checkpoint.errors import CheckpointStoreError
+from edl_runtime.checkpoint.errors import CheckpointStoreError, UnreadableCheckpointError
 from edl_runtime.checkpoint.file_format import Arrays, CheckpointInfo, check_types, position_of
 from edl_runtime.checkpoint.store import CheckpointStore, RestoredCheckpoint
 from edl_runtime.elastic.comm.agent_protocol import (
@@ -20,6 +23,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
     CheckpointDelayed,
     CheckpointSaved,
     Note,
+    SaveCheckpoint,
     ScriptFailed,
     WorkerFinished,
 )
@@ -36,6 +40,9 @@ CLOSE_LIMIT_S = 60.0
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
 """Pauses between tries to write to a store that is unavailable, doubled each time."""
+
+MOST_SEARCHED = 10
+"""How many of the newest checkpoints are searched for one that answers a request."""
 
 MAX_NAMED = 3
 """Damaged checkpoints that a note lists when a training restarts from an older one."""
@@ -57,6 +64,8 @@ class CheckpointManager:
         self._schedule: CheckpointSchedule | None = None
         self._found: RestoredCheckpoint | None = None
         self._is_prepared = False
+        self._begun_request = 0
+        self._unanswered = 0  # a request whose checkpoint is being written
         if spec is not None:
             self._store = CheckpointStore(spec, answered=agent.note_progress)
             self._store.check()
@@ -123,10 +132,29 @@ class CheckpointManager:
                 check_types(group.items())
             self._writer.prepare(held)
 
-    def save(self, capture: Capture) -> None:
-        """Start writing a checkpoint, unless the one before is still being written."""
-        if self._writer is not None:
+    @property
+    def is_requested(self) -> bool:
+        """Whether a checkpoint was requested and can begin: one that is being written is waited for."""
+        return self._open_request is not None and self._writer is not None and self._writer.wait(0)
+
+    def save(self, capture: Capture, *, generation: int = 0) -> None:
+        """Start writing a checkpoint, unless the one before is still being written. `generation`: the current one.
+
+        It answers the last request. If a worker of an earlier generation had that request, and has written a checkpoint
+        for it before it was lost, that one is reported instead.
+        """
+        if self._writer is None:
+            return
+        asked = self._open_request
+        if asked is None or not self._writer.wait(0):
             self._writer.save(capture)
+            return
+        self._begun_request = asked.request
+        if found := None if asked.asked_in == generation else self._find_answer(asked.request):
+            self._report_saved(found, 0.0)
+            return
+        self._unanswered = asked.request
+        self._writer.save(lambda: msgspec.structs.replace(capture(), request=asked.request))
 
     def save_now(self, capture: Capture, patience_s: float = 0.0) -> str:
         """Write a checkpoint and return its URL, "" without checkpoints.
@@ -138,7 +166,7 @@ class CheckpointManager:
         until, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
         while True:
             try:
-                return self._writer.save_now(capture).url
+                return self._save_now(self._writer, capture).url
             except CheckpointStoreError as error:
                 left_s = until - time.monotonic()
                 if left_s <= 0:
@@ -151,16 +179,46 @@ class CheckpointManager:
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
+    def _save_now(self, writer: CheckpointWriter, capture: Capture) -> CheckpointInfo:
+        request = self._open_request.request if self._open_request else 0
+        info = writer.save_now(lambda: msgspec.structs.replace(capture(), request=request))
+        if request and info.manifest.request != request:  # it was written before, of the same step
+            self._report_saved(info, 0.0, request)
+        self._begun_request = max(self._begun_request, request)
+        return info
+
     def close(self) -> None:
         """Wait for the checkpoint that is being written."""
         if self._writer is not None:
             self._writer.close(CLOSE_LIMIT_S)
 
-    def _notify(self, text: str) -> None:
-        self._agent.send(Note(text=text))
+    @property
+    def _open_request(self) -> SaveCheckpoint | None:
+        """The agent's last request, unless a checkpoint for it was begun."""
+        asked = self._agent.checkpoint_request
+        return asked if asked and asked.request > self._begun_request else None
 
-    def _report_saved(self, info: CheckpointInfo, took_s: float) -> None:
+    def _find_answer(self, request: int) -> CheckpointInfo | None:
+        """Return the checkpoint that was written for this request, None if there is none."""
+        if self._store is None:
+            return None
+        try:
+            for name in self._store.names()[:MOST_SEARCHED]:
+                with contextlib.suppress(UnreadableCheckpointError):
+                    info = self._store.info(name)
+                    if info.manifest.request == request:
+                        return info
+        except CheckpointStoreError as error:
+            log.warning("checkpoint.not_searched", url=error.url, cause=error.cause)
+        return None
+
+    def _notify(self, text: str) -> None:
+        request, self._unanswered = self._unanswered, 0
+        self._agent.send(Note(text=text, request=request))
+
+    def _report_saved(self, info: CheckpointInfo, took_s: float, request: int = 0) -> None:
         manifest = info.manifest
+        self._unanswered = 0
         self._agent.send(
             CheckpointSaved(
                 generation=manifest.generation,
@@ -170,6 +228,7 @@ class CheckpointManager:
                 took_s=took_s,
                 created_at=manifest.created_at,
                 metrics=manifest.metrics,
+                request=request or manifest.request,
             )
         )
 

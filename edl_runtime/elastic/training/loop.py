@@ -181,7 +181,8 @@ class TrainingLoop:
             self._before_lost_step = None
         if self._checkpoint_due:
             self._checkpoint_due = False
-            self._checkpoints.save(partial(self.train_state.snapshot, durable=True))
+            snapshot = partial(self.train_state.snapshot, durable=True)
+            self._checkpoints.save(snapshot, generation=self.session.generation)
         if self._regroup_due:
             self._regroup_due = False
             self._enter_next_generation()
@@ -410,7 +411,8 @@ class TrainingLoop:
         train_state.steps += 1
         train_state.samples += agreed.samples
         self._report_step(data_source.epoch, data_source.total_steps)
-        self._checkpoint_due = self._checkpoints.due(train_state.steps) and self.session.group.rank == 0
+        is_due = self._checkpoints.due(train_state.steps)
+        self._checkpoint_due = self.session.group.rank == 0 and (is_due or self._checkpoints.is_requested)
 
     def _report_step(self, epoch: int, total_steps: int | None) -> None:
         train_state, generation, now = self.train_state, self.session.generation, time.monotonic()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edl_runtime.elastic.api import Run
-from edl_runtime.elastic.comm.agent_protocol import Leave, StandaloneClient, WorkerMessage
+from edl_runtime.elastic.comm.agent_protocol import Leave, SaveCheckpoint, StandaloneClient, WorkerMessage
 from edl_runtime.elastic.training.checkpointing import CheckpointManager
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
@@ -29,6 +29,11 @@ class RecordingClient(StandaloneClient):
     def __init__(self) -> None:
         super().__init__()
         self.sent: list[WorkerMessage] = []
+        self.asked: SaveCheckpoint | None = None
+
+    @property
+    def checkpoint_request(self) -> SaveCheckpoint | None:
+        return self.asked
 
     def send(self, message: WorkerMessage) -> None:
         self.sent.append(message)

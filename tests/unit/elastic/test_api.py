@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from support.elastic.local_run import SAMPLES, RecordingClient, arrays_of, begin
 
 from edl_runtime import elastic
 from edl_runtime.checkpoint.errors import CheckpointStoreError, NoWholeCheckpointError
-from edl_runtime.checkpoint.file_format import MANIFEST
+from edl_runtime.checkpoint.file_format import MANIFEST, Snapshot
+from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.distill import DistillReader, Fixed
 from edl_runtime.elastic.api import Run
 from edl_runtime.elastic.comm.agent_protocol import (
@@ -24,6 +26,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
     CheckpointSaved,
     GenerationEntered,
     Note,
+    SaveCheckpoint,
     WorkerFinished,
 )
 from edl_runtime.elastic.errors import OtherModelError, StepError
@@ -602,3 +605,75 @@ def test_a_path_that_can_t_be_written_is_refused_at_once(tmp_path: Path) -> None
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(CheckpointStoreError, match="file"):
         elastic.init(str(tmp_path / "file" / "kept"), settings=RuntimeSettings())
+
+
+def saved_in(link: RecordingClient) -> list[tuple[int, int]]:
+    """Return step and request of each checkpoint that was reported."""
+    return [(message.step, message.request) for message in link.sent if isinstance(message, CheckpointSaved)]
+
+
+def test_a_requested_checkpoint_is_written_after_the_step(tmp_path: Path) -> None:
+    """One for each request, and those that come before it begins share it; the last checkpoint answers, too."""
+    run, link = begin(tmp_path)
+    model, _ = run.wrap(*model_and_optimizer())
+    batches = iter(run.data(SAMPLES, **BATCHES))
+    train(run, model, batches, steps=2)
+    for number in (11, 12):
+        link.asked = SaveCheckpoint(request=number, asked_in=1)
+    train(run, model, batches, steps=2)
+    link.asked = SaveCheckpoint(request=13, asked_in=1)
+    run.finish()
+    assert saved_in(link) == [(3, 12), (4, 13)]
+    assert [info.manifest.request for info in CheckpointStore(Checkpoint(url=str(tmp_path))).list()] == [13, 12]
+
+
+def test_a_request_is_answered_by_the_checkpoint_of_who_was_lost(tmp_path: Path) -> None:
+    """It had written it and not reported it: the next worker reports it; where there is none, it writes one."""
+    lost = RecordingClient()
+    lost.asked = SaveCheckpoint(request=11, asked_in=1)
+    snapshot = Snapshot(generation=1, step=5, arrays={})
+    CheckpointManager(Checkpoint(url=str(tmp_path)), lost).save_now(lambda: snapshot)
+    link = RecordingClient()
+    manager = CheckpointManager(Checkpoint(url=str(tmp_path)), link)
+    later = Snapshot(generation=2, step=7, arrays={})
+    for request in (11, 12):
+        link.asked = SaveCheckpoint(request=request, asked_in=1)
+        assert manager.is_requested
+        manager.save(lambda: later, generation=2)
+        manager.close()
+        assert not manager.is_requested
+    assert saved_in(link) == [(5, 11), (7, 12)]
+
+
+def test_a_request_waits_for_the_checkpoint_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not skipped, as one that is due by the schedule would be."""
+    written, write = threading.Event(), CheckpointStore.write
+    monkeypatch.setattr(CheckpointStore, "write", lambda *args: (written.wait(60), write(*args))[1])
+    link = RecordingClient()
+    manager = CheckpointManager(Checkpoint(url=str(tmp_path)), link)
+    manager.save(lambda: Snapshot(generation=1, step=5, arrays={}), generation=1)
+    link.asked = SaveCheckpoint(request=11, asked_in=1)
+    assert not manager.is_requested
+    written.set()
+    manager.close()
+    assert manager.is_requested
+    manager.save(lambda: Snapshot(generation=1, step=6, arrays={}), generation=1)
+    manager.close()
+    assert saved_in(link) == [(5, 0), (6, 11)]
+
+
+def test_a_request_that_can_not_be_answered_is_reported(tmp_path: Path) -> None:
+    """With why, so that nobody waits for it; the next request is tried again."""
+    link = RecordingClient()
+    manager = CheckpointManager(Checkpoint(url=str(tmp_path / "place")), link)
+    away(tmp_path / "place")
+    link.asked = SaveCheckpoint(request=11, asked_in=1)
+    manager.save(lambda: Snapshot(generation=1, step=5, arrays={}), generation=1)
+    manager.close()
+    (note,) = link.sent
+    assert isinstance(note, Note)
+    assert note.request == 11
+    assert str(tmp_path) in note.text
+    assert not manager.is_requested

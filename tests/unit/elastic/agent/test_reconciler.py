@@ -19,7 +19,7 @@ from edl_runtime.elastic.agent.reconciler import (
     WorkerState,
     reconcile,
 )
-from edl_runtime.elastic.comm.agent_protocol import AbortGeneration, Gear, JoinGeneration, Leave
+from edl_runtime.elastic.comm.agent_protocol import AbortGeneration, Gear, JoinGeneration, Leave, SaveCheckpoint
 from edl_runtime.elastic.rendezvous.generation import GroupView, JobOutcome, MemberLease, Suspicion, TrainerMember
 
 ME, PEER, OTHER = "0-me", "1-peer", "2-other"
@@ -253,3 +253,41 @@ def test_a_standby_is_started_once_the_worker_is_up() -> None:
 def test_a_finished_instance_starts_nothing() -> None:
     """It waits for the job's end."""
     assert reconcile(WorkerState(finished=True), DESIRED, view(2, ME, PEER), NOW) == []
+
+
+def asked(group: GroupView, **saving: int) -> GroupView:
+    """Return the view after request 7 for a checkpoint, which these members are to answer."""
+    members = tuple(
+        msgspec.structs.replace(
+            each, member=msgspec.structs.replace(each.member, saving=saving.get(each.member.id[2:], 0))
+        )
+        for each in group.members
+    )
+    return msgspec.structs.replace(group, members=members, checkpoint_asked=7, checkpoint_asked_in=1)
+
+
+def test_rank_0_is_sent_a_request_for_a_checkpoint_once() -> None:
+    """Whoever is rank 0 while it is open; a worker that has it already, and one that is answered, are left alone."""
+    both = asked(view(1, ME, PEER))
+    request = SaveCheckpoint(request=7, asked_in=1)
+    assert messages(reconcile(member(), DESIRED, both, NOW)) == [request]
+    assert messages(reconcile(member(saving=6), DESIRED, both, NOW)) == [request]
+    assert reconcile(member(saving=7), DESIRED, both, NOW) == []
+    assert reconcile(member(), DESIRED, msgspec.structs.replace(both, checkpoint_answered=7), NOW) == []
+    assert reconcile(member(), DESIRED, asked(view(1, PEER, ME)), NOW) == []
+    for worker in (member(keeps=False), member(elastic=False), member(comm_failed=1), member(up=0)):
+        assert request not in messages(reconcile(worker, DESIRED, both, NOW))
+
+
+def test_a_request_waits_for_the_one_that_may_still_answer_it() -> None:
+    """Rank 0 of the generation before writes its checkpoint as it leaves; once it is gone, the next rank 0 does."""
+    alone = member(assigned=2, up=2, peers=(ME,))
+    request = SaveCheckpoint(request=7, asked_in=1)
+    assert reconcile(alone, DESIRED, asked(view(2, ME), peer=7), NOW) == []
+    assert messages(reconcile(alone, DESIRED, asked(view(2, ME, there=(ME,))), NOW)) == [request]
+    dead = asked(view(2, ME), peer=7)
+    assert dead.generation is not None
+    late = msgspec.structs.replace(dead.generation, proposed_at=NOW + 1.1)
+    assert messages(reconcile(alone, DESIRED, msgspec.structs.replace(dead, generation=late), NOW)) == [request]
+    both = member(assigned=2, up=2, peers=(ME, PEER))
+    assert messages(reconcile(both, DESIRED, asked(view(2, ME, PEER), peer=7), NOW)) == [request], "it is rank 1 now"
