@@ -25,6 +25,7 @@ SUMMARIES = {
     "compare": "Compare ways to distil with your own model and script.",
     "convert": "Write a reader's samples into shards.",
     "discovery": "Serve discovery of teachers over HTTP.",
+    "drain": "Take a teacher out of its pool.",
     "events": "Show the events of a job's trainers.",
     "jobs": "Show jobs and pools.",
     "logs": "Show the output of a job's instances.",

@@ -6,8 +6,9 @@ import asyncio
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -19,13 +20,18 @@ from edl_runtime.log import get_logger
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tls import Trust, client_trust
-from edl_runtime.registry.errors import SupersededError
+from edl_runtime.registry.drain import is_drained
+from edl_runtime.registry.errors import DrainedError, SupersededError
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import check_weight
 from edl_runtime.store import redis_client
+from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.keys import Service
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 CHECK_EVERY_S = 0.2
 """How often a server is asked whether its model is ready: a killed one has to leave within half a second."""
@@ -37,6 +43,8 @@ REPORT_EVERY_S = 5.0
 
 RETRY_EVERY_S = 5.0
 """How often a server is tried again that was in the pool and came back with a model that the pool rejects."""
+
+DRAINED_CHECK_EVERY_S = 1.0
 
 log = get_logger(__name__)
 
@@ -73,7 +81,7 @@ async def keep_registered(
 
     `on_joined` is called with the address each time, and `on_left` afterwards. A server leaves the pool when it refuses
     connections, reports its model as not ready, does not answer for `CHECK_TIMEOUT_S`, or comes back with a model that
-    the pool rejects; it is back when that is over.
+    the pool rejects; it is back when that is over. A drained server stays out until the drain is undone.
 
     Raises for the first server that can't join at all: SpecError for a model whose signature the server does not tell,
     PoolMismatchError for one that is not the pool's, InferenceError for one that refuses a request of one row,
@@ -96,6 +104,8 @@ async def keep_registered(
             while True:
                 rejection: EdlError | None
                 try:
+                    if has_joined:
+                        await _wait_undrained(client, service, address)
                     signature = await watched.wait_ready()
                     member = Member(id=address, address=address, weight=options.weight, signature=signature)
                     async with hold_lease(client, service, member, ttl_s=settings.lease_ttl_s) as lease:
@@ -110,13 +120,27 @@ async def keep_registered(
                 if isinstance(rejection, SupersededError) or (rejection and not has_joined):
                     return rejection
                 log.warning("server.left", pool=options.pool, address=address, cause=str(rejection or watched.cause))
-                await asyncio.sleep(RETRY_EVERY_S if rejection else 0)
+                await asyncio.sleep(RETRY_EVERY_S if rejection and not isinstance(rejection, DrainedError) else 0)
 
         reason = await unless_stopped(stop, first_completed(*(keep(server) for server in options.servers)))
     if reason is not None:
         raise reason
     log.info("server.deregistered", pool=options.pool, drain_s=options.drain_s)
     await asyncio.sleep(options.drain_s)
+
+
+async def _wait_undrained(client: Redis, service: Service, address: str) -> None:
+    """Return once the server has not been drained, or may join again; also while Redis is away it stays out."""
+    logged = False
+    while True:
+        with suppress(RegistryUnavailableError):
+            if not await is_drained(client, service, address):
+                return
+            if not logged:
+                advice = f"`edl drain --undo {service.pool} {address}` or a restart of this process brings it back"
+                log.warning("server.drained", pool=service.pool, address=address, advice=advice)
+            logged = True
+        await asyncio.sleep(DRAINED_CHECK_EVERY_S)
 
 
 class _Watched:

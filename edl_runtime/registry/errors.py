@@ -25,6 +25,32 @@ class UnknownPoolError(RegistryError, LookupError):
 
 
 @dataclass(eq=False, repr=False)
+class UnknownTeacherError(RegistryError, LookupError):
+    """Raised when a pool has no such teacher, or no such `drained` one."""
+
+    pool: str
+    teacher: str
+    known: Sequence[str] = ()
+    drained: bool = False
+
+    def __str__(self) -> str:
+        what = "drained teacher" if self.drained else "teacher"
+        known = f"there are: {', '.join(self.known)}" if self.known else "there are none"
+        return f"pool {self.pool!r} has no {what} {self.teacher!r}; {known}. `edl pools {self.pool}` shows its members"
+
+
+@dataclass(eq=False, repr=False)
+class DrainedError(RegistryError):
+    """Raised when `edl drain` has taken a member out of its pool."""
+
+    pool: str
+    member: str
+
+    def __str__(self) -> str:
+        return f"{self.member!r} was drained from pool {self.pool!r}"
+
+
+@dataclass(eq=False, repr=False)
 class PoolMismatchError(RegistryError):
     """Raised when a teacher's metadata differs from that of the pool it wants to join."""
 

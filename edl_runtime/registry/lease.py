@@ -21,7 +21,7 @@ from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry.directory import add_to_pool_list
-from edl_runtime.registry.errors import PoolMismatchError, SupersededError
+from edl_runtime.registry.errors import DrainedError, PoolMismatchError, SupersededError
 from edl_runtime.registry.members import Member, signature_differences
 from edl_runtime.store import keys
 from edl_runtime.store.errors import RegistryError, RegistryUnavailableError
@@ -63,7 +63,7 @@ class Lease:
         """Wait until the registry rejects this registration for good, and return why. May wait for ever.
 
         PoolMismatchError: Redis was emptied and teachers of another model joined the pool first.
-        SupersededError: another process registered with this id.
+        SupersededError: another process registered with this id. DrainedError: it was drained.
         """
         if self._keeping is None:
             raise RuntimeError("the lease is not held; use hold_lease")
@@ -111,6 +111,8 @@ class Lease:
         report = self._make_report()
         text = "" if report is None else msgspec.json.encode(report).decode()
         answer: str = await self._run("renew", self._member.id, self.fence, _ms(self._ttl_s), text, self._holder)
+        if answer == "drained":
+            raise DrainedError(self._service.pool, self._member.id)
         if answer == "taken":
             raise SupersededError(self._service.pool, self._member.id)
         if answer == "gone":

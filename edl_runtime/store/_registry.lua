@@ -4,10 +4,11 @@
 --   KEYS[1] leases    sorted set, member id -> deadline in ms of the clock
 --   KEYS[2] records   hash, member id -> JSON of the member, beginning {"fence":N,
 --   KEYS[3] contract  string, JSON of the signature that all members share; gone with the last member
---   KEYS[4] events    stream of {joined|left|expired = member id}, the last 1,000 or so
+--   KEYS[4] events    stream of {joined|left|expired|drained = member id}, the last 1,000 or so
 --   KEYS[5] fence     counter, the last fencing token
 --   KEYS[6] reports   hash, member id -> JSON of what it last reported, beginning {"at":SECONDS of the clock
 --   KEYS[7] clock     hash: wall and clock, by which leases run, and changed: when a member last joined or left
+--   KEYS[8] drained   hash, id of a member that was drained -> the random name of its holder
 
 -- Keys expire a day after their last use, so the names of past runs don't pile up. A fence that has expired starts again
 -- from the clock, so it is still larger than every earlier one.

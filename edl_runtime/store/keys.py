@@ -10,8 +10,9 @@ script touches one slot and works in Redis Cluster.
 | fence | counter | as leases | register | register |
 | contract | string, JSON of the pool's model signature | while there are members, and as leases | Lua | Lua |
 | reports | hash, member id → JSON of its last report, with the time by the clock | as leases | Lua | Lua |
-| events | stream of joined, left, expired; about the last 1,000 | as leases | Lua | watchers |
+| events | stream of joined, left, expired, drained; about the last 1,000 | as leases | Lua | watchers |
 | clock | hash, the clock of a pool's teachers or students, and the last join or leave | as leases | Lua | Lua |
+| drained | hash, id of a member that was drained → its holder | as leases | Lua, `edl drain` | Lua, `edl register` |
 | pools | set of names; readers remove those without members | a day from the last renewal | members | `edl pools` |
 | traffic profile | string, JSON of the learned profile and the latest sample | 2 days | rescaling | as writer |
 | progress | string, JSON of the last report | an hour from the last | Lua | Airflow, `edl jobs` |
@@ -67,7 +68,7 @@ def service_key(service: Service, part: str) -> str:
 
 def service_keys(service: Service) -> list[str]:
     """Return the keys that every script of the registry takes, in order."""
-    parts = ("leases", "records", "contract", "events", "fence", "reports", "clock")
+    parts = ("leases", "records", "contract", "events", "fence", "reports", "clock", "drained")
     return [service_key(service, part) for part in parts]
 
 

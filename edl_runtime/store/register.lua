@@ -28,5 +28,6 @@ end
 redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[1], string.format('{"fence":%.0f,', fence) .. string.sub(ARGV[3], 2))
 redis.call('HDEL', KEYS[6], ARGV[1])
+redis.call('HDEL', KEYS[8], ARGV[1])
 announce('joined', ARGV[1])
 return {1, fence}

@@ -5,11 +5,15 @@
 --   ARGV[5] the holder's random name: its record begins {"fence":N,"holder":"NAME",
 --
 -- Answers the fence, which is a later one when the answer to the holder's last registration was lost; 'gone' when there
--- is no such member; 'taken' when the id has a later holder.
+-- is no such member; 'taken' when the id has a later holder; 'drained' when this holder is to end.
 
 local now = now_ms()
 purge(now)
 
+if redis.call('HGET', KEYS[8], ARGV[1]) == ARGV[5] then
+  keep()
+  return 'drained'
+end
 local fence = fence_of(ARGV[1])
 if not fence then
   return 'gone'

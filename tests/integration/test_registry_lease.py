@@ -15,7 +15,8 @@ from support.depth import examples
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry import lease as lease_module
 from edl_runtime.registry.directory import Directory
-from edl_runtime.registry.errors import PoolMismatchError, SupersededError
+from edl_runtime.registry.drain import drain, is_drained, undo_drain
+from edl_runtime.registry.errors import DrainedError, PoolMismatchError, SupersededError, UnknownTeacherError
 from edl_runtime.registry.lease import Lease, hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.store import keys
@@ -289,3 +290,33 @@ async def test_an_unreadable_contract_is_named_in_the_error(pool: Pool) -> None:
             async with pool.hold("b", LETTERS):
                 raise AssertionError
         assert await pool.ids() == ["a"]
+
+
+async def test_a_drained_member_leaves_at_once_and_is_told(pool: Pool) -> None:
+    """Its process learns of it with its next renewal, and the others stay; another process may take the id."""
+    namespace = pool.service.namespace
+    async with pool.hold("b"):
+        async with pool.hold() as lease:
+            await drain(pool.client, namespace, "pool", "a:1")
+            assert await pool.ids() == ["b"]
+            async with asyncio.timeout(100):
+                assert isinstance(await lease.wait_rejected(), DrainedError)
+        assert await is_drained(pool.client, pool.service, "a")
+        with pytest.raises(UnknownTeacherError, match="has no teacher 'a'; there are: b"):
+            await drain(pool.client, namespace, "pool", "a")
+        async with pool.hold():
+            assert await pool.ids() == ["a", "b"]
+            assert not await is_drained(pool.client, pool.service, "a")
+
+
+async def test_a_drain_is_undone_by_name(pool: Pool) -> None:
+    """Only that of a member that was drained; the mark does not stay for ever."""
+    namespace = pool.service.namespace
+    async with pool.hold():
+        await drain(pool.client, namespace, "pool", "a")
+        assert await is_drained(pool.client, pool.service, "a")
+        assert 0 < await pool.client.ttl(keys.service_key(pool.service, "drained")) <= 86_400
+        with pytest.raises(UnknownTeacherError, match="has no drained teacher 'b'; there are: a"):
+            await undo_drain(pool.client, namespace, "pool", "b")
+        await undo_drain(pool.client, namespace, "pool", "a")
+        assert not await is_drained(pool.client, pool.service, "a")
