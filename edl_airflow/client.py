@@ -25,9 +25,9 @@ from edl_runtime.store import keys
 from edl_runtime.store.redis_client import connect, decode_record, unavailable_if_lost
 
 if TYPE_CHECKING:
+    from edl_runtime.autoscale.history import RescaleOutcome
     from edl_runtime.autoscale.planner import RescalingPlan, RescalingRules
     from edl_runtime.autoscale.policy.interface import Policy
-    from edl_runtime.autoscale.rescale import RescaleOutcome
     from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint
     from edl_runtime.pool_reports import PoolDemand
     from edl_runtime.registry.members import Member
@@ -144,9 +144,10 @@ class EdlClient:
 
     async def last_plan(self) -> RescalingPlan | None:
         """Return the plan of the last pass, None when there was none within a day."""
-        from edl_runtime.autoscale.rescale import last_plan
+        from edl_runtime.autoscale.history import last_pass
 
-        return await last_plan(self._client, self.namespace)
+        done = await last_pass(self._client, self.namespace)
+        return done.plan if done else None
 
     async def started_by(self, job: str) -> str:
         """Return the token of the try that has started the job last, empty for none."""

@@ -30,9 +30,9 @@ from edl_runtime.autoscale.traffic.capacity import LEAD_S
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from edl_runtime.autoscale.history import RescaleOutcome
     from edl_runtime.autoscale.planner import RescalingRules
     from edl_runtime.autoscale.policy.interface import Policy
-    from edl_runtime.autoscale.rescale import RescaleOutcome
 
 
 class EdlAutoscaleOperator(TemplatedOperator):

@@ -1,4 +1,4 @@
-"""History of what ran when: a stream of points in Redis, shown by `edl monitor --history`.
+"""The last pass, and a history of what ran when: a stream of points in Redis, shown by `edl monitor --history`.
 
 Each rescaling pass and each refresh of `edl monitor` records a point. A point is kept when it differs from the last
 one, or when that is a minute old; of those within five seconds, the first and the last are kept.
@@ -153,3 +153,32 @@ def resource_use(jobs: Iterable[JobStatus], capacity: Capacity, plan: RescalingP
 def _rounded(quantity: float) -> float:
     """Round, so that floating-point noise is no change."""
     return round(quantity, 6)
+
+
+# The last pass
+
+PASS_KEPT_S = 24 * 3600
+"""How long the last pass is kept."""
+
+
+class RescaleOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The `plan` of a pass, and the errors of the jobs that could not be resized (`refused`), by name."""
+
+    plan: RescalingPlan
+    refused: dict[str, str] = {}
+
+
+async def save_pass(client: Redis, namespace: str, done: RescaleOutcome) -> None:
+    """Let others see what a pass has decided. Raises RegistryUnavailableError."""
+    with unavailable_if_lost(client):
+        await client.set(keys.plan(namespace), msgspec.json.encode(done), ex=PASS_KEPT_S)
+
+
+async def last_pass(client: Redis, namespace: str) -> RescaleOutcome | None:
+    """Return what the last pass has decided, for each job and why, by which windows, and what could not be done.
+
+    None when there was none within a day; None, too, for what can't be read. Raises RegistryUnavailableError.
+    """
+    with unavailable_if_lost(client):
+        kept = await client.get(keys.plan(namespace))
+    return decode_record(kept, RescaleOutcome)

@@ -76,12 +76,21 @@ class JobTarget(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class FollowingWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """A traffic window that begins soon, by name; `start` and `end` in Unix seconds, None for no end."""
+
+    name: str
+    start: float
+    end: float | None = None
+
+
 class RescalingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The targets of a pass.
 
     - `at`: the snapshot's time, in Unix seconds.
     - `window`: the traffic window that holds, "default" between windows, empty without any; `until`: its end, in
       Unix seconds, None for none; `why`: what limits training, in words.
+    - `following`: the windows that begin within the lead time, for which jobs shrink already.
     - `capacity`: what all resizable jobs and pools may use together, by resource.
     - `targets`: of each resizable job and pool, sorted by name.
     - `notes`: warnings about the windows.
@@ -91,6 +100,7 @@ class RescalingPlan(msgspec.Struct, frozen=True, kw_only=True):
     window: str = ""
     until: float | None = None
     why: str = ""
+    following: tuple[FollowingWindow, ...] = ()
     capacity: dict[str, float]
     targets: tuple[JobTarget, ...] = ()
     notes: tuple[str, ...] = ()
@@ -134,6 +144,13 @@ def make_plan(
         window=spans[0].name if spans else "",
         until=spans[0].end.timestamp() if spans and spans[0].end else None,
         why=why,
+        following=tuple(
+            FollowingWindow(
+                name=span.name, start=span.start.timestamp(), end=span.end.timestamp() if span.end else None
+            )
+            for span in spans[1:]
+            if span.start
+        ),
         capacity=capacity,
         targets=tuple(
             JobTarget(

@@ -11,13 +11,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot, take_snapshot
 from edl_runtime.autoscale.errors import RescalingError
-from edl_runtime.autoscale.history import history_point
-from edl_runtime.autoscale.planner import JobTarget, RescalingPlan, RescalingRules, make_plan
+from edl_runtime.autoscale.history import RescaleOutcome, history_point
+from edl_runtime.autoscale.planner import JobTarget, RescalingRules, make_plan
 from edl_runtime.autoscale.policy.decide import decide
 from edl_runtime.autoscale.policy.interface import Policy
 from edl_runtime.backends.errors import ClusterUnavailableError, JobEndedError, UnknownJobError
@@ -25,7 +23,7 @@ from edl_runtime.errors import BackendError, EdlError, SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.store import keys
 from edl_runtime.store.errors import RegistryUnavailableError
-from edl_runtime.store.redis_client import decode_record, unavailable_if_lost
+from edl_runtime.store.redis_client import unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -41,21 +39,11 @@ LOCK_MARGIN_S = 5.0
 LOCK_WAIT_S = 90.0
 """How long a pass waits for the one before it."""
 
-KEPT_S = 24 * 3600
-"""How long the last plan is kept."""
-
 MAX_PARALLEL_RESIZES = 8
 """How many jobs are resized at a time."""
 
 ENDED_ERRORS = (UnknownJobError, JobEndedError, SpecError)
 """Raised by a resize of a job that has ended meanwhile, or whose name is another's by now. It uses no capacity."""
-
-
-class RescaleOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The `plan` of a pass, and the errors of the jobs that could not be resized (`refused`), by name."""
-
-    plan: RescalingPlan
-    refused: dict[str, str] = {}
 
 
 async def rescale(
@@ -79,29 +67,13 @@ async def rescale(
                 if dry_run:
                     return RescaleOutcome(plan=make_plan(snapshot, rules, policy))
                 done = await _carry_out(snapshot, rules, policy, backend)
-                await save_plan(client, namespace, done.plan)
+                await history.save_pass(client, namespace, done)
                 await history.record_point(
                     client, namespace, history_point(snapshot.jobs, snapshot.capacity, done.plan)
                 )
                 return done
         except TimeoutError:
             raise RescalingError("this rescaling", PASS_LIMIT_S) from None
-
-
-async def save_plan(client: Redis, namespace: str, found: RescalingPlan) -> None:
-    """Let others see the plan. Raises RegistryUnavailableError."""
-    with unavailable_if_lost(client):
-        await client.set(keys.plan(namespace), msgspec.json.encode(found), ex=KEPT_S)
-
-
-async def last_plan(client: Redis, namespace: str) -> RescalingPlan | None:
-    """Return the last plan, None when there was none within a day; None, too, for what can't be read.
-
-    Raises RegistryUnavailableError.
-    """
-    with unavailable_if_lost(client):
-        kept = await client.get(keys.plan(namespace))
-    return decode_record(kept, RescalingPlan)
 
 
 async def _carry_out(

@@ -13,10 +13,11 @@ from pathlib import Path
 import click
 
 from edl_runtime.autoscale.errors import NoSamplesError, RescalingError, SourceError
+from edl_runtime.autoscale.history import RescaleOutcome, last_pass
 from edl_runtime.autoscale.planner import RescalingRules
 from edl_runtime.autoscale.policy.decide import STARVATION_S, decide
 from edl_runtime.autoscale.policy.interface import Policy, import_policy
-from edl_runtime.autoscale.rescale import RescaleOutcome, rescale
+from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.autoscale.traffic.capacity import LEAD_S
 from edl_runtime.autoscale.traffic.schema import read_windows
 from edl_runtime.autoscale.traffic.sources.learner import check_source
@@ -53,6 +54,7 @@ PASSING = (BackendError, RegistryUnavailableError, RescalingError)
 )
 @click.option("--every", "every_s", type=float, help="Repeat each so many seconds until SIGTERM.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done without doing it.")
+@click.option("--last", is_flag=True, help="Show what the last pass has decided, whoever made it, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each pass.")
 def autoscale(
     *,
@@ -61,6 +63,7 @@ def autoscale(
     policy_name: str | None,
     every_s: float | None,
     dry_run: bool,
+    last: bool,
     as_json: bool,
 ) -> None:
     """Resize all jobs and pools: start pending ones, and share out what is free.
@@ -74,6 +77,11 @@ def autoscale(
     each other.
     """
     settings = read_settings(redis="the Redis of the jobs")
+    if last:
+        if file or policy_name or every_s or dry_run:
+            raise click.UsageError("Give --last alone, or with --json: it shows a pass that was made before.")
+        asyncio.run(_show_last(settings, as_json=as_json))
+        return
     if every_s is not None and not 0 < every_s < STARVATION_S - LEAD_S:
         raise SpecError("--every", every_s, f"seconds above 0, less than {STARVATION_S - LEAD_S:g}")
     windows = None if file is None else _windows(file)
@@ -117,6 +125,24 @@ async def _passes(
                 await asyncio.wait_for(ends.wait(), every_s)
             if ends.is_set():
                 return
+
+
+async def _show_last(settings: RuntimeSettings, *, as_json: bool) -> None:
+    async with connect(settings.redis_url) as client:
+        done = await last_pass(client, settings.namespace)
+    if as_json:
+        print_json_line(done)
+    elif done is None:
+        click.echo("edl: nothing has rescaled within a day", err=True)
+    else:
+        window = f", window {done.plan.window!r}" if done.plan.window else ""
+        following = "".join(f", then {each.name!r} from {_time(each.start)}" for each in done.plan.following)
+        click.echo(f"pass of {_time(done.plan.at)}{window}{following}")
+        _show_table(done)
+
+
+def _time(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _policy(name: str) -> Policy:

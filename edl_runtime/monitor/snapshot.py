@@ -17,7 +17,6 @@ from edl_runtime.autoscale import history
 from edl_runtime.autoscale.history import JobState, ResourceUse
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
 from edl_runtime.autoscale.policy.pool_size import describe_limit
-from edl_runtime.autoscale.rescale import last_plan
 from edl_runtime.backends.interface import Capacity, JobStatus
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus, LastCheckpoint, LastResize, group_statuses
 from edl_runtime.errors import BackendError
@@ -42,7 +41,7 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     """A job or pool.
 
     - `running` of its `wanted` (requested) instances run; `bounds`: the sizes it can have, None once it has ended.
-    - `target`, `reason`: of the last plan; None if that does not name it.
+    - `target`, `reason`: of the last plan, or why it could not be carried out; None if that does not name it.
     - `trouble`: why it is in that state: its own error, what its trainers wait for, or why they end; empty for none.
     - `progress`: of this run of the job, None before the first report. `share`: of all steps, 0 to 1, None while their
       number is unknown; `progress.time_left_s` likewise.
@@ -143,15 +142,18 @@ def build_snapshot(
     at: float,
     *,
     reports: Mapping[str, JobReport] = {},
+    refused: Mapping[str, str] = {},
     lacks: Sequence[str] = (),
 ) -> MonitorSnapshot:
-    """Return the snapshot of these parts."""
+    """Return the snapshot of these parts. `refused`: why jobs could not be resized as planned, by name."""
     everything = sorted(jobs, key=lambda job: job.name)
     active = [job for job in everything if not job.has_ended]
     trainings = [job for job in active if job.kind == "trainer"]
     own = {job.name: job for job in active if job.kind == "pool"}
     states = {job.name: history.job_state(job) for job in trainings}
     targets = {target.name: target for target in plan.targets} if plan else {}
+    for name in refused.keys() & targets.keys():
+        targets[name] = msgspec.structs.replace(targets[name], reason=refused[name])
     lines = {job.name: job_line(job, reports.get(job.name), targets.get(job.name)) for job in everything}
     answered = Counter[str]()
     for report in reports.values():
@@ -304,21 +306,25 @@ async def take_snapshot(backend: Backend, client: Redis | None, namespace: str) 
     plan: RescalingPlan | None = None
     pools: dict[str, PoolInfo] = {}
     reports: dict[str, JobReport] = {}
+    refused: dict[str, str] = {}
     if client is None:
         lacks.append(f"EDL_REDIS_URL names no Redis: {UNKNOWN}")
     else:
         try:
-            plan, reports, members = await asyncio.gather(
-                last_plan(client, namespace), read_reports(client, namespace, jobs), list_pools(client, namespace)
+            done, reports, members = await asyncio.gather(
+                history.last_pass(client, namespace),
+                read_reports(client, namespace, jobs),
+                list_pools(client, namespace),
             )
             pools = {pool.name: pool for pool in members}
+            plan, refused = (done.plan, done.refused) if done else (None, {})
             if plan and now - plan.at > PLAN_HOLDS_S:
                 lacks.append(f"the last rescaling was {(now - plan.at) / 60:.0f} min ago; its targets are not shown")
                 plan = None
             await history.record_point(client, namespace, history.history_point(jobs, capacity, plan))
         except RegistryUnavailableError as error:
             lacks.append(f"{UNKNOWN}: {error}")
-    return build_snapshot(jobs, capacity, plan, pools, now, reports=reports, lacks=lacks)
+    return build_snapshot(jobs, capacity, plan, pools, now, reports=reports, refused=refused, lacks=lacks)
 
 
 async def _capacity(backend: Backend) -> tuple[Capacity, list[str]]:

@@ -25,7 +25,7 @@ script touches one slot and works in Redis Cluster.
 | checkpoint folder leases | sorted set, instance → deadline in ms | as holder | Lua | Lua |
 | checkpoint folder holder | hash: the job, JSON about it, clock | a day from the last use | Lua | Lua |
 | checkpoint folder locks | sorted set, token of a lock file → last renewal in ms | as holder | Lua | Lua |
-| plan | string, JSON of the last rescaling's plan | a day | rescaling | `edl monitor`, Airflow |
+| plan | string, JSON of the last rescaling: its plan and what failed | a day | rescaling | `edl monitor`, Airflow |
 | rescaling | string, the lock of the rescaling process | a minute | rescaling | rescaling |
 | shrink answer | string, whether a job may shrink: yes or no | as long as the answer is valid | Airflow | Airflow |
 | history | stream of what ran when, as JSON; about the last 10,000 | a week from the last | Lua | `edl monitor` |

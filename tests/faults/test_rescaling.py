@@ -13,10 +13,11 @@ from support.autoscale.backend import CPUS, Jobs
 from support.autoscale.jobs import job
 
 from edl_runtime.autoscale.errors import RescalingError
+from edl_runtime.autoscale.history import RescaleOutcome, last_pass
 from edl_runtime.autoscale.planner import RescalingRules
 from edl_runtime.autoscale.policy.decide import decide
 from edl_runtime.autoscale.policy.model import Target, Workload
-from edl_runtime.autoscale.rescale import RescaleOutcome, last_plan, rescale
+from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.backends.errors import ClusterUnavailableError
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.errors import BackendError
@@ -71,7 +72,7 @@ async def test_two_at_once_come_one_after_the_other(a_pass: Pass, client: Redis,
     assert [line["event"] for line in said].count("rescaling.lock_held") == 1
     assert sorted(len(done.plan.changes) for done in both) == [0, 2]
     assert backend.wanted == {"first": 3, "second": 3}
-    assert await last_plan(client, namespace) == max((done.plan for done in both), key=lambda plan: plan.at)
+    assert await last_pass(client, namespace) == max(both, key=lambda done: done.plan.at)
 
 
 async def test_a_job_that_ends_meanwhile_keeps_nobody(a_pass: Pass) -> None:
@@ -91,9 +92,10 @@ async def test_what_a_job_keeps_that_cannot_shrink_is_not_for_others(
     backend.hang = ("hangs",)
     assert targets(await a_pass(backend, 9, dry_run=True)) == {"hangs": 3, "large": 3, "small": 3}
     assert backend.wanted == {"hangs": 5, "large": 4, "small": 1}
-    assert await last_plan(client, namespace) is None, "a dry run is shown to nobody else"
+    assert await last_pass(client, namespace) is None, "a dry run is shown to nobody else"
     done = await a_pass(backend, 9)
     assert done.refused == {"hangs": "the supervisor of 'hangs' does not answer"}
+    assert await last_pass(client, namespace) == done, "with what failed"
     assert backend.wanted == targets(done) == {"hangs": 5, "large": 2, "small": 2}
     assert done.plan.targets[0].reason == "stays as it is: the supervisor of 'hangs' does not answer"
 
@@ -117,7 +119,7 @@ async def test_that_a_job_cannot_grow_keeps_nobody(a_pass: Pass, client: Redis, 
     backend.hang = ("hangs", "small")
     with pytest.raises(BackendError, match=r"supervisor of '(hangs|small)' does not answer"):
         await a_pass(backend, 6)
-    assert await last_plan(client, namespace) is None
+    assert await last_pass(client, namespace) is None
     backend.hang = ("hangs",)
     assert list((await a_pass(backend, 6)).refused) == ["hangs"]
     assert backend.wanted == {"hangs": 1, "small": 3}

@@ -21,9 +21,9 @@ from support.paths import SUPPORT
 from support.teachers.process import wait_until
 
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
+from edl_runtime.autoscale.history import last_pass
 from edl_runtime.autoscale.policy.decide import decide
 from edl_runtime.autoscale.policy.model import Node, Target, Workload
-from edl_runtime.autoscale.rescale import last_plan
 from edl_runtime.pods import Pod
 from edl_runtime.specs import Bounds, JobSpec
 from edl_runtime.store import keys
@@ -121,7 +121,8 @@ def test_a_pass_resizes_jobs_and_says_why(
 
     async def kept() -> dict[str, int]:
         async with connect(world.redis_url) as client:
-            plan = await last_plan(client, world.namespace)
+            done = await last_pass(client, world.namespace)
+            plan = done.plan if done else None
             return {one.name: one.target for one in plan.targets} if plan else {}
 
     assert asyncio.run(kept()) == _targets(result)

@@ -100,6 +100,18 @@ def test_a_pass_shows_what_each_job_has_and_gets_and_why(edl: Edl, backend: Loca
     assert status == 0
     (target,) = json.loads(printed)["plan"]["targets"]
     assert (target["instances"], target["target"]) == (2, 2)
+    status, shown, _ = edl("--last")
+    assert status == 0
+    assert shown.startswith("pass of ")
+    assert "window 'default'" in shown
+    assert target["reason"] in shown
+    assert json.loads(edl("--last", "--json")[1]) == json.loads(printed)
+    assert edl("--last", "--dry-run")[0] == 2
+
+
+def test_without_a_pass_there_is_none_to_show(edl: Edl) -> None:
+    """As when nothing rescales, or nothing has for a day."""
+    assert edl("--last") == (0, "", "edl: nothing has rescaled within a day\n")
 
 
 @pytest.mark.parametrize(

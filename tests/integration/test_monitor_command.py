@@ -24,8 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.backends.jobs import WAITS, eventually, job, reach
 from support.edl_command import Edl, edl_command
 
+from edl_runtime.autoscale.history import RescaleOutcome, save_pass
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
-from edl_runtime.autoscale.rescale import save_plan
 from edl_runtime.backends.errors import ClusterUnavailableError
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.local.backend import LocalBackend
@@ -107,7 +107,7 @@ def plan_of(environ: Mapping[str, str], at: float) -> None:
 
     async def write() -> None:
         async with connect(environ["EDL_REDIS_URL"]) as client:
-            await save_plan(client, environ["EDL_NAMESPACE"], plan)
+            await save_pass(client, environ["EDL_NAMESPACE"], RescaleOutcome(plan=plan))
 
     asyncio.run(write())
 

@@ -14,7 +14,7 @@ from support.autoscale.jobs import past
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.history import HistoryPoint
 from edl_runtime.autoscale.planner import RescalingRules
-from edl_runtime.autoscale.rescale import last_plan, rescale
+from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.store import keys
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -127,4 +127,4 @@ async def test_without_redis_the_error_says_so() -> None:
 async def test_a_plan_that_can_not_be_read_is_none(client: Redis, namespace: str, kept: str) -> None:
     """As one that another version has left; who shows the last plan goes on."""
     await client.set(keys.plan(namespace), kept)
-    assert await last_plan(client, namespace) is None
+    assert await history.last_pass(client, namespace) is None

@@ -9,8 +9,8 @@ from airflow.sdk.exceptions import AirflowFailException
 from support.airflow.fakes import FakeClient, rendered
 
 from edl_airflow.operators.autoscale import EdlAutoscaleOperator
+from edl_runtime.autoscale.history import RescaleOutcome
 from edl_runtime.autoscale.planner import RescalingPlan
-from edl_runtime.autoscale.rescale import RescaleOutcome
 
 WINDOWS = {"windows": [{"name": "day", "start": "08:00", "end": "20:00", "sizes": {"cluster": "50%"}}], "default": {}}
 

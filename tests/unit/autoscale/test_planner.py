@@ -128,7 +128,10 @@ def test_jobs_shrink_before_the_window_begins() -> None:
     jobs = [job("limited", Bounds(1, 9), 1.0, 4), job("other", Bounds(1, 9), 1.0, 4)]
     seven = NOON - 5 * 3600
     assert counts(planned(jobs, 10.0, windows=WINDOWS, at=seven - 61)) == {"limited": 5, "other": 5}
-    assert counts(planned(jobs, 10.0, windows=WINDOWS, at=seven - 60)) == {"limited": 2, "other": 3}
+    early = planned(jobs, 10.0, windows=WINDOWS, at=seven - 60)
+    assert counts(early) == {"limited": 2, "other": 3}
+    assert [(window.name, window.start) for window in early.following] == [("day", seven)]
+    assert planned(jobs, 10.0, windows=WINDOWS, at=seven - 61).following == ()
     assert counts(planned(jobs, 10.0, windows=WINDOWS, at=NOON + 10 * 3600 - 1)) == {"limited": 2, "other": 3}
 
 

@@ -127,6 +127,14 @@ def test_targets_stand_with_their_reasons() -> None:
     assert (seen.planned_at, seen.window, seen.until, seen.notes) == (3.0, "night", 9.0, ("an odd window",))
 
 
+def test_what_could_not_be_done_stands_in_place_of_the_reason() -> None:
+    """Of a job that the last pass could not resize."""
+    targets = (JobTarget(name="a", kind="trainer", instances=2, target=4, reason="grows: more is free"),)
+    plan = RescalingPlan(at=3.0, capacity={}, targets=targets)
+    (line,) = look(job("a", 2), plan=plan, refused={"a": "its supervisor does not answer", "gone": "ended"}).jobs
+    assert (line.target, line.reason) == (4, "its supervisor does not answer")
+
+
 def test_pools_are_those_of_the_backend_and_those_of_redis() -> None:
     """One that is known to both is one; teachers started by hand have no number that is wanted."""
     seen = look(
