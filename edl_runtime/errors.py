@@ -18,6 +18,9 @@ It concerns this process only: of elastic trainers, the other instances may cont
 EX_DATAERR = 65
 """Exit status of an instance if its whole job can't be trained as given, so the job is not restarted."""
 
+EX_DRAINED = 75
+"""Exit status of a teacher that was drained, BSD's EX_TEMPFAIL: it has not failed, and another takes its place."""
+
 MOST_SHOWN = 500
 """Characters of a value that a message shows."""
 

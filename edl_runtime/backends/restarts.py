@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from edl_runtime.errors import EX_CONFIG
+from edl_runtime.errors import EX_CONFIG, EX_DRAINED
 from edl_runtime.exit_status import describe_exit
 
 
@@ -55,6 +55,8 @@ def decide_restart(
     - `others`: it is a pool with another instance that runs or may still be restarted.
     - `within_an_hour`: how often a trainer has ended in the last hour; 0 for a pool's instance.
     """
+    if exit_code == EX_DRAINED:
+        return Restart(policy.initial_delay_s, short_lives)
     if exit_code == EX_CONFIG:
         return GiveUpInstance(f"{describe_exit(exit_code)}, which says that it can never work as configured")
     if within_an_hour > policy.max_hourly_exits:

@@ -13,9 +13,9 @@ import click
 
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.checkpoint.errors import CheckpointHeldError
-from edl_runtime.errors import EX_CONFIG, EdlError, SpecError
+from edl_runtime.errors import EX_CONFIG, EX_DRAINED, EdlError, SpecError
 from edl_runtime.protocol.errors import InferenceError
-from edl_runtime.registry.errors import PoolMismatchError
+from edl_runtime.registry.errors import DrainedError, PoolMismatchError
 from edl_runtime.teacher.errors import ModelError
 
 SUMMARIES = {
@@ -72,7 +72,8 @@ def edl() -> None:
 def main() -> None:
     """Run the `edl` command with this process's arguments and exit.
 
-    Exit status 0 for success, 2 for wrong usage, EX_CONFIG (78) for errors that a restart can't fix, 1 for the rest.
+    Exit status 0 for success, 2 for wrong usage, EX_CONFIG (78) for errors that a restart can't fix, EX_DRAINED (75)
+    for a drained teacher, 1 for the rest.
     """
     try:
         edl(prog_name="edl")
@@ -80,6 +81,8 @@ def main() -> None:
         click.echo(f"edl: {error}", err=True)
         if isinstance(error, UnknownJobError):
             click.echo(f"edl: looked in {_where()}", err=True)
+        if isinstance(error, DrainedError):
+            sys.exit(EX_DRAINED)
         is_refused = isinstance(error, InferenceError) and not error.retryable
         sys.exit(EX_CONFIG if is_refused or isinstance(error, _PERMANENT_ERRORS) else 1)
     except PermissionError as error:

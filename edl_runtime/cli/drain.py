@@ -22,7 +22,7 @@ def drain(pool: str, teacher: str, *, undo: bool, as_json: bool) -> None:
     """Take TEACHER, by its id or address in `edl pools POOL`, out of POOL.
 
     It leaves the pool at once, so that students send it no more requests. It answers those in flight for up to 8 s, and
-    ends with exit status 0. A pool of a backend keeps its size: another process takes its place, on Kubernetes in the
+    ends with exit status 75. A pool of a backend keeps its size: another process takes its place, on Kubernetes in the
     same pod. To have fewer teachers, resize the pool.
 
     A server that is not ours runs on and stays out of the pool until --undo, or until its `edl register` is started

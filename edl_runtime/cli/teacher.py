@@ -72,7 +72,7 @@ def teacher(
     hung_after: float,
     as_json: bool,
 ) -> None:
-    """Serve a model over the Open Inference Protocol v2 until SIGTERM or Ctrl-C, then drain.
+    """Serve a model over the Open Inference Protocol v2 until SIGTERM, Ctrl-C or `edl drain`, then drain.
 
     With a pool, students find it through the registry in EDL_REDIS_URL. EDL_TEACHER_TOKEN is the token of clients; with
     EDL_TLS_CERT and EDL_TLS_KEY it serves TLS only.

@@ -208,7 +208,7 @@ def job_line(job: JobStatus, report: JobReport | None, target: JobTarget | None 
         bounds=job.scaling.bounds if job.scaling else None,
         target=target.target if target else None,
         reason=target.reason if target else "",
-        trouble=job.reason or report.problem or ("" if job.has_ended else _group_trouble(group)),
+        trouble=job.reason or report.problem or ("" if job.has_ended else _group_trouble(group, progress)),
         progress=progress,
         share=progress.share if progress else None,
         limit=progress.verdict() if progress else "",
@@ -224,12 +224,16 @@ def _state(job: JobStatus) -> JobState | Literal["succeeded", "failed"]:
     return history.job_state(job)
 
 
-def _group_trouble(group: GroupStatus | None) -> str:
+def _group_trouble(group: GroupStatus | None, progress: Progress | None) -> str:
+    """Return what trainers wait for, or why they end. While they train, a reason why others can't join is left out."""
     if group is None or group.outcome:
         return ""
     if group.stop is not None:
         return f"ends with a checkpoint: {group.stop}"
-    return f"generation {group.generation} forms" if group.forming and not group.waits else group.waits
+    if group.forming:
+        return f"generation {group.generation} forms"
+    trains = bool(group.members) and progress is not None and progress.updated_at >= group.heard_at - TRAINS_S
+    return "" if trains else group.waits
 
 
 def _pool_line(name: str, job: JobStatus | None, pool: PoolInfo | None, answered: Mapping[str, int]) -> PoolLine:
@@ -261,6 +265,9 @@ def _teacher_line(teacher: TeacherInfo, answered: Mapping[str, int]) -> TeacherL
 
 
 # Taking a snapshot of a backend and Redis.
+
+TRAINS_S = 10.0
+"""A job with a report of the last so many seconds trains."""
 
 PLAN_HOLDS_S = 900.0
 """Targets of an older plan are not shown: whatever rescales does so more often."""

@@ -24,7 +24,6 @@ from edl_runtime.protocol.errors import TeacherError
 from edl_runtime.protocol.listener import accepting, connection_limit, listen
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.tls import server_tls_context
-from edl_runtime.registry.errors import DrainedError
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
@@ -88,12 +87,13 @@ class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
 async def serve(
     options: TeacherOptions, settings: RuntimeSettings, on_ready: Callable[[str, ModelSignature], None]
 ) -> None:
-    """Serve until SIGTERM, SIGINT or a drain: then leave the pool, answer requests in flight and return.
+    """Serve until SIGTERM or SIGINT: then leave the pool, answer requests in flight and return.
 
     `on_ready` is called with the address when the teacher answers requests, right before it registers.
 
     Raises SpecError, ModelError and PoolMismatchError for what a restart can't fix; RegistryUnavailableError without
-    Redis at the start; TeacherError when it can't listen, or when a predictor has ended by itself or has hung.
+    Redis at the start; DrainedError once it is drained; TeacherError when it can't listen, or when a predictor has
+    ended by itself or has hung.
     """
     check_exposure(options.host, settings.teacher_token, "EDL_TEACHER_TOKEN")
     if options.pool and not settings.redis_url:
@@ -142,7 +142,7 @@ async def serve(
             leave_by = loop.time() + DRAIN_S
         drained = await server.drain(leave_by - loop.time())
         log.info("teacher.stopped", address=address, drained=drained)
-        if reason is not None and not isinstance(reason, DrainedError):
+        if reason is not None:
             raise reason
 
 

@@ -86,7 +86,7 @@ def test_a_drained_teacher_of_a_pool_is_replaced(settings: RuntimeSettings, work
         Batches(len(seen)).check(seen)
         status = asyncio.run(backend.get(POOL))
         assert (status.phase, status.wanted, status.reason) == ("running", 2, "")
-        assert sorted(instance.restarts for instance in status.instances) == [0, 1]
+        assert sorted(instance.restarts for instance in status.instances) == [0, 1], "young as it was"
         assert not any(instance.given_up for instance in status.instances)
     finally:
         asyncio.run(backend.delete(POOL))

@@ -13,7 +13,7 @@ from edl_runtime.backends.interface import InstanceStatus, Phase
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.manifests import MAX_STARTS
 from edl_runtime.backends.kubernetes.pod_template import mapping_at, mappings_at
-from edl_runtime.errors import EX_CONFIG
+from edl_runtime.errors import EX_CONFIG, EX_DRAINED
 from edl_runtime.exit_status import describe_exit
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.pods import Manifest
@@ -133,9 +133,11 @@ def observed_pool_pod(pod: Manifest, index: int, now: float) -> ObservedInstance
     exit_code = _exit_code(ended)
     settled = "running" in state and now >= _started(pod, container) + SETTLED_S
     given_up = exit_code == EX_CONFIG and not settled  # though the kubelet restarts it now and then
-    down = "running" not in state and ended is not None
+    ends = "running" not in state and ended is not None
+    drained = ends and exit_code == EX_DRAINED  # the kubelet starts the next teacher
+    down = ends and not drained
     disrupted = condition(pod, "DisruptionTarget") is not None
-    phase: Phase = "failed" if given_up or down else _phase(pod, container)
+    phase: Phase = "failed" if given_up or down else "pending" if drained else _phase(pod, container)
     problem, permanent = _start_problem(pod, index)
     if given_up:
         problem = f"instance {index} exited with {EX_CONFIG}, which says that it can never work as configured"

@@ -40,7 +40,7 @@ from edl_runtime.backends.local.backend import (
 from edl_runtime.backends.local.instances import FailureDetail, InstanceLauncher, InstanceSlot, ProcessTable
 from edl_runtime.backends.local.job_folders import JobFolder, WorkFolder, prune_runs
 from edl_runtime.backends.restarts import FailJob, GiveUpInstance, Restart, RestartPolicy, decide_restart
-from edl_runtime.errors import EX_CONFIG, SpecError
+from edl_runtime.errors import EX_CONFIG, EX_DRAINED, SpecError
 from edl_runtime.exit_status import describe_exit
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.specs import JobSpec
@@ -254,7 +254,7 @@ class SupervisedJob:
         self._save()
         _log().info("instance.started", job=self._spec.name, instance=index, pid=process.pid)
         exit_code = await process.run(slot.leave, self._spec.grace_s)
-        slot.update(phase="failed" if exit_code else "succeeded", exit_code=exit_code)
+        slot.update(phase="succeeded" if exit_code in (0, EX_DRAINED) else "failed", exit_code=exit_code)
         self._save()
         _log().info("instance.ended", job=self._spec.name, instance=index, exit_code=exit_code)
         return exit_code

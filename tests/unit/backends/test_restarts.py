@@ -6,7 +6,7 @@ import pytest
 
 from edl_runtime.backends.local.instances import InstanceSlot
 from edl_runtime.backends.restarts import FailJob, GiveUpInstance, Restart, RestartPolicy, decide_restart
-from edl_runtime.errors import EX_CONFIG
+from edl_runtime.errors import EX_CONFIG, EX_DRAINED
 from edl_runtime.exit_status import describe_exit
 
 POLICY = RestartPolicy()
@@ -22,6 +22,11 @@ def test_each_further_restart_waits_twice_as_long_up_to_a_limit() -> None:
         decision = decide_restart(patient, 1, 0.1, decision.short_lives, others=False)
         delays.append(getattr(decision, "delay_s", None))
     assert delays == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+def test_a_drained_teacher_has_not_failed() -> None:
+    """However young it was, and whatever came before, another takes its place at once."""
+    assert decide_restart(POLICY, EX_DRAINED, 0.1, 4, others=False) == Restart(0.2, 4)
 
 
 def test_a_long_life_clears_the_record() -> None:

@@ -200,12 +200,13 @@ def test_a_line_has_all_that_is_known_of_a_job() -> None:
         ({"stop": "its time is over"}, "ends with a checkpoint: its time is over"),
         ({"forming": True}, "generation 4 forms"),
         ({"waits": "1 of at least 2 instances is ready"}, "1 of at least 2 instances is ready"),
+        ({"waits": "instance 3 has yet to report a step", "heard_at": TRAINED.updated_at + 5}, ""),
         ({"stop": "its time is over", "outcome": JobOutcome("stopped", "its time is over")}, ""),
     ],
 )
 def test_what_a_group_waits_for_is_a_jobs_trouble(changes: dict[str, Any], trouble: str) -> None:
     """Unless the backend knows of an error: that comes first."""
-    report = JobReport(group=msgspec.structs.replace(GROUP, **changes))
+    report = JobReport(progress=TRAINED, group=msgspec.structs.replace(GROUP, **{"heard_at": NOON, **changes}))
     assert job_line(job("a", 1), report).trouble == trouble
     assert job_line(job("a", 1, reason="no image"), report).trouble == "no image"
 

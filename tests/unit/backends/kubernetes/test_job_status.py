@@ -786,6 +786,7 @@ def crashed(exit_code: int, restarts: int, message: str = "bad\n", **state: Any)
             crashed(3, 4), "failed", ("failed", 3, False), "instance 0 ended 5 times, the last time it exited with 3",
             id="too often",
         ),
+        pytest.param(crashed(75, 9), "running", ("pending", None, False), "", id="drained, and the next one begins"),
         pytest.param(crashed(3, 4, **RUNNING), "running", ("running", None, False), "", id="up again"),
         pytest.param(
             crashed(78, 1), "failed", ("failed", 78, True),
