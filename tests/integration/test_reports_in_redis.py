@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.autoscale.jobs import running_job
 
 from edl_runtime import progress
 from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint
+from edl_runtime.monitor.snapshot import read_reports
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.progress import CurvePoint, Progress
 from edl_runtime.registry import lease as lease_module
 from edl_runtime.registry.lease import Lease, MakeReport, hold_lease
 from edl_runtime.registry.members import Member
-from edl_runtime.registry.pools import STALE_AFTER_S, Quarantine, get_pool, read_demands
+from edl_runtime.registry.pools import STALE_AFTER_S, Quarantine, get_pool, list_pools, read_demands
 from edl_runtime.store import keys
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.keys import Service
@@ -307,3 +309,37 @@ async def test_a_stream_outlives_its_job_and_does_not_grow_for_ever(
     assert await client.xlen(keys.checkpoints(namespace, "s")) < 150
     assert await client.ttl(keys.checkpoints(namespace, "s")) > 29 * 24 * 3600
     assert await checkpoint_events.newest(client, namespace, "s") == checkpoint(299)
+
+
+async def test_many_jobs_and_pools_are_read_in_as_many_round_trips_as_one(
+    client: Redis, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that hundreds of jobs cost no more waiting for Redis."""
+    jobs = [running_job(f"job-{number}", 2, created_at=0.0) for number in range(9)]
+    async with contextlib.AsyncExitStack() as stack:
+        reader = await stack.enter_async_context(connect(redis_url))
+        trips, connection = 0, reader.connection_pool.get_connection
+
+        async def counted(*args: str) -> object:
+            nonlocal trips
+            trips += 1
+            return await connection(*args)
+
+        monkeypatch.setattr(reader.connection_pool, "get_connection", counted)
+
+        async def count(read: Awaitable[object]) -> int:
+            before = trips
+            await read
+            return trips - before
+
+        for job in jobs:
+            await progress.publish_progress(client, namespace, job.name, Progress(step=3, updated_at=1.0, run="run"))
+            await client.hset(keys.group_state(namespace, job.name), mapping={"run": "run", "wall": "1000"})
+            pool = Service(namespace, f"pool-of-{job.name}")
+            await stack.enter_async_context(hold(client, pool, Member(id="t", address="h:1")))
+        found = await read_reports(reader, namespace, jobs)
+        assert {job.name for job in jobs if (report := found[job.name]).progress and report.group} == found.keys()
+        assert len(await list_pools(reader, namespace)) == len(jobs)
+        alone = await count(read_reports(reader, namespace, jobs[:1]))
+        assert await count(read_reports(reader, namespace, jobs)) == alone == 3
+        assert await count(list_pools(reader, namespace)) == 3

@@ -21,7 +21,7 @@ DESERTED_S = 30.0
 REFUSALS = {
     "unknown": "its Redis knows no trainers of that name; EDL_REDIS_URL and EDL_NAMESPACE name another",
     "ended": "it has ended",
-    "absent": "none of its trainers runs; `edl resize` resumes a suspended job",
+    "absent": "none of its trainers runs: it was stopped, or it is suspended, and `edl resize` resumes it",
     "early": "its script has not called elastic.init yet; unchanged scripts never do, and write checkpoints themselves",
     "keeps none": "it keeps no checkpoints; give it a location, by EDL_CHECKPOINT or elastic.init(checkpoint=…)",
 }
