@@ -15,20 +15,17 @@ import msgspec
 
 from edl_runtime.backends.local.instances import ProcessTable
 from edl_runtime.checkpoint.storage import storage_at
+from edl_runtime.concurrency import unless_stopped
 from edl_runtime.demo.command import log_from, log_level_option, run_command
 from edl_runtime.demo.errors import JobServerRefusedError, JobServerUnavailableError
 from edl_runtime.demo.pod_processes import LocalPod, PodScript
 from edl_runtime.demo.pod_sets import Pod, PodSet
-from edl_runtime.demo.rest import JobServerClient
+from edl_runtime.demo.rest import POLL_EVERY_S, SERVER_WAIT_S, JobServerClient
 from edl_runtime.elastic.agent.entrypoint import ELASTIC_GRACE_S
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import PaddleJob, RuntimeSettings, paddle_job, paddle_pod_environment
 from edl_runtime.store.redis_server import own_redis
-
-POLL_EVERY_S = 1.0
-SERVER_WAIT_S = 1800.0
-"""How long pods go on without a JobServer."""
 
 log = get_logger(__name__)
 
@@ -95,7 +92,7 @@ async def _run(job: PaddleJob, settings: RuntimeSettings, script: PodScript) -> 
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(JobServerClient(job.server, job.id, settings.job_server_token))
-        first = await _first_pods(server, stop)
+        first = await server.wait_for_pods(stop)
         if first is None:
             return
         if not settings.redis_url:
@@ -105,20 +102,6 @@ async def _run(job: PaddleJob, settings: RuntimeSettings, script: PodScript) -> 
             settings = msgspec.structs.replace(settings, redis_url=await stack.enter_async_context(own_redis()))
         processes = stack.enter_context(ProcessTable(lock=None))
         await NodePods(server, job, settings, script, processes=processes, stop=stop).run(first)
-
-
-async def _first_pods(server: JobServerClient, stop: asyncio.Event) -> PodSet | None:
-    """Wait for a JobServer that starts; return None when stopped. Raises JobServerUnavailableError."""
-    deadline = time.monotonic() + SERVER_WAIT_S
-    while not stop.is_set():
-        try:
-            return await server.query_pods()
-        except JobServerUnavailableError as error:
-            if time.monotonic() >= deadline:
-                raise
-            log.warning("server.unavailable", cause=str(error), retry_in_s=POLL_EVERY_S)
-        await _wait(stop, POLL_EVERY_S)
-    return None
 
 
 async def _wait(event: asyncio.Event, limit_s: float) -> None:
@@ -176,9 +159,9 @@ class NodePods:
                     self._reconcile(wanted)
                     if self._pods and all(pod.succeeded for pod in self._pods.values()):
                         return
-                    await self._report(wanted)
+                    await unless_stopped(self._stop, self._report(wanted))
                     await _wait(self._wake, POLL_EVERY_S)
-                    wanted = await self._server.query_pods()
+                    wanted = await unless_stopped(self._stop, self._server.query_pods()) or wanted
                     lost_at = time.monotonic() + SERVER_WAIT_S
                 except (JobServerUnavailableError, JobServerRefusedError) as error:
                     if time.monotonic() >= lost_at:

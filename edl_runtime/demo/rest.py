@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
+from edl_runtime.concurrency import unless_stopped
 from edl_runtime.demo.errors import JobServerRefusedError, JobServerUnavailableError
 from edl_runtime.demo.pod_sets import PodSet
-from edl_runtime.errors import SpecError
+from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
+from edl_runtime.protocol.address import check_http_url
 
 if TYPE_CHECKING:
+    import httpx
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp
@@ -27,8 +32,15 @@ BODY_WITHIN_S = 5.0
 """Longest time to receive it."""
 ANSWER_WITHIN_S = 5.0
 """How long a client waits for an answer."""
+ANSWER_LIMIT = 4 * 1024 * 1024
+"""Most bytes of it."""
+POLL_EVERY_S = 1.0
+SERVER_WAIT_S = 1800.0
+"""How long clients go on without a JobServer."""
 
 T = TypeVar("T")
+
+log = get_logger(__name__)
 
 
 class RuntimeReport(msgspec.Struct):
@@ -111,22 +123,20 @@ def build_app(
 
 
 class JobServerClient:
-    """A client of one job at a JobServer. A context manager. Raises SpecError for a `url` that is not http or https."""
+    """A client of one job at a JobServer. A context manager. Raises SpecError as `check_http_url`."""
 
     def __init__(self, url: str, job_id: str, token: str) -> None:
         import httpx
 
-        if not url.startswith(("http://", "https://")) or "@" in url:
-            raise SpecError("PADDLE_JOBSERVER", url if "@" not in url else "a URL with a password", "http://HOST:PORT")
-        self.url = url.rstrip("/")
+        self.url = check_http_url(url, "PADDLE_JOBSERVER")
         self.job_id = job_id
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
         self._client = httpx.AsyncClient(
             base_url=self.url,
             headers=headers,
-            timeout=ANSWER_WITHIN_S,
-            trust_env=False,
-            verify=self.url.startswith("https:"),
+            timeout=httpx.Timeout(None),  # `_ask` has one for the whole answer
+            trust_env=False,  # no proxies; certificates are those of SSL_CERT_FILE
+            transport=httpx.AsyncHTTPTransport(verify=self.url.startswith("https:")),
         )
 
     async def __aenter__(self) -> Self:
@@ -140,6 +150,22 @@ class JobServerClient:
         """Return the job's pods. Raises JobServerUnavailableError and JobServerRefusedError."""
         return await self._ask("GET", QUERY_PODS, PodSet, params={"job_id": self.job_id})
 
+    async def wait_for_pods(self, stop: asyncio.Event) -> PodSet | None:
+        """Return the job's pods, after a wait of up to `SERVER_WAIT_S` for a server; None when stopped.
+
+        Raises as `query_pods`.
+        """
+        deadline = time.monotonic() + SERVER_WAIT_S
+        while not stop.is_set():
+            try:
+                return await unless_stopped(stop, self.query_pods())
+            except JobServerUnavailableError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                log.warning("server.unavailable", cause=str(error), retry_in_s=POLL_EVERY_S)
+            await unless_stopped(stop, asyncio.sleep(POLL_EVERY_S))
+        return None
+
     async def report_pod(self, pod_id: str, *, running: bool) -> None:
         """Report whether a pod's script runs. Raises as `query_pods`."""
         report = PodReport(self.job_id, pod_id, running)
@@ -149,17 +175,29 @@ class JobServerClient:
         import httpx
 
         try:
-            answer = await self._client.request(method, path, **request)
+            async with asyncio.timeout(ANSWER_WITHIN_S), self._client.stream(method, path, **request) as answer:
+                content = await self._content(answer)
+        except TimeoutError:
+            raise JobServerUnavailableError(self.url, f"no answer within {ANSWER_WITHIN_S:.0f} s") from None
         except httpx.HTTPError as error:
             raise JobServerUnavailableError(self.url, str(error) or type(error).__name__) from None
         if answer.is_server_error:
             raise JobServerUnavailableError(self.url, f"it answered {answer.status_code}")
         if not answer.is_success:
-            raise JobServerRefusedError(self.url, answer.status_code, _reason(answer.content))
+            raise JobServerRefusedError(self.url, answer.status_code, _reason(content))
         try:
-            return JsonDecoder(kind).decode(answer.content)
+            return JsonDecoder(kind).decode(content)
         except msgspec.DecodeError as error:
             raise JobServerRefusedError(self.url, answer.status_code, f"it is no JobServer: {error}") from None
+
+    async def _content(self, answer: httpx.Response) -> bytes:
+        content = bytearray()
+        async for chunk in answer.aiter_raw():
+            content += chunk
+            if len(content) > ANSWER_LIMIT:
+                reason = f"it is no JobServer: it sends more than {ANSWER_LIMIT} bytes"
+                raise JobServerRefusedError(self.url, answer.status_code, reason)
+        return bytes(content)
 
 
 class _Refusal(msgspec.Struct):

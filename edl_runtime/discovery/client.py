@@ -8,17 +8,16 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
 from edl_runtime.concurrency import first_completed
 from edl_runtime.discovery.assignments import REPORT_EVERY_S, SILENT_AFTER_S, Assignment
 from edl_runtime.discovery.errors import DiscoveryRefusedError, DiscoveryTimeoutError, DiscoveryUnavailableError
-from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.pool_reports import StudentReport
+from edl_runtime.protocol.address import check_http_url
 from edl_runtime.registry.directory import SETTLE_S
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.pools import PoolInfo
@@ -42,7 +41,7 @@ class DiscoveryClient:
     def __init__(self, url: str, token: str) -> None:
         import httpx
 
-        self.url = _checked_url(url)
+        self.url = check_http_url(url, _NAME)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         # Not httpx.AsyncClient, which logs each request, about one a second. Only https needs the certificates, which
         # are slow to load.
@@ -129,20 +128,6 @@ class _Refusal(msgspec.Struct):
 
 _refusal_decoder = JsonDecoder(_Refusal)
 _NAME = "settings.discovery_url (EDL_DISCOVERY_URL)"
-
-
-def _checked_url(url: str) -> str:
-    allowed = "http:// or https:// with host and port, as in https://edl.example:8443; the token has its own variable"
-    try:
-        parts = urlsplit(url)
-        safe = f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
-    except ValueError:  # a malformed IPv6 address or port
-        raise SpecError(_NAME, "no URL", allowed) from None
-    if not parts.scheme or not parts.hostname:  # show nothing of it: any part may be a secret
-        raise SpecError(_NAME, "a URL without a host" if parts.scheme else "a URL without http:// or https://", allowed)
-    if parts.scheme not in ("http", "https") or parts.username or parts.password or parts.query:
-        raise SpecError(_NAME, safe, allowed)
-    return url.rstrip("/")
 
 
 # A student behind a discovery endpoint.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+from urllib.parse import urlsplit
 
 from edl_runtime.errors import SpecError
 
@@ -15,6 +16,27 @@ def endpoint_of(address: object, field: str = "teacher address") -> tuple[str, i
         if host and "/" not in host and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536:
             return host.strip("[]"), int(port)
     raise SpecError(field, address, "host:port, as in 127.0.0.1:9000")
+
+
+def check_http_url(url: str, field: str) -> str:
+    """Return the URL of a server, without a slash at its end.
+
+    Raises SpecError, which names `field`, for one that is not http or https, or has a user, a password or a query.
+    """
+    allowed = "http:// or https:// with host and port, as in https://edl.example:8443; the token has its own variable"
+    no_url = SpecError(field, "no URL", allowed)
+    if not url.isprintable():
+        raise no_url
+    try:
+        parts = urlsplit(url)
+        safe = f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
+    except ValueError:  # a malformed IPv6 address or port
+        raise no_url from None
+    if not parts.scheme or not parts.hostname:  # show nothing of it: any part may be a secret
+        raise SpecError(field, "a URL without a host" if parts.scheme else "a URL without http:// or https://", allowed)
+    if parts.scheme not in ("http", "https") or parts.username or parts.password or parts.query:
+        raise SpecError(field, safe, allowed)
+    return url.rstrip("/")
 
 
 def check_exposure(host: str, token: str, variable: str) -> None:

@@ -1,26 +1,43 @@
-"""The JobServer's REST interface."""
+"""The JobServer's REST interface, and its client."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from starlette.responses import StreamingResponse
+from support.network.certificates import Authority
 
+from edl_runtime.demo.errors import JobServerRefusedError, JobServerUnavailableError
 from edl_runtime.demo.job_server import ScheduledJob
 from edl_runtime.demo.pod_sets import Nodes
-from edl_runtime.demo.rest import build_app
+from edl_runtime.demo.rest import JobServerClient, build_app
+from edl_runtime.errors import SpecError
+from edl_runtime.protocol.asgi_server import open_listener, serving
+from edl_runtime.protocol.tls import server_tls_context
+from edl_runtime.settings import RuntimeSettings
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 QUERY = "/rest/1.0/get/query_pods?job_id=j"
 POD, RUNTIME = "/rest/1.0/post/pod", "/rest/1.0/post/job_runtime_static"
 
 
+def app() -> ASGIApp:
+    job = ScheduledJob(Nodes(("127.0.0.1",), pods=2, gpus=2), "j", every_s=1.0, delete=1, add=1)
+    return build_app(job.pods, on_pod=job.report_pod, on_runtime=job.report_runtime, token="t0ken")
+
+
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    job = ScheduledJob(Nodes(("127.0.0.1",), pods=2, gpus=2), "j", every_s=1.0, delete=1, add=1)
-    app = build_app(job.pods, on_pod=job.report_pod, on_runtime=job.report_runtime, token="t0ken")
     headers = {"Authorization": "Bearer t0ken"}
-    transport = httpx.ASGITransport(app)
+    transport = httpx.ASGITransport(app())
     async with httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers) as client:
         yield client
 
@@ -67,3 +84,65 @@ async def test_a_wrong_token_is_refused(http: httpx.AsyncClient, header: str) ->
     answer = await http.get(QUERY, headers={"Authorization": header})
     assert answer.status_code == 401
     assert "EDL_JOB_SERVER_TOKEN" in answer.json()["error"]
+
+
+@asynccontextmanager
+async def answering(piece: bytes, pause_s: float) -> AsyncIterator[str]:
+    """Serve, as no JobServer does, an answer without an end: one `piece` after another. The value is the URL."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            yield piece
+            await asyncio.sleep(pause_s)
+
+    async with serving(StreamingResponse(pieces()), open_listener("127.0.0.1", 0), connections=10) as url:
+        yield url
+
+
+async def test_a_client_does_not_wait_for_an_answer_that_comes_in_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is that of the whole answer, and the server counts as away."""
+    monkeypatch.setattr("edl_runtime.demo.rest.ANSWER_WITHIN_S", 0.3)
+    async with answering(b" ", 0.01) as url, JobServerClient(url, "j", "") as client:
+        with pytest.raises(JobServerUnavailableError, match="no answer within"):
+            await client.query_pods()
+
+
+async def test_a_client_does_not_read_an_endless_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no JobServer's."""
+    monkeypatch.setattr("edl_runtime.demo.rest.ANSWER_WITHIN_S", 60.0)
+    async with answering(b" " * 65536, 0.0) as url, JobServerClient(url, "j", "") as client:
+        with pytest.raises(JobServerRefusedError, match="more than 4194304 bytes"):
+            await client.query_pods()
+
+
+async def test_a_client_that_waits_for_pods_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while a server does not answer."""
+    monkeypatch.setattr("edl_runtime.demo.rest.ANSWER_WITHIN_S", 3600.0)
+    stop = asyncio.Event()
+    async with answering(b"", 0.01) as url, JobServerClient(url, "j", "") as client:
+        waiting = asyncio.create_task(client.wait_for_pods(stop))
+        await asyncio.sleep(0)
+        stop.set()
+        assert await waiting is None
+
+
+@pytest.mark.parametrize("url", ["redis://h:1", "http://", "http://u:t0ken@h:1", "http://h:port", "http://h:99999"])
+def test_an_invalid_url_of_a_server_is_refused(url: str) -> None:
+    """With the variable that holds it, and without a password."""
+    with pytest.raises(SpecError, match="PADDLE_JOBSERVER") as raised:
+        JobServerClient(url, "j", "")
+    assert "t0ken" not in str(raised.value)
+
+
+async def test_https_with_an_authority_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SSL_CERT_FILE names it."""
+    authority = Authority(tmp_path / "ours")
+    shown = authority.sign("127.0.0.1")
+    tls = server_tls_context(RuntimeSettings(tls_cert=str(shown.cert), tls_key=str(shown.key)))
+    async with serving(app(), open_listener("127.0.0.1", 0), connections=10, tls=tls) as url:
+        async with JobServerClient(url, "j", "t0ken") as client:
+            with pytest.raises(JobServerUnavailableError, match="certificate"):
+                await client.query_pods()
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
+        async with JobServerClient(url, "j", "t0ken") as client:
+            assert len((await client.query_pods()).pods) == 2
