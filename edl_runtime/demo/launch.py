@@ -90,9 +90,10 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, leave.set)
     async with JobServerClient(job.server, job.id, settings.job_server_token) as server:
-        pods = await server.query_pods()
-    rank = pods.rank(job.pod)
-    if rank is None:
+        pods = await server.wait_for_pods(leave)
+    if pods is None:
+        return 0
+    if (rank := pods.rank(job.pod)) is None:
         log.info("pod.unknown", pod=job.pod, job=job.id)
         return 0
     environments = trainer_environments(pods, rank, job, settings, os.environ)

@@ -163,13 +163,16 @@ def test_trainers_see_the_variables_of_the_original(demo: Demo) -> None:
 
 
 def test_a_launcher_outside_of_the_job_does_nothing(demo: Demo) -> None:
-    """As a pod that was taken off the list before it could begin."""
+    """As a pod that was taken off the list before it could begin. It waits for a server that is away."""
     demo.environ |= {"PADDLE_JOBSERVER": demo.url, "PADDLE_JOB_ID": "test_job_id_1234", "PADDLE_POD_ID": "pod_9_9"}
     demo.environ["EDL_REDIS_URL"] = "redis://127.0.0.1:1"
     (demo.folder / "train.py").write_text("raise SystemExit(1)")
     command = ["python", "-m", "edl_runtime.demo.launch", "train.py"]
+    with demo.running(" ".join(command), demo.client_log) as launcher:
+        eventually(demo.has_logged("server.unavailable"), demo.client_log, of=launcher)
+        with demo.server():
+            assert launcher.wait(PATIENCE_S) == 0
     with demo.server():
-        assert subprocess.run(command, cwd=demo.folder, env=demo.environ, check=False).returncode == 0
         flags = [*command[:3], "--hdfs_path", "/x", "train.py"]
         refused = subprocess.run(flags, cwd=demo.folder, env=demo.environ, capture_output=True, text=True, check=False)
     assert refused.returncode == 78
