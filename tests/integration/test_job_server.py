@@ -12,6 +12,7 @@ import pytest
 from support.backends.local_processes import processes, wait_until_gone
 from support.demo.jobs import PATIENCE_S, Demo, eventually
 from support.network.ports import free_ports
+from support.teachers.process import is_gone
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -87,6 +88,21 @@ def test_nothing_outlives_a_client_that_is_killed(demo: Demo) -> None:
         assert len(processes(demo.folder)) > 4
         client.kill()
         eventually(lambda: [each.pid for each in processes(demo.folder)] == [server.pid], demo.client_log)
+
+
+def test_a_pod_whose_wrapper_is_killed_does_not_run_on_beside_its_successor(demo: Demo) -> None:
+    """As when memory is short: what is left of the pod is killed before it is started again; its Redis stays."""
+    with demo.server(pods=1), demo.client('echo "began by $$"\nsleep 1000\n') as client:
+        eventually(lambda: "began" in pod_log(demo, "pod_0_0"), demo.client_log)
+        first = psutil.Process(int(pod_log(demo, "pod_0_0").split()[-1]))
+        redis, wrapper = sorted(psutil.Process(client.pid).children(), key=lambda each: each == first.parent())
+        wrapper.kill()
+        eventually(lambda: pod_log(demo, "pod_0_0").count("began") == 2, demo.client_log)
+        assert is_gone(first)
+        assert not is_gone(redis)
+        client.terminate()
+        assert client.wait(PATIENCE_S) == 0
+    wait_until_gone(demo.folder)
 
 
 def test_pods_go_on_without_the_server_and_follow_it_when_it_is_back(demo: Demo) -> None:

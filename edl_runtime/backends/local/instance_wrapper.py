@@ -35,14 +35,15 @@ def adopt_orphans() -> None:
 def kill_descendants(spare: Container[int] = ()) -> None:
     """Kill and reap all descendants but the children in `spare`. Needs `adopt_orphans()`, so Linux only."""
     # grandchildren become children as their parents die, hence the loop
-    while children := [pid for pid in _children() if pid not in spare]:
-        for pid in children:
+    while left := [pid for pid in children() if pid not in spare]:
+        for pid in left:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
 
 
-def _children() -> Iterator[int]:
+def children() -> Iterator[int]:
+    """Yield the ids of this process's children; none but on Linux."""
     if sys.platform != "linux":
         return
     parent = str(os.getpid())

@@ -159,17 +159,18 @@ class InstanceProcess:
 class ProcessTable:
     """All processes of one supervisor. Enter it in the main thread, with the loop running.
 
-    `lock`: the descriptor of a lock that each instance holds while any process of it runs; None for a process that has
-    other children as well, whose orphans are not killed.
+    `lock`: the descriptor of a lock that each instance holds while any process of it runs; None for no lock. What an
+    instance leaves is killed, even when its wrapper was; children that this process has already are not.
     """
 
     def __init__(self, lock: int | None) -> None:
         self._lock = lock
         self._running: dict[int, InstanceProcess] = {}
+        self._others: set[int] = set()
 
     def __enter__(self) -> Self:
-        if self._lock is not None:
-            instance_wrapper.adopt_orphans()
+        self._others = set(instance_wrapper.children())
+        instance_wrapper.adopt_orphans()
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
         return self
 
@@ -196,9 +197,8 @@ class ProcessTable:
         ended = [pid for pid, process in self._running.items() if process.reap()]
         for pid in ended:
             del self._running[pid]
-        if self._lock is not None:
-            with suppress(OSError):
-                instance_wrapper.kill_descendants(spare=self._running)
+        with suppress(OSError):
+            instance_wrapper.kill_descendants(spare=self._others | self._running.keys())
 
 
 LAST_LINES = 30
