@@ -49,4 +49,5 @@ class PodFailedError(EdlError):
 
     def __str__(self) -> str:
         shown = "".join(f"\n  {line}" for line in self.last_lines)
-        return f"{self.pod_id} {self.reason or describe_exit(self.exit_code)}; the end of {self.log}:{shown}"
+        end = f"; the end of {self.log}:{shown}" if shown else ""
+        return f"{self.pod_id} {self.reason or describe_exit(self.exit_code)}{end}"

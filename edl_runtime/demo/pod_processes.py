@@ -124,9 +124,11 @@ class LocalPod:
         return await self._run_process(process)
 
     def _start(self, command: tuple[str, ...], folder: Path) -> InstanceProcess:
-        return self._processes.start(
-            command, env=self._environ, cwd=folder, log=self._script.log(self.pod_id), to_group=True
-        )
+        log_file = self._script.log(self.pod_id)
+        try:
+            return self._processes.start(command, env=self._environ, cwd=folder, log=log_file, to_group=True)
+        except OSError as error:  # there is no room for the log, or no right to write it
+            raise self._failure(1, f"could not be started: {error}") from None
 
     async def _run_process(self, process: InstanceProcess) -> int:
         return await process.run(self._slot.leave, self._script.grace_s)

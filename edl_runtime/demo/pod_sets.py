@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Annotated
 
 import msgspec
 
@@ -11,6 +12,10 @@ from edl_runtime.specs import name_from
 
 DEFAULT_JOB = "test_job_id_1234"
 FIRST_PORT = 8070
+
+
+PodId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")]
+"""It is part of files' names."""
 
 
 class Pod(msgspec.Struct, frozen=True):
@@ -22,12 +27,12 @@ class Pod(msgspec.Struct, frozen=True):
     - `gpus`: their numbers on the node; one trainer has one.
     """
 
-    pod_id: str
+    pod_id: PodId
     running: bool
     addr: str
     pod_port: int
-    trainer_ports: tuple[int, ...]
-    gpus: tuple[int, ...]
+    trainer_ports: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
+    gpus: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
 
 
 class PodSet(msgspec.Struct, frozen=True):
@@ -39,7 +44,7 @@ class PodSet(msgspec.Struct, frozen=True):
     job_id: str
     job_stage_flag: int
     pods: tuple[Pod, ...]
-    trainers_limit: int
+    trainers_limit: Annotated[int, msgspec.Meta(ge=1)]
 
     def rank(self, pod_id: str) -> int | None:
         """Return that pod's rank, None for a pod that is not one of them."""
@@ -113,5 +118,5 @@ def job_name(job_id: str) -> str:
     """Return the name of the elastic job: the id in small letters, with hyphens for all but letters and digits."""
     name = name_from(job_id)
     if not name:
-        raise SpecError("PADDLE_JOB_ID", job_id, "an id with letters or digits, as in test_job_id_1234")
+        raise SpecError("job_id (PADDLE_JOB_ID)", job_id, "an id with letters or digits, as in test_job_id_1234")
     return name

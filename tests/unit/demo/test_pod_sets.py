@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
-from edl_runtime.demo.pod_sets import DEFAULT_JOB, Nodes, PodSet, first_pods, job_name, next_pods
+from edl_runtime.demo.pod_sets import DEFAULT_JOB, Nodes, Pod, PodSet, first_pods, job_name, next_pods
 from edl_runtime.errors import SpecError
 
 NODES = Nodes(("10.0.0.1", "10.0.0.2"), pods=2, gpus=4)
@@ -63,6 +65,20 @@ def test_one_pod_stays_and_no_node_gets_more_than_it_has_room_for() -> None:
 def test_nodes_that_can_not_be_are_refused(addresses: tuple[str, ...], pods: int, gpus: int, field: str) -> None:
     with pytest.raises(SpecError, match=field):
         Nodes(addresses, pods, gpus)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"pod_id": word} for word in ("../x", "/tmp", "a/b", "..", "a\0b", "pod_0_0\n", "", "$(x)", "x" * 200)]
+    + [{"gpus": [-1]}, {"trainer_ports": []}],
+)
+def test_pods_of_a_server_that_are_no_pods_are_refused(wrong: dict[str, Any]) -> None:
+    """Their ids are parts of paths."""
+    (pod,) = first_pods(Nodes(("h",), pods=1, gpus=1), "j").pods
+    right = msgspec.to_builtins(pod)
+    assert msgspec.convert(right, Pod, strict=False) == pod
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(msgspec.json.encode(right | wrong), type=Pod)
 
 
 def test_ids_become_names_of_jobs() -> None:
