@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 import structlog
@@ -23,11 +24,20 @@ def log_from(level: int) -> None:
     )
 
 
+def make_log_dir(folder: Path) -> None:
+    """Make the folder of logs. Raises SpecError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError("--log_dir", str(folder), f"a folder that can be made ({error.strerror})") from None
+
+
 def run_command(command: click.Command) -> None:
     """Run a command with this process's arguments and exit; see the `edl` command for the exit statuses."""
     try:
         command()
     except EdlError as error:
         click.echo(f"edl: {error}", err=True)
-        permanent = isinstance(error, SpecError) or (isinstance(error, PodFailedError) and error.exit_code in PERMANENT)
-        sys.exit(EX_CONFIG if permanent else 1)
+        if isinstance(error, PodFailedError) and error.exit_code in PERMANENT:
+            sys.exit(error.exit_code)
+        sys.exit(EX_CONFIG if isinstance(error, SpecError) else 1)

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from contextlib import AsyncExitStack, suppress
+from functools import cache
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ import msgspec
 from edl_runtime.backends.local.instances import ProcessTable
 from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.concurrency import unless_stopped
-from edl_runtime.demo.command import log_from, log_level_option, run_command
+from edl_runtime.demo.command import log_from, log_level_option, make_log_dir, run_command
 from edl_runtime.demo.errors import JobServerRefusedError, JobServerUnavailableError
 from edl_runtime.demo.pod_processes import LocalPod, PodScript
 from edl_runtime.demo.pod_sets import Pod, PodSet
@@ -79,7 +80,7 @@ def job_client(
         grace_s=grace_s,
         checkpoint=storage_at(kept).url if kept else "",  # absolute: pods have folders of their own
     )
-    log_dir.mkdir(parents=True, exist_ok=True)
+    make_log_dir(log_dir)
     script = PodScript(
         training_script, training_script_args, package=package_sh, folder=pod_path, logs=log_dir, grace_s=grace_s
     )
@@ -96,7 +97,7 @@ async def _run(job: PaddleJob, settings: RuntimeSettings, script: PodScript) -> 
         if first is None:
             return
         if not settings.redis_url:
-            if len(_local(first)) < len(first.pods):
+            if len(local_pods(first)) < len(first.pods):
                 allowed = "the Redis of all nodes, as redis://:PASSWORD@HOST:6379/0, where pods are on several"
                 raise SpecError("EDL_REDIS_URL", "", allowed)
             settings = msgspec.structs.replace(settings, redis_url=await stack.enter_async_context(own_redis()))
@@ -109,13 +110,22 @@ async def _wait(event: asyncio.Event, limit_s: float) -> None:
         await asyncio.wait_for(event.wait(), limit_s)
 
 
-def _local(pods: PodSet) -> dict[str, Pod]:
+def local_pods(pods: PodSet) -> dict[str, Pod]:
     """Return the pods that are on this node, by id."""
-    name = socket.gethostname()
-    own = {"127.0.0.1", "localhost", name}
-    with suppress(OSError):
-        own.add(socket.gethostbyname(name))
+    own = _own_addresses()
     return {pod.pod_id: pod for pod in pods.pods if pod.addr in own}
+
+
+@cache
+def _own_addresses() -> frozenset[str]:
+    """Return this node's names and addresses; its name need not resolve to one that others know."""
+    import psutil
+
+    name = socket.gethostname()
+    named = {"localhost", name}
+    with suppress(OSError):
+        named.add(socket.gethostbyname(name))
+    return frozenset(named | {each.address for of_one in psutil.net_if_addrs().values() for each in of_one})
 
 
 class NodePods:
@@ -178,7 +188,7 @@ class NodePods:
 
     def _reconcile(self, wanted: PodSet) -> None:
         """Stop pods that are gone, and start those that have come."""
-        here = _local(wanted)
+        here = local_pods(wanted)
         for pod_id in self._pods.keys() - here.keys():
             self._pods.pop(pod_id).leave()
         for pod_id, pod in here.items():
@@ -204,7 +214,7 @@ class NodePods:
 
     async def _report(self, known: PodSet) -> None:
         """Tell the JobServer of pods whose state it does not know. Raises as `JobServerClient`."""
-        for pod in _local(known).values():
+        for pod in local_pods(known).values():
             running = self._pods[pod.pod_id].running
             if running != pod.running:
                 with suppress(JobServerRefusedError):  # it has another set by now

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 
 import click
 
 from edl_runtime.demo.command import log_from, log_level_option, run_command
-from edl_runtime.demo.pod_sets import DEFAULT_JOB, Nodes, PodSet, first_pods, next_pods
+from edl_runtime.demo.pod_sets import DEFAULT_JOB, Nodes, PodSet, first_pods, job_name, next_pods
 from edl_runtime.demo.rest import PodReport, RuntimeReport, build_app
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.log import get_logger
@@ -105,6 +106,9 @@ def job_server(
     EDL_JOB_SERVER_TOKEN is the token of clients; EDL_TLS_CERT and EDL_TLS_KEY enable HTTPS.
     """
     log_from(log_level)
+    job_name(job_id)  # raises SpecError for an id that no training can have
+    if not math.isfinite(time_interval_to_change):
+        raise SpecError("time_interval_to_change", time_interval_to_change, "a number of seconds")
     nodes = Nodes(
         tuple(word for part in node_ips.split(",") if (word := part.strip())), pod_num_of_node, gpu_num_of_node
     )

@@ -17,7 +17,7 @@ import msgspec
 
 from edl_runtime.backends.local.instances import InstanceProcess, ProcessTable
 from edl_runtime.backends.local.job_folders import tail
-from edl_runtime.demo.command import log_from, log_level_option, run_command
+from edl_runtime.demo.command import log_from, log_level_option, make_log_dir, run_command
 from edl_runtime.demo.pod_sets import PodSet, job_name
 from edl_runtime.demo.rest import JobServerClient
 from edl_runtime.elastic.agent.entrypoint import agent_command, parse_entrypoint
@@ -31,8 +31,8 @@ from edl_runtime.specs import Bounds
 LAST_LINES = 20
 """How many lines of a failed trainer's log are shown."""
 
-IGNORED = ("selected_gpus", "cluster_node_ips", "node_ip", "use_paddlecloud", "started_port")
-"""Flags of the original that the JobServer's answer decides, as there."""
+IGNORED = ("selected_gpus", "cluster_node_ips", "node_ip", "started_port")
+"""Flags of the original that the JobServer's answer decides, as there. Its `use_paddlecloud` has no value."""
 REFUSED = ("hdfs_name", "hdfs_ugi", "hdfs_path")
 
 log = get_logger(__name__)
@@ -40,7 +40,7 @@ log = get_logger(__name__)
 
 def _original_flags(command: click.Command) -> click.Command:
     flags = [click.Option([f"--{name}"], default="", hidden=True) for name in (*IGNORED, *REFUSED)]
-    command.params[:0] = flags
+    command.params[:0] = [*flags, click.Option(["--use_paddlecloud"], is_flag=True, hidden=True)]
     return command
 
 
@@ -60,13 +60,13 @@ def launch(
     print_config: bool,
     training_script: str,
     training_script_args: tuple[str, ...],
-    **original: str,
+    **original: object,
 ) -> None:
     """Run `python -u TRAINING_SCRIPT` with its arguments as each trainer of this pod, PADDLE_POD_ID.
 
     Logs are LOG_DIR/workerlog.N. Checkpoints are kept in EDL_CHECKPOINT, or PADDLE_EDL_FLEET_CHECKPOINT_PATH.
 
-    Exits with 0 when the training is done, or when this pod is, or becomes, none of the job's.
+    Exits with 0 when the training is done, when this pod is none of the job's, and when it was stopped by SIGTERM.
     """
     if training_script.startswith("-"):
         raise click.NoSuchOption(training_script.partition("=")[0])
@@ -79,7 +79,7 @@ def launch(
         raise SpecError("EDL_REDIS_URL", "", "the Redis of the job's trainers; a JobClient sets it")
     command = ("python", "-u", training_script, *training_script_args)
     parse_entrypoint(command)  # raises SpecError for what each agent would refuse
-    log_dir.mkdir(parents=True, exist_ok=True)
+    make_log_dir(log_dir)
     sys.exit(asyncio.run(_run(job, settings, command, log_dir.absolute(), gear, print_config=print_config)))
 
 

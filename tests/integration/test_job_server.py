@@ -183,7 +183,7 @@ def test_a_launcher_outside_of_the_job_does_nothing(demo: Demo) -> None:
     demo.environ |= {"PADDLE_JOBSERVER": demo.url, "PADDLE_JOB_ID": "test_job_id_1234", "PADDLE_POD_ID": "pod_9_9"}
     demo.environ["EDL_REDIS_URL"] = "redis://127.0.0.1:1"
     (demo.folder / "train.py").write_text("raise SystemExit(1)")
-    command = ["python", "-m", "edl_runtime.demo.launch", "train.py"]
+    command = ["python", "-m", "edl_runtime.demo.launch", "--use_paddlecloud", "train.py"]
     with demo.running(" ".join(command), demo.client_log) as launcher:
         eventually(demo.has_logged("server.unavailable"), demo.client_log, of=launcher)
         with demo.server():
