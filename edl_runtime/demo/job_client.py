@@ -24,6 +24,7 @@ from edl_runtime.demo.pod_sets import Pod, PodSet
 from edl_runtime.demo.rest import POLL_EVERY_S, SERVER_WAIT_S, JobServerClient
 from edl_runtime.elastic.agent.entrypoint import ELASTIC_GRACE_S
 from edl_runtime.errors import EdlError, SpecError
+from edl_runtime.locks import take
 from edl_runtime.log import get_logger
 from edl_runtime.settings import PaddleJob, RuntimeSettings, paddle_job, paddle_pod_environment
 from edl_runtime.store.redis_server import own_redis
@@ -81,10 +82,21 @@ def job_client(
         checkpoint=storage_at(kept).url if kept else "",  # absolute: pods have folders of their own
     )
     make_log_dir(log_dir)
+    _lock(log_dir)
     script = PodScript(
         training_script, training_script_args, package=package_sh, folder=pod_path, logs=log_dir, grace_s=grace_s
     )
     asyncio.run(_run(job, settings, script))
+
+
+def _lock(log_dir: Path) -> None:
+    """Keep this node's other JobClients from running the same pods, until this process ends. Raises SpecError."""
+    try:
+        held = take(log_dir / f".{socket.gethostname()}.lock")
+    except OSError as error:
+        raise SpecError("--log_dir", str(log_dir), f"a folder that can be written ({error.strerror})") from None
+    if held is None:
+        raise SpecError("--log_dir", str(log_dir), "a folder that no other JobClient of this node uses")
 
 
 async def _run(job: PaddleJob, settings: RuntimeSettings, script: PodScript) -> None:

@@ -42,6 +42,8 @@ def test_pods_come_and_go_as_the_server_says(demo: Demo) -> None:
         eventually(lambda: "argument" in pod_log(demo, "pod_1_1"), demo.client_log)
         assert pod_log(demo, "pod_0_0") == "pod_0_0 0 test_job_id_1234 argument\n"
         assert pod_log(demo, "pod_1_1") == "pod_1_1 1 test_job_id_1234 argument\n"
+        with demo.client(WAITS) as second:
+            assert second.wait(PATIENCE_S) == 78, "it would run the same pods in the same folders"
         client.terminate()
         assert client.wait(PATIENCE_S) == 0
     wait_until_gone(demo.folder)
