@@ -24,6 +24,7 @@ SUMMARIES = {
     "checkpoints": "Show, verify and remove a training's checkpoints.",
     "compare": "Compare ways to distil with your own model and script.",
     "convert": "Write a reader's samples into shards.",
+    "controller": "Serve the TrainingJob objects of a cluster.",
     "discovery": "Serve discovery of teachers over HTTP.",
     "events": "Show the events of a job's trainers.",
     "jobs": "Show jobs and pools.",

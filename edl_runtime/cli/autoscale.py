@@ -31,6 +31,20 @@ from edl_runtime.store.redis_client import connect
 PASSING = (BackendError, RegistryUnavailableError, RescalingError)
 """Errors that may pass: with --every, the next pass tries again."""
 
+max_load_option = click.option(
+    "--max-load",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Highest share of each resource that everything on the nodes together may reserve.",
+)
+
+policy_option = click.option(
+    "--policy",
+    "policy_name",
+    help="Your own policy, as package.module:function, importable from here; by default EDL's.",
+)
+
 
 @click.command
 @click.option(
@@ -39,18 +53,8 @@ PASSING = (BackendError, RegistryUnavailableError, RescalingError)
     type=click.Path(path_type=Path),
     help="Traffic windows, a file of YAML or JSON; none by default.",
 )
-@click.option(
-    "--max-load",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Highest share of each resource that everything on the nodes together may reserve.",
-)
-@click.option(
-    "--policy",
-    "policy_name",
-    help="Your own policy, as package.module:function, importable from here; by default EDL's.",
-)
+@max_load_option
+@policy_option
 @click.option("--every", "every_s", type=float, help="Repeat each so many seconds until SIGTERM.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done without doing it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each pass.")
@@ -78,8 +82,8 @@ def autoscale(
         raise SpecError("--every", every_s, f"seconds above 0, less than {STARVATION_S - LEAD_S:g}")
     windows = None if file is None else _windows(file)
     rules = RescalingRules(windows=windows, max_load=max_load, lead_s=LEAD_S + (every_s or 0.0))
-    policy = _policy(policy_name) if policy_name is not None else decide
-    show = print_json_line if as_json else _show_table if every_s is None else _Changes().show
+    policy = named_policy(policy_name) if policy_name is not None else decide
+    show = print_json_line if as_json else _show_table if every_s is None else Changes().show
     asyncio.run(_passes(settings, rules, policy, every_s, show, dry_run=dry_run))
 
 
@@ -119,7 +123,7 @@ async def _passes(
                 return
 
 
-def _policy(name: str) -> Policy:
+def named_policy(name: str) -> Policy:
     """Import a policy; the current folder is searched, too."""
     sys.path.append(str(Path.cwd()))
     return import_policy(name)
@@ -149,7 +153,7 @@ def _show_table(done: RescaleOutcome) -> None:
         click.echo(f"edl: {note}", err=True)
 
 
-class _Changes:
+class Changes:
     """Shows changes, failed resizes, and new reasons of the capacity; nothing twice in a row."""
 
     def __init__(self) -> None:
