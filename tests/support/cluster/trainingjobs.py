@@ -101,13 +101,14 @@ def events(cluster: Cluster, name: str) -> dict[str, str]:
 
 @contextmanager
 def trainingjobs_served(cluster: Cluster) -> Iterator[None]:
-    """Have the resource definition in the cluster for the block."""
+    """Have the resource definition in the cluster for the block; then no TrainingJob is left in the namespace."""
     had = kubectl(cluster, "get", "crd", "trainingjobs.paddlepaddle.org", "--ignore-not-found", "-o", "name")
     kubectl(cluster, "apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     kubectl(cluster, "wait", "--for=condition=Established", "crd/trainingjobs.paddlepaddle.org", "--timeout=60s")
     try:
         yield
     finally:
+        forget_trainingjobs(cluster)
         if not had:
             kubectl(cluster, "delete", "crd", "trainingjobs.paddlepaddle.org", "--wait=false")
 
