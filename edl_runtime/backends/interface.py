@@ -78,6 +78,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     - `phase`: "running" with instances still pending is possible; "pending" is queued or suspended.
     - `elastic`: its instances are agents of elastic trainers; see `JobSpec`.
     - `token`: who may delete it; see `Backend.delete`.
+    - `starting`: a submit of it has not ended, or was interrupted: repeat it.
     - `cwd`: the folder that its instances start in, empty if each has its own.
     - `wanted`: the requested number of instances, 0 while suspended. `instances`: those that exist, by index.
     - `scaling`: None once it has ended or is being deleted.
@@ -100,6 +101,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     replaced: dict[str, str] = {}
     created_at: float
     elastic: bool = False
+    starting: bool = False
     cwd: str = ""
     reason: str = ""
     last_lines: tuple[str, ...] = ()

@@ -24,6 +24,7 @@ SUMMARIES = {
     "checkpoints": "Show, verify, remove and request a training's checkpoints.",
     "compare": "Compare ways to distil with your own model and script.",
     "convert": "Write a reader's samples into shards.",
+    "controller": "Serve the TrainingJob objects of a cluster.",
     "discovery": "Serve discovery of teachers over HTTP.",
     "drain": "Take a teacher out of its pool.",
     "events": "Show the events of a job's trainers.",

@@ -32,6 +32,20 @@ from edl_runtime.store.redis_client import connect
 PASSING = (BackendError, RegistryUnavailableError, RescalingError)
 """Errors that may pass: with --every, the next pass tries again."""
 
+max_load_option = click.option(
+    "--max-load",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Highest share of each resource that everything on the nodes together may reserve.",
+)
+
+policy_option = click.option(
+    "--policy",
+    "policy_name",
+    help="Your own policy, as package.module:function, importable from here; by default EDL's.",
+)
+
 
 @click.command
 @click.option(
@@ -40,18 +54,8 @@ PASSING = (BackendError, RegistryUnavailableError, RescalingError)
     type=click.Path(path_type=Path),
     help="Traffic windows, a file of YAML or JSON; none by default.",
 )
-@click.option(
-    "--max-load",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Highest share of each resource that everything on the nodes together may reserve.",
-)
-@click.option(
-    "--policy",
-    "policy_name",
-    help="Your own policy, as package.module:function, importable from here; by default EDL's.",
-)
+@max_load_option
+@policy_option
 @click.option("--every", "every_s", type=float, help="Repeat each so many seconds until SIGTERM.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done without doing it.")
 @click.option("--last", is_flag=True, help="Show what the last pass has decided, whoever made it, and do nothing.")
@@ -86,8 +90,8 @@ def autoscale(
         raise SpecError("--every", every_s, f"seconds above 0, less than {STARVATION_S - LEAD_S:g}")
     windows = None if file is None else _windows(file)
     rules = RescalingRules(windows=windows, max_load=max_load, lead_s=LEAD_S + (every_s or 0.0))
-    policy = _policy(policy_name) if policy_name is not None else decide
-    show = print_json_line if as_json else _show_table if every_s is None else _Changes().show
+    policy = named_policy(policy_name) if policy_name is not None else decide
+    show = print_json_line if as_json else _show_table if every_s is None else Changes().show
     asyncio.run(_passes(settings, rules, policy, every_s, show, dry_run=dry_run))
 
 
@@ -145,7 +149,7 @@ def _time(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def _policy(name: str) -> Policy:
+def named_policy(name: str) -> Policy:
     """Import a policy; the current folder is searched, too."""
     sys.path.append(str(Path.cwd()))
     return import_policy(name)
@@ -175,7 +179,7 @@ def _show_table(done: RescaleOutcome) -> None:
         click.echo(f"edl: {note}", err=True)
 
 
-class _Changes:
+class Changes:
     """Shows changes, failed resizes, and new reasons of the capacity; nothing twice in a row."""
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import redis_client
 
 if TYPE_CHECKING:
+    from kubernetes_asyncio.client import ApiClient
     from redis.asyncio import Redis
 
     from edl_runtime.backends.kubernetes.backend import KubernetesBackend
@@ -45,11 +46,18 @@ async def watch_backend(settings: RuntimeSettings) -> AsyncIterator[Backend]:
 
 def _kubernetes_backend(settings: RuntimeSettings) -> KubernetesBackend:
     from edl_runtime.backends.kubernetes.backend import KubernetesBackend
+
+    connect, namespace = kubernetes_place(settings)
+    return KubernetesBackend(connect, namespace=namespace)
+
+
+def kubernetes_place(settings: RuntimeSettings) -> tuple[Callable[[], AbstractAsyncContextManager[ApiClient]], str]:
+    """Return a function that opens a client of the cluster, and the namespace. Raises SpecError."""
     from edl_runtime.backends.kubernetes.kubeconfig import connect_by_kubeconfig, kubeconfig_namespace
 
     context = settings.kube_context or None
     namespace = kubeconfig_namespace(context=context)
-    return KubernetesBackend(connect_by_kubeconfig(context=context), namespace=settings.kube_namespace or namespace)
+    return connect_by_kubeconfig(context=context), settings.kube_namespace or namespace
 
 
 def describe_location(settings: RuntimeSettings) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import click
 import msgspec
@@ -15,21 +13,18 @@ import msgspec
 from edl_runtime.cli import backends
 from edl_runtime.cli.backends import remove_ended_job, warn_of_eviction
 from edl_runtime.cli.options import priority_option, read_settings, weight_option
+from edl_runtime.compat.job_specs import checkpoints_of_pods, job_spec, redis_of_pods
 from edl_runtime.compat.manifest_yaml import manifest_text
-from edl_runtime.compat.training_job import TrainingJob, read_training_job
-from edl_runtime.elastic.agent.entrypoint import elastic_job
-from edl_runtime.errors import SpecError
+from edl_runtime.compat.training_job import read_training_job
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.specs import Bounds, Checkpoint, JobSpec
+from edl_runtime.specs import JobSpec
 from edl_runtime.store.redis_client import connect
-
-_HOST_AND_PORT = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\]):\d{1,5}")
 
 
 @click.command
 @click.option("-f", "--file", "path", required=True, type=click.Path(path_type=Path), help="The manifest.")
 @click.option("--name", default="", help="Another name for its only job, so that several copies can run.")
-@click.option("--start", type=int, help="Instances at the start; by default min-instance.")
+@click.option("--start", type=int, help="Instances at the start; by default the manifest's instances, or min-instance.")
 @click.option("--workspace", default="", metavar="DIR", help="A local folder in place of the image's workspace.")
 @click.option(
     "--checkpoint", default="", metavar="URL", help="Where checkpoints are kept, in a folder of the job's name."
@@ -60,15 +55,15 @@ def submit(
     settings = read_settings(redis="the Redis of the trainers")
     jobs = read_training_job(manifest_text(path), name=name)
     is_here = settings.backend == "local"
-    redis_url = _redis_of_instances(settings)
-    kept_at = _kept_at(checkpoint or settings.checkpoint, is_here=is_here)
+    redis_url = settings.redis_url if is_here else redis_of_pods(settings)
+    checkpoints = _checkpoints(checkpoint or settings.checkpoint, is_here=is_here)
     specs = [
-        _spec(
+        job_spec(
             job,
             settings,
             start=start,
             cwd=_folder(workspace or job.trainer.cwd, (Path() if workspace else path.parent) if is_here else None),
-            kept_at=kept_at,
+            checkpoints=checkpoints,
             priority=priority,
             weight=weight,
         )
@@ -79,55 +74,14 @@ def submit(
     asyncio.run(_start(specs, settings, redis_url, as_json=as_json))
 
 
-def _spec(
-    job: TrainingJob,
-    settings: RuntimeSettings,
-    *,
-    start: int | None,
-    cwd: str,
-    kept_at: str,
-    priority: int,
-    weight: float,
-) -> JobSpec:
-    own = RuntimeSettings(namespace=settings.namespace, job=job.name)
-    keeping = Checkpoint(url=f"{kept_at}/{job.name}").to_env() if kept_at else {}
-    script = JobSpec(
-        name=job.name,
-        kind="trainer",
-        command=tuple(job.trainer.command),
-        bounds=Bounds(1, 1),
-        instances=1,
-        env={**own.to_env(), **keeping, **job.trainer.env},
-        cwd=cwd,
-        pod=job.trainer.pod,
-        priority=priority,
-        weight=weight,
-    )
-    return elastic_job(script, job.bounds, start=start)
-
-
 def _folder(given: str, below: Path | None) -> str:
     """Return an absolute path; unchanged if it is empty or not on this machine."""
     return str((below / Path(given).expanduser()).absolute()) if given and below else given
 
 
-def _kept_at(url: str, *, is_here: bool) -> str:
-    if "://" in url:
-        return url.rstrip("/")
-    if url and not is_here and not url.startswith("/"):
-        raise SpecError("--checkpoint", url, "a URL, or an absolute path on a volume that all pods have")
-    return _folder(url, Path() if is_here else None).rstrip("/")
-
-
-def _redis_of_instances(settings: RuntimeSettings) -> str:
-    """Return the address of Redis as instances reach it, with its password."""
-    if settings.backend == "local" or not settings.redis_for_pods:
-        return settings.redis_url
-    if not _HOST_AND_PORT.fullmatch(settings.redis_for_pods):
-        raise SpecError("EDL_REDIS_FOR_PODS", settings.redis_for_pods, "host:port, as in edl-redis.ml.svc:6379")
-    parts = urlsplit(settings.redis_url)
-    login, at, _ = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{login}{at}{settings.redis_for_pods}"))
+def _checkpoints(url: str, *, is_here: bool) -> str:
+    """Return where checkpoints are kept: a relative path is below the present folder of this machine."""
+    return checkpoints_of_pods(_folder(url, Path()) if is_here and "://" not in url else url)
 
 
 async def _start(specs: Sequence[JobSpec], settings: RuntimeSettings, redis_url: str, *, as_json: bool) -> None:

@@ -38,16 +38,19 @@ class _Known(NamedTuple):
     ignored: Mapping[str, str]
 
 
-_BY_THE_CONTROLLER = "EDL's controller set it"
+_BY_THE_CONTROLLER = "the controller set it"
 _NO_FRAMEWORK = "the script imports its framework, and min-instance and max-instance set the number of trainers"
 
 TOP = _Known(("apiVersion", "kind", "metadata", "spec"), {"status": _BY_THE_CONTROLLER})
 METADATA = _Known(
     ("name", "namespace", "labels", "annotations"),
-    dict.fromkeys(
-        ("clusterName", "creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid"),
-        "the API server set it",
-    ),
+    {
+        **dict.fromkeys(
+            ("clusterName", "creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid"),
+            "the API server set it",
+        ),
+        "finalizers": _BY_THE_CONTROLLER,
+    },
 )
 SPEC = _Known(
     (
@@ -74,7 +77,7 @@ SPEC = _Known(
 )
 TRAINER = _Known(
     (
-        *("entrypoint", "workspace", "passes", "min-instance", "max-instance", "resources"),
+        *("entrypoint", "workspace", "passes", "min-instance", "max-instance", "instances", "resources"),
         *("envs", "tolerations", "node_selector", "imagePullSecrets"),
     ),
     {
@@ -110,7 +113,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
 
     - `namespace`: the manifest's, empty for none. Pods are created in the connection's.
     - `trainer`: the script and its pods. Its `cwd` is the workspace, unchanged.
-    - `bounds`: of the number of trainers.
+    - `bounds`: of the number of trainers. `instances`: how many are wanted, 0 for a suspended job; None for the fewest
+      at first, and later what `edl resize` and rescaling set.
     - `notes`: sentences about fields that are ignored or have another meaning.
     """
 
@@ -118,6 +122,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     trainer: TrainerSpec
     bounds: Bounds
+    instances: int | None = None
     notes: tuple[str, ...]
 
 
@@ -135,6 +140,11 @@ def read_training_job(text: str, *, name: str = "") -> list[TrainingJob]:
         if known in names[:number]:
             raise SpecError("metadata.name", known, "a unique name for each TrainingJob")
     return jobs
+
+
+def to_training_job(manifest: dict[str, Any]) -> TrainingJob:
+    """Return the job of a manifest in plain data, as JSON has it. Raises SpecError as `read_training_job`."""
+    return _job("", manifest, "")
 
 
 class _Parts(NamedTuple):
@@ -171,7 +181,14 @@ def _job(where: str, manifest: dict[str, Any], new_name: str) -> TrainingJob:
         cwd=_text(parts.path("spec.trainer.workspace"), parts.trainer.get("workspace", "")),
         pod=_pod(parts, resources, notes),
     )
-    return TrainingJob(name=name, namespace=namespace, trainer=trainer, bounds=bounds, notes=tuple(notes))
+    return TrainingJob(
+        name=name,
+        namespace=namespace,
+        trainer=trainer,
+        bounds=bounds,
+        instances=_instances(parts, bounds),
+        notes=tuple(notes),
+    )
 
 
 def _parts(where: str, manifest: dict[str, Any], notes: list[str]) -> _Parts:
@@ -192,6 +209,16 @@ def _bounds(parts: _Parts) -> Bounds:
     if most < fewest:
         raise SpecError(f"{at}.max-instance", most, f"at least min-instance, which is {fewest}")
     return Bounds(fewest, most)
+
+
+def _instances(parts: _Parts, bounds: Bounds) -> int | None:
+    at = parts.path("spec.trainer.instances")
+    wanted = parts.trainer.get("instances")
+    if wanted is None:
+        return None
+    if _whole(at, wanted, least=0) and wanted not in bounds:
+        raise SpecError(at, wanted, f"{bounds.min} to {bounds.max} (min-instance to max-instance), or 0 to suspend")
+    return int(wanted)
 
 
 def _fault_tolerance(parts: _Parts, bounds: Bounds) -> Iterator[str]:

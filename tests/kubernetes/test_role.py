@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
 
 import msgspec
 import pytest
-from kubernetes_asyncio.client import ApiClient
 from support.backends.jobs import (
     WAITS,
     add_slots,
@@ -25,92 +20,14 @@ from support.backends.jobs import (
 from support.cluster.cluster import Cluster
 from support.cluster.manifests import account_token, create, created, manifests
 from support.cluster.pod_faults import kubeconfig_with
+from support.cluster.recorder import Recorder, only, verbs_of
 
 from edl_runtime.backends.kubernetes import log_archive, names
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
-from edl_runtime.backends.kubernetes.client import KubernetesClient
 from edl_runtime.errors import BackendError
 from edl_runtime.pods import Pod
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
-
-Verb = tuple[str, str, str]
-"""An API group, a resource and what is done to it, as in ("apps", "deployments", "create")."""
-
-_PATH = re.compile(
-    r"/(api|apis/(?P<group>[^/]+))/v1(?P<inside>/namespaces/[^/]+)?/(?P<resource>[^/]+)(/(?P<name>[^/]+)(?P<part>/.+)?)?"
-)
-
-
-class Recorder:
-    """An API client that records the verbs it needs: `used` in the namespace, `outside` beyond it.
-
-    It changes each Job and Deployment once before the client does, so that the client meets a conflict.
-    """
-
-    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[ApiClient]], admin: Cluster) -> None:
-        self.used: set[Verb] = set()
-        self.outside: set[Verb] = set()
-        self._connect = connect
-        self._admin = admin
-        self._changed: set[str] = set()
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[ApiClient]:
-        async with self._connect() as client:
-            yield cast(ApiClient, _Recorded(client, self))
-
-    async def before(self, kind: str, name: str) -> None:
-        """Change a Job or Deployment, once."""
-        if name not in self._changed:
-            self._changed.add(name)
-            async with self._admin.connect() as client:
-                target = {"kind": kind, "metadata": {"name": name}}
-                change = {"metadata": {"annotations": {"example/seen": "yes"}}}
-                await KubernetesClient(client, self._admin.namespace).patch(target, change)
-
-
-class _Recorded:
-    def __init__(self, client: ApiClient, recorder: Recorder) -> None:
-        self.configuration = client.configuration
-        self._client = client
-        self._recorder = recorder
-
-    async def call_api(self, path: str, method: str, **more: Any) -> Any:
-        found = _PATH.fullmatch(path)
-        assert found, path
-        resource = found["resource"] + (found["part"] or "")
-        query = dict(more["query_params"])
-        if method == "PATCH" and resource in ("jobs", "deployments") and "dryRun" not in query:
-            await self._recorder.before(resource.removesuffix("s").capitalize(), found["name"])
-        response = await self._client.call_api(path, method, **more)
-        verbs = [_verb(method, named=bool(found["name"]), query=query)]
-        if method == "PATCH" and response.status == 201:  # a server-side apply created it
-            verbs.append("create")
-        recorded = self._recorder.used if found["inside"] else self._recorder.outside
-        recorded.update((found["group"] or "", resource, verb) for verb in verbs)
-        return response
-
-
-def _verb(method: str, *, named: bool, query: dict[str, str]) -> str:
-    if method == "GET":
-        return "get" if named else "watch" if query.get("watch") else "list"
-    return {"POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
-
-
-def verbs_of(role: dict[str, Any]) -> set[Verb]:
-    return {
-        (group, resource, verb)
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
-def only(kind: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
-    (found,) = [one for one in objects if one["kind"] == kind]
-    return found
 
 
 @pytest.fixture

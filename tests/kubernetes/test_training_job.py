@@ -11,14 +11,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.backends.jobs import ended
+from support.backends.jobs import ended, eventually
+from support.checkpoints.snapshots import steps_of
 from support.cluster.cluster import Cluster, RedisService
+from support.cluster.trainingjobs import controller, kubectl, trainingjobs_served
 from support.paths import EXAMPLES
 
+from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
+from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.compat.training_job import read_training_job
-from edl_runtime.specs import Bounds, JobSpec
+from edl_runtime.specs import Bounds, Checkpoint, JobSpec
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -136,20 +140,27 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def example_manifest(image: str, workspace: Path, passes: int = 2) -> Path:
+    """Write the example with the folder as its workspace; return the file."""
+    manifest = yaml.safe_load((EXAMPLES / "training_job" / "examplejob.yaml").read_text())
+    spec = manifest["spec"]
+    spec["image"] = image
+    spec["volumes"] = [{"name": "workspace", "hostPath": {"path": str(workspace)}}]
+    spec["VolumeMounts"] = [{"name": "workspace", "mountPath": "/workspace"}]
+    spec["trainer"]["passes"] = passes
+    spec["trainer"]["envs"] = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    spec["trainer"]["resources"] = {"requests": {"cpu": "20m"}, "limits": {"memory": "1Gi"}}
+    file = workspace / "job.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    return file
+
+
 @pytest.mark.deep
 def test_the_example_trains_in_several_copies(
     cluster: Cluster, redis_service: RedisService, paddle_image: str, workspace: Path
 ) -> None:
     """As on one machine, but in pods of one image; each copy has its own checkpoints on a volume."""
-    manifest = yaml.safe_load((EXAMPLES / "training_job" / "examplejob.yaml").read_text())
-    spec = manifest["spec"]
-    spec["image"] = paddle_image
-    spec["volumes"] = [{"name": "workspace", "hostPath": {"path": str(workspace)}}]
-    spec["VolumeMounts"] = [{"name": "workspace", "mountPath": "/workspace"}]
-    spec["trainer"]["envs"] = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    spec["trainer"]["resources"] = {"requests": {"cpu": "20m"}, "limits": {"memory": "1Gi"}}
-    file = workspace / "job.yaml"
-    file.write_text(yaml.safe_dump(manifest))
+    file = example_manifest(paddle_image, workspace)
     environ = cluster.environ(EDL_REDIS_URL=redis_service.url, EDL_REDIS_FOR_PODS=redis_service.address_in_cluster)
     edl = [sys.executable, "-P", "-m", "edl_runtime.cli"]
     submit = [*edl, "submit", "-f", str(file), "--checkpoint", "/workspace/kept"]
@@ -168,6 +179,35 @@ def test_the_example_trains_in_several_copies(
     finally:
         for name in names:
             asyncio.run(backend.delete(name))
+    assert asyncio.run(cluster.remaining_objects()) == []
+
+
+@pytest.mark.deep
+def test_a_deleted_trainingjob_continues_from_the_checkpoint_that_its_deletion_waited_for(
+    cluster: Cluster, redis_service: RedisService, paddle_image: str, workspace: Path
+) -> None:
+    """By kubectl alone; no other checkpoint is due for minutes."""
+    file = str(example_manifest(paddle_image, workspace, passes=1000))
+    backend = cluster.backend()
+
+    def trains_until(text: str) -> None:
+        kubectl(cluster, "create", "-f", file)
+
+        async def is_written() -> bool:
+            try:
+                return bool([line async for line in backend.logs("example") if line.text.startswith(text)])
+            except UnknownJobError:  # it is not made yet
+                return False
+
+        asyncio.run(eventually(is_written, f"{text!r} in the log"))
+        kubectl(cluster, "delete", "trainingjob", "example")
+
+    flags = ("--no-rescale", "--checkpoint", "/workspace/kept")
+    with trainingjobs_served(cluster), controller(cluster, redis_service, *flags, namespace=cluster.namespace):
+        trains_until("step 100: loss")
+        (step,) = steps_of(CheckpointStore(Checkpoint(url=str(workspace / "kept" / "example"))))
+        assert step >= 100
+        trains_until(f"continues from step {step} as one of 1")
     assert asyncio.run(cluster.remaining_objects()) == []
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
-from support.autoscale.tutorial import MAX_LOAD, OTHER_LOAD, Tutorial
+from support.autoscale.tutorial import MAX_LOAD, OTHER_LOAD, SIZES, Tutorial
 from support.cluster.cluster import Cluster, RedisService
+from support.cluster.trainingjobs import controller, events, kubectl, manifest, trainingjobs_served
 
 from edl_runtime.autoscale.planner import RescalingRules
 from edl_runtime.backends.interface import Backend
@@ -55,3 +58,36 @@ async def test_two_jobs_shrink_to_make_room_for_a_third(
     async with _other_load(cluster, OTHER_LOAD * cpus - reserved), connect(redis_service.url) as client:
         tutorial = Tutorial(backend, client, namespace, redis_service.url_in_cluster, RescalingRules(max_load=MAX_LOAD))
         await tutorial.play(cpus, OTHER_LOAD)
+
+
+async def test_the_same_comes_out_by_kubectl_alone(
+    cluster: Cluster, redis_service: RedisService, namespace: str, tmp_path: Path
+) -> None:
+    """TrainingJobs and the controller in place of commands: 10 → 3 or 4, 8 → 4 or 3, 0 → 4."""
+    backend = cluster.backend()
+    cpus, reserved = await _cpus(backend)
+    assert reserved <= OTHER_LOAD * cpus, f"the cluster is too busy for this test: {reserved:g} of {cpus:g} CPUs"
+
+    async def submit(name: str) -> None:
+        bounds, share = SIZES[name]
+        resources = {"requests": {"cpu": f"{round(share * cpus * 1000)}m"}}
+        trainer = {"entrypoint": "sleep 3600", "resources": resources}
+        text = manifest(cluster, name, tmp_path, least=bounds.min, most=bounds.max, **trainer)
+        await asyncio.to_thread(kubectl, cluster, "create", "-f", "-", text=text)
+
+    flags = ("--max-load", str(MAX_LOAD), "--interval", "5")
+    with trainingjobs_served(cluster), controller(cluster, redis_service, *flags, namespace=namespace):
+        async with _other_load(cluster, OTHER_LOAD * cpus - reserved), connect(redis_service.url) as client:
+            log = Tutorial(backend, client, namespace, redis_service.url_in_cluster, RescalingRules())
+            try:
+                await submit("example")
+                await log.shows(1, 0, "example:10")
+                await submit("example1")
+                await log.shows(2, 0, r"example:10\|example1:8")
+                await submit("example2")
+                await log.shows(3, 0, r"example:[34]\|example1:[34]\|example2:4")
+                sizes = (await asyncio.to_thread(kubectl, cluster, "get", "trainingjobs", "--no-headers")).splitlines()
+                assert {tuple(line.split()[:3]) for line in sizes} >= {("example2", "running", "4")}
+                assert events(cluster, "example")["Resized"].startswith("resized from ")
+            finally:
+                await asyncio.to_thread(kubectl, cluster, "delete", "trainingjobs", "--all")

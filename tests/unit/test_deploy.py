@@ -6,7 +6,9 @@ import json
 import re
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 import yaml
 from airflow.sdk import Connection
@@ -18,6 +20,9 @@ from support.paths import DEPLOY
 from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.runtime.spec import KubernetesBackendRef
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
+from edl_runtime.autoscale.traffic.schema import read_windows
+from edl_runtime.cli import edl
+from edl_runtime.compat import training_job
 from edl_runtime.distill.metrics import ReaderCollector
 from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.monitor.exporter import MonitorCollector
@@ -77,6 +82,47 @@ def test_airflow_has_the_connection_and_the_role() -> None:
     assert values["workers"]["kubernetes"]["serviceAccount"] == values["triggerer"]["serviceAccount"] == used
     (secret,) = values["secret"]
     assert secret["envName"] == "AIRFLOW_CONN_EDL_DEFAULT"
+
+
+def rules_of(file: str, kind: str) -> list[dict[str, Any]]:
+    objects = list(yaml.safe_load_all((DEPLOY / file).read_text()))
+    (role,) = [one for one in objects if one["kind"] == kind]
+    rules: list[dict[str, Any]] = role["rules"]
+    return rules
+
+
+def test_the_controller_has_the_same_rights_in_all_namespaces() -> None:
+    """And reads nodes, which are in none."""
+    nodes = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}
+    assert rules_of("controller-cluster.yaml", "ClusterRole") == [*rules_of("controller.yaml", "Role"), nodes]
+
+
+def test_the_controllers_command_and_windows_are_valid() -> None:
+    """The Deployment's flags exist, and the ConfigMap that they name has windows."""
+    objects = {one["kind"]: one for one in yaml.safe_load_all((DEPLOY / "controller.yaml").read_text())}
+    (container,) = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
+    name, *flags = container["args"]
+    command = edl.get_command(click.Context(edl), name)
+    assert command is not None
+    given = command.make_context(name, flags).params
+    windows = objects["ConfigMap"]
+    assert given["windows_configmap"] == windows["metadata"]["name"]
+    assert read_windows(windows["data"]["windows.yaml"]).default is not None
+
+
+def test_the_resource_definition_has_the_fields_of_manifests() -> None:
+    """Both versions, those that are ignored too; what the API server sets is its own."""
+    (definition,) = yaml.safe_load_all((DEPLOY / "trainingjob-crd.yaml").read_text())
+    spec = definition["spec"]
+    served = {f"{spec['group']}/{version['name']}": version for version in spec["versions"]}
+    assert tuple(served) == training_job.API_VERSIONS
+    first, second = served.values()
+    assert {**first, "name": "", "storage": ""} == {**second, "name": "", "storage": ""}
+    fields = first["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    assert fields.keys() == {*training_job.SPEC.used, *training_job.SPEC.ignored}
+    trainer = fields["trainer"]["properties"]
+    assert trainer.keys() == {*training_job.TRAINER.used, *training_job.TRAINER.ignored}
+    assert trainer["resources"]["properties"].keys() == {*training_job.RESOURCES.used}
 
 
 def test_the_connection_that_they_show_is_one() -> None:

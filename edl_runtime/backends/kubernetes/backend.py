@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from typing import TYPE_CHECKING
 
 from edl_runtime.backends.errors import ClusterError, ConflictError, JobEndedError, SubmitError, UnknownJobError
-from edl_runtime.backends.interface import Backend, Capacity, JobStatus, LogLine, check_owner, token_owner
+from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, token_owner
 from edl_runtime.backends.kubernetes import capacity, log_archive, logs, manifests, names
 from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest, Outage
 from edl_runtime.backends.kubernetes.informer import Informer
@@ -79,7 +79,7 @@ class KubernetesBackend:
         self._informer: Informer | None = None
 
     @asynccontextmanager
-    async def following(self) -> AsyncIterator[Backend]:
+    async def following(self) -> AsyncIterator[KubernetesBackend]:
         """Yield a backend whose `get` and `list` read a cache that watches keep up to date; see `Informer`.
 
         All contexts of one event loop share the watches. Changes made through the yielded backend are seen at once.
@@ -99,9 +99,22 @@ class KubernetesBackend:
                 del self._informers[loop]
                 await informer.close()
 
-    async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
-        """Get or create the job. If the caller dies meanwhile, the job has its token and no instances."""
-        manifest = manifests.job_manifest(spec, token=token, created_at=time.time(), defaults=self._defaults)
+    async def wait_for_change(self, since: int) -> int:
+        """Wait until watches have reported more than `since` changes; return how many. Only in `following`."""
+        if self._informer is None:
+            raise RuntimeError("no watches: use the backend that `following` yields")
+        return await self._informer.wait_for_change(since)
+
+    async def submit(
+        self, spec: JobSpec, *, token: str, secrets: Mapping[str, str], owned_by: Manifest | None = None
+    ) -> JobStatus:
+        """Get or create the job. If the caller dies meanwhile, the job has its token and no instances.
+
+        `owned_by`: the object with which the cluster deletes the job.
+        """
+        manifest = manifests.job_manifest(
+            spec, token=token, created_at=time.time(), defaults=self._defaults, owned_by=owned_by
+        )
         async with self._api(changing=spec.name) as api:
             while True:
                 owner = await _find_owner(api, spec.name)
@@ -321,7 +334,7 @@ async def _start(api: KubernetesClient, owner: Manifest, spec: JobSpec, secrets:
     """Create the job's other objects and start it, unless that was done before."""
     owned = _owned_manifests(spec, secrets)
     for manifest in owned:
-        manifest["metadata"]["ownerReferences"] = [_reference(owner)]
+        manifest["metadata"]["ownerReferences"] = [manifests.owner_reference(owner)]
     await asyncio.gather(*(_create_or_apply(api, manifest, spec.name) for manifest in owned))
     while names.STARTED not in owner["metadata"]["annotations"]:
         queued = names.QUEUE in owner["metadata"]["labels"]  # then Kueue starts it
@@ -429,13 +442,3 @@ async def _wait_until_gone(api: KubernetesClient, owner: Manifest) -> None:
     async for objects in api.watch(owner["kind"], fields=f"metadata.name={name}"):
         if name not in objects or objects[name]["metadata"]["uid"] != uid:
             return
-
-
-def _reference(owner: Manifest) -> Manifest:
-    api_version = {"Job": "batch/v1", "Deployment": "apps/v1"}[owner["kind"]]
-    return {
-        "apiVersion": api_version,
-        "kind": owner["kind"],
-        "name": owner["metadata"]["name"],
-        "uid": owner["metadata"]["uid"],
-    }

@@ -10,7 +10,7 @@ import builtins
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -99,6 +99,8 @@ _PATHS = {
     "Deployment": ("/apis/apps/v1", "deployments"),
     "Job": ("/apis/batch/v1", "jobs"),
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    "TrainingJob": ("/apis/paddlepaddle.org/v1", "trainingjobs"),
 }
 _BUSY_STATUSES = frozenset({429, 500, 502, 503, 504})
 _DRY_RUN = {"dryRun": "All"}
@@ -164,8 +166,24 @@ def _check(thing: Manifest, *needed: str) -> None:
         raise ValueError(f"an object without {' and '.join(needed)} in its metadata")
 
 
+@asynccontextmanager
+async def open_client(
+    connect: Callable[[], AbstractAsyncContextManager[ApiClient]], namespace: str, *, outage: Outage | None = None
+) -> AsyncIterator[KubernetesClient]:
+    """Yield a client for long use: it gets new credentials when its own have expired."""
+    async with connect() as client:
+
+        async def renew() -> None:
+            async with connect() as fresh:
+                client.configuration.api_key = fresh.configuration.api_key
+
+        yield KubernetesClient(client, namespace, renew=renew, outage=outage)
+
+
 class KubernetesClient:
     """Reads and writes objects of one namespace. `client` is open; the caller closes it.
+
+    With an empty `namespace` it can list and watch objects of all namespaces.
 
     `renew`: gives the client new credentials when the server has refused the old ones; None if they do not expire.
     `outage`: shared by all clients of the same server.
@@ -255,6 +273,13 @@ class KubernetesClient:
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
         query = {"fieldManager": MANAGER}
         return await self._request(_Request("PATCH", path, query, change, "application/merge-patch+json"), _decoder)
+
+    async def patch_status(self, manifest: Mapping[str, Any], status: Mapping[str, Any]) -> Manifest:
+        """Change fields of the object's status. Raises ConflictError if the object has changed since it was read."""
+        path = f"{self._path(manifest['kind'], manifest['metadata']['name'])}/status"
+        change = {"metadata": {"resourceVersion": manifest["metadata"]["resourceVersion"]}, "status": status}
+        query, content_type = {"fieldManager": MANAGER}, "application/merge-patch+json"
+        return await self._request(_Request("PATCH", path, query, change, content_type), _decoder)
 
     async def annotate(
         self, owner: Manifest, annotations: Mapping[str, str], spec: Mapping[str, Any] | None = None
@@ -363,7 +388,8 @@ class KubernetesClient:
 
     def _path(self, kind: str, name: str = "") -> str:
         group, plural = _PATHS[kind]
-        return f"{group}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
+        inside = f"/namespaces/{self.namespace}" if self.namespace else ""
+        return f"{group}{inside}/{plural}" + (f"/{name}" if name else "")
 
     async def _request_if_found(self, request: _Request) -> Manifest | None:
         """As `_request`, with None for 404."""

@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +19,14 @@ import msgspec
 from edl_runtime.backends.errors import ClusterUnavailableError, UnknownJobError
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.kubernetes import names
-from edl_runtime.backends.kubernetes.client import MAX_OUTAGE_S, KubernetesClient, Manifest, Outage, WatchEvent
+from edl_runtime.backends.kubernetes.client import (
+    MAX_OUTAGE_S,
+    KubernetesClient,
+    Manifest,
+    Outage,
+    WatchEvent,
+    open_client,
+)
 from edl_runtime.backends.kubernetes.job_status import job_status, lacks_pods, refusals, true_conditions
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
@@ -146,6 +152,7 @@ class Informer:
         self._running: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._changed = asyncio.Condition()
+        self._changes = 0
         self._asking = 0
         self._asked_at = 0.0
         self._synced: dict[str, tuple[str, ...]] = {}  # by job, its state when its pods were listed
@@ -178,6 +185,17 @@ class Informer:
             for first in range(0, len(known), BATCH_SIZE):
                 found += await asyncio.gather(*map(self._if_there, known[first : first + BATCH_SIZE]))
             return [status for status in found if status]
+        finally:
+            self._asking -= 1
+            self._asked_at = clock()
+
+    async def wait_for_change(self, since: int) -> int:
+        """Wait until the watches have reported more than `since` changes; return how many. Raises errors as `get`."""
+        self._asking += 1
+        try:
+            await self._begin()
+            await self._wait_until(lambda: self._changes > since)
+            return self._changes
         finally:
             self._asking -= 1
             self._asked_at = clock()
@@ -286,9 +304,9 @@ class Informer:
         """Watch while the informer is used."""
         try:
             while self._idle_in() > 0:
-                async with self._connect() as client, asyncio.TaskGroup() as tasks:
-                    renew = partial(self._renew, client)
-                    self._api = api = KubernetesClient(client, self._namespace, renew=renew, outage=self._outage)
+                opened = open_client(self._connect, self._namespace, outage=self._outage)
+                async with opened as api, asyncio.TaskGroup() as tasks:
+                    self._api = api
                     watching = [tasks.create_task(self._watch(api, indexer)) for indexer in self._indexers]
                     left_s = self._idle_in()
                     while left_s > 0:
@@ -300,11 +318,6 @@ class Informer:
         except Exception as error:  # noqa: BLE001 - `get` and `list` raise it
             self._failure = error
             await self._notify()
-
-    async def _renew(self, client: ApiClient) -> None:
-        """Give the client the token of a new one: its own has expired."""
-        async with self._connect() as fresh:
-            client.configuration.api_key = fresh.configuration.api_key
 
     def _idle_in(self) -> float:
         return IDLE_TIMEOUT_S if self._asking else self._asked_at + IDLE_TIMEOUT_S - clock()
@@ -333,6 +346,7 @@ class Informer:
 
     async def _notify(self) -> None:
         async with self._changed:
+            self._changes += 1
             self._changed.notify_all()
 
 

@@ -77,6 +77,7 @@ def job_status(
         replaced=_replaced(pods) if is_pool else {},
         created_at=float(annotations.get(names.CREATED_AT) or created_at(owner)),
         elastic=elastic,
+        starting=names.STARTED not in annotations,
         cwd=annotations.get(names.CWD, ""),
         reason=about.problem if about else _reason(owner, phase, refusal),
         last_lines=about.last_lines if about else (),

@@ -32,16 +32,19 @@ _SIGNALS = [128 + number for number in range(1, 65)]
 """Exit statuses of all signals."""
 
 
-def job_manifest(spec: JobSpec, *, token: str, created_at: float, defaults: Pod) -> Manifest:
-    """Return the Deployment or Job, without instances at first. `defaults`: the connection's Pod.
+def job_manifest(
+    spec: JobSpec, *, token: str, created_at: float, defaults: Pod, owned_by: Manifest | None = None
+) -> Manifest:
+    """Return the Deployment or Job, without instances at first.
 
+    `defaults`: the connection's Pod. `owned_by`: the object that it is deleted with.
     Raises SpecError for a relative `cwd`, a secret in a template, and a spec without an image.
     """
     if spec.cwd and not spec.cwd.startswith("/"):
         raise SpecError("cwd", spec.cwd, "an absolute path, as in '/data': pods have no folder in common")
     pod = (spec.pod or Pod()).over(defaults)
     labels = {**pod.labels, **names.labels(spec.name, spec.kind)}
-    metadata = {
+    metadata: Manifest = {
         "name": spec.name,
         "labels": labels,
         "annotations": {
@@ -58,6 +61,7 @@ def job_manifest(spec: JobSpec, *, token: str, created_at: float, defaults: Pod)
             names.CWD: spec.cwd,
             **({names.MOST_DISRUPTIONS: str(_max_disruptions(pod))} if spec.kind == "trainer" else {}),
         },
+        **({"ownerReferences": [{**owner_reference(owned_by), "controller": True}]} if owned_by else {}),
     }
     template = pod_template(spec, defaults)
     if spec.kind == "pool":
@@ -89,6 +93,13 @@ def job_manifest(spec: JobSpec, *, token: str, created_at: float, defaults: Pod)
             "template": template,
         },
     }
+
+
+def owner_reference(owner: Manifest) -> Manifest:
+    """Return what names `owner` in an object that the cluster deletes with it."""
+    api_version = {"Job": "batch/v1", "Deployment": "apps/v1", "TrainingJob": "paddlepaddle.org/v1"}[owner["kind"]]
+    metadata = owner["metadata"]
+    return {"apiVersion": api_version, "kind": owner["kind"], "name": metadata["name"], "uid": metadata["uid"]}
 
 
 def _is_resized_in_queue(spec: JobSpec, pod: Pod) -> bool:

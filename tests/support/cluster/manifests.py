@@ -31,6 +31,7 @@ _PATHS = {
     "Secret": "/api/v1/namespaces/{namespace}/secrets",
     "Service": "/api/v1/namespaces/{namespace}/services",
     "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
+    "TrainingJob": "/apis/paddlepaddle.org/v1/namespaces/{namespace}/trainingjobs",
     "StatefulSet": "/apis/apps/v1/namespaces/{namespace}/statefulsets",
 }
 

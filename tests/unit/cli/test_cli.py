@@ -18,6 +18,7 @@ from support.edl_command import Edl, edl_command
 
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import JobStatus, LogLine, Phase
+from edl_runtime.backends.kubernetes import kubeconfig
 from edl_runtime.backends.kubernetes.kubeconfig import kubeconfig_namespace
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.cli import SUMMARIES, backends, logs
@@ -127,13 +128,27 @@ def test_a_cluster_needs_a_kubeconfig(edl: Edl, tmp_path: Path, monkeypatch: pyt
     status, printed, complaint = edl("jobs")
     assert (status, printed) == (EX_CONFIG, "")
     assert f"KUBECONFIG: got '{tmp_path / 'none'}', allowed is a kubeconfig" in complaint
-    kubeconfig = tmp_path / "config"
-    kubeconfig.write_text(KUBECONFIG)
-    assert kubeconfig_namespace(str(kubeconfig)) == "default"
-    for name, value in (("KUBECONFIG", str(kubeconfig)), ("EDL_KUBE_CONTEXT", "b"), ("EDL_KUBE_NAMESPACE", "ml")):
+    config = tmp_path / "config"
+    config.write_text(KUBECONFIG)
+    assert kubeconfig_namespace(str(config)) == "default"
+    for name, value in (("KUBECONFIG", str(config)), ("EDL_KUBE_CONTEXT", "b"), ("EDL_KUBE_NAMESPACE", "ml")):
         monkeypatch.setenv(name, value)
     status, _, complaint = edl("jobs")
     assert (status, complaint) == (EX_CONFIG, "edl: EDL_KUBE_CONTEXT: got 'b', allowed is 'a'\n")
+
+
+def test_a_pod_without_a_kubeconfig_uses_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As kubectl does: the namespace is the pod's. A kubeconfig comes first."""
+    monkeypatch.setattr(kubeconfig, "DEFAULT_FILE", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    own = tmp_path / "namespace"
+    own.write_text("team\n")
+    monkeypatch.setattr(kubeconfig, "NAMESPACE_OF_POD", own)
+    assert kubeconfig_namespace() == "team"
+    config = tmp_path / "config"
+    config.write_text(KUBECONFIG)
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    assert kubeconfig_namespace() == "default"
 
 
 def test_a_folder_that_cant_be_read_is_no_traceback(edl: Edl, work_dir: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edl_runtime.cli.submit import _kept_at, _redis_of_instances
+from edl_runtime.cli.submit import _checkpoints
+from edl_runtime.compat.job_specs import redis_of_pods
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 
@@ -21,18 +22,16 @@ from edl_runtime.settings import RuntimeSettings
     ],
 )
 def test_pods_reach_the_same_redis_by_their_own_address(url: str, for_pods: str, reached: str) -> None:
-    """With the same login, encryption and database; processes of this machine reach it as the command does."""
-    given = {"redis_url": url, "redis_for_pods": for_pods}
-    assert _redis_of_instances(RuntimeSettings(backend="kubernetes", **given)) == reached
-    assert _redis_of_instances(RuntimeSettings(**given)) == url
+    """With the same login, encryption and database."""
+    assert redis_of_pods(RuntimeSettings(redis_url=url, redis_for_pods=for_pods)) == reached
 
 
 @pytest.mark.parametrize("for_pods", ["edl-redis", "redis://edl-redis:6379", "edl-redis:port", ":6379"])
 def test_an_address_that_is_none_is_refused(for_pods: str) -> None:
     """The error shows how one looks."""
-    settings = RuntimeSettings(backend="kubernetes", redis_url="redis://:sesame@127.0.0.1", redis_for_pods=for_pods)
+    settings = RuntimeSettings(redis_url="redis://:sesame@127.0.0.1", redis_for_pods=for_pods)
     with pytest.raises(SpecError, match=r"EDL_REDIS_FOR_PODS: got .* allowed is host:port") as refused:
-        _redis_of_instances(settings)
+        redis_of_pods(settings)
     assert "sesame" not in str(refused.value)
 
 
@@ -40,9 +39,9 @@ def test_where_checkpoints_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A relative path is this machine's, below the present folder: pods have none of it."""
     monkeypatch.chdir(tmp_path)
     for is_here in (True, False):
-        assert _kept_at("s3://runs/", is_here=is_here) == "s3://runs"
-        assert _kept_at("/kept", is_here=is_here) == "/kept"
-        assert _kept_at("", is_here=is_here) == ""
-    assert _kept_at("kept", is_here=True) == str(tmp_path / "kept")
+        assert _checkpoints("s3://runs/", is_here=is_here) == "s3://runs"
+        assert _checkpoints("/kept", is_here=is_here) == "/kept"
+        assert _checkpoints("", is_here=is_here) == ""
+    assert _checkpoints("kept", is_here=True) == str(tmp_path / "kept")
     with pytest.raises(SpecError, match=r"--checkpoint: got 'kept', allowed is a URL, or an absolute path"):
-        _kept_at("kept", is_here=False)
+        _checkpoints("kept", is_here=False)

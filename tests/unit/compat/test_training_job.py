@@ -126,6 +126,15 @@ def test_the_tutorials_form() -> None:
     assert job.trainer.pod == Pod(image="registry.example/digits:1", resources=resources)
 
 
+def test_a_size_is_within_the_bounds_or_zero() -> None:
+    """`kubectl scale` sets it; 0 suspends a job."""
+    assert read(TUTORIAL).instances is None
+    assert [read(trainer("instances", size)).instances for size in (0, 2, 6)] == [0, 2, 6]
+    for size in (1, 7, -1, True, "2"):
+        with pytest.raises(SpecError, match=r"spec\.trainer\.instances: got"):
+            read(trainer("instances", size))
+
+
 def test_the_definitions_form() -> None:
     """Volumes, environment, tolerations, node selectors, secrets, labels and the scheduler come along as well."""
     job = read(DEFINITION)

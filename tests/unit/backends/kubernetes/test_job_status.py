@@ -84,6 +84,7 @@ def gated() -> dict[str, Any]:
 
 def owner(kind: str, size: int, **more: Any) -> dict[str, Any]:
     annotations = {
+        "edl-airflow/started": "true",
         "edl-airflow/token": "me/1",
         "edl-airflow/digest": "d1",
         "edl-airflow/bounds": f"1:{max(size, 4)}",

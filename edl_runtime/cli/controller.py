@@ -1,0 +1,97 @@
+"""`edl controller`: serves the `TrainingJob` objects of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import click
+import msgspec
+
+from edl_runtime.autoscale.policy.decide import STARVATION_S, decide
+from edl_runtime.autoscale.traffic.capacity import LEAD_S
+from edl_runtime.cli.autoscale import Changes, max_load_option, named_policy, policy_option
+from edl_runtime.cli.backends import kubernetes_place
+from edl_runtime.cli.options import print_json_line, read_settings
+from edl_runtime.compat.job_specs import checkpoints_of_pods, redis_of_pods
+from edl_runtime.concurrency import unless_stopped
+from edl_runtime.errors import SpecError
+
+
+@click.command
+@click.option("--all-namespaces", is_flag=True, help="Serve all namespaces of the cluster, not only one.")
+@click.option(
+    "--windows-configmap",
+    default="",
+    metavar="NAME",
+    help="The ConfigMap whose key windows.yaml has the traffic windows; none by default.",
+)
+@max_load_option
+@policy_option
+@click.option(
+    "--interval",
+    "interval_s",
+    type=float,
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="The longest time between two rescalings.",
+)
+@click.option("--rescale/--no-rescale", default=True, show_default=True, help="Whether to rescale jobs and pools.")
+@click.option(
+    "--checkpoint", default="", metavar="URL", help="Where checkpoints are kept, in a folder of each job's name."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each rescaling.")
+def controller(
+    *,
+    all_namespaces: bool,
+    windows_configmap: str,
+    max_load: float,
+    policy_name: str | None,
+    interval_s: float,
+    rescale: bool,
+    checkpoint: str,
+    as_json: bool,
+) -> None:
+    """Start and rescale the trainings of TrainingJob objects, until SIGTERM.
+
+    Serves the namespace of the kubeconfig or of its own pod, or EDL_KUBE_NAMESPACE. Of several controllers one leads,
+    and another takes over when it ends. Jobs that others have started are rescaled too.
+
+    Needs EDL_REDIS_URL; if pods reach that Redis at another address, set EDL_REDIS_FOR_PODS to it, as host:port.
+    EDL_CHECKPOINT is the default of --checkpoint.
+    """
+    settings = read_settings(redis="the Redis of the trainers")
+    if not 0 < interval_s < STARVATION_S - LEAD_S:
+        raise SpecError("--interval", interval_s, f"seconds above 0, less than {STARVATION_S - LEAD_S:g}")
+    from edl_runtime.controller.controller import JobDefaults
+    from edl_runtime.controller.passes import PassOptions
+    from edl_runtime.controller.run import ControllerOptions, run_controller
+
+    connect, namespace = kubernetes_place(settings)
+    passes = PassOptions(
+        interval_s=interval_s,
+        max_load=max_load,
+        policy=named_policy(policy_name) if policy_name is not None else decide,
+        show=print_json_line if as_json else Changes().show,
+    )
+    defaults = JobDefaults(
+        settings=msgspec.structs.replace(settings, backend="kubernetes"),
+        redis_url=redis_of_pods(settings),
+        checkpoints=checkpoints_of_pods(checkpoint or settings.checkpoint),
+    )
+    options = ControllerOptions(
+        namespace=namespace,
+        defaults=defaults,
+        all_namespaces=all_namespaces,
+        windows_configmap=windows_configmap,
+        passes=passes if rescale else None,
+    )
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await unless_stopped(stop, run_controller(connect, options))
+
+    asyncio.run(run())

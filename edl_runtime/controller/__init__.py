@@ -1,0 +1,1 @@
+"""The controller: trainings as `TrainingJob` objects of a cluster."""

@@ -1,0 +1,264 @@
+"""The controller of one namespace: makes the Jobs of its `TrainingJob` objects, and writes their status."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from edl_runtime.backends.errors import (
+    ClusterError,
+    ClusterUnavailableError,
+    ConflictError,
+    UnknownJobError,
+)
+from edl_runtime.backends.interface import JobStatus
+from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest
+from edl_runtime.backends.kubernetes.informer import resource_version
+from edl_runtime.compat.job_specs import job_spec
+from edl_runtime.controller.reconcile import Step, next_step
+from edl_runtime.controller.resource import FINALIZER, Resource
+from edl_runtime.controller.status import Event, Problem, event_manifest, events_of, status_of
+from edl_runtime.errors import BackendError, SpecError
+from edl_runtime.log import get_logger
+from edl_runtime.settings import RuntimeSettings
+
+if TYPE_CHECKING:
+    from edl_runtime.backends.kubernetes.backend import KubernetesBackend
+
+SETTLE_S = 0.2
+"""How long changes are collected before they are looked at."""
+
+RESYNC_S = 30.0
+"""How often all objects are looked at without a change, so that a refused step is tried again."""
+
+RETRY_S = 5.0
+"""Delay before a step or watch that has failed is repeated."""
+
+STOP_LIMIT_S = 300.0
+"""How long a deleted object waits for its trainers. Then it goes, and the cluster deletes what is left of the Job."""
+
+log = get_logger(__name__)
+
+
+class JobDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What all Jobs get: variables by `settings`, `redis_url` as pods reach it, and where `checkpoints` are kept."""
+
+    settings: RuntimeSettings
+    redis_url: str
+    checkpoints: str = ""
+
+
+class NamespaceController:
+    """Reconciles the TrainingJobs of one namespace.
+
+    `backend`: one of that namespace that `KubernetesBackend.following` yields.
+
+    - `resize_reasons`: the last size that somebody decided for a job, and why, by name, for the events.
+    - `passing`: held during a rescaling pass, so that its reasons are known before its sizes are recorded.
+    """
+
+    def __init__(self, api: KubernetesClient, backend: KubernetesBackend, defaults: JobDefaults) -> None:
+        self.resize_reasons: dict[str, tuple[int, str]] = {}
+        self.passing = asyncio.Lock()
+        self._api = api
+        self._backend = backend
+        self._defaults = defaults
+        self._objects: dict[str, Manifest] = {}
+        self._due: dict[str, asyncio.Event] = {}
+
+    async def run(self) -> None:
+        """Reconcile until cancelled. What fails is logged and repeated."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_objects(tasks))
+            tasks.create_task(self._follow_jobs(tasks))
+
+    async def _follow_objects(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            try:
+                async for found in self._api.watch("TrainingJob"):
+                    self._objects = {name: self._newest(name, thing) for name, thing in found.items()}
+                    self._wake_all(tasks)
+            except BackendError as error:
+                self._log_failure("trainingjobs.not_watched", error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _follow_jobs(self, tasks: asyncio.TaskGroup) -> None:
+        changes, pause_s = 0, SETTLE_S
+        while True:
+            try:
+                async with asyncio.timeout(RESYNC_S):
+                    changes, pause_s = await self._backend.wait_for_change(changes), SETTLE_S
+            except TimeoutError:
+                pause_s = 0.0
+            except BackendError as error:
+                self._log_failure("jobs.not_watched", error)
+                pause_s = RETRY_S
+            self._wake_all(tasks)
+            await asyncio.sleep(pause_s)
+
+    def _wake_all(self, tasks: asyncio.TaskGroup) -> None:
+        for name in self._objects:
+            if name not in self._due:
+                self._due[name] = asyncio.Event()
+                tasks.create_task(self._follow_object(name))
+        for due in self._due.values():
+            due.set()
+
+    async def _follow_object(self, name: str) -> None:
+        """Reconcile an object whenever something has changed, until it is gone. Others don't wait for its steps."""
+        due = self._due[name]
+        while name in self._objects:
+            await due.wait()
+            due.clear()
+            try:
+                await self._reconcile(name)
+            except ConflictError:  # somebody has changed it meanwhile
+                await self._read_again(name)
+                due.set()
+            except BackendError as error:
+                self._log_failure("trainingjob.step_failed", error, job=name)
+                await asyncio.sleep(RETRY_S)
+                due.set()
+            await asyncio.sleep(SETTLE_S)
+        del self._due[name]
+
+    async def _reconcile(self, name: str) -> None:
+        """Do one step after the other, and write the status."""
+        problem = None
+        while name in self._objects:
+            resource, job = Resource(self._objects[name]), await self._job(name)
+            step = None if problem else next_step(resource, job)
+            if step is None or (step.action == "delete" and resource.is_deleting):  # it takes a while: say so first
+                is_new = await self._write_status(resource, job, problem)
+                if step is None and not is_new:
+                    return
+                if is_new:
+                    continue
+            if step:
+                problem = await self._do(step, resource, job)
+
+    async def _job(self, name: str) -> JobStatus | None:
+        try:
+            return await self._backend.get(name)
+        except UnknownJobError:
+            return None
+
+    async def _do(self, step: Step, resource: Resource, job: JobStatus | None) -> Problem | None:
+        """Do the step; return why it can't be done. Raises ConflictError, and BackendError for what may pass."""
+        match step.action:
+            case "add-finalizer":
+                await self._patch(resource, {"metadata": {"finalizers": [*resource.finalizers, FINALIZER]}})
+            case "remove-finalizer":
+                await self._remove_finalizer(resource)
+            case "record-size":
+                async with self.passing:
+                    await self._patch(resource, {"spec": {"trainer": {"instances": step.size}}})
+            case "delete":
+                await self._delete(step.token, resource)
+            case "submit" | "resize":
+                try:
+                    await (self._submit(resource, job) if step.action == "submit" else self._resize(resource, step))
+                except SpecError as error:
+                    return Problem("InvalidSpec", str(error))
+                except (ClusterUnavailableError, ConflictError):
+                    raise
+                except BackendError as error:
+                    return Problem("Refused", str(error))
+        return None
+
+    async def _submit(self, resource: Resource, job: JobStatus | None) -> None:
+        training_job = resource.training_job()
+        spec = job_spec(training_job, self._defaults.settings, checkpoints=self._defaults.checkpoints)
+        secrets = {"EDL_REDIS_URL": self._defaults.redis_url}
+        made = await self._backend.submit(spec, token=resource.token, secrets=secrets, owned_by=resource.manifest)
+        if job is None or job.starting:
+            await self._record(resource, Event("Normal", "Created", f"created a Job of {made.wanted} instances"))
+            for note in training_job.notes:
+                await self._record(resource, Event("Normal", "ManifestNote", note))
+
+    async def _resize(self, resource: Resource, step: Step) -> None:
+        await self._backend.resize(resource.name, step.size)
+        self.resize_reasons[resource.name] = (step.size, "spec.trainer.instances was changed")
+
+    async def _delete(self, token: str, resource: Resource) -> None:
+        try:
+            async with asyncio.timeout(STOP_LIMIT_S):
+                await self._backend.delete(resource.name, token=token)
+        except TimeoutError:
+            message = f"its Job has not ended within {STOP_LIMIT_S:.0f} s"
+            await self._record(resource, Event("Warning", "StopTimedOut", message))
+            if resource.is_deleting:
+                await self._remove_finalizer(resource)
+
+    async def _remove_finalizer(self, resource: Resource) -> None:
+        others = [one for one in resource.finalizers if one != FINALIZER]
+        await self._patch(resource, {"metadata": {"finalizers": others}})
+        if not others:
+            self._objects.pop(resource.name, None)
+
+    async def _patch(self, resource: Resource, change: dict[str, Any]) -> None:
+        """Change the object as it was read. Raises ConflictError if it has changed since."""
+        version = {"resourceVersion": resource.manifest["metadata"]["resourceVersion"]}
+        try:
+            changed = await self._api.patch(
+                resource.manifest, {**change, "metadata": {**change.get("metadata", {}), **version}}
+            )
+        except ClusterError as error:
+            self._forget_if_gone(resource, error)
+        else:
+            self._objects[resource.name] = changed
+
+    async def _write_status(self, resource: Resource, job: JobStatus | None, problem: Problem | None) -> bool:
+        """Write the status and the events of its change; return whether it has changed."""
+        status = status_of(resource, job, problem, time.time())
+        if all(resource.status.get(field) == value for field, value in status.items()):
+            return False
+        size, why = self.resize_reasons.get(resource.name, (None, ""))
+        for event in events_of(resource, status, why=why if size == status.get("wanted") else ""):
+            await self._record(resource, event)
+        try:
+            self._objects[resource.name] = await self._api.patch_status(resource.manifest, status)
+        except ClusterError as error:
+            self._forget_if_gone(resource, error)
+        return True
+
+    async def _record(self, resource: Resource, event: Event) -> None:
+        """Make the Event, unless it was made before."""
+        log.info("trainingjob.event", job=resource.name, reason=event.reason, message=event.message)
+        try:
+            await self._api.create(event_manifest(resource.manifest, event, time.time()))
+        except ConflictError:
+            pass
+        except ClusterError as error:  # as in a namespace that is being deleted
+            self._log_failure("trainingjob.event_refused", error, job=resource.name)
+
+    def _forget_if_gone(self, resource: Resource, error: ClusterError) -> None:
+        if error.status != 404:
+            raise error
+        self._objects.pop(resource.name, None)
+
+    async def _read_again(self, name: str) -> None:
+        try:
+            found = await self._api.get("TrainingJob", name)
+        except BackendError as error:
+            self._log_failure("trainingjob.not_read", error, job=name)
+            return
+        if found:
+            self._objects[name] = found
+        else:
+            self._objects.pop(name, None)
+
+    def _newest(self, name: str, thing: Manifest) -> Manifest:
+        """Return the object as the watch has it, or as our own last change has left it."""
+        known = self._objects.get(name, thing)
+        return max(thing, known, key=resource_version) if _uid(known) == _uid(thing) else thing
+
+    def _log_failure(self, event: str, error: BackendError, **about: str) -> None:
+        log.warning(event, namespace=self._api.namespace, cause=str(error), **about)
+
+
+def _uid(thing: Manifest) -> str:
+    return str(thing["metadata"]["uid"])

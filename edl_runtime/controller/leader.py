@@ -1,0 +1,150 @@
+"""Leader election by a Lease: of several controllers one acts, and another takes over when it can't renew its Lease."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from edl_runtime.backends.errors import ClusterUnavailableError, ConflictError
+from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest
+from edl_runtime.backends.kubernetes.pod_template import mapping_at
+from edl_runtime.concurrency import first_completed
+from edl_runtime.errors import BackendError
+from edl_runtime.log import get_logger
+
+log = get_logger(__name__)
+
+clock = time.monotonic
+
+
+class LeaseTimes(msgspec.Struct, frozen=True):
+    """Kubernetes' own components use the same times, in seconds.
+
+    - `lease_s`: how long after its last renewal others leave the Lease to its holder.
+    - `give_up_s`: how long after it the holder itself stops, so that never two act.
+    - `retry_s`: how often the Lease is renewed, or tried for.
+    """
+
+    lease_s: int = 15
+    give_up_s: float = 10.0
+    retry_s: float = 2.0
+
+
+def may_take(lease: Manifest, identity: str, unchanged_s: float) -> bool:
+    """Whether a Lease is free, ours, or has expired.
+
+    `unchanged_s`: how long we have seen it unchanged, by our own clock: those of two machines may differ.
+    """
+    spec = mapping_at(lease, "spec")
+    return spec.get("holderIdentity") in (None, "", identity) or unchanged_s > (spec.get("leaseDurationSeconds") or 0)
+
+
+def taken(lease: Manifest | None, identity: str, times: LeaseTimes, now: float) -> dict[str, Any]:
+    """Return the spec of the Lease held by `identity` from a Unix time on."""
+    spec = mapping_at(lease or {}, "spec")
+    at = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    is_ours = spec.get("holderIdentity") == identity
+    return {
+        "holderIdentity": identity,
+        "leaseDurationSeconds": times.lease_s,
+        "acquireTime": spec.get("acquireTime") or at if is_ours else at,
+        "renewTime": at,
+        "leaseTransitions": int(spec.get("leaseTransitions") or 0) + (lease is not None and not is_ours),
+    }
+
+
+class Candidate:
+    """One of those that want the Lease `name`. `identity`: its own, unique."""
+
+    def __init__(self, api: KubernetesClient, name: str, identity: str, times: LeaseTimes | None = None) -> None:
+        self._api = api
+        self._name = name
+        self._identity = identity
+        self._times = times or LeaseTimes()
+        self._lease: Manifest | None = None
+        self._seen_at = clock()
+
+    async def lead(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do `work` whenever this one holds the Lease, and cancel it when that can't be renewed. Never ends."""
+        while True:
+            held_at = await self._acquire()
+            log.info("leader.elected", lease=self._name, identity=self._identity)
+            try:
+                await first_completed(work(), self._renew(held_at))
+            finally:
+                await self._release()
+            log.warning("leader.lost", lease=self._name, identity=self._identity)
+
+    async def _acquire(self) -> float:
+        """Return when the Lease was taken, by our clock."""
+        while True:
+            try:
+                tried_at = clock()
+                if await self._try():
+                    return tried_at
+            except ClusterUnavailableError:
+                pass
+            except BackendError as error:
+                log.warning("leader.cannot_try", lease=self._name, cause=str(error))
+            await asyncio.sleep(self._times.retry_s)
+
+    async def _try(self) -> bool:
+        """Take or renew the Lease; False if another holds it, or was faster."""
+        found = await self._api.get("Lease", self._name)
+        if found is None or self._lease is None or _version(found) != _version(self._lease):
+            self._seen_at = clock()
+        self._lease = found
+        if found and not may_take(found, self._identity, clock() - self._seen_at):
+            return False
+        spec = taken(found, self._identity, self._times, time.time())
+        try:
+            if found is None:
+                about = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
+                self._lease = await self._api.create({**about, "spec": spec})
+            else:
+                change = {"metadata": {"resourceVersion": _version(found)}, "spec": spec}
+                self._lease = await self._api.patch({**found, "kind": "Lease"}, change)
+        except ConflictError:
+            return False
+        return True
+
+    async def _renew(self, held_at: float) -> None:
+        """Renew the Lease until that has failed for too long, or another has it."""
+        while True:
+            await asyncio.sleep(self._times.retry_s)
+            tried_at = clock()
+            left_s = held_at + self._times.give_up_s - tried_at
+            if left_s <= 0:
+                return
+            try:
+                async with asyncio.timeout(left_s):
+                    if await self._try():
+                        held_at = tried_at
+                    elif self._is_anothers():
+                        return
+            except TimeoutError:
+                return
+            except BackendError as error:
+                log.warning("leader.cannot_renew", lease=self._name, cause=str(error))
+
+    def _is_anothers(self) -> bool:
+        return mapping_at(self._lease or {}, "spec").get("holderIdentity") != self._identity
+
+    async def _release(self) -> None:
+        """Let another take the Lease at once, if it is still ours."""
+        if self._lease is None or self._is_anothers():
+            return
+        change = {"metadata": {"resourceVersion": _version(self._lease)}, "spec": {"holderIdentity": ""}}
+        with suppress(BackendError, TimeoutError):
+            async with asyncio.timeout(self._times.retry_s):
+                await self._api.patch({**self._lease, "kind": "Lease"}, change)
+
+
+def _version(lease: Manifest) -> str:
+    return str(lease["metadata"]["resourceVersion"])

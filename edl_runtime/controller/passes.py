@@ -1,0 +1,113 @@
+"""Rescaling passes of the controller: on a schedule, and when jobs or traffic windows change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edl_runtime.autoscale.cluster.changes import JobsSeen, job_changes, jobs_seen
+from edl_runtime.autoscale.errors import RescalingError
+from edl_runtime.autoscale.history import RescaleOutcome
+from edl_runtime.autoscale.planner import RescalingRules
+from edl_runtime.autoscale.policy.decide import decide
+from edl_runtime.autoscale.policy.interface import Policy
+from edl_runtime.autoscale.rescale import rescale
+from edl_runtime.autoscale.traffic.capacity import LEAD_S
+from edl_runtime.concurrency import first_completed
+from edl_runtime.controller.controller import RETRY_S, NamespaceController
+from edl_runtime.controller.windows import WindowsConfigMap
+from edl_runtime.errors import BackendError
+from edl_runtime.log import get_logger
+from edl_runtime.store.errors import RegistryUnavailableError
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from edl_runtime.backends.kubernetes.backend import KubernetesBackend
+
+DEBOUNCE_S = 1.0
+"""How long after a change a pass waits for others: several jobs are often submitted together."""
+
+PASSING = (BackendError, RegistryUnavailableError, RescalingError)
+"""Errors that may pass: the next pass tries again."""
+
+log = get_logger(__name__)
+
+
+class PassOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """When and how to rescale.
+
+    - `interval_s`: the longest time between two passes.
+    - `max_load`: the share of each resource that everything on the nodes together may reserve.
+    - `policy`: decides the sizes.
+    - `show`: called with each outcome.
+    """
+
+    interval_s: float = 30.0
+    max_load: float = 1.0
+    policy: Policy = decide
+    show: Callable[[RescaleOutcome], None] = lambda _: None
+
+
+class Passes:
+    """Rescaling passes over one namespace of the cluster. `namespace`: of Redis. `windows`: None for none."""
+
+    def __init__(
+        self,
+        *,
+        controller: NamespaceController,
+        backend: KubernetesBackend,
+        client: Redis,
+        namespace: str,
+        options: PassOptions,
+        windows: WindowsConfigMap | None,
+    ) -> None:
+        self._controller = controller
+        self._backend = backend
+        self._client = client
+        self._namespace = namespace
+        self._options = options
+        self._windows = windows
+        self._seen: JobsSeen = {}
+        self._changes = 0
+
+    async def run(self) -> None:
+        """Make passes until cancelled. What fails is logged, and the next pass tries again."""
+        while True:
+            windows = self._windows.version if self._windows else 0
+            try:
+                await self._pass()
+            except PASSING as error:
+                log.warning("rescaling.failed", cause=str(error), retry_in_s=self._options.interval_s)
+            waits = [asyncio.sleep(self._options.interval_s), self._jobs_change()]
+            await first_completed(*waits, *([self._windows.newer_than(windows)] if self._windows else []))
+
+    async def _pass(self) -> None:
+        if self._windows and self._windows.windows is None:
+            return
+        rules = RescalingRules(
+            windows=self._windows.windows if self._windows else None,
+            max_load=self._options.max_load,
+            lead_s=LEAD_S + self._options.interval_s,
+        )
+        async with self._controller.passing:
+            done = await rescale(self._backend, self._client, self._namespace, rules, policy=self._options.policy)
+            reasons = {one.name: (one.target, one.reason) for one in done.plan.changes if one.name not in done.refused}
+            self._controller.resize_reasons.update(reasons)
+        self._options.show(done)
+
+    async def _jobs_change(self) -> None:
+        """Wait until a job was submitted, has ended or has become pending."""
+        while True:
+            try:
+                self._changes = await self._backend.wait_for_change(self._changes)
+                await asyncio.sleep(DEBOUNCE_S)
+                before, self._seen = self._seen, jobs_seen(await self._backend.list())
+            except BackendError:  # the controller logs it
+                await asyncio.sleep(RETRY_S)
+                continue
+            if job_changes(before, self._seen):
+                return

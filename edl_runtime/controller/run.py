@@ -1,0 +1,112 @@
+"""Runs the controller: elects a leader, and gives each namespace a controller and rescaling passes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
+from edl_runtime.backends.kubernetes.client import KubernetesClient, Outage, open_client
+from edl_runtime.controller.controller import RETRY_S, JobDefaults, NamespaceController
+from edl_runtime.controller.leader import Candidate, LeaseTimes
+from edl_runtime.controller.passes import Passes, PassOptions
+from edl_runtime.controller.windows import WindowsConfigMap
+from edl_runtime.errors import BackendError
+from edl_runtime.log import get_logger
+from edl_runtime.store.redis_client import connect as connect_redis
+
+if TYPE_CHECKING:
+    from kubernetes_asyncio.client import ApiClient
+
+LEASE = "edl-controller"
+
+log = get_logger(__name__)
+
+
+class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a controller does.
+
+    - `namespace`: its own, which has its Lease and the ConfigMap `windows_configmap` (empty for no traffic windows).
+    - `all_namespaces`: whether it serves all of the cluster's, each with that of its name in Redis; else its own alone.
+    - `passes`: when and how to rescale; None for never.
+    """
+
+    namespace: str
+    defaults: JobDefaults
+    all_namespaces: bool = False
+    windows_configmap: str = ""
+    passes: PassOptions | None = PassOptions()
+    lease_times: LeaseTimes = LeaseTimes()
+
+
+async def run_controller(
+    connect: Callable[[], AbstractAsyncContextManager[ApiClient]], options: ControllerOptions
+) -> None:
+    """Work whenever this is the leader, until cancelled."""
+    identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
+    async with open_client(connect, options.namespace, outage=Outage()) as api:
+        candidate = Candidate(api, LEASE, identity, options.lease_times)
+        await candidate.lead(partial(_work, connect, api, options))
+
+
+async def _work(
+    connect: Callable[[], AbstractAsyncContextManager[ApiClient]], api: KubernetesClient, options: ControllerOptions
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        windows = WindowsConfigMap(api, options.windows_configmap) if options.windows_configmap else None
+        if windows and options.passes:
+            tasks.create_task(windows.follow())
+        serve = partial(_serve, connect, options, windows)
+        if not options.all_namespaces:
+            await serve(options.namespace)
+            return
+        served: set[str] = set()
+        async with open_client(connect, "", outage=Outage()) as everywhere:
+            while True:
+                try:
+                    async for change in everywhere.changes("TrainingJob"):
+                        for namespace in {one["metadata"]["namespace"] for one in change.objects} - served:
+                            served.add(namespace)
+                            tasks.create_task(serve(namespace))
+                except BackendError as error:
+                    log.warning("trainingjobs.not_watched", cause=str(error))
+                await asyncio.sleep(RETRY_S)
+
+
+async def _serve(
+    connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
+    options: ControllerOptions,
+    windows: WindowsConfigMap | None,
+    namespace: str,
+) -> None:
+    """Reconcile and rescale one namespace until cancelled."""
+    defaults = options.defaults
+    if options.all_namespaces:
+        settings = msgspec.structs.replace(defaults.settings, namespace=namespace)
+        defaults = msgspec.structs.replace(defaults, settings=settings)
+    backend = KubernetesBackend(connect, namespace=namespace)
+    async with (
+        open_client(connect, namespace, outage=Outage()) as api,
+        backend.following() as followed,
+        connect_redis(defaults.settings.redis_url) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        controller = NamespaceController(api, followed, defaults)
+        tasks.create_task(controller.run())
+        if options.passes:
+            passes = Passes(
+                controller=controller,
+                backend=followed,
+                client=client,
+                namespace=defaults.settings.namespace,
+                options=options.passes,
+                windows=windows,
+            )
+            tasks.create_task(passes.run())
