@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import os
 import sys
 import traceback
 import zlib
@@ -17,10 +18,10 @@ import msgspec
 import numpy as np
 
 from edl_runtime.checkpoint.file_format import CHUNK_BYTES, seal
-from edl_runtime.checkpoint.storage import DRAFT, MANIFEST, CreateFile, Storage, draft_name, with_retries
+from edl_runtime.checkpoint.storage import DRAFT, MANIFEST, CreateFile, LocalStorage, Storage, draft_name, with_retries
 from edl_runtime.errors import SpecError
 from edl_runtime.shards import fields
-from edl_runtime.shards.dataset import FORMAT, Dataset, is_shard_name, place_of, pyarrow, store_errors
+from edl_runtime.shards.dataset import FORMAT, Dataset, is_shard_name, list_shards, place_of, pyarrow, store_errors
 from edl_runtime.shards.errors import ReaderError
 
 GROUP_RECORDS = 1000
@@ -47,10 +48,11 @@ def convert(
     - `overwrite`: replace shards that are there; they are removed once the first new one is made. What a killed
       conversion left is always removed.
 
-    After an error nothing is left. Raises SpecError, SampleError, ReaderError and DatasetStoreError.
+    After an error nothing is left. Raises SpecError, SampleError, ReaderError and DatasetStoreError; and
+    UnfinishedDatasetError when another conversion to this place took place meanwhile.
     """
     pyarrow()
-    storage, name = place_of(url)
+    storage, name = _place_to_write(url)
     source = getattr(reader, "__qualname__", type(reader).__name__)
     with store_errors(url):
         with_retries(_check_place, storage, name, overwrite=overwrite)
@@ -73,6 +75,7 @@ def convert(
                 content = encode()
             dataset = Dataset(format=FORMAT, shards=shards)
             _write(create, MANIFEST, seal(msgspec.json.encode(dataset)))
+    list_shards(url)  # another conversion to this place may have removed some
     return dataset
 
 
@@ -85,11 +88,12 @@ def load_reader(source: str) -> Callable[[], Any]:
     place, _, function_name = source.rpartition(":")
     if not place or not function_name:
         raise SpecError("READER", source, allowed)
+    is_file = place.endswith(".py")
+    if is_file and not Path(place).is_file():
+        raise SpecError("READER", source, f"{allowed}; there is no {place}")
     try:
-        module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+        module = _load_file(Path(place)) if is_file else _load_module(place)
         function = getattr(module, function_name)
-    except FileNotFoundError:
-        raise SpecError("READER", source, f"{allowed}; there is no {place}") from None
     except (ImportError, AttributeError) as error:
         raise SpecError("READER", source, f"{allowed}; {error}") from error
     if not callable(function):
@@ -100,9 +104,10 @@ def load_reader(source: str) -> Callable[[], Any]:
 def _load_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise FileNotFoundError(path)
+        raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent.absolute()))  # as `python FILE.py` does
+    sys.modules.setdefault(path.stem, module)  # where dataclasses and pickle look for it
     spec.loader.exec_module(module)
     return module
 
@@ -114,7 +119,7 @@ def _load_module(name: str) -> Any:
 
 
 class _Samples(Iterator[Any]):
-    """The checked samples of a reader. `taken`: how many so far. Raises SampleError, ReaderError and SpecError."""
+    """The samples of a reader, checked and copied. `taken`: how many. Raises SampleError, ReaderError and SpecError."""
 
     def __init__(self, reader: Callable[[], Any], name: str) -> None:
         self.taken = 0
@@ -133,7 +138,7 @@ class _Samples(Iterator[Any]):
             self.fields = fields.fields_of(sample)
         fields.check(sample, self.fields, self.taken)
         self.taken += 1
-        return sample
+        return tuple(map(_kept, sample))
 
     def _opened(self, reader: Callable[[], Any]) -> Iterator[Any]:
         opened: Any = reader
@@ -164,6 +169,12 @@ def _check_takes_nothing(reader: Callable[..., Any], name: str) -> None:
         raise SpecError("reader", name, f"a function that can be called without arguments; {error}") from None
     except ValueError:  # of a builtin without a signature
         return
+
+
+def _place_to_write(url: str) -> tuple[Storage, str]:
+    """Return where to write, which is where a link leads to: a folder is removed and renamed, and its link stays."""
+    storage, name = place_of(url)
+    return place_of(os.path.realpath(storage.url_of(name))) if isinstance(storage, LocalStorage) else (storage, name)
 
 
 def _check_place(storage: Storage, name: str, *, overwrite: bool) -> None:
@@ -217,11 +228,18 @@ def _next_group(samples: Iterator[Any]) -> list[Any]:
     return group
 
 
+def _kept(value: Any) -> Any:
+    """Return a value as it is now: a reader may yield the same array or list again, with other content."""
+    return value.copy() if isinstance(value, np.ndarray | list) else value
+
+
 def _size(value: Any) -> int:
     """Return about how many bytes a value has."""
     if isinstance(value, np.ndarray):
         return value.nbytes
-    return len(value) * (8 if isinstance(value, list) else 1) if isinstance(value, list | str | bytes) else 8
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return len(value) if isinstance(value, str | bytes) else 8
 
 
 def _write(create: CreateFile, file: str, content: bytes | memoryview) -> None:

@@ -76,8 +76,11 @@ def read_shard(path: str, start: int = 0) -> Iterator[tuple[Any, ...]]:
             raise DamagedShardError(path, "it is missing") from None
     if f"{zlib.crc32(content):08x}" != found[1]:
         raise DamagedShardError(path, f"its {len(content)} bytes do not have the checksum of its name")
-    shard = pq.ParquetFile(pa.BufferReader(content))
-    kinds = fields.fields_in(shard.schema_arrow)
+    try:
+        shard = pq.ParquetFile(pa.BufferReader(content))
+        kinds = fields.fields_in(shard.schema_arrow)
+    except (ValueError, TypeError, OSError, pa.ArrowException) as error:
+        raise DamagedShardError(path, f"it is not from `edl convert` ({error})") from error
     for group in range(shard.num_row_groups):
         count = shard.metadata.row_group(group).num_rows
         if start < count:

@@ -22,6 +22,9 @@ ALLOWED = (
     "an array of numbers that is not empty and has the same shape in all samples"
 )
 
+MOST_BYTES = 8
+"""Of a number; longer ones differ between machines."""
+
 _METADATA = b"edl_field"
 
 
@@ -60,9 +63,9 @@ def field_of(value: object) -> Field | None:
     if isinstance(value, list):
         kinds = set(map(type, value))
         return _LISTS.get(kinds.pop()) if len(kinds) == 1 else None
-    if isinstance(value, np.ndarray | np.generic) and value.size and value.dtype.kind in "biuf":
-        return _array(value.dtype.str, value.shape)
-    return None
+    if not isinstance(value, np.ndarray | np.generic) or isinstance(value, np.ma.MaskedArray):
+        return None
+    return _array(value.dtype.str, value.shape) if value.size and _is_number(value.dtype) else None
 
 
 def fields_of(sample: object) -> list[Field]:
@@ -92,7 +95,7 @@ def described(value: object) -> str:
     """Return what a value is, for messages."""
     if field := field_of(value):
         return str(field)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
         return f"{value.dtype.name} {list(value.shape)}"
     if isinstance(value, list):
         kinds = sorted({type(each).__name__ for each in value})
@@ -113,10 +116,13 @@ def schema_of(fields: Sequence[Field]) -> pa.Schema:
 
 
 def fields_in(schema: pa.Schema) -> list[Field]:
-    """Return the fields of a schema. Raises ValueError if it is not from `schema_of`."""
+    """Return the fields of a schema. Raises ValueError or TypeError if it is not from `schema_of`."""
     if any(_METADATA not in (column.metadata or {}) for column in schema):
         raise ValueError("its columns do not say which fields they are")
-    return [msgspec.json.decode(column.metadata[_METADATA], type=Field) for column in schema]
+    found = [msgspec.json.decode(column.metadata[_METADATA], type=Field) for column in schema]
+    if not schema.equals(schema_of(found)) or not all(_is_number(each.dtype) for each in found if each.dtype):
+        raise ValueError("its columns are not of the fields that they say")
+    return found
 
 
 def to_column(field: Field, values: Sequence[Any], place: int, first: int) -> pa.Array:
@@ -151,6 +157,10 @@ def from_column(field: Field, column: pa.ChunkedArray) -> list[Any]:
     start = whole.offset * whole.type.byte_width
     part = flat[start : start + len(whole) * whole.type.byte_width]
     return list(part.copy().view(field.dtype).reshape(len(whole), *field.shape))
+
+
+def _is_number(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biuf" and dtype.itemsize <= MOST_BYTES
 
 
 def _arrow_type(field: Field) -> pa.DataType:

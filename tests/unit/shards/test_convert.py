@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edl_runtime.errors import SpecError
 from edl_runtime.shards.convert import convert, load_reader
 from edl_runtime.shards.dataset import list_shards, read_shard
-from edl_runtime.shards.errors import DatasetStoreError, ReaderError
+from edl_runtime.shards.errors import DatasetStoreError, ReaderError, UnfinishedDatasetError
 
 pytest.importorskip("pyarrow")
 
@@ -51,6 +55,57 @@ def test_the_same_samples_make_the_same_shards(tmp_path: Path) -> None:
     """Their names too, so a training may go on with another copy at the same place."""
     made = [convert(numbers, str(tmp_path / name), records_per_shard=2) for name in "ab"]
     assert made[0] == made[1]
+
+
+def test_a_reader_may_use_its_arrays_again(out: str) -> None:
+    """Each sample is as it was when it was yielded: the array, the list, and the list that is the sample."""
+
+    def reusing() -> Iterator[list[Any]]:
+        array, numbers = np.zeros(2, np.float32), [0]
+        sample: list[Any] = [array, numbers, 0]
+        for number in range(3):
+            array[:] = numbers[0] = sample[2] = number
+            yield sample
+
+    convert(reusing, out, records_per_shard=3)
+    (shard,) = list_shards(out)
+    assert [(*array, *some, number) for array, some, number in read_shard(shard)] == [(n,) * 4 for n in range(3)]
+
+
+def test_a_link_to_a_folder_is_followed(tmp_path: Path) -> None:
+    """To one with shards, which are replaced, and to one that is not there yet; the link stays."""
+    for name in ("here", "there"):
+        (tmp_path / f"to-{name}").symlink_to(name)
+    convert(numbers, str(tmp_path / "here"), records_per_shard=2)
+    for name in ("here", "there"):
+        convert(lambda: numbers(5), str(tmp_path / f"to-{name}"), records_per_shard=2, overwrite=True)
+        assert records(str(tmp_path / name)) == records(str(tmp_path / f"to-{name}")) == [0, 1, 2, 3, 4]
+
+
+def test_a_conversion_that_another_one_disturbed_is_an_error(out: str) -> None:
+    """Though it could write its last files: the other has removed its first."""
+    other_writes, this_ended = threading.Event(), threading.Event()
+
+    def other() -> Iterator[tuple[int]]:
+        yield from [(7,)] * 4
+        other_writes.set()
+        this_ended.wait(100)
+
+    with ThreadPoolExecutor() as pool:
+        others: list[Future[object]] = []
+
+        def disturbed() -> Iterator[tuple[int]]:
+            yield from numbers(4)
+            others.append(pool.submit(convert, other, out, records_per_shard=2))
+            other_writes.wait(100)
+            yield from numbers(2)
+
+        try:
+            with pytest.raises(UnfinishedDatasetError, match="missing"):
+                convert(disturbed, out, records_per_shard=2)
+        finally:
+            this_ended.set()
+        assert isinstance(others[0].exception(100), DatasetStoreError)
 
 
 def failing() -> Iterator[tuple[int]]:
@@ -123,6 +178,7 @@ def test_a_place_that_can_not_be_written_is_named(tmp_path: Path) -> None:
         ("reader.py:NUMBER", "this is int, and no function"),
         ("no_such_module_here:train", "No module named 'no_such_module_here'"),
         ("needs.py:train", "No module named 'no_such_library'"),
+        ("folder.py:train", "there is no folder.py"),
     ],
 )
 def test_a_reader_that_is_not_there_is_refused(
@@ -133,5 +189,21 @@ def test_a_reader_that_is_not_there_is_refused(
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     (tmp_path / "reader.py").write_text("NUMBER = 1\ndef train(): return []\n")
     (tmp_path / "needs.py").write_text("import no_such_library\n")
+    (tmp_path / "folder.py").mkdir()
     with pytest.raises(SpecError, match=f"READER: got '{source}', allowed is .*{why}"):
         load_reader(source)
+
+
+def test_a_reader_s_file_is_a_module_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its dataclasses look for it by its name; an error of its own is not taken for a missing file."""
+    monkeypatch.setattr("sys.path", sys.path.copy())
+    file = tmp_path / "reader_with_a_dataclass.py"
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Picture:\n    label: int\n"
+        "def train(): return [(Picture(7).label,)]\n"
+    )
+    assert load_reader(f"{file}:train")() == [(7,)]
+    file.write_text("open('/no/labels')\n")
+    with pytest.raises(FileNotFoundError, match="/no/labels"):
+        load_reader(f"{file}:train")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,8 @@ from edl_runtime.shards.convert import convert
 from edl_runtime.shards.dataset import list_shards, read_shard
 from edl_runtime.shards.errors import DamagedShardError, UnfinishedDatasetError
 
-pytest.importorskip("pyarrow")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 
 
 def reader() -> Iterator[tuple[int, np.ndarray]]:
@@ -80,6 +82,31 @@ def test_a_torn_shard_is_found(small: Path) -> None:
         next(read_shard(str(renamed)))
     with pytest.raises(DamagedShardError, match="it is missing"):
         next(read_shard(str(small)))
+
+
+@pytest.mark.parametrize(
+    ("field", "column"),
+    [
+        (None, pa.array([1, 2])),
+        (b"{", pa.array([1, 2])),
+        (b'{"type":"int"}', pa.array(["a", "b"])),
+        (b'{"type":"none"}', pa.array([1, 2])),
+        (b'{"type":"O","shape":[1]}', pa.array([b"12345678"], pa.binary(8))),
+        (b'{"type":"<f4","shape":[-1]}', pa.array([b"12345678"], pa.binary(8))),
+        (b'{"type":"<f4","shape":[3]}', pa.array([b"12345678"], pa.binary(8))),
+    ],
+)
+def test_parquet_of_others_is_refused(tmp_path: Path, field: bytes | None, column: pa.Array) -> None:
+    """Though its name has its checksum; so is what is no Parquet at all."""
+    metadata = {b"edl_field": field} if field else None
+    schema = pa.schema([pa.field("0", column.type, nullable=False, metadata=metadata)])
+    made = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_arrays([column], schema=schema), made)
+    for content in (made.getvalue().to_pybytes(), field or b""):
+        shard = tmp_path / f"00000-{zlib.crc32(content):08x}.parquet"
+        shard.write_bytes(content)
+        with pytest.raises(DamagedShardError, match="it is not from `edl convert`"):
+            next(read_shard(str(shard)))
 
 
 def test_a_set_that_is_not_whole_is_refused(out: str) -> None:
