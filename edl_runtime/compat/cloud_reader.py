@@ -9,11 +9,13 @@ its start by another, after the timeout. `edl tasks JOB` shows the tasks.
 
 from __future__ import annotations
 
+import atexit
 import glob
 import itertools
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -33,6 +35,9 @@ POLL_S = 0.2
 
 DEFAULT_JOB = "cloud-reader"
 """The name of the queue outside of jobs."""
+
+LEAVE_S = 3.0
+"""How long a reader that leaves its loop tries to give each of its tasks back, while Redis is unavailable."""
 
 ReadShard = Callable[[str], Iterable[Any]]
 
@@ -108,26 +113,39 @@ class _PassReader:
         self._queue = queue
         self._read = read
         self._stopped = threading.Event()
+        self._held: deque[Future[_LoadedTask | None]] = deque()  # the task that the script has, and the next one
         self._hold_s = RETRY_HOLD_S  # of the next task that can't be read
 
     def records(self, commit: Callable[[Task], object] | None) -> Iterator[Any]:
         """Yield the records of all tasks; finish each one when the record after its last is asked for."""
-        loaded: _LoadedTask | None = None
         count = 0
-        ahead = _in_thread(self._load)
+        atexit.register(self.close)  # when nothing else closes this generator it is too late: threads have stopped
         try:
-            while loaded := ahead.result():
-                ahead = _in_thread(self._load)
+            self._held.append(_in_thread(self._load))
+            while loaded := self._held[0].result():
+                self._held.append(_in_thread(self._load))
                 yield from loaded.records
-                if commit:
+                if commit and not self._queue.forked:
                     commit(loaded.task)
                 self._finish(loaded.task)
-                loaded = None
+                self._held.popleft()
                 count += 1
             self._log_end(count)
         finally:
-            self._stopped.set()
-            self._give_back(loaded, ahead)
+            atexit.unregister(self.close)
+            self.close()
+
+    def close(self) -> None:
+        """Let others read what this process has not finished at once; may be called again. Not for a forked child."""
+        if self._queue.forked:
+            return
+        self._stopped.set()
+        self._queue.wait_s = LEAVE_S
+        while self._held:
+            with suppress(EdlError):  # has been raised, or does not matter any more
+                if loaded := self._held.popleft().result():
+                    self._queue.release(loaded.task)
+        self._queue.close()
 
     def _load(self) -> _LoadedTask | None:
         """Return the next task that can be read; None when the pass is over, or the script has left it."""
@@ -175,15 +193,6 @@ class _PassReader:
     def _finish(self, task: Task) -> None:
         with _unless_lost():
             self._queue.finish(task)
-
-    def _give_back(self, loaded: _LoadedTask | None, ahead: Future[_LoadedTask | None]) -> None:
-        """Let others read what this process has not finished at once."""
-        held = [loaded]
-        with suppress(EdlError):  # has been raised, or does not matter any more
-            held.append(ahead.result())
-        for one in filter(None, held):
-            with suppress(EdlError):
-                self._queue.release(one.task)
 
     def _log_end(self, count: int) -> None:
         """Log how the pass has ended, of which `count` tasks were this reader's."""

@@ -43,9 +43,9 @@ def blocking(
 class Blocking(Generic[Target]):
     """Methods of a target without `await`, for any thread. A context manager; `close` ends its own thread.
 
-    While Redis is unavailable a call is repeated for up to `wait_s`, then raises RegistryUnavailableError; the target's
-    methods have to count once when they are repeated. Raises SpecError as `connect` does, and ForkedLedgerError in a
-    forked child.
+    While Redis is unavailable a call is repeated for up to `wait_s`, which may be changed meanwhile, then raises
+    RegistryUnavailableError; the target's methods have to count once when they are repeated. Raises SpecError as
+    `connect` does, and ForkedLedgerError in a forked child.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Blocking(Generic[Target]):
         self.job = job
         self._worker = worker
         self._process = os.getpid()
-        self._wait_s = wait_s
+        self.wait_s = wait_s
         self._client = connect(redis_url)
         self._target = make(self._client)
         self._loop = asyncio.new_event_loop()
@@ -67,16 +67,21 @@ class Blocking(Generic[Target]):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that made it, where it can't be used."""
+        return os.getpid() != self._process
+
     def call(self, method: Callable[Concatenate[Target, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run this method of the target in the thread, and return what it returns."""
-        if os.getpid() != self._process:
+        if self.forked:
             raise ForkedLedgerError(self.job, self._worker)
         ask = functools.partial(method, self._target, *args, **kwargs)
         return asyncio.run_coroutine_threadsafe(self._retry(method.__name__, ask), self._loop).result()
 
     def close(self) -> None:
         """Close the connection and end the thread; may be called again. Does nothing in a forked child."""
-        if self._loop.is_closed() or os.getpid() != self._process:
+        if self._loop.is_closed() or self.forked:
             return
         asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -84,13 +89,13 @@ class Blocking(Generic[Target]):
         self._loop.close()
 
     async def _retry(self, method: str, ask: Callable[[], Awaitable[T]]) -> T:
-        give_up_at = time.monotonic() + self._wait_s
+        began_at = time.monotonic()
         away = False
         while True:
             try:
                 answer = await ask()
             except RegistryUnavailableError as error:
-                if time.monotonic() + RETRY_EVERY_S > give_up_at:
+                if time.monotonic() + RETRY_EVERY_S > began_at + self.wait_s:
                     raise
                 if not away:
                     log.warning(

@@ -140,7 +140,7 @@ class Ledger:
     """A job's ledger, as one worker uses it. Every method raises RegistryUnavailableError and may then be repeated.
 
     `shards` is the same list for all workers; None for a stream, whose shards are given to `add`. `worker` is a name
-    that no other process ever has. `generation` is 0 until `begin` or `restore`.
+    that no other process ever has. `generation` is 0 until `begin` or `restore`. `of` is "tasks" for `TaskQueue`.
 
     Methods that change the ledger raise StaleGenerationError when it belongs to another generation, and
     LedgerMissingError when Redis has lost a part of it, or may have: from each restart or failover of Redis to the next
@@ -156,13 +156,14 @@ class Ledger:
         worker: str,
         shards: Sequence[str] | None = None,
         plan: ShardPlan = ONE_EPOCH,
+        of: keys.LedgerOf = "ledger",
     ) -> None:
         if shards is None and plan.shuffle:
             raise SpecError("shuffle", True, "False for a stream")
         self.generation = 0
         self._client = client
         self._job = job
-        self._keys = keys.ledger_keys(namespace, job)
+        self._keys = keys.ledger_keys(namespace, job, of)
         self._worker = worker
         self._shards = shards
         self._plan = plan

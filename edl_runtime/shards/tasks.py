@@ -8,13 +8,14 @@ A task may be read twice: a reader that is killed, or too slow, has read a part 
 of its readers is told so, and `finish` of the others raises. So a consumer saves what it makes of a task under the
 task's pass and number, in one step as by a rename, and then calls `finish`. Then each record counts once a pass.
 
-This commits with no checkpoint; in an elastic training `Run.shards` does.
+This commits with no checkpoint; in an elastic training `Run.shards` does. A job may have both.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import secrets
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -118,14 +119,14 @@ class TaskQueue:
         timeout_s: float = TIMEOUT_S,
         retries: int = RETRIES,
     ) -> None:
-        if not timeout_s > 0:
+        if not 0 < timeout_s < math.inf:
             raise SpecError("timeout_s", timeout_s, "a time above 0, in seconds")
         if retries < 0:
             raise SpecError("retries", retries, "0 or more")
         self._client = client
         self._namespace = namespace
         self._job = job
-        self._keys = keys.ledger_keys(namespace, job)
+        self._keys = keys.ledger_keys(namespace, job, "tasks")
         self._worker = worker
         self._timeout_ms = max(1, round(1000 * timeout_s))
         self._retries = retries
@@ -148,7 +149,7 @@ class TaskQueue:
             raise await self._difference(names)
         if closed == [1]:
             return
-        ledger = Ledger(self._client, self._namespace, self._job, worker=self._worker)
+        ledger = Ledger(self._client, self._namespace, self._job, worker=self._worker, of="tasks")
         await ledger.add(names, first=0)
         await ledger.close_stream()
 
@@ -235,8 +236,6 @@ class TaskQueue:
         """Return the error that names the first task that differs."""
         with unavailable_if_lost(self._client):
             count = await self._client.hlen(self._keys[5])
-        if not count:
-            return TasksDifferError(self._job, "a ledger of `Run.shards`", f"a list of {len(names)} tasks")
         there = [name or "" for some in slices(list(range(count))) for name in await self._names(some)]
         first = next(at for at, (one, other) in enumerate(itertools.zip_longest(there, names)) if one != other)
         return TasksDifferError(self._job, _described(there, first), _described(names, first))

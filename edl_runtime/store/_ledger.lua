@@ -12,9 +12,9 @@
 --   KEYS[6] names     hash, number -> name of a shard; empty when all workers were given the list
 --   KEYS[7] answers   hash, worker -> number of the last call that leased it something, and the tickets
 --
--- In a queue of tasks (the scripts ledger_task_*) a ticket is one task in one pass, and belongs to no checkpoint. There
--- history is 'any': what Redis has after a restart is used. A lease is "0 SINCE ENDS TOKEN WORKER", in ms of the clock in
--- the state, and KEYS[7] has the tokens of the worker's last reports.
+-- A queue of tasks (the scripts ledger_task_*) has keys of its own. There a ticket is one task in one pass, and belongs to
+-- no checkpoint. Its history is 'any': what Redis has after a restart is used. A lease is "0 SINCE ENDS TOKEN WORKER", in
+-- ms of the clock in the state; names are JSON of each task's shards; KEYS[7] has the tokens of a worker's last reports.
 
 local FIELDS = {'generation', 'added', 'closed', 'epochs', 'epoch', 'next', 'dropped', 'limit'}
 

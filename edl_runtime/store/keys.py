@@ -29,13 +29,14 @@ script touches one slot and works in Redis Cluster.
 | rescaling | string, the lock of the rescaling process | a minute | rescaling | rescaling |
 | shrink answer | string, whether a job may shrink: yes or no | as long as the answer is valid | Airflow | Airflow |
 | history | stream of what ran when, as JSON; about the last 10,000 | a week from the last | Lua | `edl monitor` |
-| ledger:state | hash, a ledger of shards or tasks: generation and counts | a week from the last use | Lua | Lua |
-| ledger:doing | hash, ticket → first record of its lease, and the worker; or a task's | as state | Lua | Lua |
+| ledger:state | hash, a training's ledger of shards: generation and counts | a week from the last use | Lua | Lua |
+| ledger:doing | hash, ticket → first record of its lease, and the worker | as state | Lua | Lua |
 | ledger:back | sorted set, returned ticket → record to continue at | as state | Lua | Lua |
 | ledger:acked | sorted set, ticket and first record of its lease → step that finished it | as state | Lua | Lua |
 | ledger:failures | hash, ticket → JSON of why it failed | as state | Lua | Lua |
-| ledger:names | hash, number → name of a stream's shard, or JSON of a task's shards | as state | Lua | workers |
-| ledger:answers | hash, worker → its last lease, or its last reports of tasks | as state | Lua | Lua |
+| ledger:names | hash, number → name of a stream's shard | as state | Lua | workers |
+| ledger:answers | hash, worker → its last lease | as state | Lua | Lua |
+| tasks:… | the same of a queue of tasks: see `_ledger.lua` | as state | Lua | Lua, workers |
 | group leases | sorted set, member id → deadline in ms of the clock | a day from the last heartbeat | Lua | Lua |
 | group records | hash, member id → JSON of the agent's member record | as above | heartbeat | Lua |
 | group beats | hash, member id → fence, heartbeats, status and since when, generations | as above | heartbeat | Lua |
@@ -52,6 +53,8 @@ import msgspec
 
 Role = Literal["teachers", "students"]
 ROLES: tuple[Role, Role] = ("teachers", "students")
+
+LedgerOf = Literal["ledger", "tasks"]
 
 
 class Service(msgspec.Struct, frozen=True):
@@ -140,7 +143,7 @@ def group_keys(namespace: str, job: str) -> list[str]:
     return [f"edl:{{{namespace}/{job}}}:group:{part}" for part in ("leases", "records", "beats", "state", "events")]
 
 
-def ledger_keys(namespace: str, job: str) -> list[str]:
-    """Return the keys that every script of a ledger takes, in order."""
+def ledger_keys(namespace: str, job: str, of: LedgerOf = "ledger") -> list[str]:
+    """Return the keys that every script of a ledger takes, in order: that of a training, or of a queue of tasks."""
     parts = ("state", "doing", "back", "acked", "failures", "names", "answers")
-    return [f"edl:{{{namespace}/{job}}}:ledger:{part}" for part in parts]
+    return [f"edl:{{{namespace}/{job}}}:{of}:{part}" for part in parts]

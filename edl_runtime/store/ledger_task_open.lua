@@ -6,13 +6,14 @@
 -- Answers {'ok', 1 when its list is complete else 0}; {'differs'} when the job has another list.
 
 local state = read_state()
-if state.generation or state.added then
-  if redis.call('HGET', KEYS[1], 'digest') ~= ARGV[1] then
-    return {'differs'}
-  end
-else
+local digest = redis.call('HGET', KEYS[1], 'digest')
+if digest and digest ~= ARGV[1] then
+  return {'differs'}
+elseif not digest then
+  redis.call('DEL', unpack(KEYS)) -- names alone are those of a queue that was lost while they were added
   redis.call('HSET', KEYS[1], 'digest', ARGV[1], 'generation', 1, 'added', 0, 'closed', 0, 'epochs', 1, 'epoch', 0,
     'next', 0, 'dropped', 0, 'committed', 0, 'history', 'any')
+  state = {}
 end
 redis.call('HSET', KEYS[1], 'limit', ARGV[2])
 keep()

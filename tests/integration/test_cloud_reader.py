@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,8 +22,9 @@ from edl_runtime.compat import cloud_reader as module
 from edl_runtime.compat.cloud_reader import cloud_reader
 from edl_runtime.errors import SpecError
 from edl_runtime.shards.convert import convert
-from edl_runtime.shards.errors import AllTasksFailedError, PassLostError, TasksDifferError
+from edl_runtime.shards.errors import AllTasksFailedError, ForkedLedgerError, PassLostError, TasksDifferError
 from edl_runtime.shards.tasks import BlockingTaskQueue, Task
+from edl_runtime.store.redis_server import RedisServer
 
 SHARDS, LINES = 5, 3
 ALL = [f"{shard}-{line}" for shard in range(SHARDS) for line in range(LINES)]
@@ -290,20 +293,64 @@ def test_a_redis_that_forgot_a_pass_is_an_error(reader: Reader, job: str, redis_
     for _ in range(2):
         list(reader())
     with redis.Redis.from_url(redis_url) as client:
-        client.delete(*keys.ledger_keys(namespace, job))
+        client.delete(*keys.ledger_keys(namespace, job, "tasks"))
     with pytest.raises(PassLostError, match=r"pass 2 .* is in pass 0 again"):
         list(reader())
 
 
-def test_a_script_that_exits_in_a_pass_is_not_kept(folder: Path, job: str, redis_url: str) -> None:
-    """Though a thread of it waits for the next task, and nobody closed its generator."""
+@pytest.mark.parametrize("leave", ["", "raise RuntimeError", "sys.modules['kept'] = records"])
+def test_a_script_that_exits_in_a_pass_gives_its_tasks_back(
+    folder: Path, job: str, redis_url: str, queue: BlockingTaskQueue, leave: str
+) -> None:
+    """Though nobody closed its generator, and a thread of it waits for the next task."""
     script = (
         "import sys\nfrom edl_runtime.compat.cloud_reader import cloud_reader\n"
         "records = cloud_reader(sys.argv[1], sys.argv[2], job=sys.argv[3], read=lambda path: open(path).readlines())\n"
-        "next(records)\nsys.modules['kept'] = records\n"
+        f"next(records)\n{leave}\n"
     )
     command = [sys.executable, "-c", script, str(folder / "part-0.txt"), redis_url, job]
-    assert subprocess.run(command, timeout=300, check=False).returncode == 0
+    done = subprocess.run(command, timeout=300, check=False, capture_output=True)
+    assert done.returncode == ("raise" in leave)
+    assert queue.report().todo == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_forked_child_leaves_its_parent_s_tasks_alone(
+    reader: Reader, queue: BlockingTaskQueue, *, goes_on: bool
+) -> None:
+    """It may exit in the loop, as one that does something else; one that goes on with the loop is told."""
+    commits: list[int] = []
+    records = reader(commit=lambda task: commits.append(task.number))
+    taken = [next(records)]
+    child = os.fork()
+    if not child:
+        signal.alarm(100)
+        try:
+            if goes_on:
+                list(records)
+            records.close()  # type: ignore[attr-defined]
+        except ForkedLedgerError:
+            os._exit(1 if commits else 7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (7 if goes_on else 0)
+    assert len(queue.report().pending) == 2
+    assert sorted([*taken, *records]) == ALL
+
+
+def test_a_script_that_leaves_does_not_wait_for_redis(
+    folder: Path, job: str, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its tasks is tried to be given back, for a moment."""
+    monkeypatch.setattr(module, "LEAVE_S", 0.0)
+    records = cloud_reader(str(folder / "*.txt"), own_redis.url, job=job, read=read_lines)
+    next(records)
+    own_redis.kill()
+    with capture_logs():
+        leaving = threading.Thread(target=records.close, daemon=True)  # type: ignore[attr-defined]
+        leaving.start()
+        leaving.join(100)
+    assert not leaving.is_alive()
 
 
 @pytest.mark.parametrize("where", ["{}", "{}/*.parquet"])

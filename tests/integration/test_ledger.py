@@ -539,6 +539,23 @@ def test_a_script_waits_for_redis_for_wait_s_at_most(own_redis: RedisServer) -> 
             ledger.lease()
 
 
+def test_a_script_that_leaves_stops_waiting_for_redis(own_redis: RedisServer) -> None:
+    """Also a call that has begun, in another thread."""
+    with (
+        BlockingLedger(own_redis.url, "n", "job", worker="w", shards=ABC, wait_s=1e9) as ledger,
+        ThreadPoolExecutor() as pool,
+        capture_logs() as logs,
+    ):
+        own_redis.kill()
+        call = pool.submit(ledger.report)
+        while not logs:
+            assert not call.done()
+            time.sleep(0.01)
+        ledger.wait_s = 0.0
+        with pytest.raises(RegistryUnavailableError):
+            call.result(100)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_can_not_use_its_parent_s_ledger(redis_url: str, namespace: str) -> None:
     """The thread that talks to Redis is not in it: a call would never return. The parent's ledger still works."""

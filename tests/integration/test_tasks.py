@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pytest
 from support.redis_clock import later, set_clock, take_time_from_a_key
 
 from edl_runtime.errors import SpecError
-from edl_runtime.shards.errors import TaskLostError, TasksDifferError, TasksMissingError
+from edl_runtime.shards.errors import LedgerMissingError, TaskLostError, TasksDifferError, TasksMissingError
 from edl_runtime.shards.ledger import Ledger
 from edl_runtime.shards.tasks import FailedTask, NoTask, PendingTask, Task, TaskQueue
 from edl_runtime.store import keys
@@ -247,29 +248,36 @@ async def test_the_first_list_of_a_job_holds(queue: TaskQueue, queue_of: Make) -
     assert [task.number for task in await finish_pass(queue)] == [1, 2]
 
 
-async def test_a_job_has_a_queue_or_a_ledger(queue_of: Make, client: Redis) -> None:
-    """Neither takes the other's shards, a list or a stream."""
-    await Ledger(client, "n", "job", worker="t", shards=SHARDS).restore(None, 1)
-    with pytest.raises(TasksDifferError, match=r"has a ledger of `Run.shards`"):
-        await queue_of().set_dataset(SHARDS)
-    with pytest.raises(TasksMissingError):
-        await queue_of().get(0)
-    await client.delete(*keys.ledger_keys("n", "job"))
-    await Ledger(client, "n", "job", worker="t").add(["x"], first=0)
-    with pytest.raises(TasksDifferError):
-        await queue_of().set_dataset(SHARDS)
+async def test_a_job_may_have_a_queue_and_a_ledger(queue: TaskQueue, client: Redis) -> None:
+    """A training reads shards, and scores others by `cloud_reader`: neither takes, or ends, the other's."""
+    first = await task_of(queue)
+    ledger = Ledger(client, "n", "job", worker="t", shards=["x"])
+    with pytest.raises(LedgerMissingError):
+        await ledger.begin(1)
+    await ledger.restore(None, 1)
+    assert [shard.name for shard in await ledger.lease() or ()] == ["x"]
+    await queue.finish(first)
+    assert [task.number for task in await finish_pass(queue)] == [1, 2]
+    assert (await ledger.report()).doing == 1
 
 
 async def test_a_list_that_its_first_reader_did_not_complete_is_completed(queue_of: Make, client: Redis) -> None:
     """It was killed in the middle of its call; until then there is no task."""
     first = queue_of()
     await first.set_dataset(SHARDS)
-    await client.hset(keys.ledger_keys("n", "job")[0], mapping={"closed": 0, "added": 3})
-    await client.hdel(keys.ledger_keys("n", "job")[5], "3", "4")
+    await client.hset(keys.ledger_keys("n", "job", "tasks")[0], mapping={"closed": 0, "added": 3})
+    await client.hdel(keys.ledger_keys("n", "job", "tasks")[5], "3", "4")
     with pytest.raises(TasksMissingError):
         await first.get(0)
     await queue_of("w2").set_dataset(SHARDS)
     assert [task.shards for task in await finish_pass(first)] == [(name,) for name in SHARDS]
+
+
+async def test_a_queue_that_is_lost_while_its_list_is_added_starts_anew(queue_of: Make, client: Redis) -> None:
+    """The names that were added after that are no queue's."""
+    await Ledger(client, "n", "job", worker="w", of="tasks").add(['["x"]'], first=0)
+    await queue_of().set_dataset(SHARDS)
+    assert [task.shards for task in await finish_pass(queue_of())] == [(name,) for name in SHARDS]
 
 
 @pytest.mark.parametrize("part", ["state", "doing", "failures", "names"])
@@ -277,7 +285,7 @@ async def test_a_queue_that_lacks_a_part_is_missing(queue: TaskQueue, client: Re
     """As where Redis evicts: readers are told, and it starts anew with the next list."""
     await queue.fail(await task_of(queue), "torn")
     held = await task_of(queue)
-    await client.delete(next(key for key in keys.ledger_keys("n", "job") if key.endswith(part)))
+    await client.delete(next(key for key in keys.ledger_keys("n", "job", "tasks") if key.endswith(part)))
     for refused in (queue.get(0), queue.finish(held), queue.report(), queue.requeue()):
         with pytest.raises(TasksMissingError, match="Redis has no tasks of job 'job' in namespace 'n'"):
             await refused
@@ -290,14 +298,14 @@ async def test_an_unused_queue_expires(queue: TaskQueue, client: Redis) -> None:
     await queue.finish(await task_of(queue))
     await queue.fail(await task_of(queue), "torn")
     await task_of(queue)
-    lifetimes = [await client.ttl(key) for key in keys.ledger_keys("n", "job") if await client.exists(key)]
+    lifetimes = [await client.ttl(key) for key in keys.ledger_keys("n", "job", "tasks") if await client.exists(key)]
     assert len(lifetimes) == 6
     assert all(600_000 < lifetime <= 604_800 for lifetime in lifetimes)
 
 
 async def test_a_queue_that_can_not_be_is_refused(queue_of: Make) -> None:
     """By name, before Redis is asked."""
-    for wrong in ({"timeout_s": 0.0}, {"retries": -1}):
+    for wrong in ({"timeout_s": 0.0}, {"timeout_s": math.inf}, {"retries": -1}):
         with pytest.raises(SpecError, match=next(iter(wrong))):
             queue_of(**wrong)
     with pytest.raises(SpecError, match="shards: got"):
