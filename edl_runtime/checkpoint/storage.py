@@ -201,9 +201,10 @@ class ObjectStorage:
 
     def contents(self, folder: str) -> set[str]:
         try:
-            return {_last_name(name) for name in self._fs.ls(self.url_of(folder), detail=False)}
+            names = self._fs.ls(self.url_of(folder), detail=False)
         except FileNotFoundError:
             return set()
+        return {_last_name(name) for name in names if not name.endswith("/")}  # which is how consoles mark a folder
 
     def open(self, folder: str, file: str) -> BinaryIO:
         path = f"{self.url_of(folder)}/{file}"

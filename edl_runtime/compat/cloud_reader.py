@@ -231,8 +231,7 @@ def _expand(paths: Sequence[str], *, are_sets: bool) -> list[str]:
     """Return the shards at these paths, in order. Raises SpecError for a glob without one."""
     shards: list[str] = []
     for path in paths:
-        if glob.has_magic(path):
-            found = _glob(path)
+        if glob.has_magic(path) and (found := _glob(path)) is not None:
             if not found:
                 raise SpecError("paths", path, "a pattern of files that exist")
             shards += found
@@ -245,10 +244,13 @@ def _expand(paths: Sequence[str], *, are_sets: bool) -> list[str]:
     return shards
 
 
-def _glob(pattern: str) -> list[str]:
+def _glob(pattern: str) -> list[str] | None:
+    """Return the paths of a pattern; None for the path of what is there, with such characters in its name."""
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
     fs, path = url_to_fs(pattern)
+    if fs.exists(path):
+        return None
     found = sorted(fs.glob(path))
     return list(map(fs.unstrip_protocol, found)) if "://" in pattern else found
 

@@ -363,6 +363,15 @@ def test_shards_of_edl_convert_need_no_read(tmp_path: Path, redis_url: str, job:
     assert sorted(records) == samples
 
 
+def test_a_path_may_have_the_characters_of_a_glob(tmp_path: Path, job: str, redis_url: str) -> None:
+    """Where such a file exists, or a folder of `edl convert`; the first as it was given."""
+    pytest.importorskip("pyarrow")
+    (tmp_path / "part [1]").write_text("one two")
+    assert list(cloud_reader(str(tmp_path / "part [1]"), redis_url, job=job, read=read_lines)) == ["one", "two"]
+    convert(lambda: [(1,), (2,)], str(tmp_path / "digits*"), records_per_shard=1)
+    assert list(cloud_reader(str(tmp_path / "digits*"), redis_url, job=f"{job}-set")) == [(1,), (2,)]
+
+
 def test_what_can_not_be_read_is_refused(folder: Path, redis_url: str) -> None:
     """When it is called if no file is there; or when it is read."""
     with pytest.raises(SpecError, match=r"paths: got '.*\*\.csv'"):

@@ -11,6 +11,7 @@ import pytest
 from support.object_store import files
 from support.teachers.process import wait_until
 
+from edl_runtime.shards.convert import convert as convert_samples
 from edl_runtime.shards.dataset import list_shards, read_shard
 from edl_runtime.shards.errors import DamagedShardError, UnfinishedDatasetError
 
@@ -132,6 +133,15 @@ def test_wrong_arguments_are_refused(folder: Path, words: list[str], message: st
     assert done.returncode == 78
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_a_console_made_is_an_empty_one(bucket: str) -> None:
+    """It is an object without content, whose name ends with a slash."""
+    url = f"{bucket}/made"
+    files().pipe_file(f"{url}/", b"")
+    made = convert_samples(lambda: [(1,)], url, records_per_shard=1)
+    assert contents(url)[-2:] == [*made.shards, "manifest.json"]
+    assert list(read_shard(list_shards(url)[0])) == [(1,)]
 
 
 def test_a_missing_bucket_is_an_error_that_names_it(folder: Path, bucket: str) -> None:
