@@ -57,6 +57,7 @@ def cloud_reader(
     timeout_s: float = TIMEOUT_S,
     retries: int = RETRIES,
     commit: Callable[[Task], object] | None = None,
+    pass_number: int | None = None,
 ) -> Iterator[Any]:
     """Return a generator of records: those of the tasks that this reader gets in one pass, until the pass is over.
 
@@ -74,6 +75,7 @@ def cloud_reader(
     - `retries`: a task that fails, or takes too long, more often is left out of the pass.
     - `commit`: called with a task when the script has taken all its records and asks for the next one, before the task
       is done. What is saved there under the task's pass and number, in one step, has each record once a pass.
+    - `pass_number`: which pass, where processes do not live as long as the training, as a DataLoader's.
 
     A task whose shards can't be read yields nothing, and is tried again. Iterating raises TasksDifferError for other
     paths than the job's, AllTasksFailedError, RegistryUnavailableError after a minute without Redis,
@@ -91,7 +93,8 @@ def cloud_reader(
         key = endpoint, settings.namespace, job
         with open_queue() as queue:
             queue.set_dataset(shards, shards_per_task=shards_per_task)
-            tasks = _PassReader(queue, _passes.get(key, 0), read or _default_read())
+            number = _passes.get(key, 0) if pass_number is None else pass_number
+            tasks = _PassReader(queue, number, read or _default_read())
             yield from tasks.records(commit)
             _passes[key] = max(_passes.get(key, 0), tasks.pass_number + 1)
 

@@ -98,6 +98,17 @@ def test_paths_and_endpoint_are_enough(reader: Reader, edl: Edl) -> None:
     assert edl("tasks", module.DEFAULT_JOB)[0] == 0
 
 
+def test_a_process_may_say_which_pass_it_reads(
+    reader: Reader, queue: BlockingTaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was started for an epoch, as those of a DataLoader are; a pass that is over has nothing."""
+    for pass_number in (0, 1):
+        monkeypatch.setattr(module, "_passes", {})
+        assert sorted(reader(pass_number=pass_number)) == ALL
+        assert list(reader(pass_number=pass_number)) == []
+    assert queue.report().pass_number == 1
+
+
 def test_readers_share_a_pass(reader: Reader, queue: BlockingTaskQueue) -> None:
     """Each has other records; one that has no task waits until those of the other are done."""
     first, second = reader(), reader()
