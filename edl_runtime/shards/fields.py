@@ -19,11 +19,14 @@ PLAIN = (bool, int, float, str, bytes)
 
 ALLOWED = (
     "bool, int, float, str, bytes, a list of one of these that is not empty in the first sample, a number of numpy, or "
-    "an array of numbers that is not empty and has the same shape in all samples"
+    "an array of numbers that is not empty, has less than 2 GiB, and has the same shape in all samples"
 )
 
 MOST_BYTES = 8
 """Of a number; longer ones differ between machines."""
+
+MOST_ARRAY_BYTES = 2**31 - 1
+"""Of Arrow, for a value of fixed length."""
 
 _METADATA = b"edl_field"
 
@@ -65,7 +68,8 @@ def field_of(value: object) -> Field | None:
         return _LISTS.get(kinds.pop()) if len(kinds) == 1 else None
     if not isinstance(value, np.ndarray | np.generic) or isinstance(value, np.ma.MaskedArray):
         return None
-    return _array(value.dtype.str, value.shape) if value.size and _is_number(value.dtype) else None
+    fits = 0 < value.nbytes <= MOST_ARRAY_BYTES and _is_number(value.dtype)
+    return _array(value.dtype.str, value.shape) if fits else None
 
 
 def fields_of(sample: object) -> list[Field]:

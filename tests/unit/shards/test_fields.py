@@ -78,6 +78,10 @@ def test_lists_may_have_any_length(tmp_path: Path) -> None:
         ([(1, np.array(["a"]))], r"sample 0, field 1: got str\d* \[1\]"),
         ([(1, np.array([None]))], r"sample 0, field 1: got object \[1\]"),
         ([(1, np.zeros((2, 0)))], r"sample 0, field 1: got float64 \[2, 0\]"),
+        (
+            [(1, np.broadcast_to(np.uint8(0), 2**31))],
+            r"sample 0, field 1: got uint8 \[2147483648\], .* less than 2 GiB",
+        ),
         ([(1, np.longdouble(1))], r"sample 0, field 1: got longdouble"),
         ([(1, np.ma.masked_equal([1, 2], 2))], r"sample 0, field 1: got MaskedArray"),
         ([(1, 2), (1, 2, 3)], "sample 1: got 3 fields, allowed is 2 fields, as in sample 0"),
