@@ -14,6 +14,9 @@ from edl_runtime.compat.training_job import TrainingJob, to_training_job
 FINALIZER = "edl-airflow/stop"
 """Keeps a deleted TrainingJob until its trainers have written a last checkpoint and ended."""
 
+ORPHAN = "orphan"
+"""Kubernetes' own finalizer of an object whose dependents shall outlive it."""
+
 
 class Resource(msgspec.Struct, frozen=True):
     """A TrainingJob object, as the API server returns it."""
@@ -39,6 +42,11 @@ class Resource(msgspec.Struct, frozen=True):
     @property
     def is_deleting(self) -> bool:
         return bool(self.manifest["metadata"].get("deletionTimestamp"))
+
+    @property
+    def is_orphaning(self) -> bool:
+        """Whether it was deleted by `kubectl delete --cascade=orphan`: its Job shall stay."""
+        return ORPHAN in self.finalizers
 
     @property
     def status(self) -> dict[str, Any]:
