@@ -20,7 +20,7 @@ from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest
 from edl_runtime.backends.kubernetes.informer import resource_version
 from edl_runtime.compat.job_specs import job_spec
 from edl_runtime.controller.reconcile import Step, next_step
-from edl_runtime.controller.resource import FINALIZER, Resource
+from edl_runtime.controller.resource import FINALIZER, RECORDED, Resource
 from edl_runtime.controller.status import Event, Problem, event_manifest, events_of, events_of_start, status_of
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.log import get_logger
@@ -183,7 +183,9 @@ class NamespaceController:
             case "record-size":
                 if resource.size is not None:
                     await self._wait_for_reason()
-                await self._patch(resource, {"spec": {"trainer": {"instances": step.size}}})
+                recorded = {RECORDED: str(resource.generation + 1)}  # `_patch` changes this version, or none
+                spec = {"trainer": {"instances": step.size}}
+                await self._patch(resource, {"metadata": {"annotations": recorded}, "spec": spec})
             case "delete":
                 await self._delete(step.token, resource)
             case "submit" | "resize":

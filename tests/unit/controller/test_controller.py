@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import msgspec
+
 from edl_runtime.backends.errors import SubmitError, UnknownJobError
 from edl_runtime.backends.interface import InstanceStatus, JobStatus, Scaling
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
@@ -18,7 +20,11 @@ from edl_runtime.specs import Bounds, JobSpec
 
 
 class Namespace:
-    """Its API server and its backend. `refuses`: why no job can be submitted; empty if it can."""
+    """Its API server and its backend.
+
+    `refuses`: why no job can be submitted; empty if it can. `resizes`: sizes that a pass gives jobs as soon as their
+    first ones are recorded.
+    """
 
     namespace = "edl"
 
@@ -27,6 +33,7 @@ class Namespace:
         self.submits = 0
         self.reads: Counter[str] = Counter()
         self.jobs: dict[str, JobStatus] = {}
+        self.resizes: dict[str, int] = {}
         self.objects: dict[str, Manifest] = {}
         self.changed = asyncio.Condition()
         self.changes = 0
@@ -63,6 +70,8 @@ class Namespace:
         spec = {**found["spec"], "trainer": trainer}
         if spec != found["spec"]:
             metadata["generation"] += 1
+            if size := self.resizes.pop(metadata["name"], 0):
+                self.jobs[metadata["name"]] = msgspec.structs.replace(self.jobs[metadata["name"]], wanted=size)
         return await self._save(metadata["name"], {**found, "metadata": metadata, "spec": spec})
 
     async def patch_status(self, manifest: Manifest, status: dict[str, Any]) -> Manifest:
@@ -142,3 +151,14 @@ async def test_a_new_training_does_not_wait_for_a_rescaling_pass() -> None:
         await namespace.add("new")
         async with asyncio.timeout(60):  # hangs otherwise
             await namespace.until("new", "phase", "running")
+
+
+async def test_a_new_training_keeps_the_size_that_a_pass_gives_it_at_once() -> None:
+    """Also between the record of its first size and its first status."""
+    namespace = Namespace()
+    namespace.resizes["new"] = 3
+    async with running(namespace):
+        await namespace.add("new")
+        async with asyncio.timeout(60):  # hangs otherwise
+            await namespace.until("new", "wanted", 3)
+    assert namespace.objects["new"]["spec"]["trainer"]["instances"] == 3

@@ -10,7 +10,7 @@ import pytest
 
 from edl_runtime.backends.interface import InstanceStatus, JobStatus, Scaling
 from edl_runtime.controller.reconcile import Step, next_step
-from edl_runtime.controller.resource import FINALIZER, Resource
+from edl_runtime.controller.resource import FINALIZER, RECORDED, Resource
 from edl_runtime.controller.status import Problem, events_of, events_of_start, status_of
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
@@ -116,6 +116,15 @@ def test_a_size(size: int | None, applied: int, wanted: int, step: Step | None) 
     """Of a spec of generation 3: whichever of spec and Job has changed since it was applied counts."""
     status = {"phase": "running", "appliedGeneration": applied}
     assert next_step(resource(size, status=status), job(wanted)) == step
+
+
+def test_a_recorded_size_is_nobodys_wish() -> None:
+    """A pass that resizes the Job before the status is written keeps its size."""
+    recorded = resource(2, status={"appliedGeneration": 2}, annotations={RECORDED: "3"})
+    assert next_step(recorded, job(5)) == Step("record-size", size=5)
+    scaled = resource(2, status={"appliedGeneration": 2}, annotations={RECORDED: "2"})
+    assert next_step(scaled, job(5)) == Step("resize", size=2)
+    assert recorded.training_job().trainer.pod == resource(2).training_job().trainer.pod
 
 
 def test_labels_and_sizes_make_no_other_spec() -> None:
