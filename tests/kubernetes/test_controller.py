@@ -243,9 +243,9 @@ async def test_a_training_ends_once_and_another_spec_restarts_it(
 
 @pytest.mark.deep
 async def test_one_controller_serves_all_namespaces_when_asked(
-    place: Cluster, cluster: Cluster, redis_service: RedisService, tmp_path: Path
+    place: Cluster, cluster: Cluster, redis_service: RedisService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Jobs of one name in two namespaces don't meet in Redis."""
+    """Jobs of one name in two namespaces don't meet in Redis, and log lines tell them apart."""
     async with running(place, redis_service, all_namespaces=True):
         for one in (place, cluster):
             (tmp_path / one.namespace).mkdir()
@@ -255,6 +255,9 @@ async def test_one_controller_serves_all_namespaces_when_asked(
             await asyncio.to_thread(wait_for_files, tmp_path / one.namespace, "up-example-0")
         for one in (place, cluster):
             await asyncio.to_thread(kubectl, one, "delete", "trainingjobs", "--all")
+    created = [line for line in capsys.readouterr().err.splitlines() if "reason=Created" in line]
+    for one in (place, cluster):
+        assert any(f"namespace={one.namespace}" in line for line in created), created
 
 
 @pytest.mark.deep
