@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,8 +20,8 @@ from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest
 from edl_runtime.backends.kubernetes.informer import resource_version
 from edl_runtime.compat.job_specs import job_spec
 from edl_runtime.controller.reconcile import Step, next_step
-from edl_runtime.controller.resource import FINALIZER, Resource
-from edl_runtime.controller.status import Event, Problem, event_manifest, events_of, status_of
+from edl_runtime.controller.resource import FINALIZER, RECORDED, Resource
+from edl_runtime.controller.status import Event, Problem, event_manifest, events_of, events_of_start, status_of
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
@@ -32,15 +33,28 @@ SETTLE_S = 0.2
 """How long changes are collected before they are looked at."""
 
 RESYNC_S = 30.0
-"""How often all objects are looked at without a change, so that a refused step is tried again."""
+"""How often all objects are looked at without a change, and how long a refused step is not tried again."""
 
 RETRY_S = 5.0
 """Delay before a step or watch that has failed is repeated."""
+
+REASON_WAIT_S = 5.0
+"""How long a size that may be a rescaling pass's is not recorded, so that its event has the pass's reason."""
 
 STOP_LIMIT_S = 300.0
 """How long a deleted object waits for its trainers. Then it goes, and the cluster deletes what is left of the Job."""
 
 log = get_logger(__name__)
+
+clock = time.monotonic
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A step that the cluster has refused. `tried`: the step, and what it was decided by."""
+
+    tried: tuple[object, ...]
+    at: float
+    problem: Problem
 
 
 class JobDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +82,7 @@ class NamespaceController:
         self._defaults = defaults
         self._objects: dict[str, Manifest] = {}
         self._due: dict[str, asyncio.Event] = {}
+        self._refusals: dict[str, Refusal] = {}
 
     async def run(self) -> None:
         """Reconcile until cancelled. What fails is logged and repeated."""
@@ -124,6 +139,7 @@ class NamespaceController:
                 due.set()
             await asyncio.sleep(SETTLE_S)
         del self._due[name]
+        self._refusals.pop(name, None)
 
     async def _reconcile(self, name: str) -> None:
         """Do one step after the other, and write the status."""
@@ -138,13 +154,24 @@ class NamespaceController:
                 if is_new:
                     continue
             if step:
-                problem = await self._do(step, resource, job)
+                problem = await self._try(step, resource, job)
 
     async def _job(self, name: str) -> JobStatus | None:
         try:
             return await self._backend.get(name)
         except UnknownJobError:
             return None
+
+    async def _try(self, step: Step, resource: Resource, job: JobStatus | None) -> Problem | None:
+        """As `_do`, but what the cluster has just refused is not repeated: each time costs a dozen requests."""
+        tried = (step, resource.uid, resource.generation, job.token if job else "")
+        known = self._refusals.get(resource.name)
+        if known and known.tried == tried and clock() < known.at + RESYNC_S:
+            return known.problem
+        problem = await self._do(step, resource, job)
+        if problem and problem.reason == "Refused":
+            self._refusals[resource.name] = Refusal(tried, clock(), problem)
+        return problem
 
     async def _do(self, step: Step, resource: Resource, job: JobStatus | None) -> Problem | None:
         """Do the step; return why it can't be done. Raises ConflictError, and BackendError for what may pass."""
@@ -154,8 +181,11 @@ class NamespaceController:
             case "remove-finalizer":
                 await self._remove_finalizer(resource)
             case "record-size":
-                async with self.passing:
-                    await self._patch(resource, {"spec": {"trainer": {"instances": step.size}}})
+                if resource.size is not None:
+                    await self._wait_for_reason()
+                recorded = {RECORDED: str(resource.generation + 1)}  # `_patch` changes this version, or none
+                spec = {"trainer": {"instances": step.size}}
+                await self._patch(resource, {"metadata": {"annotations": recorded}, "spec": spec})
             case "delete":
                 await self._delete(step.token, resource)
             case "submit" | "resize":
@@ -174,10 +204,14 @@ class NamespaceController:
         spec = job_spec(training_job, self._defaults.settings, checkpoints=self._defaults.checkpoints)
         secrets = {"EDL_REDIS_URL": self._defaults.redis_url}
         made = await self._backend.submit(spec, token=resource.token, secrets=secrets, owned_by=resource.manifest)
-        if job is None or job.starting:
-            await self._record(resource, Event("Normal", "Created", f"created a Job of {made.wanted} instances"))
-            for note in training_job.notes:
-                await self._record(resource, Event("Normal", "ManifestNote", note))
+        for event in events_of_start(job, made, training_job.notes):
+            await self._record(resource, event)
+
+    async def _wait_for_reason(self) -> None:
+        """Let a pass that is going on end first, but not one that waits for another, or for Redis."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REASON_WAIT_S), self.passing:
+                pass
 
     async def _resize(self, resource: Resource, step: Step) -> None:
         await self._backend.resize(resource.name, step.size)
@@ -223,6 +257,8 @@ class NamespaceController:
             self._objects[resource.name] = await self._api.patch_status(resource.manifest, status)
         except ClusterError as error:
             self._forget_if_gone(resource, error)
+        if size == status.get("wanted"):
+            self.resize_reasons.pop(resource.name, None)  # the next time it may be for another
         return True
 
     async def _record(self, resource: Resource, event: Event) -> None:

@@ -48,7 +48,7 @@ def next_step(resource: Resource, job: JobStatus | None) -> Step | None:
 def _step_to_end(resource: Resource, own: JobStatus | None) -> Step | None:
     if FINALIZER not in resource.finalizers:
         return None
-    return Step("delete", token=own.token) if own else Step("remove-finalizer")
+    return Step("delete", token=own.token) if own and not resource.is_orphaning else Step("remove-finalizer")
 
 
 def _step_to_start(resource: Resource, other: JobStatus | None) -> Step | None:

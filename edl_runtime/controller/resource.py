@@ -14,6 +14,12 @@ from edl_runtime.compat.training_job import TrainingJob, to_training_job
 FINALIZER = "edl-airflow/stop"
 """Keeps a deleted TrainingJob until its trainers have written a last checkpoint and ended."""
 
+RECORDED = "edl-airflow/recorded-generation"
+"""The annotation with the generation of the spec whose size the controller has written itself: it is the Job's."""
+
+ORPHAN = "orphan"
+"""Kubernetes' own finalizer of an object whose dependents shall outlive it."""
+
 
 class Resource(msgspec.Struct, frozen=True):
     """A TrainingJob object, as the API server returns it."""
@@ -41,6 +47,11 @@ class Resource(msgspec.Struct, frozen=True):
         return bool(self.manifest["metadata"].get("deletionTimestamp"))
 
     @property
+    def is_orphaning(self) -> bool:
+        """Whether it was deleted by `kubectl delete --cascade=orphan`: its Job shall stay."""
+        return ORPHAN in self.finalizers
+
+    @property
     def status(self) -> dict[str, Any]:
         return dict(mapping_at(self.manifest, "status"))
 
@@ -59,9 +70,11 @@ class Resource(msgspec.Struct, frozen=True):
     def is_size_applied(self) -> bool:
         """Whether the Job has had the size of this spec. If it has another by now, somebody has resized the Job.
 
-        The generation tells, since a person may set a size that was set before.
+        The generation tells, since a person may set a size that was set before. One that we have recorded was applied
+        from the beginning: the status, which is written later, may not say so yet.
         """
-        return self.status.get("appliedGeneration") == self.generation
+        recorded = mapping_at(self.manifest, "metadata", "annotations").get(RECORDED)
+        return self.generation == self.status.get("appliedGeneration") or recorded == str(self.generation)
 
     @property
     def owner(self) -> str:
@@ -79,7 +92,9 @@ class Resource(msgspec.Struct, frozen=True):
     def training_job(self) -> TrainingJob:
         """Return the job that it describes. Raises SpecError."""
         metadata = self.manifest["metadata"]
-        given = {key: metadata[key] for key in ("name", "labels", "annotations") if key in metadata}
+        given = {key: metadata[key] for key in ("name", "labels") if key in metadata}
+        annotations = {key: text for key, text in mapping_at(metadata, "annotations").items() if key != RECORDED}
+        given["annotations"] = annotations
         spec = mapping_at(self.manifest, "spec")
         return to_training_job(
             {"apiVersion": self.manifest["apiVersion"], "kind": "TrainingJob", "metadata": given, "spec": spec}

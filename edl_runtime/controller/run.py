@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
+from structlog.contextvars import bind_contextvars
 
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.backends.kubernetes.client import KubernetesClient, Outage, open_client
@@ -89,6 +90,7 @@ async def _serve(
     """Reconcile and rescale one namespace until cancelled."""
     defaults = options.defaults
     if options.all_namespaces:
+        bind_contextvars(namespace=namespace)  # in all log lines of this task and of those that it starts
         settings = msgspec.structs.replace(defaults.settings, namespace=namespace)
         defaults = msgspec.structs.replace(defaults, settings=settings)
     backend = KubernetesBackend(connect, namespace=namespace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ def status_of(resource: Resource, job: JobStatus | None, problem: Problem | None
     running = sum(one.phase == "running" for one in own.instances) if own else 0
     problem = problem or _size_problem(resource, own)
     phase = _phase(resource, own, running)
-    wanted = own.wanted if own else resource.size
+    wanted = own.wanted if own else before.get("wanted") if resource.has_ended else resource.size
     applied = resource.generation if problem is None and resource.size == wanted else before.get("appliedGeneration")
     conditions = list(_conditions(resource, own, problem, phase, running))
     return {
@@ -151,6 +151,18 @@ def events_of(resource: Resource, status: dict[str, Any], *, why: str = "") -> I
             yield Event("Warning", one["reason"], one["message"])
         if one["type"] == "Stopping" and one["type"] not in known:
             yield Event("Normal", "Stopping", one["message"])
+
+
+def events_of_start(before: JobStatus | None, made: JobStatus, notes: Sequence[str]) -> Iterator[Event]:
+    """Yield the events of a submit. `before`: the job of that name until then. `notes`: on the manifest."""
+    if before is None or before.starting:
+        yield Event("Normal", "Created", f"created a Job of {made.wanted} instances")
+    elif before.created_at != made.created_at:
+        message = f"the spec has changed: the training was stopped and continues with {made.wanted} instances"
+        yield Event("Normal", "Restarted", message)
+    else:
+        return
+    yield from (Event("Normal", "ManifestNote", note) for note in notes)
 
 
 def event_manifest(about: dict[str, Any], event: Event, now: float) -> dict[str, Any]:

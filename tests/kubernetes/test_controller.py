@@ -238,13 +238,14 @@ async def test_a_training_ends_once_and_another_spec_restarts_it(
         assert ended == ["succeeded", "failed", "failed"]
         assert "jobs ends" not in await place.objects()
         assert (await asyncio.to_thread(events, place, "fails"))["Failed"]
+        assert (await asyncio.to_thread(events, place, "goes"))["Restarted"]
 
 
 @pytest.mark.deep
 async def test_one_controller_serves_all_namespaces_when_asked(
-    place: Cluster, cluster: Cluster, redis_service: RedisService, tmp_path: Path
+    place: Cluster, cluster: Cluster, redis_service: RedisService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Jobs of one name in two namespaces don't meet in Redis."""
+    """Jobs of one name in two namespaces don't meet in Redis, and log lines tell them apart."""
     async with running(place, redis_service, all_namespaces=True):
         for one in (place, cluster):
             (tmp_path / one.namespace).mkdir()
@@ -254,6 +255,9 @@ async def test_one_controller_serves_all_namespaces_when_asked(
             await asyncio.to_thread(wait_for_files, tmp_path / one.namespace, "up-example-0")
         for one in (place, cluster):
             await asyncio.to_thread(kubectl, one, "delete", "trainingjobs", "--all")
+    created = [line for line in capsys.readouterr().err.splitlines() if "reason=Created" in line]
+    for one in (place, cluster):
+        assert any(f"namespace={one.namespace}" in line for line in created), created
 
 
 @pytest.mark.deep
@@ -377,11 +381,12 @@ def test_the_page_is_true_as_it_is_printed(place: Cluster, tmp_path: Path) -> No
     (tmp_path / "examples" / "training_job").mkdir(parents=True)
     (tmp_path / "out").mkdir()
     (tmp_path / "examples/training_job/examplejob.yaml").write_text(manifest(place, "example", tmp_path / "out"))
-    kubectl(place, "delete", "crd", "trainingjobs.paddlepaddle.org")
     password = "sesame"
     kubectl(place, "create", "secret", "generic", "edl-redis", f"--from-literal=password={password}")
     with RedisService(place, password):
         shell = "set -e\n" + "\n".join(commands).replace("-n edl ", f"-n {place.namespace} ")
+        first = "kubectl create -f deploy/trainingjob-crd.yaml"  # other tests have made it
+        shell = shell.replace(first, first.replace("create", "apply --server-side --force-conflicts"))
         environ = {**os.environ, "KUBECONFIG": place.kubeconfig}
         done = subprocess.run(
             ["bash", "-c", shell], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False

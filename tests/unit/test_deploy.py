@@ -110,6 +110,16 @@ def test_the_controllers_command_and_windows_are_valid() -> None:
     assert read_windows(windows["data"]["windows.yaml"]).default is not None
 
 
+def test_the_resource_definition_refuses_what_no_pod_can_be_made_of() -> None:
+    """No image, as there is no connection to have one, and a workspace that is relative to nothing."""
+    (definition,) = yaml.safe_load_all((DEPLOY / "trainingjob-crd.yaml").read_text())
+    spec = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert "image" in spec["required"]
+    assert spec["properties"]["image"]["minLength"] == 1
+    folder = re.compile(spec["properties"]["trainer"]["properties"]["workspace"]["pattern"])
+    assert [text for text in ("", "/home/job-1/", "job-1", "./job-1") if folder.search(text)] == ["", "/home/job-1/"]
+
+
 def test_the_resource_definition_has_the_fields_of_manifests() -> None:
     """Both versions, those that are ignored too; what the API server sets is its own."""
     (definition,) = yaml.safe_load_all((DEPLOY / "trainingjob-crd.yaml").read_text())

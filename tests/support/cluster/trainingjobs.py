@@ -101,16 +101,16 @@ def events(cluster: Cluster, name: str) -> dict[str, str]:
 
 @contextmanager
 def trainingjobs_served(cluster: Cluster) -> Iterator[None]:
-    """Have the resource definition in the cluster for the block; then no TrainingJob is left in the namespace."""
-    had = kubectl(cluster, "get", "crd", "trainingjobs.paddlepaddle.org", "--ignore-not-found", "-o", "name")
+    """Have the resource definition in the cluster; after the block no TrainingJob is left in the namespace.
+
+    The definition stays: tests that run beside this one, in other namespaces, use it.
+    """
     kubectl(cluster, "apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     kubectl(cluster, "wait", "--for=condition=Established", "crd/trainingjobs.paddlepaddle.org", "--timeout=60s")
     try:
         yield
     finally:
         forget_trainingjobs(cluster)
-        if not had:
-            kubectl(cluster, "delete", "crd", "trainingjobs.paddlepaddle.org", "--wait=false")
 
 
 def forget_trainingjobs(cluster: Cluster) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from edl_runtime.backends.interface import InstanceStatus, JobStatus, Scaling
 from edl_runtime.controller.reconcile import Step, next_step
-from edl_runtime.controller.resource import FINALIZER, Resource
-from edl_runtime.controller.status import Problem, events_of, status_of
+from edl_runtime.controller.resource import FINALIZER, RECORDED, Resource
+from edl_runtime.controller.status import Problem, events_of, events_of_start, status_of
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
 
@@ -39,8 +39,8 @@ def job(wanted: int = 2, running: int = 2, **more: Any) -> JobStatus:
     """Return the Job that was made for it."""
     instances = tuple(InstanceStatus(index=index, phase="running", started_at=1.0) for index in range(running))
     scaling = Scaling(bounds=Bounds(2, 8), resources={})
-    given = {"token": resource().token, "phase": "running", "instances": instances, "scaling": scaling, **more}
-    return JobStatus(name="example", kind="trainer", digest="d", wanted=wanted, created_at=1.0, **given)
+    given = {"token": resource().token, "phase": "running", "instances": instances, "scaling": scaling}
+    return JobStatus(name="example", kind="trainer", digest="d", wanted=wanted, **{"created_at": 1.0, **given, **more})
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,7 @@ def job(wanted: int = 2, running: int = 2, **more: Any) -> JobStatus:
         (resource(deletionTimestamp="now"), job(token="edl-submit/0"), Step("remove-finalizer")),
         (resource(deletionTimestamp="now"), None, Step("remove-finalizer")),
         (resource(deletionTimestamp="now", finalizers=["other"]), job(), None),
+        (resource(deletionTimestamp="now", finalizers=[FINALIZER, "orphan"]), job(), Step("remove-finalizer")),
         (resource(2, status={"phase": "failed"}), job(phase="failed"), Step("delete", token=resource().token)),
         (resource(2, status={"phase": "failed"}), job(phase="failed", running=0), None),
         (resource(2, status={"phase": "succeeded"}), None, None),
@@ -77,6 +78,7 @@ def job(wanted: int = 2, running: int = 2, **more: Any) -> JobStatus:
         "never one of others",
         "then the object may go",
         "what others wait for is theirs",
+        "an orphaned Job goes on",
         "pods of a failed Job are ended",
         "once",
         "an ended training is not started again",
@@ -114,6 +116,15 @@ def test_a_size(size: int | None, applied: int, wanted: int, step: Step | None) 
     """Of a spec of generation 3: whichever of spec and Job has changed since it was applied counts."""
     status = {"phase": "running", "appliedGeneration": applied}
     assert next_step(resource(size, status=status), job(wanted)) == step
+
+
+def test_a_recorded_size_is_nobodys_wish() -> None:
+    """A pass that resizes the Job before the status is written keeps its size."""
+    recorded = resource(2, status={"appliedGeneration": 2}, annotations={RECORDED: "3"})
+    assert next_step(recorded, job(5)) == Step("record-size", size=5)
+    scaled = resource(2, status={"appliedGeneration": 2}, annotations={RECORDED: "2"})
+    assert next_step(scaled, job(5)) == Step("resize", size=2)
+    assert recorded.training_job().trainer.pod == resource(2).training_job().trainer.pod
 
 
 def test_labels_and_sizes_make_no_other_spec() -> None:
@@ -213,6 +224,23 @@ def test_events_are_of_changes() -> None:
     assert list(events_of(resource(status=refused), refused)) == []
     (ended,) = events_of(seen, status_of(seen, job(phase="succeeded"), None, NOW))
     assert ended.reason == "Completed"
+    done = resource(4, status=status_of(seen, job(phase="succeeded"), None, NOW))
+    assert list(events_of(done, status_of(done, None, None, NOW))) == []
     leaving = resource(2, status=running, deletionTimestamp="now")
     (stopping,) = events_of(leaving, status_of(leaving, job(), None, NOW))
     assert stopping.message == "stopping: waits until 2 instances have written a last checkpoint and ended"
+
+
+@pytest.mark.parametrize(
+    ("before", "reasons"),
+    [
+        (None, ["Created", "ManifestNote"]),
+        (job(starting=True), ["Created", "ManifestNote"]),
+        (job(), ["Restarted", "ManifestNote"]),
+        (job(created_at=2.0), []),
+    ],
+    ids=["a start", "one that was interrupted", "another spec", "the same Job under another token"],
+)
+def test_the_events_of_a_submit(before: JobStatus | None, reasons: list[str]) -> None:
+    """A restart is one, too: somebody may ask later why the training was stopped."""
+    assert [one.reason for one in events_of_start(before, job(created_at=2.0), ["port is ignored"])] == reasons
