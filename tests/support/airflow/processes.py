@@ -77,7 +77,7 @@ def _replaced(
 ) -> Iterator[None]:
     first = _component(laptop, name)
     wrapper = _wrapper(first)
-    *_, descriptors = wrapper.cmdline()[:5]
+    *_, descriptors, _to = wrapper.cmdline()[:6]
     wrapper.suspend()
     try:
         for process in processes(wrapper):
@@ -87,7 +87,7 @@ def _replaced(
             assert expire_heartbeats(laptop, statement, _JOB_TYPES[name]) > 0, "there was no heartbeat"
         laptop._components[laptop._components.index(first)] = Component(
             first.name,
-            wrapper.cmdline()[5:],
+            wrapper.cmdline()[6:],
             env=wrapper.environ(),
             log=first.log.with_name(f"next-{first.log.name}"),
             lock=int(descriptors.partition(",")[2]),
