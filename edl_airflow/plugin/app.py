@@ -25,7 +25,7 @@ from edl_airflow.identity import dag_of
 from edl_airflow.plugin import access, actions, airflow_state
 from edl_airflow.plugin.access import RightsCache
 from edl_airflow.plugin.airflow_state import TaskKey
-from edl_airflow.plugin.live import READ_EVERY_S, LiveReader, Seen
+from edl_airflow.plugin.live import LiveReader, Seen, every_s
 from edl_airflow.plugin.log_lines import shown_line
 from edl_airflow.plugin.log_tail import MOST_LINES, LogFollower, whole_log
 from edl_airflow.plugin.past import PastReader, events_of, timeline
@@ -221,7 +221,7 @@ async def overview(request: Request, about: About) -> Response:
         conns = [*conns, about.conn_id]
     key = (about.conn_id, seen.version, rights, scope)
     if key not in kept.answers:
-        found = View(seen, rights, scope).overview(about.conn_id, conns, max(READ_EVERY_S, len(seen.jobs) / 100))
+        found = View(seen, rights, scope).overview(about.conn_id, conns, every_s(len(seen.jobs)))
         kept.answers[key] = _encoded(found)
         trim(kept.answers, MOST_ANSWERS)
     etag, content = kept.answers[key]

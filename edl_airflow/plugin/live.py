@@ -22,7 +22,10 @@ from edl_runtime.monitor.snapshot import UNKNOWN, JobLine, MonitorSnapshot, Pool
 from edl_runtime.store.errors import RegistryError
 
 READ_EVERY_S = 2.0
-"""Seconds between two snapshots; after one that took longer, as long as that took times REST."""
+"""Seconds between two snapshots of few jobs. One that takes longer is followed by a rest of REST times that."""
+
+JOBS_A_SECOND = 100
+"""How many jobs are read in a second at most: with more, snapshots are rarer, and pages ask less often."""
 
 REST = 4.0
 
@@ -118,7 +121,7 @@ class LiveReader:
                 self._fail(error, first)
             if not first.done():
                 first.set_result(None)
-            rest = max(READ_EVERY_S, REST * (loop.time() - began))
+            rest = max(every_s(len(self._last.jobs)), REST * (loop.time() - began))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._again.wait(), rest)
 
@@ -171,6 +174,11 @@ class LiveReader:
     def _version(self) -> str:
         self._numbers += 1
         return f"{id(self):x}-{self._numbers}"
+
+
+def every_s(jobs: int) -> float:
+    """Return the seconds between two snapshots of so many jobs."""
+    return max(READ_EVERY_S, jobs / JOBS_A_SECOND)
 
 
 def with_last_reports(now: MonitorSnapshot, last: MonitorSnapshot) -> MonitorSnapshot:
