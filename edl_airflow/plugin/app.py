@@ -51,6 +51,9 @@ MOST_BODY = 4096
 MOST_FOLLOWED = 50
 """Logs that are followed at a time, those that were read first being dropped."""
 
+MOST_TRIED = 10
+"""Connections in which the jobs of a task are looked for."""
+
 MOST_ANSWERS = 64
 CURVE_POINTS = 500
 EVENTS = 200
@@ -200,12 +203,22 @@ async def _asked(
     map_index: Annotated[str, Query(max_length=20)] = "",
 ) -> _Asked:
     kept = _kept(request)
-    if not conn:
-        conns = await kept.connections()
-        conn = conns[0] if conns else DEFAULT_CONN_ID
     index = int(map_index) if map_index.isdecimal() else -1  # Airflow leaves "{MAP_INDEX}" for unmapped tasks
     task = TaskKey(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=index) if dag_id else TaskKey()
-    return _Asked(kept, request.state.edl_user, conn, task)
+    return _Asked(kept, request.state.edl_user, conn or await _connection_of(kept, task), task)
+
+
+async def _connection_of(kept: _Kept, task: TaskKey) -> str:
+    """Return the connection that has jobs of a task or run; without one the first."""
+    conns = (await kept.connections() or [DEFAULT_CONN_ID])[:MOST_TRIED]
+    scope = await kept.scope(task)
+    if not scope.is_all:
+        for conn_id in conns:
+            with suppress(EdlError, AirflowNotFoundException, OSError):
+                seen = await kept.reader(conn_id).seen()
+                if any(scope.covers(job) for job in seen.jobs.values()):
+                    return conn_id
+    return conns[0]
 
 
 About = Annotated[_Asked, Depends(_asked)]

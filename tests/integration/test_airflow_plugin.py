@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import pkgutil
 import uuid
 import warnings
@@ -201,7 +202,8 @@ def test_the_overview_shows_jobs_and_pools_with_their_progress(world: World, api
     submit(world, "answers", kind="pool", bounds=Bounds(1, 3))
     report(world, "night", total_steps=14, waiting=0.38, limit="teachers", loss=0.5, metrics={"acc": 0.75})
     with registered(world, "by-hand", "127.0.0.1:4711"):
-        seen = overview(api, "127.0.0.1:4711")
+        overview(api, "127.0.0.1:4711")
+        seen = overview(api, '"ours": 2.0')
     (night,) = seen["jobs"]
     assert [night[field] for field in ("name", "state", "dag_id", "run_id", "task_id", "share")] == [
         "night", "running", "nightly", "manual__1", "train", 0.5,
@@ -246,8 +248,8 @@ def test_a_job_of_a_dag_that_the_user_may_not_read_is_nowhere(
     assert "payroll" not in json.dumps(api.get("overview"))
 
 
-def test_a_tab_shows_the_jobs_of_its_task_or_run(world: World, api: Api) -> None:
-    """While the task is deferred, too; a task that has none shows none."""
+def test_a_tab_shows_the_jobs_of_its_task_or_run(world: World, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the task is deferred, too, and in whichever connection; a task that has none shows none."""
     add_task()
     submit(world, "night", "nightly")
     submit(world, "other")
@@ -256,6 +258,15 @@ def test_a_tab_shows_the_jobs_of_its_task_or_run(world: World, api: Api) -> None
         seen = api.get(f"overview?dag_id=nightly&run_id=manual__1{where}")
         assert [job["name"] for job in seen["jobs"]] == ["night"]
         assert seen["scope"]["task"] == ("deferred" if where else "")
+    other = json.loads(os.environ["AIRFLOW_CONN_EDL_DEFAULT"])
+    other["extra"]["work_dir"] = str(world.folder / "other")
+    monkeypatch.setenv("AIRFLOW_CONN_A_FIRST", os.environ["AIRFLOW_CONN_EDL_DEFAULT"])
+    monkeypatch.setenv("AIRFLOW_CONN_EDL_DEFAULT", json.dumps(other))
+    monkeypatch.setattr(app, "CONNECTIONS_HOLD_S", 0.0)
+    fresh = Api(api._manager)
+    seen = fresh.get("overview?dag_id=nightly&run_id=manual__1&task_id=train")
+    assert (seen["conn"], [job["name"] for job in seen["jobs"]]) == ("a_first", ["night"])
+    fresh.close()
     for where in ("&task_id=train&map_index=3", "&task_id=none"):
         assert api.get(f"overview?dag_id=nightly&run_id=manual__1{where}")["jobs"] == []
 
@@ -334,6 +345,7 @@ def test_a_teacher_is_drained(world: World, api: Api) -> None:
 def test_the_policy_runs_by_the_rules_of_its_last_pass(world: World, api: Api) -> None:
     """A dry run changes nothing; without a last pass its traffic windows are unknown."""
     submit(world, "night", "nightly", kind="pool", bounds=Bounds(1, 3))
+    overview(api, '"state": "running"')
     assert "traffic windows are unknown" in api.act("policy", "op").json()["error"]
     sizes = [("day", "00:00", "12:00", 2), ("night", "12:00", "24:00", 2)]
     windows = [{"name": name, "start": a, "end": b, "sizes": {"pools": {"night": n}}} for name, a, b, n in sizes]
@@ -459,7 +471,7 @@ def test_one_job_is_shown_with_its_curve_and_instances(world: World, api: Api) -
     submit(world, "night", "nightly")
     for step in (1, 2, 3):
         report(world, "night", step=step, loss=1 / step)
-    overview(api, "night")
+    overview(api, '"state": "running"')
     seen = api.get("job?job=night")
     assert [(point["step"], point["loss"]) for point in seen["curve"]] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     assert [(one["index"], one["phase"], one["rank"]) for one in seen["instances"]] == [(0, "running", None)]
@@ -478,6 +490,7 @@ def test_while_redis_is_away_the_page_says_so_and_shows_what_was_known(world: Wo
 
 def _sees_redis_go_and_come(api: Api, proxy: Proxy) -> None:
     overview(api, '"share": 0.5')
+    overview(api, '"state": "running"')
     proxy.cut()
     away = overview(api, "can't be used")
     assert (away["jobs"][0]["share"], away["jobs"][0]["state"]) == (0.5, "running")
