@@ -77,8 +77,7 @@ async def act(action: str, asked: ActionRequest, user: BaseUser) -> Result:
         outcome = f"failed: {error}"
         raise
     finally:
-        given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in ("", None)}
-        extra = {**given, "outcome": outcome}
+        extra = {**_given(action, asked), "outcome": outcome}
         await asyncio.shield(asyncio.to_thread(write_audit, f"edl.{action}", user.get_name(), task, extra))
     return result
 
@@ -199,6 +198,14 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "policy": (),
 }
 """The fields that an action has to have."""
+
+
+def _given(action: str, asked: ActionRequest) -> dict[str, Any]:
+    """Return what was asked for, for the audit log."""
+    given: dict[str, Any] = msgspec.structs.asdict(asked)
+    if action != "policy":
+        del given["dry_run"]
+    return {name: value for name, value in given.items() if value not in ("", None)}
 
 
 def missing_field(action: str, asked: ActionRequest) -> str:

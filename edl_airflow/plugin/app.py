@@ -8,7 +8,7 @@ import mimetypes
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -22,6 +22,7 @@ from fastapi.responses import StreamingResponse
 from edl_airflow.client import EdlClient, open_client
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook
 from edl_airflow.identity import dag_of
+from edl_airflow.links import page_url
 from edl_airflow.plugin import access, actions, airflow_state
 from edl_airflow.plugin.access import RightsCache
 from edl_airflow.plugin.airflow_state import TaskKey
@@ -51,6 +52,8 @@ MOST_BODY = 4096
 MOST_FOLLOWED = 50
 """Logs that are followed at a time, those that were read first being dropped."""
 
+MOST_CONNECTIONS = 50
+
 MOST_TRIED = 10
 """Connections in which the jobs of a task are looked for."""
 
@@ -74,19 +77,24 @@ class _Kept:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.rights = RightsCache()
-        self._readers: dict[str, LiveReader] = {}
-        self._past: dict[str, PastReader] = {}
-        self._clients: dict[str, tuple[float, EdlClient, AsyncExitStack]] = {}
+        self._readers: OrderedDict[str, LiveReader] = OrderedDict()
+        self._past: OrderedDict[str, PastReader] = OrderedDict()
         self._logs: OrderedDict[tuple[str, str], LogFollower] = OrderedDict()
         self.answers: OrderedDict[tuple[Any, ...], tuple[str, bytes]] = OrderedDict()
         self._conns: tuple[float, list[str]] = (-CONNECTIONS_HOLD_S, [])
         self._scopes: OrderedDict[TaskKey, tuple[float, Scope]] = OrderedDict()
 
     def reader(self, conn_id: str) -> LiveReader:
-        return self._readers.setdefault(conn_id, LiveReader(conn_id))
+        found = self._readers.setdefault(conn_id, LiveReader(conn_id))
+        self._readers.move_to_end(conn_id)
+        trim(self._readers, MOST_CONNECTIONS)  # whatever names are asked for; one that is read ends when it is idle
+        return found
 
     def past(self, conn_id: str) -> PastReader:
-        return self._past.setdefault(conn_id, PastReader())
+        found = self._past.setdefault(conn_id, PastReader())
+        self._past.move_to_end(conn_id)
+        trim(self._past, MOST_CONNECTIONS)
+        return found
 
     def log(self, conn_id: str, job: str) -> LogFollower:
         """Return the follower of a log, and drop those that nobody reads."""
@@ -402,8 +410,8 @@ def forged(request: Request) -> str:
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return "Changes are allowed from this site's own page only."
     origin = headers.get("origin")
-    hosts = {headers.get("host"), headers.get("x-forwarded-host", headers.get("host"))}
-    if origin is not None and urlsplit(origin).netloc not in hosts:
+    own = {headers.get("host"), headers.get("x-forwarded-host"), urlsplit(page_url()).netloc}
+    if origin is not None and "sec-fetch-site" not in headers and urlsplit(origin).netloc not in own:
         return "Changes are allowed from this site's own page only."
     return ""
 

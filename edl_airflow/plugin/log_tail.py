@@ -109,7 +109,7 @@ class LogFollower:
             self._following = loop.create_task(self._follow())
             await self._wait_for_first_lines()
         ended = self._following.done()
-        if ended and (error := self._following.exception()):
+        if ended and not self._following.cancelled() and (error := self._following.exception()):
             self._following = None
             raise error
         wanted = text.lower()
