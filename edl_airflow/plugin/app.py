@@ -306,11 +306,12 @@ async def show_pool(request: Request, about: About, pool: Name) -> Response:
         raise _DeniedError
     drained: list[str] = []
     problems = list(seen.problems)
-    try:
-        async with open_client(await EdlHook(about.conn_id).aedl_connection()) as client:
-            drained = await drained_members(client.redis, client.namespace, pool)
-    except RegistryError as error:
-        problems.append(str(error))
+    if line.wanted is None or len(line.members) < line.wanted:  # else others have taken the places of those drained
+        try:
+            async with open_client(await EdlHook(about.conn_id).aedl_connection()) as client:
+                drained = await drained_members(client.redis, client.namespace, pool)
+        except RegistryError as error:
+            problems.append(str(error))
     found = {
         "at": seen.snapshot.at,
         "problems": list(dict.fromkeys(problems)),

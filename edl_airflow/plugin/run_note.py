@@ -19,6 +19,9 @@ MOST_CHARACTERS = 1000
 """Of a note, in Airflow."""
 
 HEADING = "**Elastic deep learning**"
+OURS = "Edl"
+"""In the names of our operators. Other tasks' results, which may be large, are not read."""
+
 MOST_METRICS = 4
 MOST_RESULTS = 500
 
@@ -107,6 +110,7 @@ def _plain(text: object) -> str:
 
 
 def _results(dag_run: DagRun) -> list[tuple[str, Mapping[str, Any]]]:
+    from airflow.models.taskinstance import TaskInstance
     from airflow.models.xcom import XCOM_RETURN_KEY, XComModel
     from sqlalchemy import select
     from sqlalchemy.orm import object_session
@@ -114,9 +118,15 @@ def _results(dag_run: DagRun) -> list[tuple[str, Mapping[str, Any]]]:
     session = object_session(dag_run)
     if session is None:
         return []
+    tasks = select(TaskInstance.task_id).where(
+        TaskInstance.dag_id == dag_run.dag_id,
+        TaskInstance.run_id == dag_run.run_id,
+        TaskInstance.operator.contains(OURS),
+    )
     query = (
         select(XComModel)
         .where(
+            XComModel.task_id.in_(tasks),
             XComModel.dag_id == dag_run.dag_id,
             XComModel.run_id == dag_run.run_id,
             XComModel.key == XCOM_RETURN_KEY,

@@ -528,7 +528,15 @@ def test_a_run_ends_with_a_note_of_its_results() -> None:
             session.add(run)
             session.flush()
             given = {"dag_run_id": run.id, "dag_id": "nightly", "run_id": run_id, "task_id": "train", "map_index": -1}
-            session.execute(insert(XComModel).values(key="return_value", value=result, **given))
+            for task_id, operator in (("train", "EdlDistillOperator"), ("other", "PythonOperator")):
+                named = {**given, "task_id": task_id}
+                session.execute(insert(XComModel).values(key="return_value", value=result, **named))
+                session.execute(
+                    insert(TaskInstance).values(
+                        id=uuid.uuid4(), dag_id="nightly", run_id=run_id, task_id=task_id, map_index=-1,
+                        operator=operator, pool="default_pool", pool_slots=1, try_number=1,
+                    )
+                )  # fmt: skip
             run_note.on_dag_run_success(run, "success")
     with create_session() as session:
         notes = [run.note for run in session.scalars(select(DagRun).order_by(DagRun.run_id))]
