@@ -212,7 +212,7 @@ def test_the_log_is_filtered_and_downloaded(airflow: Airflow, page: Page) -> Non
     log.get_by_text("continues from step").first.wait_for()
     page.get_by_label("Lines with").fill("continues FROM")
     expect(log.locator(".line").filter(has_not_text="continues from")).to_have_count(0)
-    page.get_by_label("Instance", exact=True).select_option("0")
+    page.get_by_role("combobox", name="Instance").select_option("0")
     expect(log.locator(".line").filter(has_not_text="[0]")).to_have_count(0)
     with page.expect_download() as download:
         page.get_by_role("link", name="Download").click()
