@@ -25,8 +25,10 @@ from edl_runtime.store import keys
 from edl_runtime.store.redis_client import connect, decode_record, unavailable_if_lost
 
 if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
     from edl_runtime.autoscale.history import RescaleOutcome
-    from edl_runtime.autoscale.planner import RescalingPlan, RescalingRules
+    from edl_runtime.autoscale.planner import RescalingRules
     from edl_runtime.autoscale.policy.interface import Policy
     from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint
     from edl_runtime.pool_reports import PoolDemand
@@ -77,6 +79,11 @@ class EdlClient:
     async def close(self) -> None:
         """Close the sockets."""
         await self._client.aclose()
+
+    @property
+    def redis(self) -> Redis:
+        """For functions of the runtime that take it, as those that show a job's curve."""
+        return self._client
 
     async def teachers(self, pool: str) -> list[str]:
         """Return the addresses of the registered teachers, sorted."""
@@ -141,13 +148,6 @@ class EdlClient:
         from edl_runtime.autoscale.rescale import rescale
 
         return await rescale(self.backend, self._client, self.namespace, rules, dry_run=dry_run, policy=policy)
-
-    async def last_plan(self) -> RescalingPlan | None:
-        """Return the plan of the last pass, None when there was none within a day."""
-        from edl_runtime.autoscale.history import last_pass
-
-        done = await last_pass(self._client, self.namespace)
-        return done.plan if done else None
 
     async def started_by(self, job: str) -> str:
         """Return the token of the try that has started the job last, empty for none."""

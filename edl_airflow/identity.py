@@ -19,10 +19,17 @@ _HASH_DIGITS = 10
 class TaskInstance(Protocol):
     """The attributes of Airflow's task instance that are used."""
 
-    dag_id: str
-    task_id: str
-    run_id: str
-    map_index: int | None
+    @property
+    def dag_id(self) -> str: ...
+
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def map_index(self) -> int | None: ...
 
     @property
     def id(self) -> object: ...

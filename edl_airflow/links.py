@@ -1,4 +1,4 @@
-"""Links from a task in the Airflow UI to the plugin's pages.
+"""Links from a task in the Airflow UI to the plugin's page.
 
 Airflow shows the URL in a link's XCom, which it writes when the task leaves its worker. `push_links` writes it when the
 task starts.
@@ -6,8 +6,8 @@ task starts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from airflow.sdk import BaseOperatorLink, conf
 
@@ -18,29 +18,13 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 URL_PREFIX = "/edl"
-"""Path of the plugin's pages below Airflow's base URL."""
+"""Path of the plugin's page below Airflow's base URL."""
 
 
-class PageUrls(NamedTuple):
-    """URLs of the pages about a job or pool."""
-
-    conn_id: str
-    name: str
-
-    @property
-    def job(self) -> str:
-        """The job's instances."""
-        return f"{_base()}/jobs/{quote(self.conn_id, safe='')}/{quote(self.name, safe='')}"
-
-    @property
-    def log(self) -> str:
-        """The log of a job or pool; `?instance=` selects one instance."""
-        return f"{self.job}/log"
-
-    @property
-    def pool(self) -> str:
-        """The pool's teachers and students."""
-        return f"{_base()}/pools/{quote(self.conn_id, safe='')}/{quote(self.name, safe='')}"
+def page_url(**shown: str) -> str:
+    """Return the URL of the page; `shown`: its `conn` and `job` or `pool`."""
+    base = conf.get("api", "base_url", fallback="").rstrip("/") + URL_PREFIX
+    return f"{base}/?{urlencode(shown)}" if shown else f"{base}/"
 
 
 class RescalingLink(BaseOperatorLink):
@@ -49,62 +33,41 @@ class RescalingLink(BaseOperatorLink):
     name = "Rescaling"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002 (Airflow's signature)
-        return "" if as_flag("dry_run", operator.dry_run) else rescaling_page(operator.edl_conn_id)
+        return "" if as_flag("dry_run", operator.dry_run) else page_url(conn=operator.edl_conn_id)
 
 
 class TrainersLink(BaseOperatorLink):
-    """To the instances that the task trains with."""
+    """To the job that the task trains, with its log."""
 
     name = "Trainers"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        return PageUrls(operator.edl_conn_id, operator.job or job_name(ti_key)).job
+        return page_url(conn=operator.edl_conn_id, job=operator.job or job_name(ti_key))
 
 
 class StudentsLink(TrainersLink):
-    """To the instances of the student that the task trains."""
+    """To the student that the task trains, with its log."""
 
     name = "Students"
 
 
-class TrainerLogLink(BaseOperatorLink):
-    """To the merged log of the instances that the task trains with."""
-
-    name = "Trainers' log"
-
-    def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        return PageUrls(operator.edl_conn_id, operator.job or job_name(ti_key)).log
-
-
-class StudentLogLink(TrainerLogLink):
-    """To the log of the student that the task trains."""
-
-    name = "Student log"
-
-
 class ResizedLink(BaseOperatorLink):
-    """To the pool, or to the job's instances, that the task resizes."""
+    """To the pool or job that the task resizes."""
 
     name = "Resized"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002 (Airflow's signature)
-        if operator.job:
-            return PageUrls(operator.edl_conn_id, operator.job).job
-        return PageUrls(operator.edl_conn_id, operator.teacher_pool).pool
+        shown = {"job": operator.job} if operator.job else {"pool": operator.teacher_pool}
+        return page_url(conn=operator.edl_conn_id, **shown)
 
 
 class TeacherPoolLink(BaseOperatorLink):
-    """To the teachers and students of the task's pool."""
+    """To the teachers of the task's pool."""
 
     name = "Teacher pool"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        return PageUrls(operator.edl_conn_id, operator.teacher_pool or pool_name(ti_key)).pool
-
-
-def rescaling_page(conn_id: str) -> str:
-    """Return the URL of the last rescaling of a connection."""
-    return f"{_base()}/rescaling/{quote(conn_id, safe='')}"
+        return page_url(conn=operator.edl_conn_id, pool=operator.teacher_pool or pool_name(ti_key))
 
 
 def push_links(operator: Any, context: Context) -> None:
@@ -112,7 +75,3 @@ def push_links(operator: Any, context: Context) -> None:
     ti = context["ti"]
     for link in operator.operator_extra_links:
         ti.xcom_push(key=link.xcom_key, value=link.get_link(operator, ti_key=ti))
-
-
-def _base() -> str:
-    return conf.get("api", "base_url", fallback="").rstrip("/") + URL_PREFIX

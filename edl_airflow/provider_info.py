@@ -72,10 +72,8 @@ def get_provider_info() -> dict[str, Any]:
         "extra-links": [
             "edl_airflow.links.RescalingLink",
             "edl_airflow.links.ResizedLink",
-            "edl_airflow.links.StudentLogLink",
             "edl_airflow.links.StudentsLink",
             "edl_airflow.links.TeacherPoolLink",
-            "edl_airflow.links.TrainerLogLink",
             "edl_airflow.links.TrainersLink",
         ],
     }

@@ -22,6 +22,7 @@ from edl_airflow.operators.templates import TemplatedOperator, dag_folder
 from edl_airflow.runtime import runner
 from edl_airflow.runtime.decisions import result_warnings
 from edl_airflow.runtime.spec import BackendRef, KubernetesBackendRef, TaskOutcome, TaskSpec
+from edl_airflow.task_state import ShownState
 from edl_runtime.backends.interface import token_owner
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class EdlOperator(TemplatedOperator):
     edl_conn_id: str
     deferrable: bool
     _spec: TaskSpec | None = None
+    _shown = ShownState(None)
     _started = True  # whether this try has adopted earlier tries' jobs; after a deferral it has
     _cancel: Callable[[], object] | None = None
     _killed = False
@@ -69,11 +71,14 @@ class EdlOperator(TemplatedOperator):
                 asyncio.run(runner.stop_all_tries(owner(context["ti"]), backend_for(edl_connection.place)))
                 raise
         self._started = False
+        self._shown = ShownState(context.get("task_state_store"))
+        self._shown.job(spec.name)
         done = self._run(spec, lambda: self._begin(spec, edl_connection))
         return self._finish(spec, done) if isinstance(done, TaskOutcome) else self._defer_to_trigger(done, context)
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:  # noqa: ARG002
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Finish after the triggerer; this is a new instance, on which `execute` has not run."""
+        self._shown = ShownState(context.get("task_state_store"))
         return self._finish(msgspec.convert(event["spec"], TaskSpec), msgspec.convert(event, TaskOutcome))
 
     def on_kill(self) -> None:
@@ -102,7 +107,7 @@ class EdlOperator(TemplatedOperator):
             self._started = True
             if isinstance(started, TaskOutcome) or self.deferrable:
                 return started
-            return await runner.run(started, client, self.log.info)
+            return await runner.run(started, client, self.log.info, self._shown.progress)
 
     def _defer_to_trigger(self, spec: TaskSpec, context: Context) -> NoReturn:
         """Defer, unless the task was ended meanwhile: Airflow would refuse, and nothing would stop the work."""
@@ -120,6 +125,8 @@ class EdlOperator(TemplatedOperator):
         self.defer(trigger=EdlTaskTrigger(spec=msgspec.to_builtins(spec)), method_name="execute_complete")
 
     def _finish(self, spec: TaskSpec, outcome: TaskOutcome) -> Any:
+        if outcome.progress:
+            self._shown.progress(outcome.progress)
         failure = error_for(outcome, spec.wait_timeout_s)
         if failure or not self.keeps_pool:
             self._run(spec, lambda: self._stop(spec))

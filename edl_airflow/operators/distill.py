@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperatorLink, conf
 
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlConnection
 from edl_airflow.identity import checkpoint_stream, job_name, pool_name, try_token
-from edl_airflow.links import StudentLogLink, StudentsLink, TeacherPoolLink
+from edl_airflow.links import StudentsLink, TeacherPoolLink
 from edl_airflow.operators.base import EdlOperator
 from edl_airflow.operators.job_specs import pool_job_spec, trainer_job_spec
 from edl_airflow.operators.preflight import check_checkpoint_folder, check_model, check_script
@@ -78,7 +78,7 @@ class EdlDistillOperator(EdlOperator):
     template_fields_renderers: ClassVar[dict[str, str]] = dict.fromkeys(
         ("student", "teacher", "teachers", "students", "checkpoint"), "py"
     )
-    operator_extra_links: Sequence[BaseOperatorLink] = (StudentsLink(), StudentLogLink(), TeacherPoolLink())
+    operator_extra_links: Sequence[BaseOperatorLink] = (StudentsLink(), TeacherPoolLink())
     ui_color = "#d9ead3"
     arguments: ClassVar[Arguments] = {
         "student": TrainerSpec,

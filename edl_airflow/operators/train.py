@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperatorLink, conf
 from edl_airflow.deadlines import EndsBy, check_ends_by, deadline_of
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlConnection
 from edl_airflow.identity import checkpoint_stream, job_name, try_token
-from edl_airflow.links import TrainerLogLink, TrainersLink
+from edl_airflow.links import TrainersLink
 from edl_airflow.operators.base import EdlOperator
 from edl_airflow.operators.job_specs import trainer_job_spec
 from edl_airflow.operators.preflight import check_checkpoint_folder, check_script
@@ -81,7 +81,7 @@ class EdlTrainOperator(EdlOperator):
 
     template_fields: Sequence[str] = ("trainer", "trainers", "checkpoint", "job", "ends_by", "edl_conn_id")
     template_fields_renderers: ClassVar[dict[str, str]] = {"trainer": "py", "trainers": "py", "checkpoint": "py"}
-    operator_extra_links: Sequence[BaseOperatorLink] = (TrainersLink(), TrainerLogLink())
+    operator_extra_links: Sequence[BaseOperatorLink] = (TrainersLink(),)
     ui_color = "#d9ead3"
     arguments: ClassVar[Arguments] = {
         "trainer": TrainerSpec,

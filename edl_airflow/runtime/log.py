@@ -163,8 +163,15 @@ class ProgressLogger:
     A context manager, which reads the job's log meanwhile.
     """
 
-    def __init__(self, spec: TaskSpec, client: EdlClient, log: LogFunction) -> None:
+    def __init__(
+        self,
+        spec: TaskSpec,
+        client: EdlClient,
+        log: LogFunction,
+        show: Callable[[Progress], None] | None = None,
+    ) -> None:
         self._spec = spec
+        self._show = show
         self._client = client
         self._log_line = log
         self._log: JobLogRelay | None = None
@@ -229,6 +236,8 @@ class ProgressLogger:
 
     def _log_report(self, progress: Progress | None) -> None:
         if progress:
+            if self._show:
+                self._show(progress)
             self._log_if_new("progress", progress.line())
             self._log_troubles(progress)
 

@@ -17,6 +17,7 @@ from edl_airflow.runtime.decisions import TaskState, decide
 from edl_airflow.runtime.log import LogFunction, ProgressLogger, latest_progress
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
 from edl_runtime.backends.interface import Backend, check_owner, token_owner
+from edl_runtime.progress import Progress
 from edl_runtime.store.errors import RegistryUnavailableError
 
 clock = time.time
@@ -53,13 +54,15 @@ async def start(spec: TaskSpec, client: EdlClient, check: Callable[[], None] | N
     return msgspec.structs.replace(spec, started=adopted or starts)
 
 
-async def run(spec: TaskSpec, client: EdlClient, log: LogFunction) -> TaskOutcome:
-    """Follow the work until it ends, writing progress and the job's output to `log`.
+async def run(
+    spec: TaskSpec, client: EdlClient, log: LogFunction, show: Callable[[Progress], None] | None = None
+) -> TaskOutcome:
+    """Follow the work until it ends, writing progress and the job's output to `log`; `show` gets each progress, too.
 
     Trainers are started once in a try, also if the triggerer restarts, so that those that a person stops stay stopped.
     Tolerates a Redis outage, as the backend reports the end of the training. Raises BackendError.
     """
-    async with ProgressLogger(spec, client, log) as progress_logger:
+    async with ProgressLogger(spec, client, log, show) as progress_logger:
         started = recorded = spec.started
         stop_logged = False
         asked_at: float | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from edl_runtime.autoscale.planner import RescalingPlan
+from edl_runtime.autoscale.planner import MeasuredTraffic, RescalingPlan, RescalingRules
 from edl_runtime.backends.interface import Capacity, JobStatus
 from edl_runtime.specs import JobKind
 from edl_runtime.store import keys
@@ -69,11 +69,15 @@ class JobPoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What was observed `at` a time, in Unix seconds of Redis's clock. `window`: empty when nothing rescales."""
+    """What was observed `at` a time, in Unix seconds of Redis's clock.
+
+    `window`: empty when nothing rescales. `traffic`: as last measured; None without a traffic source.
+    """
 
     jobs: dict[str, JobPoint]
     use: dict[str, ResourceUse]
     window: str = ""
+    traffic: MeasuredTraffic | None = None
     at: float = 0.0
 
 
@@ -119,6 +123,7 @@ def history_point(jobs: Iterable[JobStatus], capacity: Capacity, plan: Rescaling
         jobs={job.name: JobPoint(running=running_count(job), state=job_state(job), kind=job.kind) for job in active},
         use=resource_use(active, capacity, plan),
         window=plan.window if plan else "",
+        traffic=plan.traffic if plan else None,
     )
 
 
@@ -162,10 +167,15 @@ PASS_KEPT_S = 24 * 3600
 
 
 class RescaleOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The `plan` of a pass, and the errors of the jobs that could not be resized (`refused`), by name."""
+    """The `plan` of a pass, and the errors of the jobs that could not be resized (`refused`), by name.
+
+    `rules`, `policy`: by which it was made, the policy as "module:function"; None and empty if that is not kept.
+    """
 
     plan: RescalingPlan
     refused: dict[str, str] = {}
+    rules: RescalingRules | None = None
+    policy: str = ""
 
 
 async def save_pass(client: Redis, namespace: str, done: RescaleOutcome) -> None:

@@ -26,6 +26,7 @@ from edl_runtime.autoscale.policy.model import (
     milli_needed,
 )
 from edl_runtime.autoscale.traffic.capacity import LEAD_S, TrainingCapacity, training_capacity
+from edl_runtime.autoscale.traffic.forecast import latest_sample
 from edl_runtime.autoscale.traffic.windows import TrafficWindows, WindowSpan
 from edl_runtime.backends.interface import Capacity, JobStatus, Scaling
 from edl_runtime.backends.placement import may_run_on
@@ -84,6 +85,14 @@ class FollowingWindow(msgspec.Struct, frozen=True, kw_only=True):
     end: float | None = None
 
 
+class MeasuredTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a `resource` the web `needed` when it was last measured, `at` a time in Unix seconds."""
+
+    resource: str
+    needed: float
+    at: float
+
+
 class RescalingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The targets of a pass.
 
@@ -94,6 +103,7 @@ class RescalingPlan(msgspec.Struct, frozen=True, kw_only=True):
     - `capacity`: what all resizable jobs and pools may use together, by resource.
     - `targets`: of each resizable job and pool, sorted by name.
     - `notes`: warnings about the windows.
+    - `traffic`: what the web needs, as last measured; None without a traffic source.
     """
 
     at: float
@@ -104,6 +114,7 @@ class RescalingPlan(msgspec.Struct, frozen=True, kw_only=True):
     capacity: dict[str, float]
     targets: tuple[JobTarget, ...] = ()
     notes: tuple[str, ...] = ()
+    traffic: MeasuredTraffic | None = None
 
     @property
     def changes(self) -> tuple[JobTarget, ...]:
@@ -163,7 +174,16 @@ def make_plan(
             for name, target in sorted(targets.items())
         ),
         notes=tuple(_notes(spans, active)),
+        traffic=_measured(snapshot),
     )
+
+
+def _measured(snapshot: ClusterSnapshot) -> MeasuredTraffic | None:
+    forecast = snapshot.forecast
+    last = latest_sample(forecast.recent, snapshot.at) if forecast else None
+    if not forecast or not last:
+        return None
+    return MeasuredTraffic(resource=forecast.resource, needed=last.needed, at=last.at_s)
 
 
 def _capacity_for_jobs(

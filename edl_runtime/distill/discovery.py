@@ -7,7 +7,6 @@ import math
 import os
 import socket
 import time
-import uuid
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from edl_runtime.distill.teacher_addresses import Discovered
 from edl_runtime.log import get_logger
 from edl_runtime.meter import WINDOW_S, RateMeter
 from edl_runtime.pool_reports import StudentReport
-from edl_runtime.registry.members import Member
+from edl_runtime.registry.members import Member, student_id
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryTimeoutError
 from edl_runtime.store.redis_client import connect
@@ -54,8 +53,11 @@ async def follow_pool(
     slow, this calls `on_unavailable` and tries again: the reader has its own limit for waiting for teachers, and slow
     answers alone end no training.
     """
-    member_id = f"{settings.job or 'student'}-{settings.instance}-{uuid.uuid4().hex[:8]}"
-    me = Member(id=member_id, address=f"{socket.gethostname()}:{os.getpid()}", want=teachers.at_most)
+    me = Member(
+        id=student_id(settings.job, settings.instance),
+        address=f"{socket.gethostname()}:{os.getpid()}",
+        want=teachers.at_most,
+    )
     follow_teachers = _follow_registry if settings.redis_url else _follow_endpoint
     in_use: tuple[str, ...] | None = None
 

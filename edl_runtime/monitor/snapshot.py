@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -21,6 +21,7 @@ from edl_runtime.backends.interface import Capacity, JobStatus
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus, LastCheckpoint, LastResize, group_statuses
 from edl_runtime.errors import BackendError
 from edl_runtime.progress import Progress, progress_of_run, read_each_progress
+from edl_runtime.registry.members import job_of_student
 from edl_runtime.registry.pools import PoolInfo, TeacherInfo, list_pools
 from edl_runtime.specs import Bounds, JobKind
 from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
@@ -89,7 +90,7 @@ class PoolLine(msgspec.Struct, frozen=True, kw_only=True):
     - `busy`, `waiting`: the mean share of their time that teachers work, and that students wait for them, 0 to 1; None
       without reports.
     - `limit`: in words, whether students wait for teachers and how many more would end it; empty without Redis.
-    - `members`: the registered teachers, by id.
+    - `members`: the registered teachers, by id. `jobs`: those whose students are registered.
     """
 
     name: str
@@ -101,6 +102,7 @@ class PoolLine(msgspec.Struct, frozen=True, kw_only=True):
     waiting: float | None = None
     limit: str = ""
     members: tuple[TeacherLine, ...] = ()
+    jobs: tuple[str, ...] = ()
 
 
 class MonitorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +169,9 @@ def build_snapshot(
         use=history.resource_use(active, capacity, plan),
         jobs=tuple(lines[job.name] for job in active),
         ended=tuple(lines[job.name] for job in everything if job.has_ended),
-        pools=tuple(_pool_line(name, own.get(name), pools.get(name), answered) for name in sorted({*own, *pools})),
+        pools=tuple(
+            _pool_line(name, own.get(name), pools.get(name), answered, states.keys()) for name in sorted({*own, *pools})
+        ),
         planned_at=plan.at if plan else None,
         window=plan.window if plan else "",
         until=plan.until if plan else None,
@@ -236,7 +240,9 @@ def _group_trouble(group: GroupStatus | None, progress: Progress | None) -> str:
     return "" if trains else group.waits
 
 
-def _pool_line(name: str, job: JobStatus | None, pool: PoolInfo | None, answered: Mapping[str, int]) -> PoolLine:
+def _pool_line(
+    name: str, job: JobStatus | None, pool: PoolInfo | None, answered: Mapping[str, int], jobs: Collection[str]
+) -> PoolLine:
     demand = pool.demand if pool else None
     return PoolLine(
         name=name,
@@ -248,6 +254,7 @@ def _pool_line(name: str, job: JobStatus | None, pool: PoolInfo | None, answered
         waiting=demand.waiting if demand else None,
         limit=describe_limit(demand) if demand else "",
         members=tuple(_teacher_line(teacher, answered) for teacher in pool.teachers) if pool else (),
+        jobs=tuple(sorted({job_of_student(one.id) for one in pool.students}.intersection(jobs))) if pool else (),
     )
 
 
@@ -303,12 +310,16 @@ async def read_reports(client: Redis, namespace: str, jobs: Sequence[JobStatus])
     return found
 
 
-async def take_snapshot(backend: Backend, client: Redis | None, namespace: str) -> MonitorSnapshot:
+async def take_snapshot(
+    backend: Backend, client: Redis | None, namespace: str, *, jobs: Sequence[JobStatus] | None = None
+) -> MonitorSnapshot:
     """Return the current snapshot, and record a point in Redis for `edl monitor --history`.
+
+    `jobs`: those that the backend has just listed; None to list them here.
 
     What can't be read, as while Redis is down, is listed in `lacks`. Raises BackendError if the jobs can't be read.
     """
-    jobs, (capacity, lacks) = await asyncio.gather(backend.list(), _capacity(backend))
+    listed, (capacity, lacks) = await asyncio.gather(_listed(backend, jobs), _capacity(backend))
     now = time.time()
     plan: RescalingPlan | None = None
     pools: dict[str, PoolInfo] = {}
@@ -320,7 +331,7 @@ async def take_snapshot(backend: Backend, client: Redis | None, namespace: str) 
         try:
             done, reports, members = await asyncio.gather(
                 history.last_pass(client, namespace),
-                read_reports(client, namespace, jobs),
+                read_reports(client, namespace, listed),
                 list_pools(client, namespace),
             )
             pools = {pool.name: pool for pool in members}
@@ -328,10 +339,14 @@ async def take_snapshot(backend: Backend, client: Redis | None, namespace: str) 
             if plan and now - plan.at > PLAN_HOLDS_S:
                 lacks.append(f"the last rescaling was {(now - plan.at) / 60:.0f} min ago; its targets are not shown")
                 plan = None
-            await history.record_point(client, namespace, history.history_point(jobs, capacity, plan))
+            await history.record_point(client, namespace, history.history_point(listed, capacity, plan))
         except RegistryUnavailableError as error:
             lacks.append(f"{UNKNOWN}: {error}")
-    return build_snapshot(jobs, capacity, plan, pools, now, reports=reports, refused=refused, lacks=lacks)
+    return build_snapshot(listed, capacity, plan, pools, now, reports=reports, refused=refused, lacks=lacks)
+
+
+async def _listed(backend: Backend, jobs: Sequence[JobStatus] | None) -> Sequence[JobStatus]:
+    return await backend.list() if jobs is None else jobs
 
 
 async def _capacity(backend: Backend) -> tuple[Capacity, list[str]]:

@@ -43,8 +43,14 @@ async def undo_drain(client: Redis, namespace: str, pool: str, teacher: str) -> 
         removed: Any = client.hdel(key, teacher)
         if await removed:
             return
-        drained: Any = client.hkeys(key)
-        raise UnknownTeacherError(pool, teacher, sorted(await drained), drained=True)
+    raise UnknownTeacherError(pool, teacher, await drained_members(client, namespace, pool), drained=True)
+
+
+async def drained_members(client: Redis, namespace: str, pool: str) -> list[str]:
+    """Return the ids of drained teachers that may not join again, sorted. Raises RegistryUnavailableError."""
+    with unavailable_if_lost(client):
+        found: Any = client.hkeys(_key(Service(namespace, pool)))
+        return sorted(await found)
 
 
 async def is_drained(client: Redis, service: Service, member: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Mapping
 
 import msgspec
@@ -34,6 +35,16 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         check_weight(self.weight)
         if self.want is not None and self.want < 1:
             raise SpecError("want", self.want, "1 or more, or None for all")
+
+
+def student_id(job: str, instance: int) -> str:
+    """Return a new id of the student that an instance of a job is; an empty `job` for one started by hand."""
+    return f"{job or 'student'}-{instance}-{uuid.uuid4().hex[:8]}"
+
+
+def job_of_student(member_id: str) -> str:
+    """Return the job of a student's id, as `student_id` makes it; anything for other ids."""
+    return member_id.rsplit("-", 2)[0]
 
 
 def signature_differences(pool: ModelSignature, teacher: ModelSignature) -> list[str]:

@@ -71,7 +71,7 @@ def test_the_whole_in_one_task(world: World, deferrable: bool) -> None:  # noqa:
     assert result["checkpoint"] == str(world.folder / "model")
     assert result["metrics"] == {"accuracy": 0.5}
     assert result["job"].startswith("nightly-distill-")
-    assert result["job"] in context["xcoms"]["_link_StudentLogLink"]
+    assert result["job"] in context["xcoms"]["_link_StudentsLink"]
     assert world.jobs() == {}
 
 

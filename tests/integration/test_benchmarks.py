@@ -94,3 +94,9 @@ def test_checkpoints_in_the_background_are_compared_with_other_ways() -> None:
         assert set(found[kind]) == {"background", "at once", "safetensors", "paddle.save"}
         assert all(0 < result["blocked_percent"] < 100 for result in found[kind].values())
         assert found[kind]["background"]["written_in_s"] > 0
+
+
+def test_polls_of_the_page_are_measured() -> None:
+    """With and without a change."""
+    found = result_of("ui.py", "--jobs", "3", "--rounds", "1")
+    assert all(found[f"{what}_cpu_ms"] > 0 for what in ("unchanged", "changed", "snapshot"))

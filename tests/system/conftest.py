@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import psutil
 import pytest
+from laptop.environment import USER
 from laptop.launcher import Laptop
 from support.airflow.job_hosts import PodHost
 from support.airflow.shared import Airflow
@@ -29,6 +30,7 @@ EXAMPLES = ROOT / "examples"
 OURS = ROOT / "tests" / "system" / "dags"
 OPTIONS = {
     "CORE__PARALLELISM": "12",  # the tests' tasks run at the same time
+    "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin,operator:op,viewer:viewer",
     "WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
     "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
     "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
@@ -118,6 +120,14 @@ def proxy(pods: PodHost | None) -> Iterator[Proxy | None]:
 
 
 @pytest.fixture(scope="session")
+def redis_proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    """A proxy before Redis, for the connection `edl_watched`."""
+    at = urlsplit(redis_server.url)
+    with running_proxy(at.hostname or "", at.port or 0) as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
 def home(
     tmp_path_factory: pytest.TempPathFactory,
     training: object,  # noqa: ARG001 -- starts before the database is made
@@ -136,13 +146,20 @@ def home(
 
 
 @pytest.fixture(scope="session")
-def laptop(
-    home: Path, dags: Path, redis_server: RedisServer, pods: PodHost | None, proxy: Proxy | None
-) -> Iterator[Laptop]:
+def connections(
+    home: Path, redis_server: RedisServer, redis_proxy: Proxy, pods: PodHost | None, proxy: Proxy | None
+) -> dict[str, dict[str, Any]]:
+    """Airflow's connections besides `edl_default`, by id."""
+    here = {
+        "edl_rescaled": _own_jobs(redis_server, home, "rescaled"),
+        "edl_watched": _own_jobs(redis_server, home, "watched", port=redis_proxy.port),
+    }
+    return here | (_connections(pods, proxy, home) if pods and proxy else {})
+
+
+@pytest.fixture(scope="session")
+def laptop(home: Path, dags: Path, connections: dict[str, dict[str, Any]]) -> Iterator[Laptop]:
     """A running Airflow; afterwards no process that it has started remains."""
-    connections = {"edl_rescaled": _rescaled(redis_server, home / "rescaled")}
-    if pods and proxy:
-        connections |= _connections(pods, proxy, home)
     laptop = Laptop(home, dags=dags, environ=os.environ, say=print, options=OPTIONS, connections=connections)
     others = set(psutil.Process().children(recursive=True))
     with laptop:
@@ -166,15 +183,18 @@ def airflow(
             airflow.stop()
 
 
-def _rescaled(redis: RedisServer, work_dir: Path) -> dict[str, Any]:
-    """Return a connection with jobs of its own, as rescaling would change those of other tests."""
+def _own_jobs(redis: RedisServer, home: Path, namespace: str, port: int = 0) -> dict[str, Any]:
+    """Return a connection with jobs of its own, as rescaling would change those of other tests.
+
+    `port`: of a proxy before Redis, 0 for none.
+    """
     at = urlsplit(redis.url)
     return {
         "conn_type": "edl",
         "host": at.hostname,
-        "port": at.port,
+        "port": port or at.port,
         "password": unquote(at.password or ""),
-        "extra": {"backend": "local", "work_dir": str(work_dir), "namespace": "rescaled"},
+        "extra": {"backend": "local", "work_dir": str(home / namespace), "namespace": namespace},
     }
 
 

@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from conftest import skip_on_a_laptop
 from laptop.client import DagRun
 from laptop.follow import follow_run
-from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+from playwright.sync_api import Page
 from support.airflow.shared import Airflow
+from support.browser.chromium import SCREENSHOTS, new_page, running_chromium
 
 pytestmark = [pytest.mark.system, pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 DAG_ID = "edl_quickstart_distill"
-SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
-SLOWEST_MS = 180_000
-"""Longest wait for an element: other tests use the same Airflow."""
-
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 
 
 @pytest.fixture
 def page() -> Iterator[Page]:
     """An empty page of a headless Chromium."""
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        skip_on_a_laptop("a browser (chromium) is missing")
-    with sync_playwright() as playwright, _launched(playwright, program) as browser:
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
-        page.set_default_timeout(SLOWEST_MS)
-        yield page
-
-
-def _launched(playwright: Playwright, program: str) -> Browser:
-    return playwright.chromium.launch(executable_path=program, args=FLAGS, timeout=SLOWEST_MS)
+    with running_chromium() as browser:
+        yield new_page(browser.new_context(viewport={"width": 1440, "height": 900}))
 
 
 def test_the_trigger_form_starts_a_run_with_its_values(airflow: Airflow, page: Page) -> None:
@@ -53,7 +29,6 @@ def test_the_trigger_form_starts_a_run_with_its_values(airflow: Airflow, page: P
     laptop, client = airflow.laptop, airflow.client
     laptop.wait_for_dag(client, DAG_ID)
     client.unpause(DAG_ID)
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
 
     page.goto(f"{laptop.url}/auth/login")
     page.fill("input[name=username]", laptop.user)
@@ -76,7 +51,7 @@ def test_the_trigger_form_starts_a_run_with_its_values(airflow: Airflow, page: P
     page.get_by_text("Success").first.wait_for()
     page.screenshot(path=SCREENSHOTS / "log.png")
     links = client.links(run, "distill")
-    page.goto(links["Student log"] or "")
-    page.get_by_text("distilled, seed 0: accuracy").wait_for()
+    page.goto(links["Students"] or "")
+    page.get_by_text("distilled, seed 0: accuracy").first.wait_for()
     page.screenshot(path=SCREENSHOTS / "student.png")
     assert len(client.xcom(run, "distill")["metrics"]["answered"]) == 2

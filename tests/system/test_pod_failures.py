@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import html
+from typing import Any
 
 import pytest
 from laptop.client import DagRun, TaskInstance
@@ -21,17 +21,14 @@ def test_the_pages_of_a_waiting_task_name_its_pending_pods(airflow: Airflow) -> 
     run = airflow.begin("waits")
     airflow.wait_until(lambda: all(task.state == "deferred" for task in _tasks(airflow, run).values()))
     for task_id, link, job in (("train", "Trainers", "waits"), ("pool", "Teacher pool", "waiting-pool")):
-        page = airflow.wait_until(
-            lambda task_id=task_id, link=link: (
-                "can't be scheduled" in (found := _page(airflow, run, task_id, link)) and found
-            )
+        (instance,) = airflow.wait_until(
+            lambda job=job: "can't be scheduled" in str(found := _fetched(airflow, "job", job)) and found["instances"]
         )
         (pod,) = asyncio.run(pods_of(airflow.pods.cluster, job))
-        assert f"<td>{pod}</td>" in page
-        assert '<td class="pending">pending</td>' in page
-        assert "Insufficient nvidia.com/gpu" in page
-        assert f'/edl/jobs/edl_near/{job}/log?instance=0"' in page
-        assert "no output yet" in _fetched(airflow, f"/edl/jobs/edl_near/{job}/log?instance=0")
+        assert (instance["pod"], instance["phase"]) == (pod, "pending")
+        assert "Insufficient nvidia.com/gpu" in instance["reason"]
+        assert job in (airflow.client.links(run, task_id)[link] or "")
+        assert _fetched(airflow, "log", job)["lines"] == []
     assert all(task.state == "deferred" for task in _tasks(airflow, run).values())
     airflow.client.fail(run)
     airflow.wait_until_nothing_remains("waits", "waiting-pool", host=airflow.pods)
@@ -60,12 +57,13 @@ def test_evictions_are_logged_and_limited(airflow: Airflow) -> None:
     def is_up(other_than: str = "") -> list[str]:
         pods = asyncio.run(pods_of(cluster, "evicted"))
         is_new = bool(pods) and other_than not in pods
-        return pods if is_new and '<td class="running">' in _fetched(airflow, "/edl/jobs/edl_near/evicted") else []
+        instances = _fetched(airflow, "job", "evicted")["instances"]
+        return pods if is_new and any(one["phase"] == "running" for one in instances) else []
 
     (first,) = airflow.wait_until(is_up)
     assert asyncio.run(evict(cluster, first))
     (second,) = airflow.wait_until(lambda: is_up(first))
-    assert "<td>1 of at most 1</td>" in _page(airflow, run, "train", "Trainers")
+    assert _fetched(airflow, "job", "evicted")["instances"][0]["disruptions"] == 1
     ended = "'evicted': instance 0 was ended by the cluster (Eviction API: evicting) and is replaced: 1 of at most 1"
     airflow.wait_until(lambda: ended in airflow.client.log(run, _tasks(airflow, run)["train"]))
     assert asyncio.run(evict(cluster, second))
@@ -83,13 +81,9 @@ def _tasks(airflow: Airflow, run: DagRun) -> dict[str, TaskInstance]:
     return {task.task_id: task for task in airflow.client.tasks(run)}
 
 
-def _page(airflow: Airflow, run: DagRun, task_id: str, link: str) -> str:
-    """Return the page of a link of the task, empty before there is a link."""
-    url = airflow.client.links(run, task_id)[link]
-    return _fetched(airflow, url) if url else ""
-
-
-def _fetched(airflow: Airflow, path: str) -> str:
-    answer = airflow.client._http.get(path)
+def _fetched(airflow: Airflow, what: str, job: str) -> dict[str, Any]:
+    """Return what the plugin's page shows of a job on pods: itself ("job"), or its log."""
+    answer = airflow.client._http.get(f"/edl/api/{what}", params={"conn": "edl_near", "job": job})
     assert answer.status_code == 200, answer.text
-    return html.unescape(answer.text)
+    found: dict[str, Any] = answer.json()
+    return found

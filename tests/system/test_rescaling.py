@@ -32,10 +32,10 @@ def test_a_new_job_grows_and_shrinks_after_approval(airflow: Airflow) -> None:
     result = client.xcom(grows, "rescale")
     assert [(one["name"], one["instances"], one["target"]) for one in result["targets"]] == [("first", 1, 3)]
     assert result["window"] == "always"
-    page = _page(airflow, grows)
-    assert "window always" in page
-    assert "grows from 1 to 3" in page
-    assert client._http.get("/edl/rescaling/edl_rescaled", headers={"Authorization": ""}).status_code == 401
+    shown = _overview(airflow)
+    assert shown["cluster"]["window"] == "always"
+    assert "grows from 1 to 3" in shown["jobs"][0]["reason"]
+    assert client.links(grows, "rescale")["Rescaling"] == f"{airflow.laptop.url}/edl/?conn=edl_rescaled"
 
     shrinks = client.trigger("rescales", {"cpus": 0.0015})
     question = _answered(airflow, shrinks)
@@ -43,7 +43,7 @@ def test_a_new_job_grows_and_shrinks_after_approval(airflow: Airflow) -> None:
     assert "- first shrinks from 3 to 1" in question["body"]
     assert client.xcom(shrinks, "rescale")["targets"][0]["target"] == 1
     _wait_for_sizes(airflow, {"first": (1, 1)})
-    assert "shrinks from 3 to 1" in _page(airflow, shrinks)
+    assert "shrinks from 3 to 1" in _overview(airflow)["jobs"][0]["reason"]
 
     second = airflow.begin("submits", {"job": "second"})
     airflow.wait_until(lambda: _sizes(airflow).get("second", (0, 0))[0] == 2, lambda: str(_sizes(airflow)))
@@ -78,13 +78,12 @@ def _answered(airflow: Airflow, run: DagRun) -> dict[str, Any]:
     return asked[0]
 
 
-def _page(airflow: Airflow, run: DagRun) -> str:
-    """Return the page of the task's link."""
-    url = airflow.client.links(run, "rescale")["Rescaling"]
-    assert url
-    answer = airflow.client._http.get(url)
+def _overview(airflow: Airflow) -> dict[str, Any]:
+    """Return what the page shows of the connection."""
+    answer = airflow.client._http.get("/edl/api/overview", params={"conn": "edl_rescaled"})
     assert answer.status_code == 200
-    return answer.text
+    found: dict[str, Any] = answer.json()
+    return found
 
 
 def _sizes(airflow: Airflow) -> dict[str, tuple[int, int]]:

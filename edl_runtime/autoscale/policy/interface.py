@@ -45,6 +45,12 @@ def import_policy(name: str) -> Policy:
     return found
 
 
+def policy_name(policy: Policy) -> str:
+    """Return a policy's name as "module:function", empty for an object without one."""
+    name = getattr(policy, "__qualname__", "")
+    return f"{policy.__module__}:{name}" if name else ""
+
+
 def _ask_policy(
     policy: Policy,
     jobs: Sequence[Workload],

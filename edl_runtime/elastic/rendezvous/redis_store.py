@@ -352,6 +352,19 @@ async def read_events(client: Redis, namespace: str, job: str, *, after: str = "
     return _decode_events(entries)
 
 
+async def last_events(client: Redis, namespace: str, jobs: Sequence[str], *, most: int) -> dict[str, list[Event]]:
+    """Return the last events of each of these jobs, oldest first, in one round trip.
+
+    Raises RegistryUnavailableError.
+    """
+    with unavailable_if_lost(client):
+        async with client.pipeline(transaction=False) as asked:
+            for job in jobs:
+                asked.xrevrange(keys.group_events(namespace, job), count=most)
+            answers: list[Any] = await asked.execute() if jobs else []
+    return {job: _decode_events(entries[::-1]) for job, entries in zip(jobs, answers, strict=True)}
+
+
 async def follow_events(
     client: Redis, namespace: str, job: str, *, after: str = "0-0", deserted_s: float = math.inf
 ) -> AsyncGenerator[Event, None]:

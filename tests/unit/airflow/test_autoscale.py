@@ -28,7 +28,7 @@ def test_values_of_the_form_are_rendered(context: dict[str, Any]) -> None:
     assert task.windows["windows"][0]["sizes"] == {"cluster": {"*": "50%"}}
 
 
-@pytest.mark.parametrize(("dry_run", "link"), [("False", "/edl/rescaling/edl_default"), ("True", ""), (True, "")])
+@pytest.mark.parametrize(("dry_run", "link"), [("False", "/edl/?conn=edl_default"), ("True", ""), (True, "")])
 def test_a_dry_run_has_no_link(
     context: dict[str, Any], site: FakeClient, capsys: pytest.CaptureFixture[str], dry_run: Any, link: str
 ) -> None:

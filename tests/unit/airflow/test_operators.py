@@ -61,9 +61,8 @@ def test_the_first_half_starts_the_pool_and_defers(context: Any, site: FakeClien
     sent = json.dumps(deferred.trigger.serialize())
     assert "secret" not in sent
     assert context["ti"].xcoms == {
-        "_link_StudentsLink": f"/edl/jobs/edl_default/{job_name(context['ti'])}",
-        "_link_StudentLogLink": f"/edl/jobs/edl_default/{job_name(context['ti'])}/log",
-        "_link_TeacherPoolLink": f"/edl/pools/edl_default/{pool}",
+        "_link_StudentsLink": f"/edl/?conn=edl_default&job={job_name(context['ti'])}",
+        "_link_TeacherPoolLink": f"/edl/?conn=edl_default&pool={pool}",
     }
     operator.on_kill()
     assert pool in site.backend.jobs, "what the trigger has taken over is no longer the worker's to kill"

@@ -111,8 +111,7 @@ def test_the_first_half_starts_the_training_and_defers(context: Any, site: FakeC
     deferred_by(rendered(_train(job="digits"), context), context)
     assert site.backend.calls == [("submit", "digits")]
     assert context["ti"].xcoms == {
-        "_link_TrainersLink": "/edl/jobs/edl_default/digits",
-        "_link_TrainerLogLink": "/edl/jobs/edl_default/digits/log",
+        "_link_TrainersLink": "/edl/?conn=edl_default&job=digits",
     }
 
 

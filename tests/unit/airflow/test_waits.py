@@ -333,7 +333,7 @@ def test_a_job_is_resized_until_so_many_train_together(context: Any, site: FakeC
     site.backend.jobs, site.trainings = {"student": JOB}, {"student": TrainingStatus(members=(0, 1, 2))}
     deferred = deferred_by(_grow(), context)
     assert ("resize to 2", "student") in site.backend.calls
-    assert context["ti"].xcoms == {"_link_ResizedLink": "/edl/jobs/edl_default/student"}
+    assert context["ti"].xcoms == {"_link_ResizedLink": "/edl/?conn=edl_default&job=student"}
     site.trainings["student"] = TWO
     assert _grow().execute(context) == {"job": "student", "instances": 2}
     gone = event_of(deferred, TaskOutcome(ended="gone", name="student", reason="it was stopped"))

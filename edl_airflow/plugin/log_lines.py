@@ -1,0 +1,22 @@
+"""Lines of logs as the page shows them: text, whatever they have in them. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_ESCAPES = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # a title or a link
+    r"|\x1b\[[0-?]*[ -/]*[@-~]?"  # a colour or a movement
+    r"|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+
+MOST_CHARACTERS = 4_000
+"""Of a shown line; the rest is left out."""
+
+
+def shown_line(text: str) -> str:
+    """Return a line of output as a terminal leaves it: the last state of a progress bar, without escape codes."""
+    last = text.rstrip("\r").rpartition("\r")[2]
+    shown = _ESCAPES.sub("", last)
+    return shown if len(shown) <= MOST_CHARACTERS else f"{shown[:MOST_CHARACTERS]}…"

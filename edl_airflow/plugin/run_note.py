@@ -1,0 +1,143 @@
+"""The note of a DAG run: what its trainings have come to, in Markdown. A listener in the process that ends the run.
+
+It replaces no note that a user has written. Every process of Airflow imports this module.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.listeners import hookimpl
+
+if TYPE_CHECKING:
+    from airflow.models.dagrun import DagRun
+
+MOST_CHARACTERS = 1000
+"""Of a note, in Airflow."""
+
+HEADING = "**Elastic deep learning**"
+OURS = "Edl"
+"""In the names of our operators. Other tasks' results, which may be large, are not read."""
+
+MOST_METRICS = 4
+MOST_RESULTS = 500
+
+log = logging.getLogger(__name__)
+
+
+@hookimpl
+def on_dag_run_success(dag_run: DagRun, msg: str) -> None:  # noqa: ARG001 (Airflow's signature)
+    """Write the run's note."""
+    write_note(dag_run)
+
+
+@hookimpl
+def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:  # noqa: ARG001 (Airflow's signature)
+    """Write the run's note; what has succeeded of it is worth knowing, too."""
+    write_note(dag_run)
+
+
+def write_note(dag_run: DagRun) -> None:
+    """Set a run's note, in the session of the run, if tasks of ours have left results. Never raises."""
+    try:
+        if not is_ours(dag_run):
+            return
+        if text := note_of(_results(dag_run)):
+            dag_run.note = text
+    except Exception:  # a note must not end a run in another way
+        log.exception("No note for run %s of %s", dag_run.run_id, dag_run.dag_id)
+
+
+def is_ours(dag_run: DagRun) -> bool:
+    """Whether a run has no note, or one of an earlier end that no user has changed."""
+    note = dag_run.dag_run_note
+    return note is None or (note.user_id is None and str(note.content or "").startswith(HEADING))
+
+
+def note_of(results: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """Return the note of these results of tasks, by task; empty if none is a training's or a rescaling's. Pure."""
+    lines = [f"- **{_plain(task)}**: {line}" for task, result in results if (line := _line(result))]
+    if not lines:
+        return ""
+    text = HEADING + "\n"
+    for number, line in enumerate(lines):
+        left = len(lines) - number
+        more = f"\n- … and {left} more"
+        if len(text) + 1 + len(line) + (len(more) if left > 1 else 0) > MOST_CHARACTERS:
+            return text + more
+        text += f"\n{line}"
+    return text
+
+
+def _line(result: Mapping[str, Any]) -> str:
+    if isinstance(result.get("targets"), list) and "capacity" in result:
+        changed = sum(one["target"] != one["instances"] for one in result["targets"])
+        dry = "would resize" if result.get("dry_run") else "has resized"
+        return f"{dry} {changed} of {len(result['targets'])} jobs and pools"
+    if not {"job", "checkpoint", "metrics"} <= result.keys():
+        return ""
+    metrics = [
+        f"{_plain(name)} {_number(value)}" for name, value in list(dict(result["metrics"] or {}).items())[:MOST_METRICS]
+    ]
+    size = (
+        f"{_count(result['instances'], 'instance')}, {_count(result.get('generations') or 0, 'generation')}"
+        if result.get("instances")
+        else ""
+    )
+    step = f"step {result['step']}" if result.get("step") else ""
+    stopped = f"stopped: {_plain(result.get('reason') or 'asked to')}" if result.get("stopped") else ""
+    answered = sum((result.get("answered") or {}).values())
+    teachers = f"{answered:,} answers of {_count(len(result['answered']), 'teacher')}" if answered else ""
+    checkpoint = f"checkpoint {_plain(result['checkpoint'])}" if result["checkpoint"] else "no checkpoint"
+    return " · ".join(filter(None, [*metrics, step, size, teachers, stopped, checkpoint]))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else _plain(str(value)[:40])
+
+
+def _plain(text: object) -> str:
+    """Return a text that Markdown shows as it is, in one line."""
+    one_line = " ".join(str(text)[:300].split())
+    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", one_line)
+
+
+def _results(dag_run: DagRun) -> list[tuple[str, Mapping[str, Any]]]:
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.xcom import XCOM_RETURN_KEY, XComModel
+    from sqlalchemy import select
+    from sqlalchemy.orm import object_session
+
+    session = object_session(dag_run)
+    if session is None:
+        return []
+    tasks = select(TaskInstance.task_id).where(
+        TaskInstance.dag_id == dag_run.dag_id,
+        TaskInstance.run_id == dag_run.run_id,
+        TaskInstance.operator.contains(OURS),
+    )
+    query = (
+        select(XComModel)
+        .where(
+            XComModel.task_id.in_(tasks),
+            XComModel.dag_id == dag_run.dag_id,
+            XComModel.run_id == dag_run.run_id,
+            XComModel.key == XCOM_RETURN_KEY,
+        )
+        .order_by(XComModel.timestamp)
+        .limit(MOST_RESULTS)
+    )
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for row in session.scalars(query):
+        value = XComModel.deserialize_value(row)
+        if isinstance(value, dict):
+            named = row.task_id if row.map_index < 0 else f"{row.task_id} {row.map_index}"
+            found.append((named, value))
+    return found

@@ -1,0 +1,65 @@
+"""A headless Chromium."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from conftest import skip_on_a_laptop
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from support.paths import ROOT
+
+SCREENSHOTS = ROOT / "build" / "screenshots"
+SLOWEST_MS = 180_000
+"""Longest wait for an element: other tests use the same Airflow."""
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+AXE = Path(__file__).with_name("axe.min.js")
+"""axe-core 4.14.1, which finds what keeps people from using a page; its licence lies beside it."""
+
+
+@contextmanager
+def running_chromium() -> Iterator[Browser]:
+    """Run a browser; skips the test on a laptop without Chromium."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        skip_on_a_laptop("a browser (chromium) is missing")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=program, args=FLAGS, timeout=SLOWEST_MS) as browser,
+    ):
+        yield browser
+
+
+def new_page(context: BrowserContext) -> Page:
+    """Return an empty page."""
+    page = context.new_page()
+    page.set_default_timeout(SLOWEST_MS)
+    return page
+
+
+def faults_of(page: Page) -> list[str]:
+    """Return the serious and critical faults that axe-core finds on a page.
+
+    The page's context has `bypass_csp`, as the page lets nothing but its own scripts run.
+    """
+    page.evaluate(AXE.read_text())
+    found: dict[str, Any] = page.evaluate("axe.run()")
+    return [
+        f"{fault['id']}: {fault['nodes'][0]['target']} {fault['nodes'][0]['failureSummary']}"
+        for fault in found["violations"]
+        if fault["impact"] in ("serious", "critical")
+    ]

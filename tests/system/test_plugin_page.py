@@ -1,0 +1,319 @@
+"""The plugin's page in a real browser, with a distillation and an elastic job that a real Airflow runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+import httpx
+import pytest
+from laptop.client import AirflowClient, DagRun
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from support.airflow.shared import Airflow
+from support.browser.chromium import SCREENSHOTS, SLOWEST_MS, faults_of, new_page, running_chromium
+from support.network.proxy import Proxy
+
+pytestmark = [pytest.mark.system, pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(2400)]
+
+CONN_ID = "edl_watched"
+STUDENT, TRAINING, POOL = "watched-student", "watched-training", "watched-teachers"
+ROLES = ("admin", "operator", "viewer")
+DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 360, "height": 780}
+
+expect.set_options(timeout=SLOWEST_MS)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium."""
+    with running_chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def run(airflow: Airflow) -> Iterator[DagRun]:
+    """A run of dags/watched.py whose tasks are deferred and whose jobs train."""
+    (airflow.laptop.home / "watched").mkdir(exist_ok=True)
+    run = airflow.begin("watched")
+    airflow.wait_until(
+        lambda: [task.state for task in airflow.client.tasks(run)].count("deferred") == len((STUDENT, TRAINING))
+    )
+    airflow.wait_until(lambda: _trains(airflow, run))
+    yield run
+    if airflow.client.state(run) not in ("success", "failed"):
+        airflow.client.fail(run)
+
+
+@pytest.fixture
+def page(airflow: Airflow, browser: Browser, run: DagRun) -> Iterator[Page]:
+    """An empty page of the admin, on a desk."""
+    assert run
+    with _context(airflow, browser, "admin") as context:
+        yield new_page(context)
+
+
+def test_all_jobs_and_pools_are_shown_in_light_and_dark_and_on_a_phone(
+    airflow: Airflow, browser: Browser, run: DagRun
+) -> None:
+    """Nothing serious for axe-core, nothing cut off, no message in the console; hostile text is text."""
+    assert run
+    for theme, width, size in (("light", "desk", DESKTOP), ("dark", "desk", DESKTOP), ("dark", "phone", PHONE)):
+        with _context(airflow, browser, "admin", color_scheme=theme, viewport=size, bypass_csp=True) as context:
+            page = new_page(context)
+            said: list[str] = []
+            page.on("console", lambda message, said=said: said.append(message.text))
+            page.on("pageerror", lambda error, said=said: said.append(str(error)))
+            for view, shown in (("jobs", {}), ("job", {"job": TRAINING}), ("pool", {"pool": POOL})):
+                page.goto(_url(airflow, **shown))
+                page.locator(".plot canvas").first.wait_for()
+                if view == "job":
+                    page.get_by_text("<img src=x onerror=document.title='hacked'> red").first.wait_for()
+                    page.get_by_text(re.compile(r"^Loss: from ")).wait_for()
+                assert page.title() != "hacked"
+                assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+                assert page.evaluate("document.documentElement.dataset.theme") == theme
+                assert faults_of(page) == []
+                page.screenshot(path=SCREENSHOTS / f"edl-{view}-{theme}-{width}.png", full_page=True)
+            assert said == []
+
+
+def test_jobs_and_pools_and_tasks_lead_to_each_other(airflow: Airflow, page: Page, run: DagRun) -> None:
+    """From all jobs to one, to its pool, back, and to the task in Airflow, also from within Airflow's frame."""
+    page.goto(airflow.laptop.url)
+    page.get_by_role("link", name="EDL").first.click()
+    frame = page.frame_locator("iframe")
+    frame.get_by_label("Connection").select_option(CONN_ID)
+    frame.get_by_role("link", name=STUDENT).first.click()
+    expect(frame.get_by_role("heading", name=STUDENT, level=1)).to_be_visible()
+    frame.get_by_role("link", name=POOL).first.click()
+    expect(frame.get_by_role("heading", name=POOL, level=1)).to_be_visible()
+    expect(frame.get_by_role("table", name=f"Teachers of {POOL}").get_by_role("row")).to_have_count(2)
+    frame.get_by_role("link", name="All jobs and pools").click()
+    row = frame.get_by_role("row").filter(has=frame.get_by_role("link", name=TRAINING, exact=True)).first
+    expect(row).to_contain_text("running")
+    row.get_by_role("link", name="watched · train").click()
+    page.wait_for_url(lambda url: f"/dags/watched/runs/{run.run_id}/tasks/train" in unquote(url))
+
+
+def test_a_task_and_a_run_have_a_tab_with_their_jobs(airflow: Airflow, page: Page, run: DagRun) -> None:
+    """While the task is deferred; the tab of the task shows its job at once, in the theme that is chosen in Airflow."""
+    task = f"{airflow.laptop.url}/dags/watched/runs/{run.run_id}/tasks/train"
+    page.goto(task)
+    page.get_by_role("link", name="EDL").last.click()
+    tab = page.frame_locator("iframe")
+    expect(tab.get_by_role("heading", name=TRAINING, level=1)).to_be_visible()
+    expect(tab.get_by_role("button", name="Resize …")).to_be_visible()
+    tab.get_by_text(re.compile(r"continues from step 0")).first.wait_for()
+    page.screenshot(path=SCREENSHOTS / "edl-tab.png")
+    page.evaluate("localStorage.setItem('theme', 'dark')")
+    page.reload()
+    expect(tab.locator("html")).to_have_attribute("data-theme", "dark")
+    page.goto(f"{airflow.laptop.url}/dags/watched/runs/{run.run_id}")
+    page.get_by_role("link", name="EDL").last.click()
+    expect(tab.get_by_role("link", name=STUDENT, exact=True).first).to_be_visible()
+    expect(tab.get_by_role("link", name=TRAINING, exact=True).first).to_be_visible()
+
+
+def test_a_resize_that_is_clicked_is_seen_in_the_trainers_log(airflow: Airflow, page: Page) -> None:
+    """By keyboard alone; what came of it stands in the dialog, the log and Airflow's audit log."""
+    page.goto(_url(airflow, job=TRAINING))
+    button = page.get_by_role("button", name="Resize …")
+    button.focus()
+    page.keyboard.press("Enter")
+    size = page.get_by_role("dialog").get_by_role("spinbutton")
+    expect(size).to_be_focused()
+    size.fill("2")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_contain_text("will have 2 instances")
+    page.screenshot(path=SCREENSHOTS / "edl-resize.png")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(button).to_be_focused()
+    expect(page.get_by_role("log").get_by_text(re.compile(r"as one of 2")).first).to_be_visible()
+    audit = _audit(airflow, "edl.resize")
+    assert audit["owner"] == "admin"
+    assert "will have 2 instances" in audit["extra"]
+
+
+def test_each_role_may_do_what_airflow_lets_it(airflow: Airflow, browser: Browser, run: DagRun) -> None:
+    """Who may only read sees no button, and is refused by the API; nobody acts from another origin."""
+    assert run
+    for role in ROLES:
+        with _context(airflow, browser, role) as context:
+            page = new_page(context)
+            page.goto(_url(airflow, job=TRAINING))
+            page.get_by_role("log").wait_for()
+            expect(page.get_by_role("button", name="Resize …")).to_have_count(0 if role == "viewer" else 1)
+            page.goto(_url(airflow))
+            page.get_by_role("heading", name="Jobs", exact=True).wait_for()
+            expect(page.get_by_role("button", name="Run the policy …")).to_have_count(0 if role == "viewer" else 1)
+            actions: tuple[tuple[str, dict[str, Any]], ...] = (
+                ("resize", {"job": TRAINING, "instances": 2}),
+                ("checkpoint", {"job": TRAINING}),
+                ("policy", {"dry_run": True}),
+                *((each, {"job": TRAINING}) for each in ("suspend", "resume", "stop") if role == "viewer"),
+                *((each, {"pool": POOL, "teacher": "any"}) for each in ("drain", "undrain") if role == "viewer"),
+            )
+            for action, body in actions:
+                answer = _act(airflow, context, action, body)
+                assert (answer.status == 403) == (role == "viewer"), (role, action, answer.text())
+            if role != "viewer":
+                forged = _act(airflow, context, "suspend", {"job": TRAINING}, {"Sec-Fetch-Site": "cross-site"})
+                assert forged.status == 403
+                plain = context.request.post(
+                    f"{airflow.laptop.url}/edl/api/actions/suspend", data=json.dumps({"job": TRAINING, "conn": CONN_ID})
+                )
+                assert plain.status in (403, 413, 415, 422)
+    with httpx.Client(base_url=airflow.laptop.url, trust_env=False) as nobody:
+        for path in ("/edl/", "/edl/api/overview", f"/edl/api/log?conn={CONN_ID}&job={TRAINING}"):
+            assert nobody.get(path).status_code == 401
+        assert nobody.post("/edl/api/actions/stop", json={"job": TRAINING, "conn": CONN_ID}).status_code == 401
+
+
+def test_a_checkpoint_a_suspension_and_a_drain_are_clicked(airflow: Airflow, page: Page) -> None:
+    """Each says what came of it; the drained teacher is replaced, and the suspended job trains on."""
+    page.goto(_url(airflow, job=TRAINING))
+    _confirm(page, "Checkpoint now …", "Write it", "checkpoint")
+    _confirm(page, "Suspend …", "Suspend", "is being suspended")
+    expect(page.locator(".head .badge")).to_contain_text("suspended")
+    _confirm(page, "Resume …", "Resume", "resumes with 1 instance")
+    expect(page.locator(".head .badge")).to_contain_text("running")
+
+    page.goto(_url(airflow, pool=POOL))
+    teachers = page.get_by_role("table", name=f"Teachers of {POOL}")
+    teacher = teachers.get_by_role("row").nth(1)
+    address = (teacher.get_by_role("rowheader").text_content() or "").strip()
+    teacher.get_by_role("button", name=f"Drain teacher {address}").click()
+    _press(page, "Drain", "has left")
+    expect(teachers.get_by_role("rowheader", name=address, exact=True)).to_have_count(0)
+    expect(teachers.get_by_role("button", name=re.compile("^Drain teacher"))).to_have_count(1)
+
+
+def test_the_policy_runs_after_a_dry_run(airflow: Airflow, page: Page) -> None:
+    """Its plan is shown before anything changes, and its reasons stand with the cluster."""
+    page.goto(_url(airflow))
+    page.get_by_role("button", name="Run the policy …").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("A dry run has changed nothing")
+    page.screenshot(path=SCREENSHOTS / "edl-policy.png")
+    dialog.get_by_role("button", name="Do it").click()
+    expect(dialog.get_by_role("button", name="Do it")).to_have_count(0)
+    expect(dialog.locator(".outcome:not(.failed)")).not_to_be_empty()
+    dialog.get_by_role("button", name="Close").click()
+
+
+def test_the_log_is_filtered_and_downloaded(airflow: Airflow, page: Page) -> None:
+    """By instance and by text; the download has the same lines."""
+    page.goto(_url(airflow, job=TRAINING))
+    log = page.get_by_role("log")
+    log.get_by_text("continues from step").first.wait_for()
+    page.get_by_label("Lines with").fill("continues FROM")
+    expect(log.locator(".line").filter(has_not_text="continues from")).to_have_count(0)
+    page.get_by_role("combobox", name="Instance").select_option("0")
+    expect(log.locator(".line").filter(has_not_text="[0]")).to_have_count(0)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    lines = download.value.path().read_text().splitlines()
+    assert lines
+    assert all("continues from" in line and line.startswith("[0]") for line in lines)
+
+
+def test_an_outage_of_redis_is_said_and_its_end_seen(airflow: Airflow, page: Page, redis_proxy: Proxy) -> None:
+    """The last good state stays; nobody has to reload."""
+    page.goto(_url(airflow))
+    page.get_by_role("link", name=TRAINING, exact=True).first.wait_for()
+    redis_proxy.cut()
+    try:
+        expect(page.locator("#trouble .trouble").first).to_contain_text("Redis")
+        expect(page.get_by_role("link", name=TRAINING, exact=True).first).to_be_visible()
+        page.screenshot(path=SCREENSHOTS / "edl-outage.png")
+    finally:
+        redis_proxy.mend()
+    expect(page.locator("#trouble .trouble")).to_have_count(0)
+
+
+def test_a_hidden_tab_asks_nothing(airflow: Airflow, page: Page) -> None:
+    """It asks again as soon as it is seen."""
+    page.goto(_url(airflow))
+    page.get_by_role("link", name=TRAINING, exact=True).first.wait_for()
+    asked: list[str] = []
+    hide = "hidden => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});"
+    hide += " document.dispatchEvent(new Event('visibilitychange')) }"
+    page.evaluate(hide, True)
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(8_000)  # more than two polls
+    assert asked == []
+    with page.expect_request(re.compile("api/overview")):
+        page.evaluate(hide, False)
+
+
+def test_a_stopped_job_vanishes_and_its_log_stays(airflow: Airflow, page: Page, run: DagRun) -> None:
+    """The page says so, the task fails, and the tab still shows what there is."""
+    page.goto(_url(airflow, job=TRAINING))
+    _confirm(page, "Stop …", "Stop it", "is stopped")
+    page.get_by_text(f"{TRAINING} has ended and was removed; its log is kept.").wait_for()
+    page.get_by_role("log").get_by_text("continues from step").first.wait_for()
+    (airflow.laptop.home / "watched" / "go").touch()
+    airflow.wait_until(lambda: airflow.client.state(run) in ("success", "failed"))
+    note = airflow.client._ask("GET", f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}")["note"]
+    assert note.startswith("**Elastic deep learning**")
+    assert STUDENT in note
+
+
+def _context(airflow: Airflow, browser: Browser, role: str, **options: Any) -> BrowserContext:
+    """Return a window in which a user is logged in."""
+    passwords = json.loads((airflow.laptop.airflow_home / "passwords.json").read_text())
+    with AirflowClient(airflow.laptop.url, role, passwords[role]) as client:
+        client.log_in()
+        token = client._http.headers["Authorization"].removeprefix("Bearer ")
+    context = browser.new_context(**{"viewport": DESKTOP, **options})
+    context.add_cookies([{"name": "_token", "value": token, "url": airflow.laptop.url}])
+    return context
+
+
+def _url(airflow: Airflow, **shown: str) -> str:
+    return f"{airflow.laptop.url}/edl/?{httpx.QueryParams({'conn': CONN_ID, **shown})}"
+
+
+def _trains(airflow: Airflow, run: DagRun) -> bool:
+    """Return whether both jobs have reported progress."""
+    tasks = airflow.client.tasks(run)
+    assert {task.state for task in tasks if task.task_id != "rescale"} == {"deferred"}, tasks
+    answer = airflow.client._http.get("/edl/api/overview", params={"conn": CONN_ID})
+    assert answer.status_code == 200, answer.text
+    steps = {job["name"]: job["progress"]["step"] for job in answer.json()["jobs"] if job["progress"]}
+    return steps.get(STUDENT, 0) > 0 and steps.get(TRAINING, 0) > 20
+
+
+def _audit(airflow: Airflow, event: str) -> dict[str, Any]:
+    """Return the newest entry of Airflow's audit log about an event."""
+    answer = airflow.client._ask("GET", f"/api/v2/eventLogs?event={event}&order_by=-when&limit=1")
+    found: dict[str, Any] = answer["event_logs"][0]
+    return found
+
+
+def _act(
+    airflow: Airflow, context: BrowserContext, action: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> Any:
+    return context.request.post(
+        f"{airflow.laptop.url}/edl/api/actions/{action}",
+        data=json.dumps({"conn": CONN_ID, **body}),
+        headers={"Content-Type": "application/json", "X-EDL-Request": "1", **(headers or {})},
+        timeout=SLOWEST_MS,
+    )
+
+
+def _confirm(page: Page, button: str, confirm: str, outcome: str) -> None:
+    """Press an action's button, confirm it, and wait for what comes of it."""
+    page.get_by_role("button", name=button).click()
+    _press(page, confirm, outcome)
+
+
+def _press(page: Page, confirm: str, outcome: str) -> None:
+    dialog: Locator = page.get_by_role("dialog")
+    dialog.get_by_role("button", name=confirm, exact=True).click()
+    expect(dialog.get_by_role("status")).to_contain_text(outcome)
+    dialog.get_by_role("button", name="Close").click()

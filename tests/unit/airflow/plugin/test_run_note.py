@@ -1,0 +1,58 @@
+"""The note of a DAG run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from edl_airflow.plugin import run_note
+from edl_airflow.plugin.run_note import MOST_CHARACTERS, is_ours, note_of
+
+TRAINED: dict[str, Any] = {
+    "job": "night", "checkpoint": "s3://b/c", "metrics": {"accuracy": 0.91234, "loss": 0.5}, "step": 1200,
+    "instances": 3, "generations": 2, "stopped": False, "reason": "",
+}  # fmt: skip
+DISTILLED: dict[str, Any] = {
+    "job": "s", "pool": "p", "checkpoint": "/m", "metrics": {}, "answered": {"a:1": 1000, "b:2": 500},
+}  # fmt: skip
+
+
+def test_the_note_has_a_line_for_each_training() -> None:
+    """And for a rescaling; other tasks' results are left out."""
+    rescaled = {"targets": [{"target": 1, "instances": 2}], "capacity": {}, "dry_run": False}
+    note = note_of([("train", TRAINED), ("other", {"rows": 3}), ("distill", DISTILLED), ("rescale", rescaled)])
+    assert note == (
+        "**Elastic deep learning**\n\n"
+        "- **train**: accuracy 0.9123 · loss 0.5 · step 1200 · 3 instances, 2 generations · checkpoint s3://b/c\n"
+        "- **distill**: 1,500 answers of 2 teachers · checkpoint /m\n"
+        "- **rescale**: has resized 1 of 1 jobs and pools"
+    )
+    assert note_of([("other", {"rows": 3})]) == ""
+
+
+def test_a_note_fits_into_airflow_s_and_counts_the_rest() -> None:
+    """Whatever the number of tasks and the length of their names."""
+    for count in (1, 5, 50, 500):
+        note = note_of([(f"train_{number}", {**TRAINED, "checkpoint": "x" * 250}) for number in range(count)])
+        assert len(note) <= MOST_CHARACTERS
+        assert ("more" in note) == (note.count("\n- **") < count)
+
+
+def test_names_and_values_are_no_markdown() -> None:
+    """A metric's name must not become a link or end the list."""
+    note = note_of([("t", {**TRAINED, "metrics": {"[x](http://evil)\n\n# h": "<b>"}})])
+    assert "\\[x\\](http://evil) \\# h \\<b\\>" in note
+
+
+def test_a_user_s_note_is_left_alone() -> None:
+    """Also ours after a user has edited it; one of an earlier end of the run is replaced."""
+    ours = SimpleNamespace(user_id=None, content=note_of([("t", TRAINED)]))
+    assert is_ours(SimpleNamespace(dag_run_note=None))  # type: ignore[arg-type]
+    assert is_ours(SimpleNamespace(dag_run_note=ours))  # type: ignore[arg-type]
+    for note in (SimpleNamespace(user_id="7", content=ours.content), SimpleNamespace(user_id=None, content="mine")):
+        assert not is_ours(SimpleNamespace(dag_run_note=note))  # type: ignore[arg-type]
+
+
+def test_a_note_that_fails_does_not_hurt_the_run() -> None:
+    """It is logged."""
+    run_note.write_note(SimpleNamespace(run_id="r", dag_id="d"))  # type: ignore[arg-type]
