@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis.asyncio import Redis
@@ -18,6 +18,7 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
 
 if TYPE_CHECKING:
+    from support.airflow.page import Api
     from support.airflow.world import World
 
 
@@ -28,6 +29,22 @@ def world(tmp_path: Path, redis_url: str, namespace: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
     yield from checked_world(World(tmp_path, redis_url, namespace, monkeypatch))
+
+
+@pytest.fixture(scope="session")
+def airflow_database(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Airflow's tables, empty."""
+    from support.airflow.page import made_database
+
+    return made_database(tmp_path_factory.mktemp("airflow"))
+
+
+@pytest.fixture
+def api(world: World, airflow_database: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    """The API of the page in the Airflow UI, about `world`."""
+    from support.airflow.page import running_api
+
+    yield from running_api(world, airflow_database, monkeypatch)
 
 
 @pytest.fixture(scope="session")
