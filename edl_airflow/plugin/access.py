@@ -8,6 +8,7 @@ changing the connection: Airflow's SimpleAuthManager gives plugins' views to eve
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Collection
@@ -15,6 +16,7 @@ from collections.abc import Collection
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from airflow.api_fastapi.auth.managers.models.batch_apis import IsAuthorizedDagRequest
 from airflow.api_fastapi.auth.managers.models.resource_details import (
     AccessView,
     ConnectionDetails,
@@ -45,28 +47,47 @@ async def user_of(request: Request) -> BaseUser | None:
 def rights_of(user: BaseUser, dag_ids: Collection[str], conn_id: str) -> Rights:
     """Return a user's rights on jobs of these DAGs in this connection.
 
-    Reads Airflow's database, so call it in a thread.
+    Asks about all DAGs at once. Reads Airflow's database, so call it in a thread.
     """
     manager = get_auth_manager()
-    known = sorted(set(dag_ids) - {""})
-    teams = DagModel.get_dag_id_to_team_name_mapping(known) if known else {}
+    known = set(dag_ids) - {""}
+    teams = DagModel.get_dag_id_to_team_name_mapping(sorted(known)) if known else {}
+    by_team: dict[str | None, set[str]] = {}
+    for dag_id in known:
+        by_team.setdefault(teams.get(dag_id), set()).add(dag_id)
+    readable = {""} if manager.is_authorized_dag(method="GET", user=user) else set()
+    for team, dags in by_team.items():
+        readable |= manager.filter_authorized_dag_ids(dag_ids=dags, user=user, method="GET", team_name=team)
 
-    def may(method: ResourceMethod, entity: DagAccessEntity, dag_id: str) -> bool:
-        checks: tuple[tuple[ResourceMethod, DagAccessEntity | None], ...] = (("GET", None), (method, entity))
-        details = DagDetails(id=dag_id, team_name=teams.get(dag_id)) if dag_id else None
-        return all(
-            manager.is_authorized_dag(method=verb, access_entity=each, details=details, user=user)
-            for verb, each in checks
-        )
+    def allowed(dags: Collection[str], method: ResourceMethod, entity: DagAccessEntity) -> frozenset[str]:
+        """Return those of which this is allowed: of all, or else of the halves, until none is denied in a part."""
+        found: set[str] = set()
+        parts = [sorted(dags)] if dags else []
+        while parts:
+            part = parts.pop()
+            asked: list[IsAuthorizedDagRequest] = [
+                {
+                    "method": method,
+                    "access_entity": entity,
+                    "details": DagDetails(id=dag_id, team_name=teams.get(dag_id)) if dag_id else None,
+                }
+                for dag_id in part
+            ]
+            if manager.batch_is_authorized_dag(asked, user=user):
+                found.update(part)
+            elif len(part) > 1:
+                middle = len(part) // 2
+                parts += [part[:middle], part[middle:]]
+        return frozenset(found)
 
-    sees = {dag_id for dag_id in ("", *known) if may("GET", DagAccessEntity.TASK_INSTANCE, dag_id)}
-    changes = {dag_id for dag_id in sees - {""} if may("PUT", DagAccessEntity.RUN, dag_id)}
+    sees = allowed(readable, "GET", DagAccessEntity.TASK_INSTANCE)
+    changes = allowed(sees - {""}, "PUT", DagAccessEntity.RUN)
     if "" in sees and _may_change_others(user, conn_id):
-        changes.add("")
+        changes |= {""}
     return Rights(
-        sees=frozenset(sees),
-        reads_log=frozenset(dag_id for dag_id in sees if may("GET", DagAccessEntity.TASK_LOGS, dag_id)),
-        changes=frozenset(changes),
+        sees=sees,
+        reads_log=allowed(sees, "GET", DagAccessEntity.TASK_LOGS),
+        changes=changes,
         cluster=manager.is_authorized_view(access_view=AccessView.CLUSTER_ACTIVITY, user=user),
     )
 
@@ -79,23 +100,21 @@ def _may_change_others(user: BaseUser, conn_id: str) -> bool:
 
 
 class RightsCache:
-    """Keeps rights for seconds, so that a poll of a page with many jobs costs no query. Not for changes and logs."""
+    """Keeps rights for seconds, so that a poll of a page with many jobs costs no query. Not for changes and logs.
+
+    Those who ask at a time share one answer. Belongs to one event loop.
+    """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, frozenset[str], str], tuple[float, Rights]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, frozenset[str], str], tuple[float, asyncio.Future[Rights]]] = OrderedDict()
 
-    def rights_of(self, user: BaseUser, dag_ids: Collection[str], conn_id: str) -> Rights:
-        """Return a user's rights as they were within the last seconds; call it in a thread, too."""
+    async def of(self, user: BaseUser, dag_ids: Collection[str], conn_id: str) -> Rights:
+        """Return a user's rights as they were within the last seconds."""
         key = (str(user.get_id()), frozenset(dag_ids), conn_id)
-        found = self.known(*key)
-        if found is None:
-            found = rights_of(user, dag_ids, conn_id)
+        at, found = self._kept.get(key, (0.0, None))
+        if found is None or (found.done() and (found.exception() or time.monotonic() > at + CACHED_S)):
+            found = asyncio.ensure_future(asyncio.to_thread(rights_of, user, dag_ids, conn_id))
             self._kept[key] = (time.monotonic(), found)
             while len(self._kept) > MOST_CACHED:
                 self._kept.popitem(last=False)
-        return found
-
-    def known(self, user_id: str, dag_ids: frozenset[str], conn_id: str) -> Rights | None:
-        """Return rights that are kept, without asking anybody."""
-        at, found = self._kept.get((user_id, dag_ids, conn_id), (0.0, None))
-        return found if time.monotonic() - at < CACHED_S else None
+        return await asyncio.shield(found)

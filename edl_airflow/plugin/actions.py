@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
+import structlog
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 
 from edl_airflow.client import EdlClient, job_status, open_client
@@ -17,29 +18,17 @@ from edl_airflow.plugin.airflow_state import TaskKey, tasks_of_tries, write_audi
 from edl_runtime.autoscale.history import RescaleOutcome, last_pass
 from edl_runtime.autoscale.policy.decide import decide
 from edl_runtime.autoscale.policy.interface import policy_name
-from edl_runtime.backends.errors import UnknownJobError
-from edl_runtime.backends.interface import JobStatus
+from edl_runtime.backends.errors import JobReplacedError, UnknownJobError
+from edl_runtime.backends.interface import JobStatus, token_owner
 from edl_runtime.elastic.rendezvous.requests import await_checkpoint, request_checkpoint
 from edl_runtime.registry.drain import drain, undo_drain
 
 CHECKPOINT_WAIT_S = 30.0
 """How long an action waits for a checkpoint; it is written anyway."""
 
+_log = structlog.get_logger(__name__)
 
-class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of an action; each takes the fields that it needs."""
-
-    conn: str = DEFAULT_CONN_ID
-    job: str = ""
-    pool: str = ""
-    teacher: str = ""
-    instances: int | None = None
-    dry_run: bool = True
-
-    @property
-    def name(self) -> str:
-        """The job or pool that is meant; empty for the policy, which is about all."""
-        return self.job or self.pool
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=250)]
 
 
 class ForbiddenError(Exception):
@@ -57,29 +46,184 @@ class Result(msgspec.Struct, frozen=True):
     outcome: RescaleOutcome | None = None
 
 
-async def act(action: str, asked: ActionRequest, user: BaseUser) -> Result:
-    """Do it, and write it into the audit log, also if it fails.
+class Action(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of an action: its one target, and how it is done."""
+
+    conn: str = DEFAULT_CONN_ID
+
+    async def target(self, _client: EdlClient) -> JobStatus | None:
+        """Return the job or pool whose owner decides who may do this; None for what no DAG owns."""
+        return None
+
+    async def do(self, client: EdlClient, target: JobStatus | None) -> Result:
+        """Do it to the job or pool that was checked."""
+        raise NotImplementedError
+
+
+class _JobAction(Action, frozen=True, kw_only=True):
+    """An action on a job or pool of the backend."""
+
+    job: Name
+
+    async def target(self, client: EdlClient) -> JobStatus | None:
+        return await client.backend.get(self.job)
+
+    async def do(self, client: EdlClient, target: JobStatus | None) -> Result:
+        assert target  # noqa: S101 - else `target` has raised
+        if target.has_ended:
+            raise RefusedError(f"{self.job} has ended ({target.phase}).")
+        return await self.do_to(client, target)
+
+    async def do_to(self, client: EdlClient, job: JobStatus) -> Result:
+        """Do it to this job, which has not ended."""
+        raise NotImplementedError
+
+
+class Resize(_JobAction, frozen=True, kw_only=True):
+    """Change the number of instances; suspending has an action of its own."""
+
+    instances: Annotated[int, msgspec.Meta(ge=1)]
+
+    async def do_to(self, client: EdlClient, job: JobStatus) -> Result:
+        status = await client.backend.resize(job.name, self.instances, token=job.token)
+        return Result(f"{job.name} will have {_instances(status.wanted)}.")
+
+
+class Suspend(_JobAction, frozen=True, kw_only=True):
+    """Take all instances away, until the job is resumed."""
+
+    async def do_to(self, client: EdlClient, job: JobStatus) -> Result:
+        await client.backend.resize(job.name, 0, token=job.token)
+        return Result(f"{job.name} is being suspended; it resumes when somebody, or the policy, gives it instances.")
+
+
+class Resume(_JobAction, frozen=True, kw_only=True):
+    """Give a suspended job its minimum of instances."""
+
+    async def do_to(self, client: EdlClient, job: JobStatus) -> Result:
+        if not job.is_suspended or job.scaling is None:
+            raise RefusedError(f"{job.name} is not suspended.")
+        status = await client.backend.resize(job.name, job.scaling.bounds.min, token=job.token)
+        return Result(f"{job.name} resumes with {_instances(status.wanted)}.")
+
+
+class Checkpoint(_JobAction, frozen=True, kw_only=True):
+    """Let an elastic training write a checkpoint now."""
+
+    async def do_to(self, client: EdlClient, job: JobStatus) -> Result:
+        if not job.elastic:
+            raise RefusedError(f"{job.name} is no elastic training, and only those write checkpoints on request.")
+        if job.is_suspended:
+            raise RefusedError(f"{job.name} is suspended; it has written a checkpoint before.")
+        number = await request_checkpoint(client.redis, client.namespace, job.name)
+        try:
+            async with asyncio.timeout(CHECKPOINT_WAIT_S):
+                saved = await await_checkpoint(client.redis, client.namespace, job.name, number)
+        except TimeoutError:
+            return Result(f"{job.name} was asked for a checkpoint, and writes it after its current step.")
+        return Result(f"{job.name} has written a checkpoint of step {saved.step}: {saved.url}")
+
+
+class Stop(_JobAction, frozen=True, kw_only=True):
+    """Stop a job, and remove it."""
+
+    async def do_to(self, client: EdlClient, job: JobStatus) -> Result:
+        if not await client.backend.delete(job.name, token=job.token):
+            raise JobReplacedError(job.name)
+        return Result(f"{job.name} is stopped; its log is kept.")
+
+
+class _TeacherAction(Action, frozen=True, kw_only=True):
+    """An action on a teacher of a pool, which the backend runs, or people by hand."""
+
+    pool: Name
+    teacher: Name
+
+    async def target(self, client: EdlClient) -> JobStatus | None:
+        """Return the pool; a job of its name, or a pool that has ended, owns no teachers that were started by hand."""
+        found = await job_status(client.backend, self.pool)
+        return found if found and found.kind == "pool" and not found.has_ended else None
+
+
+class Drain(_TeacherAction, frozen=True, kw_only=True):
+    """Let a teacher leave its pool."""
+
+    async def do(self, client: EdlClient, _target: JobStatus | None) -> Result:
+        await drain(client.redis, client.namespace, self.pool, self.teacher)
+        return Result(f"{self.teacher} has left {self.pool}; it answers what is in flight.")
+
+
+class Undrain(_TeacherAction, frozen=True, kw_only=True):
+    """Let a drained teacher join its pool again."""
+
+    async def do(self, client: EdlClient, _target: JobStatus | None) -> Result:
+        await undo_drain(client.redis, client.namespace, self.pool, self.teacher)
+        return Result(f"{self.teacher} may join {self.pool} again.")
+
+
+class RunPolicy(Action, frozen=True, kw_only=True):
+    """Make a pass over all jobs by the rules of the last one: traffic windows are given where the policy runs."""
+
+    dry_run: bool = True
+
+    async def do(self, client: EdlClient, _target: JobStatus | None) -> Result:
+        last = await last_pass(client.redis, client.namespace)
+        if last is None or last.rules is None:
+            raise RefusedError(
+                "Nothing has rescaled within a day, so the traffic windows are unknown here. Run the task of "
+                "EdlAutoscaleOperator, or `edl autoscale`, once."
+            )
+        if last.had_source:
+            raise RefusedError("The last pass followed traffic, which only its own task reads: run that task.")
+        if last.policy not in ("", policy_name(decide)):
+            raise RefusedError(
+                f"The last pass was made by the policy {last.policy}. Run its task: it is not known here."
+            )
+        done = await client.rescale(last.rules, dry_run=self.dry_run, policy=decide)
+        would = "would resize" if self.dry_run else "has resized"
+        return Result(f"The policy {would} {len(done.plan.changes)} of {len(done.plan.targets)} jobs and pools.", done)
+
+
+ACTIONS: Mapping[str, type[Action]] = {
+    "resize": Resize,
+    "suspend": Suspend,
+    "resume": Resume,
+    "checkpoint": Checkpoint,
+    "stop": Stop,
+    "drain": Drain,
+    "undrain": Undrain,
+    "policy": RunPolicy,
+}
+"""By the names that the page calls them by."""
+
+
+async def act(name: str, asked: Action, user: BaseUser) -> Result:
+    """Do the action of this name, and write it into the audit log, also if it fails.
 
     Raises ForbiddenError, RefusedError, and the errors of connection, backend and registry.
     """
-    task = TaskKey()
-    outcome = "interrupted"
+    task, outcome, noted = TaskKey(), "interrupted", True
     try:
         async with open_client(await EdlHook(asked.conn).aedl_connection()) as client:
-            dag_id, task = await _owner(client, asked.name)
-            await _check(user, dag_id, asked.conn)
-            result = await ACTIONS[action](client, asked)
-        outcome = result.done
+            target = await asked.target(client)
+            task = await _task_of(target)
+            await _check(user, task.dag_id, asked.conn)
+            result = await asked.do(client, target)
+            outcome = result.done
     except ForbiddenError:
         outcome = "no permission"
+        raise
+    except UnknownJobError:  # its text has the names of others
+        outcome = "failed: there is no such job or pool"
         raise
     except Exception as error:
         outcome = f"failed: {error}"
         raise
     finally:
-        extra = {**_given(action, asked), "outcome": outcome}
-        await asyncio.shield(asyncio.to_thread(write_audit, f"edl.{action}", user.get_name(), task, extra))
-    return result
+        noted = await asyncio.shield(asyncio.to_thread(_note, name, asked, user, task, outcome))
+    if noted:
+        return result
+    return msgspec.structs.replace(result, done=f"{result.done} Airflow's audit log could not be written.")
 
 
 async def _check(user: BaseUser, dag_id: str, conn_id: str) -> None:
@@ -88,127 +232,28 @@ async def _check(user: BaseUser, dag_id: str, conn_id: str) -> None:
         raise ForbiddenError
 
 
-async def _owner(client: EdlClient, name: str) -> tuple[str, TaskKey]:
-    """Return the DAG that a job is of, and the task instance, as far as they are known; empty for none."""
-    if not name:
-        return "", TaskKey()
+def _note(name: str, asked: Action, user: BaseUser, task: TaskKey, outcome: str) -> bool:
+    """Write the audit log; return whether that succeeded. Blocks. What can't be written there is logged."""
+    given: dict[str, Any] = {**msgspec.structs.asdict(asked), "outcome": outcome}
     try:
-        dag_id = dag_of(await client.backend.owner(name))
-    except UnknownJobError:  # a pool of teachers that were started by hand, or nothing
-        return "", TaskKey()
-    status = await job_status(client.backend, name)
-    a_try = status.token.rpartition("/")[2] if status and dag_id else ""
+        write_audit(f"edl.{name}", user.get_name(), task, given)
+    except Exception as error:  # noqa: BLE001 - what was done is done, and has to be told
+        task_fields = {field: getattr(task, field) for field in task.__struct_fields__}
+        _log.error("audit.lost", action=name, user=user.get_name(), **task_fields, **given, cause=str(error))
+        return False
+    return True
+
+
+async def _task_of(job: JobStatus | None) -> TaskKey:
+    """Return the task instance that has started a job, as far as it is known: its DAG, or nothing."""
+    dag_id = dag_of(token_owner(job.token)) if job else ""
+    if not job or not dag_id:
+        return TaskKey()
+    a_try = job.token.rpartition("/")[2]
     tasks = await asyncio.to_thread(tasks_of_tries, [a_try])
-    return dag_id, tasks.get(a_try) or TaskKey(dag_id=dag_id)
-
-
-async def _resize(client: EdlClient, asked: ActionRequest) -> Result:
-    if asked.instances is None or asked.instances < 1:
-        raise RefusedError("Give `instances`, 1 or more; suspending has an action of its own.")
-    status = await client.backend.resize(asked.name, asked.instances)
-    return Result(f"{status.name} will have {_instances(status.wanted)}.")
-
-
-async def _suspend(client: EdlClient, asked: ActionRequest) -> Result:
-    status = await client.backend.resize(asked.name, 0)
-    return Result(f"{status.name} is being suspended; it resumes when somebody, or the policy, gives it instances.")
-
-
-async def _resume(client: EdlClient, asked: ActionRequest) -> Result:
-    status = await _active(client, asked.name)
-    if not status.is_suspended or status.scaling is None:
-        raise RefusedError(f"{asked.name} is not suspended.")
-    status = await client.backend.resize(asked.name, status.scaling.bounds.min)
-    return Result(f"{status.name} resumes with {_instances(status.wanted)}.")
-
-
-async def _checkpoint(client: EdlClient, asked: ActionRequest) -> Result:
-    status = await _active(client, asked.name)
-    if not status.elastic:
-        raise RefusedError(f"{asked.name} is no elastic training, and only those write checkpoints on request.")
-    if status.is_suspended:
-        raise RefusedError(f"{asked.name} is suspended; it has written a checkpoint before.")
-    number = await request_checkpoint(client.redis, client.namespace, asked.name)
-    try:
-        async with asyncio.timeout(CHECKPOINT_WAIT_S):
-            saved = await await_checkpoint(client.redis, client.namespace, asked.name, number)
-    except TimeoutError:
-        return Result(f"{asked.name} was asked for a checkpoint, and writes it after its current step.")
-    return Result(f"{asked.name} has written a checkpoint of step {saved.step}: {saved.url}")
-
-
-async def _stop(client: EdlClient, asked: ActionRequest) -> Result:
-    await _active(client, asked.name)
-    await client.backend.delete(asked.name)
-    return Result(f"{asked.name} is stopped; its log is kept.")
-
-
-async def _drain(client: EdlClient, asked: ActionRequest) -> Result:
-    await drain(client.redis, client.namespace, asked.pool, asked.teacher)
-    return Result(f"{asked.teacher} has left {asked.pool}; it answers what is in flight.")
-
-
-async def _undrain(client: EdlClient, asked: ActionRequest) -> Result:
-    await undo_drain(client.redis, client.namespace, asked.pool, asked.teacher)
-    return Result(f"{asked.teacher} may join {asked.pool} again.")
-
-
-async def _policy(client: EdlClient, asked: ActionRequest) -> Result:
-    """Make a pass by the rules of the last one: traffic windows are given where the policy runs, not here."""
-    last = await last_pass(client.redis, client.namespace)
-    if last is None or last.rules is None:
-        raise RefusedError(
-            "Nothing has rescaled within a day, so the traffic windows are unknown here. Run the task of "
-            "EdlAutoscaleOperator, or `edl autoscale`, once."
-        )
-    if last.policy not in ("", policy_name(decide)):
-        raise RefusedError(f"The last pass was made by the policy {last.policy}. Run its task: it is not known here.")
-    done = await client.rescale(last.rules, dry_run=asked.dry_run, policy=decide)
-    changes = len(done.plan.changes)
-    would = "would resize" if asked.dry_run else "has resized"
-    return Result(f"The policy {would} {changes} of {len(done.plan.targets)} jobs and pools.", done)
-
-
-async def _active(client: EdlClient, name: str) -> JobStatus:
-    status = await client.backend.get(name)
-    if status.has_ended:
-        raise RefusedError(f"{name} has ended ({status.phase}).")
-    return status
+    found = tasks.get(a_try)
+    return found if found and found.dag_id == dag_id else TaskKey(dag_id=dag_id)
 
 
 def _instances(count: int) -> str:
     return f"{count} instance{'' if count == 1 else 's'}"
-
-
-ACTIONS: Mapping[str, Callable[[EdlClient, ActionRequest], Awaitable[Result]]] = {
-    "resize": _resize,
-    "suspend": _suspend,
-    "resume": _resume,
-    "checkpoint": _checkpoint,
-    "stop": _stop,
-    "drain": _drain,
-    "undrain": _undrain,
-    "policy": _policy,
-}
-"""By name; see the page's buttons."""
-
-NEEDS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("resize", "suspend", "resume", "checkpoint", "stop"), ("job",)),
-    **dict.fromkeys(("drain", "undrain"), ("pool", "teacher")),
-    "policy": (),
-}
-"""The fields that an action has to have."""
-
-
-def _given(action: str, asked: ActionRequest) -> dict[str, Any]:
-    """Return what was asked for, for the audit log."""
-    given: dict[str, Any] = msgspec.structs.asdict(asked)
-    if action != "policy":
-        del given["dry_run"]
-    return {name: value for name, value in given.items() if value not in ("", None)}
-
-
-def missing_field(action: str, asked: ActionRequest) -> str:
-    """Return a field that the action needs and that is empty; empty if none is."""
-    given: dict[str, Any] = msgspec.structs.asdict(asked)
-    return next((field for field in NEEDS[action] if not given[field]), "")

@@ -32,7 +32,7 @@ from edl_airflow.plugin.log_tail import MOST_LINES, LogFollower, whole_log
 from edl_airflow.plugin.past import PastReader, events_of, timeline
 from edl_airflow.plugin.rights import Rights
 from edl_airflow.plugin.views import Scope, View, dags_in
-from edl_runtime.backends.errors import JobEndedError, UnknownJobError
+from edl_runtime.backends.errors import JobEndedError, JobReplacedError, UnknownJobError
 from edl_runtime.elastic.errors import NoCheckpointError
 from edl_runtime.elastic.rendezvous.redis_store import Event, last_events
 from edl_runtime.errors import BackendError, EdlError, SpecError
@@ -153,9 +153,7 @@ class _Asked(msgspec.Struct, frozen=True):
         seen = await self.kept.reader(self.conn_id).seen()
         scope = await self.kept.scope(self.task)
         dags = dags_in(seen) | ({scope.task.dag_id} if scope.task.dag_id else set())
-        rights = self.kept.rights.known(str(self.user.get_id()), dags, self.conn_id)
-        if rights is None:
-            rights = await asyncio.to_thread(self.kept.rights.rights_of, self.user, dags, self.conn_id)
+        rights = await self.kept.rights.of(self.user, dags, self.conn_id)
         if scope.task.dag_id and scope.task.dag_id not in rights.sees:
             raise _DeniedError
         return seen, rights, scope
@@ -167,7 +165,7 @@ def make_app() -> FastAPI:
     for errors, answer in (
         ((_DeniedError, actions.ForbiddenError, UnknownJobError), _denied),
         ((AirflowNotFoundException,), _no_connection),
-        ((actions.RefusedError, JobEndedError, NoCheckpointError, UnknownTeacherError), _conflict),
+        ((actions.RefusedError, JobEndedError, JobReplacedError, NoCheckpointError, UnknownTeacherError), _conflict),
         ((SpecError, RequestValidationError), _invalid),
         ((BackendError, RegistryError, EdlError, OSError), _unavailable),
     ):
@@ -386,11 +384,9 @@ async def act(request: Request, action: str) -> Response:
         if len(body) > MOST_BODY:
             return _error(413, f"The body has more than {MOST_BODY} bytes.")
     try:
-        asked = msgspec.json.decode(body, type=actions.ActionRequest)
+        asked = msgspec.json.decode(body, type=actions.ACTIONS[action])
     except msgspec.DecodeError as error:
         return _error(422, f"The body is no request: {error}.")
-    if field := actions.missing_field(action, asked):
-        return _error(422, f"Give `{field}`.")
     result = await actions.act(action, asked, request.state.edl_user)
     kept = _kept(request)
     kept.reader(asked.conn).read_now()
@@ -420,7 +416,7 @@ def forged(request: Request) -> str:
 async def _visible(about: _Asked, scope: Scope, owners: Mapping[str, str]) -> set[str]:
     """Return those of the removed jobs that the user may see, of this scope. `owners`: by the jobs' names."""
     dags = {dag_of(owner) for owner in owners.values()}
-    rights = await asyncio.to_thread(about.kept.rights.rights_of, about.user, dags, about.conn_id)
+    rights = await about.kept.rights.of(about.user, dags, about.conn_id)
     return {
         name
         for name, owner in owners.items()

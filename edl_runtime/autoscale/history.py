@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from edl_runtime.autoscale.planner import MeasuredTraffic, RescalingPlan, RescalingRules
+from edl_runtime.autoscale.policy.interface import Policy, policy_name
 from edl_runtime.backends.interface import Capacity, JobStatus
 from edl_runtime.specs import JobKind
 from edl_runtime.store import keys
@@ -169,13 +170,30 @@ PASS_KEPT_S = 24 * 3600
 class RescaleOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The `plan` of a pass, and the errors of the jobs that could not be resized (`refused`), by name.
 
-    `rules`, `policy`: by which it was made, the policy as "module:function"; None and empty if that is not kept.
+    `rules`, `policy`: by which it was made, the policy as "module:function"; None and empty if that is not kept. The
+    rules have the declared windows alone, as others read them from Redis, where no one may name a source for them to
+    ask: `had_source` says whether there was one.
     """
 
     plan: RescalingPlan
     refused: dict[str, str] = {}
     rules: RescalingRules | None = None
     policy: str = ""
+    had_source: bool = False
+
+
+def rescale_outcome(
+    plan: RescalingPlan, refused: Mapping[str, str], rules: RescalingRules, policy: Policy
+) -> RescaleOutcome:
+    """Return what a pass has decided and done, by these rules and this policy, with what others may know of them."""
+    windows = rules.windows
+    return RescaleOutcome(
+        plan=plan,
+        refused=dict(refused),
+        rules=msgspec.structs.replace(rules, windows=windows and windows.declared()),
+        policy=policy_name(policy),
+        had_source=bool(windows and windows.traffic),
+    )
 
 
 async def save_pass(client: Redis, namespace: str, done: RescaleOutcome) -> None:

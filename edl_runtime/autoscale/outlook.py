@@ -12,7 +12,7 @@ import msgspec
 
 from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot
 from edl_runtime.autoscale.planner import RescalingRules, make_plan
-from edl_runtime.autoscale.traffic.windows import TrafficWindows, WindowSpan
+from edl_runtime.autoscale.traffic.windows import DeclaredWindows, WindowSpan
 
 MOST_WINDOWS = 6
 """How many coming windows are looked at."""
@@ -48,10 +48,10 @@ def expected_plans(snapshot: ClusterSnapshot, rules: RescalingRules, *, until: f
     return found
 
 
-def past_spans(windows: TrafficWindows, *, since: float, until: float) -> list[WindowSpan]:
+def past_spans(windows: DeclaredWindows, *, since: float, until: float) -> list[WindowSpan]:
     """Return the windows that held between two times, in Unix seconds, oldest first; at most the newest MOST_SPANS."""
     return list(_spans(windows, since, until))[-MOST_SPANS:]
 
 
-def _spans(windows: TrafficWindows, since: float, until: float) -> Iterator[WindowSpan]:
+def _spans(windows: DeclaredWindows, since: float, until: float) -> Iterator[WindowSpan]:
     return windows.spans(datetime.fromtimestamp(since, UTC), lead_s=until - since)

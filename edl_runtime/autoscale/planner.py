@@ -27,7 +27,7 @@ from edl_runtime.autoscale.policy.model import (
 )
 from edl_runtime.autoscale.traffic.capacity import LEAD_S, TrainingCapacity, training_capacity
 from edl_runtime.autoscale.traffic.forecast import latest_sample
-from edl_runtime.autoscale.traffic.windows import TrafficWindows, WindowSpan
+from edl_runtime.autoscale.traffic.windows import DeclaredWindows, WindowSpan
 from edl_runtime.backends.interface import Capacity, JobStatus, Scaling
 from edl_runtime.backends.placement import may_run_on
 from edl_runtime.errors import SpecError
@@ -54,7 +54,7 @@ class RescalingRules(msgspec.Struct, frozen=True, kw_only=True):
     Raises SpecError.
     """
 
-    windows: TrafficWindows | None = None
+    windows: DeclaredWindows | None = None
     max_load: float = 1.0
     lead_s: float = LEAD_S
     pause_s: float = PAUSE_S

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot, take_snapshot
 from edl_runtime.autoscale.errors import RescalingError
-from edl_runtime.autoscale.history import RescaleOutcome, history_point
+from edl_runtime.autoscale.history import RescaleOutcome, history_point, rescale_outcome
 from edl_runtime.autoscale.planner import JobTarget, RescalingRules, make_plan
 from edl_runtime.autoscale.policy.decide import decide
-from edl_runtime.autoscale.policy.interface import Policy, policy_name
+from edl_runtime.autoscale.policy.interface import Policy
 from edl_runtime.backends.errors import ClusterUnavailableError, JobEndedError, UnknownJobError
 from edl_runtime.errors import BackendError, EdlError, SpecError
 from edl_runtime.log import get_logger
@@ -65,9 +65,7 @@ async def rescale(
             async with asyncio.timeout(PASS_LIMIT_S):
                 snapshot = await take_snapshot(backend, client, namespace, rules.windows)
                 if dry_run:
-                    return RescaleOutcome(
-                        plan=make_plan(snapshot, rules, policy), rules=rules, policy=policy_name(policy)
-                    )
+                    return rescale_outcome(make_plan(snapshot, rules, policy), {}, rules, policy)
                 done = await _carry_out(snapshot, rules, policy, backend)
                 await history.save_pass(client, namespace, done)
                 await history.record_point(
@@ -108,8 +106,7 @@ async def _carry_out(
     errors = [error for error in refused.values() if not isinstance(error, ENDED_ERRORS)]
     if errors and len(errors) == len(resized | refused.keys()):
         raise errors[0]
-    errors_by_name = {name: str(error) for name, error in refused.items()}
-    return RescaleOutcome(plan=found, refused=errors_by_name, rules=rules, policy=policy_name(policy))
+    return rescale_outcome(found, {name: str(error) for name, error in refused.items()}, rules, policy)
 
 
 async def _resize(jobs: Sequence[JobTarget], backend: Backend) -> dict[str, EdlError]:

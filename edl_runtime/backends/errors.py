@@ -33,6 +33,16 @@ class JobEndedError(BackendError):
 
 
 @dataclass(eq=False, repr=False)
+class JobReplacedError(BackendError):
+    """Raised when the job that was meant has gone, and another of its name, or another try of it, may run."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name!r} is not the job any more that was asked for; look at what runs now, and ask again"
+
+
+@dataclass(eq=False, repr=False)
 class SubmitError(BackendError):
     """Raised when a job could not be started."""
 

@@ -238,14 +238,15 @@ class Backend(Protocol):
         """Return all jobs and pools, by name."""
         ...
 
-    async def resize(self, name: str, instances: int) -> JobStatus:
+    async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
         """Request another number of instances. Returns when the request is recorded.
 
         The highest index leaves first, by SIGTERM and its grace period. 0 is always allowed and suspends the job: it is
         pending until it is resized again. A larger number also starts instances again that had been given up.
+        `token`: resize only a job that has it.
 
-        Raises UnknownJobError; SpecError outside the bounds; BackendError for a job that has ended, and for a size that
-        Kueue does not allow, see `Scaling.queue`.
+        Raises UnknownJobError; JobReplacedError for another token; SpecError outside the bounds; BackendError for a job
+        that has ended, and for a size that Kueue does not allow, see `Scaling.queue`.
         """
         ...
 

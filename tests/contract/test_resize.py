@@ -17,6 +17,7 @@ from support.backends.jobs import (
     wait_for_line,
 )
 
+from edl_runtime.backends.errors import JobReplacedError
 from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.errors import EX_CONFIG, BackendError, SpecError
 from edl_runtime.specs import Bounds
@@ -79,6 +80,16 @@ async def test_a_number_outside_the_bounds_is_refused(backend: Backend, instance
     with pytest.raises(SpecError, match=r"0, or 1 to 4|a whole number"):
         await backend.resize("job", instances)
     assert (await backend.get("job")).wanted == 1
+
+
+async def test_a_stale_token_resizes_nothing(backend: Backend) -> None:
+    """A resize that was meant for an earlier try does not reach the present one."""
+    await backend.submit(job(WAITS), token="try-1", secrets={})
+    await backend.submit(job(WAITS), token="try-2", secrets={})
+    with pytest.raises(JobReplacedError):
+        await backend.resize("job", 2, token="try-1")
+    assert (await backend.get("job")).wanted == 1
+    assert (await backend.resize("job", 2, token="try-2")).wanted == 2
 
 
 async def test_resizing_an_ended_job_is_refused(backend: Backend) -> None:

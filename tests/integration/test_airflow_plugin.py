@@ -12,17 +12,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from support.airflow.page import Api, Roles, add_task, audit, overview, report, submit
+from support.airflow.page import Api, Roles, add_task, overview, report, submit
 from support.airflow.world import World, registered
 from support.network.proxy import Proxy, running_proxy
 from support.teachers.process import wait_until
 
 from edl_airflow.plugin import run_note
-from edl_runtime.autoscale.planner import RescalingRules
-from edl_runtime.autoscale.rescale import rescale
-from edl_runtime.autoscale.traffic.schema import to_windows
 from edl_runtime.specs import Bounds
-from edl_runtime.store.redis_client import connect
 
 with warnings.catch_warnings():  # of a test client that Airflow's own imports drag in
     warnings.simplefilter("ignore")
@@ -121,139 +117,6 @@ def test_a_tab_shows_the_jobs_of_its_task_or_run(world: World, api: Api, monkeyp
     fresh.close()
     for where in ("&task_id=train&map_index=3", "&task_id=none"):
         assert api.get(f"overview?dag_id=nightly&run_id=manual__1{where}")["jobs"] == []
-
-
-def test_each_action_needs_the_permission_of_the_job_s_dag(world: World, api: Api) -> None:
-    """Who may only read sees no button; jobs of no DAG are for those who may change the connection."""
-    submit(world, "night", "nightly", kind="pool", bounds=Bounds(1, 3))
-    submit(world, "other", kind="pool", bounds=Bounds(1, 3))
-    overview(api, "other")
-    may = {}
-    for role in ("viewer", "user", "op", "admin"):
-        pools = {pool["name"]: pool["can"] for pool in api.get("overview", role)["pools"]}
-        may[role] = [name for name, can in pools.items() if can["resize"] and can["stop"] and can["drain"]]
-    assert may == {"viewer": [], "user": ["night"], "op": ["night", "other"], "admin": ["night", "other"]}
-    bodies = {
-        "resize": {"instances": 2}, "suspend": {}, "resume": {}, "checkpoint": {}, "stop": {},
-    }  # fmt: skip
-    for action, body in bodies.items():
-        assert api.act(action, "viewer", job="night", **body).status_code == 403
-        assert api.act(action, "user", job="other", **body).status_code == 403
-    assert api.act("drain", "viewer", pool="night", teacher="t").status_code == 403
-    assert api.act("policy", "user").status_code == 403
-    assert asyncio.run(world.backend.get("night")).wanted == 1
-    assert {outcome for *_, outcome in audit()} == {"no permission"}
-    assert len(audit()) == 2 * len(bodies) + 2
-
-
-def test_a_resize_is_in_the_audit_log_with_what_came_of_it(world: World, api: Api) -> None:
-    """By the user's name, at the job's task; a size outside the bounds is told to both."""
-    add_task()
-    submit(world, "night", "nightly", kind="pool", bounds=Bounds(1, 3))
-    done = api.act("resize", "user", job="night", instances=3)
-    assert (done.status_code, done.json()["done"]) == (200, "night will have 3 instances.")
-    assert asyncio.run(world.backend.get("night")).wanted == 3
-    refused = api.act("resize", "user", job="night", instances=9)
-    assert refused.status_code == 422
-    assert "9" in refused.json()["error"]
-    assert [row[:3] for row in audit()] == [("edl.resize", "the user", "nightly")] * 2
-    assert audit()[0][3] == "night will have 3 instances."
-    assert audit()[1][3].startswith("failed: ")
-
-
-def test_a_job_is_suspended_resumed_and_stopped(world: World, api: Api) -> None:
-    """The page shows each. A job that is not suspended can't resume; one that has gone is told as hidden ones are."""
-    submit(world, "night", "nightly", kind="pool", bounds=Bounds(2, 3), instances=3)
-    overview(api, '"wanted": 3')
-    assert api.act("resume", "user", job="night").status_code == 409
-    assert api.act("suspend", "user", job="night").status_code == 200
-    overview(api, '"state": "suspended"')
-    (pool,) = api.get("overview", "user")["pools"]
-    assert (pool["wanted"], pool["can"]["resume"], pool["can"]["suspend"]) == (0, True, False)
-    assert api.act("resume", "user", job="night").json()["done"] == "night resumes with 2 instances."
-    assert api.act("stop", "user", job="night").status_code == 200
-    assert world.jobs() == {}
-    assert api.act("stop", "admin", job="night").status_code == 403
-
-
-def test_a_checkpoint_of_a_job_that_writes_none_is_refused_in_words(world: World, api: Api) -> None:
-    """With the reason, and in the audit log."""
-    submit(world, "night", "nightly")
-    refused = api.act("checkpoint", "user", job="night")
-    assert refused.status_code == 409
-    assert "no elastic training" in refused.json()["error"]
-    assert "no elastic training" in audit()[0][3]
-
-
-def test_a_teacher_is_drained(world: World, api: Api) -> None:
-    """By who may change what no DAG owns; an unknown one is told."""
-    with registered(world, "by-hand", "127.0.0.1:4711"):
-        assert api.act("drain", "op", pool="by-hand", teacher="127.0.0.1:4711").status_code == 200
-        drained = api.act("drain", "op", pool="by-hand", teacher="127.0.0.1:9")
-    assert drained.status_code == 409
-    assert [event for event, *_ in audit()] == ["edl.drain"] * 2
-
-
-def test_the_policy_runs_by_the_rules_of_its_last_pass(world: World, api: Api) -> None:
-    """A dry run changes nothing; without a last pass its traffic windows are unknown."""
-    submit(world, "night", "nightly", kind="pool", bounds=Bounds(1, 3))
-    overview(api, '"state": "running"')
-    assert "traffic windows are unknown" in api.act("policy", "op").json()["error"]
-    sizes = [("day", "00:00", "12:00", 2), ("night", "12:00", "24:00", 2)]
-    windows = [{"name": name, "start": a, "end": b, "sizes": {"pools": {"night": n}}} for name, a, b, n in sizes]
-    rules = RescalingRules(windows=to_windows({"windows": windows}))
-
-    async def last() -> None:
-        async with connect(world.redis_url) as client:
-            await rescale(world.backend, client, world.namespace, rules)
-
-    asyncio.run(last())
-    asyncio.run(world.backend.resize("night", 1))
-    dry = api.act("policy", "op", dry_run=True).json()
-    (target,) = dry["plan"]["targets"]
-    assert (target["name"], target["instances"], "would resize" in dry["done"]) == ("night", 1, True)
-    assert asyncio.run(world.backend.get("night")).wanted == 1
-    assert api.act("policy", "op", dry_run=False).status_code == 200
-    assert asyncio.run(world.backend.get("night")).wanted == target["target"]
-    cluster = overview(api, '"targets": {"night"')["cluster"]
-    assert cluster["next"]["name"] in ("day", "night")
-    timeline = api.get("timeline")
-    assert {window["name"] for window in timeline["windows"]} == {"day", "night"}
-    (series,) = timeline["series"]
-    assert (series["name"], series["points"][-1][1]) == ("night", 1)
-    assert series["ahead"]
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"X-EDL-Request": "1", "Content-Type": "text/plain"},
-        {"X-EDL-Request": "1", "Sec-Fetch-Site": "cross-site"},
-        {"X-EDL-Request": "1", "Sec-Fetch-Site": "same-site"},
-        {"X-EDL-Request": "1", "Origin": "http://evil.example"},
-    ],
-)
-def test_a_forged_request_changes_nothing(world: World, api: Api, headers: dict[str, str]) -> None:
-    """As one that another site's page sends with the user's cookie."""
-    submit(world, "night", "nightly", kind="pool", bounds=Bounds(1, 3))
-    answer = api.ask("/api/actions/stop", "admin", "POST", json={"job": "night"}, headers=headers)
-    assert answer.status_code == 403
-    assert list(world.jobs()) == ["night"]
-
-
-@pytest.mark.usefixtures("world")
-def test_a_request_that_is_none_is_refused(api: Api) -> None:
-    """Whatever it is: nothing is done, and nothing breaks."""
-    headers = {"X-EDL-Request": "1", "Content-Type": "application/json"}
-    bodies = (b"", b"[]", b"{", b'{"job": 3}', b'{"job": "a", "more": 1}', b'{"job": ""}', b"1" * 5000)
-    codes = [
-        api.ask("/api/actions/stop", "admin", "POST", content=body, headers=headers).status_code for body in bodies
-    ]
-    assert codes == [422] * 6 + [413]
-    assert api.act("explode", "admin").status_code == 404
-    for query in ("instance=-1", "tail=0", f"text={'x' * 501}", "cursor=" + "x" * 61):
-        assert api.ask(f"/api/log?job=a&{query}").status_code == 422
 
 
 LOUD = r"""

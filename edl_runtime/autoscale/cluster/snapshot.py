@@ -12,7 +12,7 @@ from edl_runtime.autoscale.cluster.throughput import speedups
 from edl_runtime.autoscale.policy.model import Limit, Speedup
 from edl_runtime.autoscale.policy.pool_size import pool_size
 from edl_runtime.autoscale.traffic.forecast import Forecast
-from edl_runtime.autoscale.traffic.windows import TrafficWindows
+from edl_runtime.autoscale.traffic.windows import DeclaredWindows
 from edl_runtime.backends.interface import Capacity, JobStatus
 from edl_runtime.pool_reports import PoolDemand
 from edl_runtime.registry.pools import read_demands
@@ -49,7 +49,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def take_snapshot(
-    backend: Backend, client: Redis, namespace: str, windows: TrafficWindows | None = None
+    backend: Backend, client: Redis, namespace: str, windows: DeclaredWindows | None = None
 ) -> ClusterSnapshot:
     """Take a snapshot, with a forecast where the windows name a traffic source.
 

@@ -14,7 +14,7 @@ from edl_runtime.autoscale.traffic.forecast import (
     need_within_lead,
     zone_of,
 )
-from edl_runtime.autoscale.traffic.windows import TrafficWindows
+from edl_runtime.autoscale.traffic.windows import DeclaredWindows
 
 LEAD_S = 60.0
 """How long before a window with less for training jobs shrink: time for a pause and the start of a pod."""
@@ -34,7 +34,7 @@ class TrainingCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def training_capacity(
-    windows: TrafficWindows,
+    windows: DeclaredWindows,
     total: Mapping[str, float],
     *,
     now: datetime,
@@ -52,7 +52,7 @@ def training_capacity(
 
 
 def declared_capacity(
-    windows: TrafficWindows, total: Mapping[str, float], *, now: datetime, lead_s: float = LEAD_S
+    windows: DeclaredWindows, total: Mapping[str, float], *, now: datetime, lead_s: float = LEAD_S
 ) -> TrainingCapacity:
     """Return what the windows leave to training."""
     zone = zone_of(windows.time_zone)

@@ -140,12 +140,11 @@ class WindowSpan(msgspec.Struct, frozen=True, kw_only=True):
     end: datetime | None
 
 
-class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
+class DeclaredWindows(msgspec.Struct, frozen=True, kw_only=True):
     """All windows, and the `default` sizes of the times between them.
 
     - `time_zone`: of the windows' times, as named in the tz database.
     - `holidays`: dates on which only windows of the day "holiday" start.
-    - `traffic`: the source of what the web needs; None for windows alone.
 
     Raises SpecError for windows that overlap, for times that no window covers when there is no default, and for unknown
     time zones.
@@ -155,7 +154,15 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
     default: Sizes | None = None
     time_zone: str = "UTC"
     holidays: frozenset[date] = frozenset()
-    traffic: Traffic | None = None
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """The source of what the web needs; None for windows alone."""
+        return None
+
+    def declared(self) -> DeclaredWindows:
+        """Return the windows alone."""
+        return DeclaredWindows(**{name: getattr(self, name) for name in DeclaredWindows.__struct_fields__})
 
     def __post_init__(self) -> None:
         zone_of(self.time_zone)
@@ -240,6 +247,12 @@ class TrafficWindows(msgspec.Struct, frozen=True, kw_only=True):
             if start > end:
                 gap = f"none on {day} from {format_clock(end)} to {format_clock(start)}"
                 raise SpecError("windows", gap, "a window for each time, or `default` with the sizes of all others")
+
+
+class TrafficWindows(DeclaredWindows, frozen=True, kw_only=True):
+    """Windows, and the source of what the web needs: while that is known, training has the rest."""
+
+    traffic: Traffic | None = None
 
 
 def format_clock(minutes: int) -> str:

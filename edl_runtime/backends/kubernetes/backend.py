@@ -11,7 +11,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from edl_runtime.backends.errors import ClusterError, ConflictError, JobEndedError, SubmitError, UnknownJobError
+from edl_runtime.backends.errors import (
+    ClusterError,
+    ConflictError,
+    JobEndedError,
+    JobReplacedError,
+    SubmitError,
+    UnknownJobError,
+)
 from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, token_owner
 from edl_runtime.backends.kubernetes import capacity, log_archive, logs, manifests, names
 from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest, Outage
@@ -156,11 +163,13 @@ class KubernetesBackend:
             )
         return sorted(statuses, key=lambda status: status.name)
 
-    async def resize(self, name: str, instances: int) -> JobStatus:
+    async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
         async with self._api(changing=name) as api:
             while True:
                 owner = await _existing_owner(api, name)
                 status = await _status(api, owner)
+                if token not in (None, status.token):
+                    raise JobReplacedError(name)
                 if is_leaving(owner) or status.has_ended:
                     ended = "is ending" if is_leaving(owner) else f"has {status.phase}"
                     raise JobEndedError(name, ended)

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from edl_runtime import locks
-from edl_runtime.backends.errors import JobEndedError, SubmitError, UnknownJobError
+from edl_runtime.backends.errors import JobEndedError, JobReplacedError, SubmitError, UnknownJobError
 from edl_runtime.backends.interface import (
     Capacity,
     JobStatus,
@@ -48,9 +48,10 @@ class AdoptRequest(msgspec.Struct, frozen=True, tag="adopt"):
 
 
 class ResizeRequest(msgspec.Struct, frozen=True, tag="resize"):
-    """Request another number of instances."""
+    """Request another number of instances; with a token, only if the job has it."""
 
     instances: int
+    token: str | None = None
 
 
 class DeleteRequest(msgspec.Struct, frozen=True, tag="delete"):
@@ -126,12 +127,14 @@ class LocalBackend:
     async def list(self) -> builtins.list[JobStatus]:
         return await asyncio.to_thread(self._list)
 
-    async def resize(self, name: str, instances: int) -> JobStatus:
+    async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
         status = await self.get(name)
+        if token not in (None, status.token):
+            raise JobReplacedError(name)
         if status.scaling:
             status.scaling.bounds.check_size(instances)
         try:
-            reply = await _ask_supervisor(self._job(name), ResizeRequest(instances))
+            reply = await _ask_supervisor(self._job(name), ResizeRequest(instances, token))
         except TimeoutError:
             raise BackendError(
                 f"the supervisor of {name!r} does not answer; end it with `edl stop {name}`, and submit it again"

@@ -102,7 +102,7 @@ class SupervisedJob:
             case AdoptRequest():
                 return self._adopt(request)
             case ResizeRequest():
-                return self._resize(request.instances)
+                return self._resize(request)
             case DeleteRequest():
                 return self._delete(request)
             case _:
@@ -116,9 +116,10 @@ class SupervisedJob:
         self._change(token=request.token)
         return Accepted(self._status)
 
-    def _resize(self, instances: int) -> Reply:
-        if self._ending.is_set():
-            return Rejected("it has ended")
+    def _resize(self, request: ResizeRequest) -> Reply:
+        instances = request.instances
+        if self._ending.is_set() or request.token not in (None, self._status.token):
+            return Rejected("it has ended, or has another token")
         try:
             self._spec.bounds.check_size(instances)
         except SpecError:
