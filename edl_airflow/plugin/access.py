@@ -12,6 +12,8 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Collection
+from functools import cache
+from typing import Any
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
@@ -25,12 +27,13 @@ from airflow.api_fastapi.auth.managers.models.resource_details import (
 )
 from airflow.api_fastapi.core_api.security import bearer_scheme, get_user
 from airflow.models.dag import DagModel
+from airflow.utils.session import create_session
 from fastapi import HTTPException, Request
 
 from edl_airflow.plugin.rights import Rights
 
 VIEW = "EDL"
-"""The plugin's view, as auth managers know it: `can_edit on EDL` in FAB."""
+"""The plugin's view, as auth managers know it: `can_edit on EDL` in FAB, see `_register_view`."""
 
 CACHED_S = 5.0
 MOST_CACHED = 1_000
@@ -94,9 +97,20 @@ def rights_of(user: BaseUser, dag_ids: Collection[str], conn_id: str) -> Rights:
 
 def _may_change_others(user: BaseUser, conn_id: str) -> bool:
     manager = get_auth_manager()
+    _register_view()
     return manager.is_authorized_custom_view(
         method="PUT", resource_name=VIEW, user=user
     ) and manager.is_authorized_connection(method="PUT", details=ConnectionDetails(conn_id=conn_id), user=user)
+
+
+@cache
+def _register_view() -> None:
+    """Make the view known to FAB, whose roles can have permissions only on views that it knows; Admin has it then."""
+    manager: Any = get_auth_manager()
+    if app := getattr(manager, "flask_app", None):
+        with create_session(), app.app_context():  # its security manager has the same session of this thread
+            security = manager.security_manager
+            security.add_permission_to_role(security.find_role("Admin"), security.create_permission("can_edit", VIEW))
 
 
 class RightsCache:

@@ -277,7 +277,7 @@ def test_a_source_written_into_redis_is_never_read(world: World, api: Api) -> No
     submit(world, "night", "nightly", **POOL)
     make_pass(world, windows=[], default={})
     with prometheus() as measured:
-        source = {"type": "prometheus", "url": measured.url, "query": "up", "token_env": "EDL_TRAFFIC_TOKEN"}
+        source = {"type": "prometheus", "url": measured.url, "query": "up"}
 
         def smuggle(kept: Any) -> None:
             kept["rules"]["windows"]["traffic"] = {"resource": "cpu", "source": source}
