@@ -68,7 +68,7 @@ class FakeBackend:
         self.lists += 1
         return list(self.jobs.values())
 
-    async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
+    async def resize(self, name: str, instances: int) -> JobStatus:
         self.calls.append((f"resize to {instances}", name))
         return await self.get(name)
 

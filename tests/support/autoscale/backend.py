@@ -51,7 +51,7 @@ class Jobs(LocalBackend):
         free = CPUS - sum(self.wanted.values())
         return Capacity(nodes=(NodeCapacity(name="node", total={"cpu": CPUS}, free={"cpu": free}),))
 
-    async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
+    async def resize(self, name: str, instances: int) -> JobStatus:
         self._before_resize(self)
         if name in self.hang:
             raise BackendError(f"the supervisor of {name!r} does not answer")
