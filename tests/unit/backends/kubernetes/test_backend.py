@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes_asyncio.client import ApiClient, Configuration
 
+from edl_runtime.backends.errors import JobReplacedError
 from edl_runtime.backends.kubernetes import client, logs, names
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.errors import BackendError
@@ -156,3 +157,15 @@ async def test_a_job_in_a_queue_has_no_size_for_which_kueue_would_stop_it(
         else:
             await backend.resize("job", instances)
     assert [one["spec"]["completions"] for one in cluster.patched] == ([] if refused else [instances])
+
+
+async def test_a_resize_that_was_meant_for_another_try_changes_nothing() -> None:
+    """The token is that of the object which the API server then changes, or refuses to change as of another version."""
+    metadata = {**JOB["metadata"], "annotations": {names.WANTED: "2", names.BOUNDS: "1:4", names.TOKEN: "try-2"}}
+    cluster = Cluster({}, jobs=[{**JOB, "metadata": metadata}], pods=[])
+    async with cluster.backend() as backend:
+        with pytest.raises(JobReplacedError):
+            await backend.resize("job", 3, token="try-1")
+        assert cluster.patched == []
+        await backend.resize("job", 3, token="try-2")
+    assert [one["spec"]["completions"] for one in cluster.patched] == [3]
