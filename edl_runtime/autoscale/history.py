@@ -72,7 +72,7 @@ class JobPoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
     """What was observed `at` a time, in Unix seconds of Redis's clock.
 
-    `window`: empty when nothing rescales. `traffic`: as last measured; None without a traffic source.
+    `window`: empty when nothing rescales. `traffic`: as measured then; None without a traffic source.
     """
 
     jobs: dict[str, JobPoint]
@@ -87,7 +87,7 @@ async def record_point(client: Redis, namespace: str, seen: HistoryPoint) -> boo
 
     Raises RegistryUnavailableError.
     """
-    point = msgspec.json.encode(msgspec.structs.replace(seen, at=0.0)).decode()
+    point = msgspec.json.encode(_dated(seen, 0.0)).decode()  # when equal things were seen makes no difference
     most = max(1, min(MOST_POINTS, MOST_BYTES // len(point)))
     args: list[str | int] = [point, TWO_WITHIN_MS, SAME_AFTER_MS, most, KEPT_S]
     return bool(await run_script(client, "history_record", [keys.history(namespace)], args))
@@ -111,7 +111,12 @@ async def read_points(client: Redis, namespace: str, *, since: float) -> list[Hi
 def _point(entry: str, fields: Mapping[str, str]) -> HistoryPoint | None:
     """Return a stream entry as a point; None for one that this version can't read."""
     found = decode_record(fields.get(_FIELD), HistoryPoint)
-    return found and msgspec.structs.replace(found, at=int(entry.partition("-")[0]) / 1000)
+    return found and _dated(found, int(entry.partition("-")[0]) / 1000)
+
+
+def _dated(point: HistoryPoint, at: float) -> HistoryPoint:
+    traffic = point.traffic and msgspec.structs.replace(point.traffic, at=at)
+    return msgspec.structs.replace(point, at=at, traffic=traffic)
 
 
 # A point from the state of jobs and nodes. Pure.

@@ -13,7 +13,7 @@ from support.autoscale.jobs import past
 
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.history import HistoryPoint
-from edl_runtime.autoscale.planner import RescalingRules
+from edl_runtime.autoscale.planner import MeasuredTraffic, RescalingRules
 from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.store import keys
@@ -59,6 +59,19 @@ async def test_a_point_is_added_when_there_is_something_new(
     await remembered_before(client, namespace, before, ago_s)
     assert await history.record_point(client, namespace, past(0.0, a=2)) is added
     assert await client.xlen(keys.history(namespace)) == 1 + added
+
+
+async def test_a_measurement_of_equal_traffic_is_nothing_new(
+    client: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pass measures anew; a hundred that find the same are one point."""
+    monkeypatch.setattr(history, "TWO_WITHIN_MS", 0)
+    seen = past(0.0, a=2)
+    for number in range(100):
+        traffic = MeasuredTraffic(resource="gpu", needed=3.0, at=1000.0 + 30 * number)
+        await history.record_point(client, namespace, msgspec.structs.replace(seen, traffic=traffic))
+    [found] = await history.read_points(client, namespace, since=0.0)
+    assert found.traffic == MeasuredTraffic(resource="gpu", needed=3.0, at=found.at)
 
 
 async def test_of_many_at_once_the_first_and_the_last_stay(
