@@ -13,7 +13,7 @@ import msgspec
 
 from edl_runtime.concurrency import first_completed
 from edl_runtime.discovery.assignments import REPORT_EVERY_S, SILENT_AFTER_S, Assignment
-from edl_runtime.discovery.errors import DiscoveryRefusedError, DiscoveryTimeoutError, DiscoveryUnavailableError
+from edl_runtime.discovery.errors import DiscoveryNotReadyError, DiscoveryRefusedError, DiscoveryUnavailableError
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.pool_reports import StudentReport
@@ -102,7 +102,9 @@ class DiscoveryClient:
         try:
             yield
         except httpx.TimeoutException:
-            raise DiscoveryTimeoutError(self.url, "no answer in time") from None
+            raise DiscoveryNotReadyError(self.url, "no answer in time") from None
+        except DiscoveryUnavailableError:  # an OSError, too
+            raise
         except (httpx.TransportError, OSError) as error:
             raise DiscoveryUnavailableError(self.url, str(error) or type(error).__name__) from None
 
@@ -118,7 +120,7 @@ class DiscoveryClient:
         except msgspec.DecodeError:
             reason = "it is not a discovery endpoint"
         if response.is_server_error:
-            return DiscoveryUnavailableError(self.url, f"it answered {response.status_code}: {reason}")
+            return DiscoveryNotReadyError(self.url, f"it answered {response.status_code}: {reason}")
         return DiscoveryRefusedError(self.url, response.status_code, reason)
 
 

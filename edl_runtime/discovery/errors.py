@@ -21,8 +21,8 @@ class DiscoveryUnavailableError(RegistryError, ConnectionError):
         )
 
 
-class DiscoveryTimeoutError(DiscoveryUnavailableError):
-    """Raised when a discovery endpoint does not answer in time."""
+class DiscoveryNotReadyError(DiscoveryUnavailableError):
+    """Raised when a discovery endpoint does not answer in time, or answers 5xx, as while its Redis is away."""
 
 
 @dataclass(eq=False, repr=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import random
 import socket
 import time
 from collections.abc import Callable, Collection
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from edl_runtime.concurrency import first_completed
 from edl_runtime.discovery.assignments import REPORT_EVERY_S, Assignment, StudentRegistry, StudentSession
 from edl_runtime.discovery.client import DiscoveryClient, follow_assignments
-from edl_runtime.discovery.errors import DiscoveryTimeoutError
+from edl_runtime.discovery.errors import DiscoveryNotReadyError
 from edl_runtime.distill.teacher_addresses import Discovered
 from edl_runtime.log import get_logger
 from edl_runtime.meter import WINDOW_S, RateMeter
@@ -22,6 +23,9 @@ from edl_runtime.registry.members import Member, student_id
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryTimeoutError
 from edl_runtime.store.redis_client import connect
+
+ASK_AGAIN_S = 2.0
+"""The longest pause before a registry or endpoint that was not ready is asked again."""
 
 log = get_logger(__name__)
 
@@ -50,8 +54,8 @@ async def follow_pool(
 
     While Redis or the endpoint is unavailable, the teachers in use stay in use. If it is at the start, this raises
     RegistryUnavailableError or DiscoveryUnavailableError; if the endpoint refuses, DiscoveryRefusedError. If it is only
-    slow, this calls `on_unavailable` and tries again: the reader has its own limit for waiting for teachers, and slow
-    answers alone end no training.
+    slow, or the endpoint answers 5xx, as while its Redis is away, this calls `on_unavailable` and tries again: the
+    reader has its own limit for waiting for teachers, EDL_TEACHER_WAIT_S.
     """
     me = Member(
         id=student_id(settings.job, settings.instance),
@@ -71,9 +75,10 @@ async def follow_pool(
     while True:
         try:
             await follow_teachers(teachers.pool, me, settings, on_assignment, make_report)
-        except (RegistryTimeoutError, DiscoveryTimeoutError) as error:
+        except (RegistryTimeoutError, DiscoveryNotReadyError) as error:
             on_unavailable(str(error))
             log.warning("registry.unavailable", pool=teachers.pool, cause=str(error))
+            await asyncio.sleep(ASK_AGAIN_S * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
 
 
 async def _follow_endpoint(

@@ -94,6 +94,20 @@ async def test_an_endpoint_that_is_slow_for_a_moment_ends_no_student(
                 await one.wait_for(lambda teachers: teachers == ("a:1",))
 
 
+async def test_an_endpoint_whose_redis_is_not_there_yet_is_waited_for(own_redis: RedisServer) -> None:
+    """A student that starts meanwhile is answered 503, asks again, says why it has no teacher, and then has one."""
+    settings = RuntimeSettings(redis_url=own_redis.url, namespace="n", lease_ttl_s=60.0)
+    own_redis.kill()
+    with running_discovery(settings) as endpoint, capture_logs() as logs:
+        async with student(discovery_settings(endpoint.url, settings)) as one:
+            await wait_for_log(logs, "registry.unavailable")
+            assert one.outages
+            assert "it answered 503" in one.outages[0]
+            await asyncio.to_thread(own_redis.start)
+            async with registered(settings, "a:1"):
+                await one.wait_for(lambda teachers: teachers == ("a:1",))
+
+
 async def test_redis_may_go_behind_it(own_redis: RedisServer) -> None:
     """The student keeps its teachers and its stream while Redis is away, and hears of new ones when it is back."""
     settings = RuntimeSettings(redis_url=own_redis.url, namespace="n", lease_ttl_s=0.5)
