@@ -14,6 +14,7 @@ from airflow.listeners import hookimpl
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
+    from sqlalchemy.orm import Session
 
 MOST_CHARACTERS = 1000
 """Of a note, in Airflow."""
@@ -41,19 +42,39 @@ def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:  # noqa: ARG001 (Airfl
 
 
 def write_note(dag_run: DagRun) -> None:
-    """Set a run's note, in the session of the run, if tasks of ours have left results. Never raises."""
+    """Set a run's note, in the session of the run, if tasks of ours have left results. Never raises.
+
+    That session is the scheduler's, and holds the run's end. So all of it happens in a savepoint, behind which a
+    statement that fails leaves the session as it was; and by statements, not by a change of `dag_run`, which would
+    fail when the session is committed. The savepoint is the connection's: the scheduler forbids commits of its
+    session, and takes the end of a session's own savepoint for one.
+    """
+    from sqlalchemy.orm import object_session
+
     try:
-        if not is_ours(dag_run):
+        session = object_session(dag_run)
+        if session is None:
             return
-        if text := note_of(_results(dag_run)):
-            dag_run.note = text
+        with session.no_autoflush, session.connection().begin_nested():
+            _write(session, dag_run)
+        session.expire(dag_run, ["dag_run_note"])
     except Exception:  # a note must not end a run in another way
         log.exception("No note for run %s of %s", dag_run.run_id, dag_run.dag_id)
 
 
-def is_ours(dag_run: DagRun) -> bool:
+def _write(session: Session, dag_run: DagRun) -> None:
+    from airflow.models.dagrun import DagRunNote
+    from sqlalchemy import insert, select, update
+
+    table = DagRunNote.__table__
+    there = session.execute(select(table.c.user_id, table.c.content).where(table.c.dag_run_id == dag_run.id)).first()
+    if is_ours(there) and (text := note_of(_results(session, dag_run))):
+        change = update(table).where(table.c.dag_run_id == dag_run.id) if there else insert(table)
+        session.execute(change.values(dag_run_id=dag_run.id, content=text))
+
+
+def is_ours(note: Any | None) -> bool:
     """Whether a run has no note, or one of an earlier end that no user has changed."""
-    note = dag_run.dag_run_note
     return note is None or (note.user_id is None and str(note.content or "").startswith(HEADING))
 
 
@@ -109,22 +130,19 @@ def _plain(text: object) -> str:
     return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", one_line)
 
 
-def _results(dag_run: DagRun) -> list[tuple[str, Mapping[str, Any]]]:
+def _results(session: Session, dag_run: DagRun) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the results of our tasks as they are stored: plain data. Airflow would import classes that others name."""
     from airflow.models.taskinstance import TaskInstance
     from airflow.models.xcom import XCOM_RETURN_KEY, XComModel
     from sqlalchemy import select
-    from sqlalchemy.orm import object_session
 
-    session = object_session(dag_run)
-    if session is None:
-        return []
     tasks = select(TaskInstance.task_id).where(
         TaskInstance.dag_id == dag_run.dag_id,
         TaskInstance.run_id == dag_run.run_id,
         TaskInstance.operator.contains(OURS),
     )
     query = (
-        select(XComModel)
+        select(XComModel.task_id, XComModel.map_index, XComModel.value)
         .where(
             XComModel.task_id.in_(tasks),
             XComModel.dag_id == dag_run.dag_id,
@@ -134,10 +152,8 @@ def _results(dag_run: DagRun) -> list[tuple[str, Mapping[str, Any]]]:
         .order_by(XComModel.timestamp)
         .limit(MOST_RESULTS)
     )
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    for row in session.scalars(query):
-        value = XComModel.deserialize_value(row)
-        if isinstance(value, dict):
-            named = row.task_id if row.map_index < 0 else f"{row.task_id} {row.map_index}"
-            found.append((named, value))
-    return found
+    return [
+        (task if index < 0 else f"{task} {index}", value)
+        for task, index, value in session.execute(query)
+        if isinstance(value, dict)
+    ]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import uuid
 import warnings
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,18 +15,11 @@ from support.airflow.world import World, registered
 from support.network.proxy import Proxy, running_proxy
 from support.teachers.process import wait_until
 
-from edl_airflow.plugin import run_note
 from edl_runtime.specs import Bounds
 
 with warnings.catch_warnings():  # of a test client that Airflow's own imports drag in
     warnings.simplefilter("ignore")
     from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
-    from airflow.models.dagrun import DagRun
-    from airflow.models.taskinstance import TaskInstance
-    from airflow.models.xcom import XComModel
-    from airflow.utils.session import create_session
-    from airflow.utils.types import DagRunType
-    from sqlalchemy import insert, select
 
     from edl_airflow.plugin import app, log_tail
 
@@ -229,36 +220,3 @@ def test_the_timeline_keeps_jobs_that_were_removed(world: World, api: Api, monke
     assert [series["name"] for series in api.get("timeline")["series"]] == ["night"]
     monkeypatch.setattr(Roles, "readable", ("other", None))
     assert api.get("timeline")["series"] == []
-
-
-@pytest.mark.usefixtures("api")
-def test_a_run_ends_with_a_note_of_its_results() -> None:
-    """Written in the session that ends the run; a note of a user stays."""
-    result = {"job": "night", "checkpoint": "/m", "metrics": {"accuracy": 0.9}, "answered": {"a:1": 7}}
-    with create_session() as session:
-        for run_id, note in (("manual__1", None), ("manual__2", ("mine", "1"))):
-            run = DagRun(dag_id="nightly", run_id=run_id, run_type=DagRunType.MANUAL, state="running")
-            run.run_after = run.queued_at or run.created_at or datetime.now(UTC)
-            run.note = note
-            session.add(run)
-            session.flush()
-            given = {"dag_run_id": run.id, "dag_id": "nightly", "run_id": run_id, "task_id": "train", "map_index": -1}
-            for task_id, operator in (("train", "EdlDistillOperator"), ("other", "PythonOperator")):
-                named = {**given, "task_id": task_id}
-                session.execute(insert(XComModel).values(key="return_value", value=result, **named))
-                session.execute(
-                    insert(TaskInstance).values(
-                        id=uuid.uuid4(), dag_id="nightly", run_id=run_id, task_id=task_id, map_index=-1,
-                        operator=operator, pool="default_pool", pool_slots=1, try_number=1,
-                    )
-                )  # fmt: skip
-            run_note.on_dag_run_success(run, "success")
-    with create_session() as session:
-        notes = [run.note for run in session.scalars(select(DagRun).order_by(DagRun.run_id))]
-        session.query(XComModel).delete()
-        for run in session.scalars(select(DagRun)):
-            session.delete(run)
-    assert notes == [
-        "**Elastic deep learning**\n\n- **train**: accuracy 0.9 · 7 answers of 1 teacher · checkpoint /m",
-        "mine",
-    ]

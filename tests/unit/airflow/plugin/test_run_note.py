@@ -47,10 +47,10 @@ def test_names_and_values_are_no_markdown() -> None:
 def test_a_user_s_note_is_left_alone() -> None:
     """Also ours after a user has edited it; one of an earlier end of the run is replaced."""
     ours = SimpleNamespace(user_id=None, content=note_of([("t", TRAINED)]))
-    assert is_ours(SimpleNamespace(dag_run_note=None))  # type: ignore[arg-type]
-    assert is_ours(SimpleNamespace(dag_run_note=ours))  # type: ignore[arg-type]
+    assert is_ours(None)
+    assert is_ours(ours)
     for note in (SimpleNamespace(user_id="7", content=ours.content), SimpleNamespace(user_id=None, content="mine")):
-        assert not is_ours(SimpleNamespace(dag_run_note=note))  # type: ignore[arg-type]
+        assert not is_ours(note)
 
 
 def test_a_note_that_fails_does_not_hurt_the_run() -> None:
