@@ -14,7 +14,7 @@ from edl_runtime.cli.autoscale import Changes, max_load_option, named_policy, po
 from edl_runtime.cli.backends import kubernetes_place
 from edl_runtime.cli.options import print_json_line, read_settings
 from edl_runtime.compat.job_specs import checkpoints_of_pods, redis_of_pods
-from edl_runtime.concurrency import unless_stopped
+from edl_runtime.concurrency import first_completed
 from edl_runtime.errors import SpecError
 
 
@@ -66,7 +66,7 @@ def controller(
         raise SpecError("--interval", interval_s, f"seconds above 0, less than {STARVATION_S - LEAD_S:g}")
     from edl_runtime.controller.controller import JobDefaults
     from edl_runtime.controller.passes import PassOptions
-    from edl_runtime.controller.run import ControllerOptions, run_controller
+    from edl_runtime.controller.run import ControllerOptions, run_controller, wait_for_trainings_to_end
 
     connect, namespace = kubernetes_place(settings)
     passes = PassOptions(
@@ -92,6 +92,11 @@ def controller(
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await unless_stopped(stop, run_controller(connect, options))
+
+        async def stopped() -> None:
+            await stop.wait()
+            await wait_for_trainings_to_end(connect, namespace)
+
+        await first_completed(stopped(), run_controller(connect, options))
 
     asyncio.run(run())

@@ -41,6 +41,9 @@ RETRY_S = 5.0
 REASON_WAIT_S = 5.0
 """How long a size that may be a rescaling pass's is not recorded, so that its event has the pass's reason."""
 
+NAMESPACE_EVERY_S = 10.0
+"""How often to look whether the namespace is being deleted."""
+
 STOP_LIMIT_S = 300.0
 """How long a deleted object waits for its trainers. Then it goes, and the cluster deletes what is left of the Job."""
 
@@ -83,12 +86,26 @@ class NamespaceController:
         self._objects: dict[str, Manifest] = {}
         self._due: dict[str, asyncio.Event] = {}
         self._refusals: dict[str, Refusal] = {}
+        self._is_terminating = False
 
     async def run(self) -> None:
         """Reconcile until cancelled. What fails is logged and repeated."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_objects(tasks))
             tasks.create_task(self._follow_jobs(tasks))
+            tasks.create_task(self._follow_namespace(tasks))
+
+    async def _follow_namespace(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            before = self._is_terminating
+            try:
+                self._is_terminating = await self._api.is_terminating()
+            except BackendError as error:
+                self._log_failure("namespace.not_read", error)
+            if self._is_terminating != before:
+                log.info("namespace.changed", namespace=self._api.namespace, is_terminating=self._is_terminating)
+                self._wake_all(tasks)
+            await asyncio.sleep(NAMESPACE_EVERY_S)
 
     async def _follow_objects(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -146,7 +163,7 @@ class NamespaceController:
         problem = None
         while name in self._objects:
             resource, job = Resource(self._objects[name]), await self._job(name)
-            step = None if problem else next_step(resource, job)
+            step = None if problem else next_step(resource, job, in_terminating_namespace=self._is_terminating)
             if step is None or (step.action == "delete" and resource.is_deleting):  # it takes a while: say so first
                 is_new = await self._write_status(resource, job, problem)
                 if step is None and not is_new:
@@ -224,7 +241,7 @@ class NamespaceController:
         except TimeoutError:
             message = f"its Job has not ended within {STOP_LIMIT_S:.0f} s"
             await self._record(resource, Event("Warning", "StopTimedOut", message))
-            if resource.is_deleting:
+            if resource.is_deleting or self._is_terminating:
                 await self._remove_finalizer(resource)
 
     async def _remove_finalizer(self, resource: Resource) -> None:

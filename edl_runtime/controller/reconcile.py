@@ -33,10 +33,14 @@ def own_job(resource: Resource, job: JobStatus | None) -> JobStatus | None:
     return job if job and token_owner(job.token) == resource.owner else None
 
 
-def next_step(resource: Resource, job: JobStatus | None) -> Step | None:
-    """Return the next step, None if there is nothing to do. `job`: the job of the object's name."""
+def next_step(resource: Resource, job: JobStatus | None, *, in_terminating_namespace: bool = False) -> Step | None:
+    """Return the next step, None if there is nothing to do. `job`: the job of the object's name.
+
+    A terminating namespace deletes pods before their Jobs, and keeps those pods that a Job would replace. So there an
+    object's Job has to end although the object isn't deleted yet.
+    """
     own = own_job(resource, job)
-    if resource.is_deleting:
+    if resource.is_deleting or in_terminating_namespace:
         return _step_to_end(resource, own)
     if resource.has_ended:
         return Step("delete", token=own.token) if own and _is_failed_and_runs(own) else None

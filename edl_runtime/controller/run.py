@@ -18,6 +18,7 @@ from edl_runtime.backends.kubernetes.client import KubernetesClient, Outage, ope
 from edl_runtime.controller.controller import RETRY_S, JobDefaults, NamespaceController
 from edl_runtime.controller.leader import Candidate, LeaseTimes
 from edl_runtime.controller.passes import Passes, PassOptions
+from edl_runtime.controller.resource import FINALIZER, Resource
 from edl_runtime.controller.windows import WindowsConfigMap
 from edl_runtime.errors import BackendError
 from edl_runtime.log import get_logger
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
 LEASE = "edl-controller"
+
+CHECK_WITHIN_S = 5.0
+"""How long a controller that shall stop asks whether its namespace is being deleted."""
 
 log = get_logger(__name__)
 
@@ -55,6 +59,23 @@ async def run_controller(
     async with open_client(connect, options.namespace, outage=Outage()) as api:
         candidate = Candidate(api, LEASE, identity, options.lease_times)
         await candidate.lead(partial(_work, connect, api, options))
+
+
+async def wait_for_trainings_to_end(
+    connect: Callable[[], AbstractAsyncContextManager[ApiClient]], namespace: str
+) -> None:
+    """If the namespace is being deleted, wait until no TrainingJob in it needs a controller; else return at once."""
+    async with open_client(connect, namespace) as api:
+        try:
+            async with asyncio.timeout(CHECK_WITHIN_S):
+                if not await api.is_terminating():
+                    return
+            log.info("namespace.terminating", namespace=namespace)
+            async for found in api.watch("TrainingJob"):
+                if not any(FINALIZER in Resource(one).finalizers for one in found.values()):
+                    return
+        except (BackendError, TimeoutError) as error:
+            log.warning("namespace.not_read", namespace=namespace, cause=str(error) or "no answer in time")
 
 
 async def _work(

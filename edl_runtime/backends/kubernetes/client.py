@@ -207,6 +207,11 @@ class KubernetesClient:
         """Return the object, None if there is none."""
         return await self._request_if_found(_Request("GET", self._path(kind, name)))
 
+    async def is_terminating(self) -> bool:
+        """Whether the namespace is being deleted, or gone: then it refuses new objects."""
+        found = await self._request_if_found(_Request("GET", f"/api/v1/namespaces/{self.namespace}"))
+        return found is None or "deletionTimestamp" in found["metadata"]
+
     async def metadata(self, manifest: Mapping[str, Any]) -> Manifest | None:
         """Return the metadata of the object with that kind and name, None if there is none.
 

@@ -67,7 +67,8 @@ class _Recorded:
         verbs = [_verb(method, named=bool(found["name"]), query=query)]
         if method == "PATCH" and response.status == 201:  # a server-side apply created it
             verbs.append("create")
-        recorded = self._recorder.used if found["inside"] else self._recorder.outside
+        is_inside = found["inside"] or resource == "namespaces"  # a namespace is in itself: a Role may grant it
+        recorded = self._recorder.used if is_inside else self._recorder.outside
         recorded.update((found["group"] or "", resource, verb) for verb in verbs)
         return response
 

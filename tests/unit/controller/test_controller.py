@@ -58,6 +58,9 @@ class Namespace:
                 seen = self.changes
             yield dict(self.objects)
 
+    async def is_terminating(self) -> bool:
+        return False
+
     async def wait_for_change(self, since: int) -> int:
         async with self.changed:
             await self.changed.wait_for(lambda: self.changes > since)

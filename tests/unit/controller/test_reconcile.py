@@ -90,6 +90,20 @@ def test_the_next_step(seen: Resource, known: JobStatus | None, step: Step | Non
 
 
 @pytest.mark.parametrize(
+    ("seen", "known", "step"),
+    [
+        (resource(2), job(), Step("delete", token=resource().token)),
+        (resource(2), None, Step("remove-finalizer")),
+        (resource(2, finalizers=[]), None, None),
+    ],
+    ids=["its Job ends first", "then it may go", "nothing is begun"],
+)
+def test_in_a_namespace_that_is_deleted(seen: Resource, known: JobStatus | None, step: Step | None) -> None:
+    """The object is not being deleted yet: that comes after all pods are gone."""
+    assert next_step(seen, known, in_terminating_namespace=True) == step
+
+
+@pytest.mark.parametrize(
     ("size", "applied", "wanted", "step"),
     [
         (None, 0, 2, Step("record-size", size=2)),
