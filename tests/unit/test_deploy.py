@@ -120,6 +120,14 @@ def test_the_resource_definition_refuses_what_no_pod_can_be_made_of() -> None:
     assert [text for text in ("", "/home/job-1/", "job-1", "./job-1") if folder.search(text)] == ["", "/home/job-1/"]
 
 
+def test_the_resource_definition_bounds_sizes() -> None:
+    """A slip of the finger must not make so many pods that nobody else is served."""
+    (definition,) = yaml.safe_load_all((DEPLOY / "trainingjob-crd.yaml").read_text())
+    spec = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    trainer = spec["properties"]["trainer"]["properties"]
+    assert {trainer[size]["maximum"] for size in ("min-instance", "max-instance", "instances")} == {10_000}
+
+
 def test_the_resource_definition_has_the_fields_of_manifests() -> None:
     """Both versions, those that are ignored too; what the API server sets is its own."""
     (definition,) = yaml.safe_load_all((DEPLOY / "trainingjob-crd.yaml").read_text())

@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import msgspec
+import pytest
 
 from edl_runtime.backends.errors import SubmitError, UnknownJobError
 from edl_runtime.backends.interface import InstanceStatus, JobStatus, Scaling
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest
+from edl_runtime.controller import controller
 from edl_runtime.controller.controller import JobDefaults, NamespaceController
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
@@ -122,10 +124,10 @@ class Namespace:
 @asynccontextmanager
 async def running(namespace: Namespace) -> AsyncIterator[NamespaceController]:
     defaults = JobDefaults(settings=RuntimeSettings(), redis_url="redis://:sesame@edl-redis:6379/0")
-    controller = NamespaceController(cast(KubernetesClient, namespace), cast(KubernetesBackend, namespace), defaults)
-    working = asyncio.create_task(controller.run())
+    made = NamespaceController(cast(KubernetesClient, namespace), cast(KubernetesBackend, namespace), defaults)
+    working = asyncio.create_task(made.run())
     try:
-        yield controller
+        yield made
     finally:
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
@@ -147,10 +149,29 @@ async def test_what_the_cluster_has_refused_is_not_tried_at_each_change_of_other
         assert namespace.objects["refused"]["status"]["reason"] == refusal
 
 
+async def test_a_large_job_is_looked_at_less_often_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look reads all of its instances, which may take a second, and something changes in it all the time."""
+    monkeypatch.setattr(controller, "EACH_INSTANCE_S", 1.0)
+    namespace = Namespace()
+    async with running(namespace), asyncio.timeout(60):  # hangs otherwise
+        await namespace.add("large")
+        await namespace.until("large", "phase", "running")
+        large = namespace.jobs["large"]
+        many = tuple(InstanceStatus(index=index, phase="running", started_at=1.0) for index in range(10_000))
+        namespace.jobs["large"] = msgspec.structs.replace(large, instances=many)
+        await namespace.add("small-0")
+        await namespace.until("large", "instances", 10_000)
+        reads = namespace.reads["large"]
+        for number in range(1, 6):
+            await namespace.add(f"small-{number}")
+            await namespace.read_again("small-0")
+        assert namespace.reads["large"] <= reads + 1
+
+
 async def test_a_new_training_does_not_wait_for_a_rescaling_pass() -> None:
     """A pass may wait for another one, or for Redis, for minutes."""
     namespace = Namespace()
-    async with running(namespace) as controller, controller.passing:
+    async with running(namespace) as running_one, running_one.passing:
         await namespace.add("new")
         async with asyncio.timeout(60):  # hangs otherwise
             await namespace.until("new", "phase", "running")
