@@ -16,7 +16,7 @@ import yaml
 from support.backends.jobs import WAITS, add_slots, eventually, exits_without_slot, job
 from support.backends.jobs import reach as reach_status
 from support.cluster.cluster import Cluster, RedisService, own_namespace
-from support.cluster.controller_process import TIMES, run_until_killed, running
+from support.cluster.controller_process import TIMES, Labelled, run_until_killed, running
 from support.cluster.manifests import account_token, create, manifests, path_of
 from support.cluster.pod_faults import kubeconfig_with, server_of
 from support.cluster.recorder import Recorder, only, verbs_of
@@ -246,10 +246,15 @@ async def test_one_controller_serves_all_namespaces_when_asked(
     place: Cluster, cluster: Cluster, redis_service: RedisService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Jobs of one name in two namespaces don't meet in Redis, and log lines tell them apart."""
-    async with running(place, redis_service, all_namespaces=True):
+    labels = {"of-test": place.namespace}
+    everywhere = Cluster(place.kubeconfig, place.image)
+    everywhere.namespace = place.namespace
+    everywhere.connect = Labelled(place.connect, f"of-test={place.namespace}").open
+    async with running(everywhere, redis_service, all_namespaces=True):
         for one in (place, cluster):
             (tmp_path / one.namespace).mkdir()
-            await create(one, yaml.safe_load(manifest(one, "example", tmp_path / one.namespace)))
+            made = yaml.safe_load(manifest(one, "example", tmp_path / one.namespace))
+            await create(one, {**made, "metadata": {**made["metadata"], "labels": labels}})
         for one in (place, cluster):
             await asyncio.to_thread(reach, one, "example", runs(1))
             await asyncio.to_thread(wait_for_files, tmp_path / one.namespace, "up-example-0")

@@ -80,6 +80,27 @@ class _Mortal:
         return response
 
 
+class Labelled:
+    """Clients that see, of the TrainingJobs of all namespaces, those with a label: others are other tests'."""
+
+    def __init__(self, connect: Connect, label: str) -> None:
+        self._connect = connect
+        self._label = label
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[ApiClient]:
+        async with self._connect() as client:
+            call = client.call_api
+
+            async def call_api(path: str, method: str, **more: Any) -> Any:
+                if path == "/apis/paddlepaddle.org/v1/trainingjobs":
+                    more["query_params"] = [*more["query_params"], ("labelSelector", self._label)]
+                return await call(path, method, **more)
+
+            client.call_api = call_api  # type: ignore[method-assign]
+            yield client
+
+
 async def run_until_killed(cluster: Cluster, redis: RedisService, changes: int) -> None:
     """Run a controller until it has made so many changes. The Lease of the dead one is deleted: nobody waits for it."""
     death = Death(cluster.connect, changes)
