@@ -33,8 +33,8 @@ def inflated(content: bytes, wbits: int) -> bytes:
 def inflated_if_packed(message: bytes) -> bytes:
     """Return a protobuf message that may have come compressed, as gRPC passes it on; raises as `inflated`.
 
-    gRPC does not say which are: no message of ours begins as gzip, which is no protobuf, or as zlib, which would be a
-    number in field 15.
+    grpcio keeps the header `grpc-encoding` out of the metadata on both sides: the bytes tell. No message of ours begins
+    as gzip, which is no protobuf, or as zlib, which would be a number in field 15.
     """
     if message.startswith(b"\x1f\x8b"):
         return inflated(message, GZIP)
