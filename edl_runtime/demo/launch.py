@@ -28,9 +28,6 @@ from edl_runtime.log import get_logger
 from edl_runtime.settings import PaddleJob, RuntimeSettings, paddle_job, visible_gpu
 from edl_runtime.specs import Bounds
 
-LAST_LINES = 20
-"""How many lines of a failed trainer's log are shown."""
-
 IGNORED = ("selected_gpus", "cluster_node_ips", "node_ip", "started_port")
 """Flags of the original that the JobServer's answer decides, as there. Its `use_paddlecloud` has no value."""
 REFUSED = ("hdfs_name", "hdfs_ugi", "hdfs_path")
@@ -126,7 +123,7 @@ async def _trainer(process: InstanceProcess, leave: asyncio.Event, grace_s: floa
 def _exit_status(statuses: list[int], logs: Path) -> int:
     for number, exit_code in enumerate(statuses):
         if exit_code:
-            lines = "".join(f"\n  {line}" for line in tail(_log(logs, number), LAST_LINES))
+            lines = "".join(f"\n  {line}" for line in tail(_log(logs, number)))
             click.echo(f"edl: trainer {number} {describe_exit(exit_code)}; the end of its log:{lines}", err=True)
     failed = next(filter(None, statuses), 0)
     return 128 - failed if failed < 0 else failed

@@ -15,9 +15,6 @@ from edl_runtime.demo.errors import PERMANENT, PodFailedError
 from edl_runtime.exit_status import describe_exit
 from edl_runtime.log import get_logger
 
-LAST_LINES = 20
-"""How many lines of a failed pod's log its error has."""
-
 _RUN_SCRIPT = """trap 'wait; exit 143' TERM; . "$0" "$@" """
 """For bash: by default it would end at SIGTERM at once, and leave its children no time."""
 
@@ -154,7 +151,7 @@ class LocalPod:
 
     def _failure(self, exit_code: int, reason: str = "") -> PodFailedError:
         file = self._script.log(self.pod_id)
-        return PodFailedError(self.pod_id, exit_code, reason, str(file), tuple(tail(file, LAST_LINES)))
+        return PodFailedError(self.pod_id, exit_code, reason, str(file), tuple(tail(file)))
 
     def _set_running(self, running: bool) -> None:  # noqa: FBT001 -- a setter
         self.running = running

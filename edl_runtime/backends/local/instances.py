@@ -201,9 +201,6 @@ class ProcessTable:
             instance_wrapper.kill_descendants(spare=self._others | self._running.keys())
 
 
-LAST_LINES = 30
-"""How many lines of a failed instance's log go into the status."""
-
 AGENT_PREFIX = "edl: "
 """An agent's last line begins so, followed by why it ended."""
 
@@ -255,7 +252,7 @@ class InstanceLauncher:
 
     def failure(self, index: int, reason: str) -> FailureDetail:
         """Return the reason with what the agent's last line and full disks add to it, and the end of the log."""
-        lines = tuple(tail(self._log(index), LAST_LINES))
+        lines = tuple(tail(self._log(index)))
         last = next((line for line in reversed(lines) if line.startswith(AGENT_PREFIX)), "") if self._has_agents else ""
         why = last.removeprefix(AGENT_PREFIX).removeprefix(f"instance {index}: ")
         full = full_folders(self._folders) if any(NO_SPACE in line for line in lines) else []

@@ -261,7 +261,11 @@ LONGEST_LINE = 1 << 16
 _BLOCK = 1 << 16
 
 
-def tail(log: Path, lines: int) -> list[str]:
+LAST_LINES = 30
+"""How many lines of a failed process's log its error has."""
+
+
+def tail(log: Path, lines: int = LAST_LINES) -> list[str]:
     """Return the last `lines` lines of `log`; none if the file does not exist."""
     reader = _Reader(log, lines)
     found: list[str] = []
