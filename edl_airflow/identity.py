@@ -61,6 +61,12 @@ def dag_of(owner: str) -> str:
     return owner.rpartition("/")[0]
 
 
+def is_own_name(owner: str, job: str) -> bool:
+    """Whether a job's name is made of its task instance, so that no other owner's job has had it."""
+    dag_id, _, name = owner.rpartition("/")
+    return bool(dag_id) and name == job
+
+
 def try_token(ti: TaskInstance) -> str:
     """Return the try's token, "OWNER/TRY".
 

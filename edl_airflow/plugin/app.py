@@ -7,8 +7,8 @@ import hashlib
 import mimetypes
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -19,18 +19,20 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 
-from edl_airflow.client import EdlClient, open_client
-from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook
+from edl_airflow.client import EdlClient
+from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.identity import dag_of
 from edl_airflow.links import page_url
 from edl_airflow.plugin import access, actions, airflow_state
 from edl_airflow.plugin.access import RightsCache
 from edl_airflow.plugin.airflow_state import TaskKey
+from edl_airflow.plugin.clients import Clients
 from edl_airflow.plugin.live import LiveReader, Seen, every_s
 from edl_airflow.plugin.log_lines import shown_line
-from edl_airflow.plugin.log_tail import MOST_LINES, LogFollower, whole_log
-from edl_airflow.plugin.past import PastReader, events_of, timeline
+from edl_airflow.plugin.log_tail import MOST_LINES, LogFollowers, whole_log
+from edl_airflow.plugin.past import Life, PastReader, events_of, life_of, timeline
 from edl_airflow.plugin.rights import Rights
+from edl_airflow.plugin.runs import JobRun, run_of
 from edl_airflow.plugin.views import Scope, View, dags_in
 from edl_runtime.backends.errors import JobEndedError, JobReplacedError, UnknownJobError
 from edl_runtime.elastic.errors import NoCheckpointError
@@ -49,8 +51,8 @@ POLICY = (
 )
 
 MOST_BODY = 4096
-MOST_FOLLOWED = 50
-"""Logs that are followed at a time, those that were read first being dropped."""
+MOST_DOWNLOADS = 8
+"""Logs that are downloaded at a time."""
 
 MOST_CONNECTIONS = 50
 
@@ -77,39 +79,26 @@ class _Kept:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.rights = RightsCache()
+        self.clients = Clients()
+        self.logs = LogFollowers(self.clients)
+        self.downloads = asyncio.Semaphore(MOST_DOWNLOADS)
         self._readers: OrderedDict[str, LiveReader] = OrderedDict()
         self._past: OrderedDict[str, PastReader] = OrderedDict()
-        self._logs: OrderedDict[tuple[str, str], LogFollower] = OrderedDict()
         self.answers: OrderedDict[tuple[Any, ...], tuple[str, bytes]] = OrderedDict()
         self._conns: tuple[float, list[str]] = (-CONNECTIONS_HOLD_S, [])
         self._scopes: OrderedDict[TaskKey, tuple[float, Scope]] = OrderedDict()
 
     def reader(self, conn_id: str) -> LiveReader:
-        found = self._readers.setdefault(conn_id, LiveReader(conn_id))
+        found = self._readers.setdefault(conn_id, LiveReader(conn_id, self.clients))
         self._readers.move_to_end(conn_id)
         trim(self._readers, MOST_CONNECTIONS)  # whatever names are asked for; one that is read ends when it is idle
         return found
 
-    def past(self, conn_id: str) -> PastReader:
-        found = self._past.setdefault(conn_id, PastReader())
-        self._past.move_to_end(conn_id)
+    def past(self, digest: str) -> PastReader:
+        found = self._past.setdefault(digest, PastReader())
+        self._past.move_to_end(digest)
         trim(self._past, MOST_CONNECTIONS)
         return found
-
-    def log(self, conn_id: str, job: str) -> LogFollower:
-        """Return the follower of a log, and drop those that nobody reads."""
-        key = (conn_id, job)
-        for other in [each for each, log in self._logs.items() if each != key and log.is_idle]:
-            self._logs.pop(other).close()
-        found = self._logs.setdefault(key, LogFollower(conn_id, job))
-        self._logs.move_to_end(key)
-        while len(self._logs) > MOST_FOLLOWED:
-            self._logs.popitem(last=False)[1].close()
-        return found
-
-    def forget_log(self, conn_id: str, job: str) -> None:
-        """Read a log that has ended again the next time: another run of the job may have begun."""
-        self._logs.pop((conn_id, job), None)
 
     async def connections(self) -> list[str]:
         at, found = self._conns
@@ -255,21 +244,22 @@ async def show_job(request: Request, about: About, job: Name) -> Response:
     curve: list[CurvePoint] = []
     events: list[Event] = []
     members: tuple[int, ...] = ()
-    async with open_client(await EdlHook(about.conn_id).aedl_connection()) as client:
-        rights = await _rights_on(about, client, job)
+    async with about.kept.clients.open(seen.digest) as client:
+        run, rights = await _rights_on(about, client, job)
         if not rights.sees:
             raise _DeniedError
         try:
+            life = await _life(about.kept.past(seen.digest), client, run)
             curve, found, training = await asyncio.gather(
                 read_curve(client.redis, client.namespace, job, most=CURVE_POINTS),
                 last_events(client.redis, client.namespace, [job], most=EVENTS),
                 client.training(job),
             )
-            members, events = training.members if training else (), found[job]
+            members = training.members if training else ()
+            curve = [point for point in curve if life and life.has(point.at)]
+            events = [one for one in found[job] if life and life.has(one.at) and one.at >= run.created_at]
         except RegistryError as error:
             problems.append(str(error))
-    status = view.jobs.get(job)
-    began = status.created_at if status else 0.0
     return _json(
         request,
         {
@@ -288,7 +278,6 @@ async def show_job(request: Request, about: About, job: Name) -> Response:
                     "text": shown_line(" ".join(one.line().split()[3:])),
                 }
                 for one in events
-                if one.at >= began
             ],
             "can_log": rights.reads_log,
         },
@@ -306,7 +295,7 @@ async def show_pool(request: Request, about: About, pool: Name) -> Response:
     problems = list(seen.problems)
     if line.wanted is None or len(line.members) < line.wanted:  # else others have taken the places of those drained
         try:
-            async with open_client(await EdlHook(about.conn_id).aedl_connection()) as client:
+            async with about.kept.clients.open(seen.digest) as client:
                 drained = await drained_members(client.redis, client.namespace, pool)
         except RegistryError as error:
             problems.append(str(error))
@@ -322,18 +311,32 @@ async def show_pool(request: Request, about: About, pool: Name) -> Response:
 
 async def show_timeline(request: Request, about: About, job: Name = "") -> Response:
     """The last day, and what is expected of the next."""
-    seen, view = await about.view()
-    now = time.time()
-    past = about.kept.past(about.conn_id)
-    async with open_client(await EdlHook(about.conn_id).aedl_connection()) as client:
+    seen, rights, scope = await about.parts()
+    view = View(seen, rights, scope)
+    kept = about.kept
+    past = kept.past(seen.digest)
+    async with kept.clients.open(seen.digest) as client:
         points = await past.points(client)
-        removed = await _visible(about, view.scope, await past.owners_of_removed(client, seen.jobs))
-        names = view.in_scope() | removed
-        names = names & {job} if job else names
-        elastic = {name for name, status in seen.jobs.items() if status.elastic}
-        events = await events_of(client, names & (elastic | removed))
-    found = await asyncio.to_thread(timeline, points, events, seen, names, now)
-    return _json(request, found, at=now)
+        lives = {name: life_of(seen.jobs[name]) for name in view.in_scope() & seen.jobs.keys()}
+        lives |= await _visible(about, view.scope, await past.removed(client, seen.jobs))
+        lives = {name: life for name, life in lives.items() if name == job or not job}
+        decided_at = seen.done.plan.at if seen.done else 0.0
+        key = (
+            seen.digest,
+            past.version,
+            decided_at,
+            rights,
+            frozenset((name, life.since) for name, life in lives.items()),
+        )
+        if key not in kept.answers:
+            now = time.time()
+            there = {name for name, status in seen.jobs.items() if not status.elastic}
+            events = await events_of(client, {name: life for name, life in lives.items() if name not in there})
+            found = await asyncio.to_thread(timeline, points, events, seen, lives, now)
+            kept.answers[key] = await asyncio.to_thread(_encoded, found)
+            trim(kept.answers, MOST_ANSWERS)
+        etag, content = kept.answers[key]
+    return _answer(request, content, etag=etag, at=time.time())
 
 
 async def show_log(
@@ -347,10 +350,10 @@ async def show_log(
     cursor: Annotated[str, Query(max_length=60)] = "",
 ) -> Response:
     """The log of all instances, or what is new in it."""
-    await _check_log(about, job)
-    part = await about.kept.log(about.conn_id, job).read(cursor, instance=instance, text=text, tail=tail)
-    if part.ended:
-        about.kept.forget_log(about.conn_id, job)
+    kept = about.kept
+    digest = await kept.clients.digest(about.conn_id)
+    run = await _readable_run(about, digest, job)
+    part = await kept.logs.follower(digest, run).read(cursor, instance=instance, text=text, tail=tail)
     return _json(request, part)
 
 
@@ -361,15 +364,33 @@ async def download_log(
     text: Annotated[str, Query(max_length=500)] = "",
 ) -> Response:
     """The whole log as a file."""
-    await _check_log(about, job)
+    kept = about.kept
+    digest = await kept.clients.digest(about.conn_id)
+    run = await _readable_run(about, digest, job)
+    if kept.downloads.locked():
+        return _error(503, f"{MOST_DOWNLOADS} logs are being downloaded now. Try again in a minute.")
 
-    async def content() -> AsyncIterator[bytes]:
-        async with open_client(await EdlHook(about.conn_id).aedl_connection()) as client:
-            async for line in whole_log(client, job, instance=instance, text=text):
-                yield line
+    async def content() -> AsyncGenerator[bytes, None]:
+        async with (
+            kept.downloads,
+            kept.clients.open(digest) as client,
+            aclosing(whole_log(client, run, instance=instance, text=text)) as chunks,
+        ):
+            async for chunk in chunks:
+                yield chunk
+
+    whole = content()
+    first = await anext(whole)  # so that an error is an answer, not a file that breaks off
+
+    async def with_first() -> AsyncGenerator[bytes, None]:
+        async with aclosing(whole):
+            yield first
+            async for chunk in whole:
+                yield chunk
 
     named = f"attachment; filename*=UTF-8''{quote(job, safe='')}.log"
-    return StreamingResponse(content(), media_type="text/plain; charset=utf-8", headers={"Content-Disposition": named})
+    headers = {"Content-Disposition": named}
+    return StreamingResponse(with_first(), media_type="text/plain; charset=utf-8", headers=headers)
 
 
 async def act(request: Request, action: str) -> Response:
@@ -413,15 +434,24 @@ def forged(request: Request) -> str:
     return ""
 
 
-async def _visible(about: _Asked, scope: Scope, owners: Mapping[str, str]) -> set[str]:
-    """Return those of the removed jobs that the user may see, of this scope. `owners`: by the jobs' names."""
-    dags = {dag_of(owner) for owner in owners.values()}
+async def _visible(about: _Asked, scope: Scope, removed: Mapping[str, Life]) -> dict[str, Life]:
+    """Return those of the removed jobs that the user may see, of this scope."""
+    dags = {dag_of(life.owner) for life in removed.values()}
     rights = await about.kept.rights.of(about.user, dags, about.conn_id)
     return {
-        name
-        for name, owner in owners.items()
-        if dag_of(owner) in rights.sees and (scope.is_all or owner in scope.owners)
+        name: life
+        for name, life in removed.items()
+        if dag_of(life.owner) in rights.sees and (scope.is_all or life.owner in scope.owners)
     }
+
+
+async def _life(past: PastReader, client: EdlClient, run: JobRun) -> Life | None:
+    """Return from when to when what is kept by a run's name is its owner's, None if that is unknown."""
+    if run.created_at or run.has_own_name:
+        return Life(owner=run.owner, since=run.since)
+    await past.points(client)
+    life = await past.removed_job(client, run.job)
+    return life if life and life.owner == run.owner else None
 
 
 class _OnJob(msgspec.Struct, frozen=True):
@@ -429,17 +459,20 @@ class _OnJob(msgspec.Struct, frozen=True):
     reads_log: bool
 
 
-async def _rights_on(about: _Asked, client: EdlClient, job: str) -> _OnJob:
-    """Return the user's rights on a job, now, also if it was removed. Raises UnknownJobError."""
-    dag_id = dag_of(await client.backend.owner(job))
+async def _rights_on(about: _Asked, client: EdlClient, job: str) -> tuple[JobRun, _OnJob]:
+    """Return a job's last run, also if it was removed, and the user's rights on it, now. Raises UnknownJobError."""
+    run = await run_of(client, job)
+    dag_id = dag_of(run.owner)
     rights = await asyncio.to_thread(access.rights_of, about.user, {dag_id}, about.conn_id)
-    return _OnJob(dag_id in rights.sees, dag_id in rights.reads_log)
+    return run, _OnJob(dag_id in rights.sees, dag_id in rights.reads_log)
 
 
-async def _check_log(about: _Asked, job: str) -> None:
-    async with open_client(await EdlHook(about.conn_id).aedl_connection()) as client:
-        if not (await _rights_on(about, client, job)).reads_log:
-            raise _DeniedError
+async def _readable_run(about: _Asked, digest: str, job: str) -> JobRun:
+    async with about.kept.clients.open(digest) as client:
+        run, rights = await _rights_on(about, client, job)
+    if not rights.reads_log:
+        raise _DeniedError
+    return run
 
 
 def _kept(request: Request) -> _Kept:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
+from typing import TypeVar
 
 import msgspec
+from airflow.sdk.exceptions import AirflowNotFoundException
 
-from edl_airflow.client import EdlClient, open_client
-from edl_airflow.hooks.edl import EdlHook
+from edl_airflow.client import EdlClient
 from edl_airflow.plugin.airflow_state import TaskKey, tasks_of_tries
+from edl_airflow.plugin.clients import Clients
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.cluster.snapshot import take_snapshot as take_cluster_snapshot
 from edl_runtime.autoscale.history import RescaleOutcome
 from edl_runtime.autoscale.outlook import ExpectedPlan, expected_plans
 from edl_runtime.backends.interface import JobStatus
-from edl_runtime.errors import BackendError
+from edl_runtime.errors import BackendError, EdlError
+from edl_runtime.log import get_logger
 from edl_runtime.monitor.snapshot import UNKNOWN, JobLine, MonitorSnapshot, PoolLine, take_snapshot
 from edl_runtime.store.errors import RegistryError
 
@@ -32,19 +35,21 @@ REST = 4.0
 IDLE_S = 30.0
 """After so many seconds without a viewer nothing is read any more."""
 
-REOPEN_S = 600.0
-"""How long a client is used: a user may have edited the connection."""
-
 EXPECT_EVERY_S = 60.0
 """How often the plans of the next windows are made."""
 
 AHEAD_S = 24 * 3600.0
+
+Read = TypeVar("Read")
+
+log = get_logger(__name__)
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a connection at a time.
 
     - `version`: another one for each state, also of other processes.
+    - `digest`: of the connection's content; its client is the one to ask for more.
     - `jobs`: of the backend, by name; `lines`: what the one status reader says of them.
     - `tasks`: whose try has started a job, by the job's name, as far as Airflow knows.
     - `done`: the last pass; `expected`: what the policy would decide in the next traffic windows.
@@ -52,6 +57,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     version: str
+    digest: str = ""
     snapshot: MonitorSnapshot
     jobs: Mapping[str, JobStatus]
     lines: Mapping[str, JobLine]
@@ -64,8 +70,10 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 class LiveReader:
     """Reads a connection's state while somebody asks for it. Belongs to one event loop."""
 
-    def __init__(self, conn_id: str) -> None:
+    def __init__(self, conn_id: str, clients: Clients) -> None:
         self._conn_id = conn_id
+        self._clients = clients
+        self._digest = ""
         self._asked_at = 0.0
         self._reading: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None
@@ -74,88 +82,114 @@ class LiveReader:
         self._numbers = 0
         self._tries: dict[str, TaskKey] = {}
         self._expected: tuple[float, tuple[ExpectedPlan, ...]] = (0.0, ())
+        self._failing: dict[str, str] = {}
 
     async def seen(self) -> Seen:
-        """Return the last state; the first caller waits for it.
+        """Return the last state; the first caller waits for it, and again once the connection was edited.
 
         Raises SpecError, AirflowNotFoundException for the connection; BackendError if no state was ever read.
         """
+        digest = await self._clients.digest(self._conn_id)
         loop = asyncio.get_running_loop()
         self._asked_at = loop.time()
-        if self._reading is None or self._reading.done():
-            self._first, self._last = loop.create_future(), None
+        if self._reading is None or self._reading.done() or digest != self._digest:
+            if self._reading:
+                self._reading.cancel()
+            self._digest, self._first, self._last = digest, loop.create_future(), None
+            self._expected, self._failing = (0.0, ()), {}
             self._first.add_done_callback(asyncio.Future.exception)  # so that nobody has to ask for it
-            self._reading = loop.create_task(self._read_while_asked(self._first))
+            self._reading = loop.create_task(self._read_while_asked(digest, self._first))
         if self._last is None:
             assert self._first  # noqa: S101 - made with the task
             await asyncio.shield(self._first)
-        assert self._last  # noqa: S101 - else the future has raised
+        if self._last is None:
+            raise _edited()
         return self._last
 
     def read_now(self) -> None:
         """Read again at once, as after an action."""
         self._again.set()
 
-    async def _read_while_asked(self, first: asyncio.Future[None]) -> None:
+    async def _read_while_asked(self, digest: str, first: asyncio.Future[None]) -> None:
         loop = asyncio.get_running_loop()
         try:
             while loop.time() < self._asked_at + IDLE_S:
-                async with open_client(await EdlHook(self._conn_id).aedl_connection()) as client:
-                    await self._read(client, first, until=loop.time() + REOPEN_S)
+                began = loop.time()
+                self._again.clear()
+                async with self._clients.open(digest) as client:
+                    try:
+                        self._last = await self._take(client, digest)
+                    except Exception as error:
+                        if self._last is None:
+                            raise
+                        self._tell(error)
+                if not first.done():
+                    first.set_result(None)
+                rest = max(every_s(len(self._last.jobs)), REST * (loop.time() - began))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._again.wait(), rest)
         except asyncio.CancelledError:
-            first.cancel()
+            if not first.done():
+                first.set_exception(_edited())
             raise
         except Exception as error:  # noqa: BLE001 - the viewer is told, and the next one tries again
-            self._fail(error, first)
+            if first.done():
+                self._tell(error)
+            else:
+                self._log(error)
+                first.set_exception(error)
 
-    async def _read(self, client: EdlClient, first: asyncio.Future[None], *, until: float) -> None:
-        loop = asyncio.get_running_loop()
-        while loop.time() < min(until, self._asked_at + IDLE_S):
-            began = loop.time()
-            self._again.clear()
-            try:
-                self._last = await self._take(client)
-            except BackendError as error:
-                if self._last is None:
-                    raise
-                self._fail(error, first)
-            if not first.done():
-                first.set_result(None)
-            rest = max(every_s(len(self._last.jobs)), REST * (loop.time() - began))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._again.wait(), rest)
-
-    def _fail(self, error: Exception, first: asyncio.Future[None]) -> None:
-        if not first.done():
-            first.set_exception(error)
-        elif self._last and str(error) not in self._last.problems:
+    def _tell(self, error: Exception) -> None:
+        """Let viewers know why the state is that of before."""
+        if self._last and str(error) not in self._last.problems:
+            self._log(error)
             self._last = msgspec.structs.replace(self._last, version=self._version(), problems=(str(error),))
 
-    async def _take(self, client: EdlClient) -> Seen:
+    def _log(self, error: Exception) -> None:
+        if not isinstance(error, EdlError | AirflowNotFoundException):
+            log.error("page.not_read", conn_id=self._conn_id, exc_info=error)
+
+    async def _take(self, client: EdlClient, digest: str) -> Seen:
         jobs = await client.backend.list()
         snapshot = await take_snapshot(client.backend, client.redis, client.namespace, jobs=jobs)
-        done = self._last.done if self._last else None
-        with suppress(RegistryError):
-            done = await history.last_pass(client.redis, client.namespace)
         if self._last and any(UNKNOWN in lack for lack in snapshot.lacks):
             snapshot = with_last_reports(snapshot, self._last.snapshot)
+        known = self._last.done if self._last else None
+        done = await self._optional("The last pass", history.last_pass(client.redis, client.namespace), known)
+        tries = {job.name: job.token.rpartition("/")[2] for job in jobs if "/" in job.token}
+        await self._optional("Which tasks have started new jobs", self._find_tasks(set(tries.values())), None)
+        expected = await self._optional("The next traffic windows", self._plans(client, done), self._expected[1])
         return Seen(
             version=self._version(),
+            digest=digest,
             snapshot=snapshot,
             jobs={job.name: job for job in jobs},
             lines={line.name: line for line in (*snapshot.jobs, *snapshot.ended)},
-            tasks=await self._tasks(jobs),
+            tasks={name: self._tries.get(each, TaskKey()) for name, each in tries.items()},
             done=done,
-            expected=await self._plans(client, done),
-            problems=snapshot.lacks,
+            expected=expected,
+            problems=(*snapshot.lacks, *self._failing.values()),
         )
 
-    async def _tasks(self, jobs: list[JobStatus]) -> dict[str, TaskKey]:
-        tries = {job.name: job.token.rpartition("/")[2] for job in jobs if "/" in job.token}
-        if new := set(tries.values()) - self._tries.keys():
+    async def _optional(self, what: str, reading: Awaitable[Read], known: Read) -> Read:
+        """Return what is read, or what is `known` if that fails: the rest of the page does without."""
+        try:
+            found = await reading
+        except (RegistryError, BackendError):  # as the snapshot says
+            return known
+        except Exception as error:  # said, and logged once
+            if what not in self._failing:
+                log.exception("page.not_read", conn_id=self._conn_id, what=what)
+            self._failing[what] = f"{what} can't be read now ({type(error).__name__}, see the API server's log)"
+            return known
+        self._failing.pop(what, None)
+        return found
+
+    async def _find_tasks(self, tries: set[str]) -> None:
+        """Look up the task instances of tries that are new, and forget those of jobs that are gone."""
+        if new := tries - self._tries.keys():
             found = await asyncio.to_thread(tasks_of_tries, new)
-            self._tries = {each: found.get(each) or self._tries.get(each) or TaskKey() for each in tries.values()}
-        return {name: self._tries[each] for name, each in tries.items()}
+            self._tries = {each: found.get(each) or self._tries.get(each) or TaskKey() for each in tries}
 
     async def _plans(self, client: EdlClient, done: RescaleOutcome | None) -> tuple[ExpectedPlan, ...]:
         """Return the plans of the next windows, by the rules of the last pass; made again each minute."""
@@ -174,6 +208,10 @@ class LiveReader:
     def _version(self) -> str:
         self._numbers += 1
         return f"{id(self):x}-{self._numbers}"
+
+
+def _edited() -> BackendError:
+    return BackendError("the connection was edited just now; ask again")
 
 
 def every_s(jobs: int) -> float:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from edl_airflow.client import EdlClient
+from edl_airflow.identity import is_own_name
 from edl_airflow.plugin.live import Seen
-from edl_runtime.autoscale.history import HistoryPoint, read_points
+from edl_airflow.plugin.runs import JobRun
+from edl_runtime.autoscale.history import SAME_AFTER_MS, HistoryPoint, owner_mark, read_points
 from edl_runtime.autoscale.outlook import past_spans
 from edl_runtime.backends.errors import UnknownJobError
+from edl_runtime.backends.interface import JobStatus, token_owner
 from edl_runtime.elastic.rendezvous.redis_store import Event, last_events
 from edl_runtime.monitor.timeline import HistorySegment, segments_of, spans, state_of
 
@@ -28,13 +35,39 @@ EVENTS_OF_JOB = 100
 READ_EVERY_S = 15.0
 
 
+LAST_S = SAME_AFTER_MS / 1000
+"""A removed job's last events may be so much later than its last point."""
+
+
+class Life(msgspec.Struct, frozen=True, kw_only=True):
+    """From when to when, in Unix seconds, what is kept by a job's name is its `owner`'s (empty for nobody)."""
+
+    owner: str
+    since: float
+    until: float = math.inf
+
+    def has(self, at: float) -> bool:
+        """Whether what happened then was this job's."""
+        return self.since <= at <= self.until
+
+
+def life_of(job: JobStatus) -> Life:
+    """Return the life of a job that is there."""
+    run = JobRun(job=job.name, owner=token_owner(job.token), created_at=job.created_at)
+    return Life(owner=run.owner, since=run.since)
+
+
 class PastReader:
-    """Reads the points of a connection's last day. Belongs to one event loop."""
+    """Reads the points of a connection's last day. Belongs to one event loop.
+
+    `version`: another one whenever points were read.
+    """
 
     def __init__(self) -> None:
+        self.version = 0
         self._points: list[HistoryPoint] = []
-        self._names: set[str] = set()
-        self._owners: dict[str, str | None] = {}
+        self._stays: Mapping[str, Stay] = {}
+        self._removed: dict[str, tuple[Stay, Life | None]] = {}
         self._read_at = 0.0
         self._lock = asyncio.Lock()
 
@@ -46,44 +79,90 @@ class PastReader:
                 last = self._points[-1].at if self._points else now - DAY_S
                 new = await read_points(client.redis, client.namespace, since=last)
                 kept = [point for point in self._points if point.at > now - DAY_S]
-                self._points = [*kept, *(point for point in new if not self._points or point.at > last)]
-                self._names = {name for point in self._points for name in point.jobs}
-                self._owners = {name: owner for name, owner in self._owners.items() if name in self._names}
-                self._read_at = now
+                points = [*kept, *(point for point in new if not self._points or point.at > last)]
+                self._stays = await asyncio.to_thread(last_stays, points)
+                self._points, self._read_at = points, now
+                self.version += 1
             return self._points
 
-    async def owners_of_removed(self, client: EdlClient, there: Collection[str]) -> dict[str, str]:
-        """Return the owners of jobs and pools of the last day that are not `there` any more, empty for nobody's.
+    async def removed(self, client: EdlClient, there: Collection[str]) -> dict[str, Life]:
+        """Return the lives of jobs and pools of the last day that are not `there` any more, by name.
 
         Those of which no log is kept are left out, and of many, the last ones by name. Raises BackendError.
         """
-        removed = sorted(self._names.difference(there))[:MOST_JOBS]
-        for name in removed:
-            if name not in self._owners:
-                try:
-                    self._owners[name] = await client.backend.owner(name)
-                except UnknownJobError:
-                    self._owners[name] = None
-        return {name: owner for name in removed if (owner := self._owners[name]) is not None}
+        names = sorted(self._stays.keys() - set(there))[:MOST_JOBS]
+        lives = {name: await self.removed_job(client, name) for name in names}
+        self._removed = {name: kept for name, kept in self._removed.items() if name in lives}
+        return {name: life for name, life in lives.items() if life}
+
+    async def removed_job(self, client: EdlClient, name: str) -> Life | None:
+        """Return the life of a job of the last day, None if there are no points or no log of its last owner.
+
+        Raises BackendError.
+        """
+        stay = self._stays.get(name)
+        if stay is None:
+            return None
+        known, life = self._removed.get(name, (None, None))
+        if known != stay:
+            life = await _life_of_removed(client, name, stay)
+            self._removed[name] = (stay, life)
+        return life
 
 
-async def events_of(client: EdlClient, jobs: Collection[str]) -> dict[str, list[Event]]:
+class Stay(msgspec.Struct, frozen=True):
+    """The first and the last point of a job's last owner, who is named by `owner_mark`."""
+
+    mark: str
+    first: float
+    last: float
+
+
+def last_stays(points: Iterable[HistoryPoint]) -> dict[str, Stay]:
+    """Return the stays of all jobs. Pure."""
+    found: dict[str, Stay] = {}
+    for point in points:
+        for name, job in point.jobs.items():
+            known = found.get(name)
+            first = known.first if known and known.mark == job.owner else point.at
+            found[name] = Stay(job.owner, first, point.at)
+    return found
+
+
+async def _life_of_removed(client: EdlClient, name: str, stay: Stay) -> Life | None:
+    try:
+        owner = await client.backend.owner(name)
+    except UnknownJobError:
+        return None
+    if is_own_name(owner, name):
+        return Life(owner=owner, since=0.0)
+    return Life(owner=owner, since=stay.first, until=stay.last + LAST_S) if owner_mark(owner) == stay.mark else None
+
+
+async def events_of(client: EdlClient, jobs: Mapping[str, Life]) -> dict[str, list[Event]]:
     """Return the last events of these jobs' trainers. Raises RegistryUnavailableError."""
-    return await last_events(client.redis, client.namespace, sorted(jobs)[:MOST_JOBS], most=EVENTS_OF_JOB)
+    found = await last_events(client.redis, client.namespace, sorted(jobs)[:MOST_JOBS], most=EVENTS_OF_JOB)
+    return {name: [event for event in happened if jobs[name].has(event.at)] for name, happened in found.items()}
 
 
 def timeline(
     points: Sequence[HistoryPoint],
     events: Mapping[str, Sequence[Event]],
     seen: Seen,
-    names: Collection[str],
+    names: Mapping[str, Life],
     now: float,
 ) -> dict[str, Any]:
-    """Return the answer of `timeline` about jobs and pools of these names. Pure."""
+    """Return the answer of `timeline` about these jobs and pools, by name. Pure."""
     since = now - DAY_S
     past = segments_of(points, since=since, until=now)
+    ats = [one.point.at for one in past]
     windows = seen.done.rules.windows if seen.done and seen.done.rules else None
-    there = {name: point.kind for one in past for name, point in one.point.jobs.items() if name in names}
+    there = {
+        name: point.kind
+        for one in past
+        for name, point in one.point.jobs.items()
+        if name in names and names[name].has(one.point.at)
+    }
     held = [
         {"name": span.what, "start": span.start, "end": span.end, "ahead": False, "allowed": ""}
         for span in spans(past, lambda point: point.window)
@@ -110,13 +189,14 @@ def timeline(
             {
                 "name": name,
                 "kind": kind,
-                "points": _thinned(_running(past, name)),
+                "points": _thinned(_running(own, name)),
                 "states": [
-                    [span.start, span.end, span.what] for span in spans(past, state_of(name)) if span.what != "running"
+                    [span.start, span.end, span.what] for span in spans(own, state_of(name)) if span.what != "running"
                 ],
                 "ahead": [[one.at, one.targets[name]] for one in expected if name in one.targets],
             }
             for name, kind in sorted(there.items())
+            for own in (past[bisect_left(ats, names[name].since) :],)
         ],
         "windows": [*held, *coming],
         "traffic": {

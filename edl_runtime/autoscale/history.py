@@ -6,6 +6,9 @@ one, or when that is a minute old; of those within five seconds, the first and t
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +17,7 @@ import msgspec
 
 from edl_runtime.autoscale.planner import MeasuredTraffic, RescalingPlan, RescalingRules
 from edl_runtime.autoscale.policy.interface import Policy, policy_name
-from edl_runtime.backends.interface import Capacity, JobStatus
+from edl_runtime.backends.interface import Capacity, JobStatus, token_owner
 from edl_runtime.specs import JobKind
 from edl_runtime.store import keys
 from edl_runtime.store.redis_client import decode_record, run_script, unavailable_if_lost
@@ -62,11 +65,12 @@ class ResourceUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobPoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job or pool that had not ended, and how many of its instances ran."""
+    """A job or pool that had not ended, and how many of its instances ran. `owner`: see `owner_mark`."""
 
     running: int = 0
     state: JobState = "running"
     kind: JobKind = "trainer"
+    owner: str = ""
 
 
 class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +109,11 @@ async def read_points(client: Redis, namespace: str, *, since: float) -> list[Hi
             key, max=f"({first}-0", min=str(max(0, first - int(HOLDS_S * 1000))), count=1
         )
         after: Any = await client.xrange(key, min=f"{first}-0")
-    return [found for entry in (*before, *after) if (found := _point(*entry))]
+    return await asyncio.to_thread(_points, (*before, *after))  # megabytes of JSON
+
+
+def _points(entries: Iterable[tuple[str, Mapping[str, str]]]) -> list[HistoryPoint]:
+    return [found for entry in entries if (found := _point(*entry))]
 
 
 def _point(entry: str, fields: Mapping[str, str]) -> HistoryPoint | None:
@@ -126,11 +134,25 @@ def history_point(jobs: Iterable[JobStatus], capacity: Capacity, plan: Rescaling
     """Return the point of these jobs and nodes. Redis gives it its time."""
     active = sorted((job for job in jobs if not job.has_ended), key=lambda job: job.name)
     return HistoryPoint(
-        jobs={job.name: JobPoint(running=running_count(job), state=job_state(job), kind=job.kind) for job in active},
+        jobs={
+            job.name: JobPoint(
+                running=running_count(job),
+                state=job_state(job),
+                kind=job.kind,
+                owner=owner_mark(token_owner(job.token)),
+            )
+            for job in active
+        },
         use=resource_use(active, capacity, plan),
         window=plan.window if plan else "",
         traffic=plan.traffic if plan else None,
     )
+
+
+@functools.lru_cache(maxsize=10_000)
+def owner_mark(owner: str) -> str:
+    """Return a short text for an owner, empty for none: names can be another owner's later, and points are many."""
+    return hashlib.blake2b(owner.encode(), digest_size=4).hexdigest() if owner else ""
 
 
 def running_count(job: JobStatus) -> int:

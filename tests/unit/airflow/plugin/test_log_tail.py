@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from edl_airflow.plugin.log_tail import LogBuffer
+import sys
+
+from edl_airflow.plugin.log_tail import BYTES_BESIDE, LogBuffer
 from edl_runtime.backends.interface import LogLine
+
+BYTES_OF_LINE = sys.getsizeof("line 00") + BYTES_BESIDE
 
 
 def _texts(buffer: LogBuffer, cursor: str = "", tail: int = 100) -> list[str]:
@@ -26,7 +30,7 @@ def test_a_cursor_goes_on_where_the_last_answer_ended() -> None:
 
 def test_the_oldest_lines_are_dropped_and_counted() -> None:
     """By number and by size; a cursor to a dropped line does not hold."""
-    buffer = LogBuffer(most_lines=10, most_characters=50)
+    buffer = LogBuffer(most_lines=10, most_bytes=7 * BYTES_OF_LINE)
     buffer.add(LogLine(0, "first"))
     cursor = buffer.part("", tail=100, ended=False).cursor
     for number in range(20):

@@ -8,7 +8,7 @@ import msgspec
 from support.autoscale.jobs import capacity
 
 from edl_airflow.plugin.live import Seen
-from edl_airflow.plugin.past import DAY_S, MOST_POINTS, timeline
+from edl_airflow.plugin.past import DAY_S, MOST_POINTS, Life, Stay, last_stays, timeline
 from edl_runtime.autoscale.history import HistoryPoint, JobPoint
 from edl_runtime.autoscale.outlook import ExpectedPlan
 from edl_runtime.autoscale.planner import MeasuredTraffic
@@ -25,10 +25,13 @@ def point(before_s: float, *, needed: float | None = None, **running: int) -> Hi
     return HistoryPoint(jobs=jobs, use={}, window="day", traffic=traffic, at=at)
 
 
-def drawn(points: list[HistoryPoint], *, names: set[str], events: Any = None, **more: Any) -> dict[str, Any]:
+def drawn(
+    points: list[HistoryPoint], *, names: set[str], since: float = 0.0, events: Any = None, **more: Any
+) -> dict[str, Any]:
     snapshot = build_snapshot([], capacity(), None, {}, NOW)
     seen = Seen(version="1", snapshot=snapshot, jobs={}, lines={}, **more)
-    return timeline(points, events or {}, seen, names, NOW)
+    lives = {name: Life(owner="", since=since) for name in names}
+    return timeline(points, events or {}, seen, lives, NOW)
 
 
 def test_a_series_has_each_change_and_gaps_where_nobody_looked() -> None:
@@ -41,6 +44,27 @@ def test_a_series_has_each_change_and_gaps_where_nobody_looked() -> None:
         [9000, 1], [8800, 0], [7900, None], [5000, 2], [4100, None], [10, 2], [0, 2],
     ]  # fmt: skip
     assert [[NOW - start, NOW - end, what] for start, end, what in series["states"]] == [[8800, 7900, "pending"]]
+
+
+def test_a_series_begins_with_its_own_run() -> None:
+    """What was before was another owner's job of that name."""
+    found = drawn([point(90, a=1), point(60, a=0), point(30, a=2)], names={"a"}, since=NOW - 40)
+    (series,) = found["series"]
+    assert [[NOW - at, running] for at, running in series["points"]] == [[30, 2], [0, 2]]
+    assert series["states"] == []
+    assert drawn([point(90, a=1)], names={"a"}, since=NOW - 40)["series"] == []
+
+
+def test_the_last_stay_of_a_name_is_that_of_its_last_owner() -> None:
+    """However soon one follows the other, and with a gap."""
+
+    def owned(before_s: float, **owners: str) -> HistoryPoint:
+        jobs = {name: JobPoint(running=1, owner=owner) for name, owner in owners.items()}
+        return HistoryPoint(jobs=jobs, use={}, at=NOW - before_s)
+
+    points = [owned(90, a="x", b="x"), owned(80, a="y", b="x"), owned(70), owned(60, a="y"), owned(50, a="x")]
+    assert last_stays(points) == {"a": Stay("x", NOW - 50, NOW - 50), "b": Stay("x", NOW - 90, NOW - 80)}
+    assert last_stays(points[:-1])["a"] == Stay("y", NOW - 80, NOW - 60)
 
 
 def test_a_day_of_changes_is_bounded() -> None:
