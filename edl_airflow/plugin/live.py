@@ -58,7 +58,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     tasks: Mapping[str, TaskKey] = {}
     done: RescaleOutcome | None = None
     expected: tuple[ExpectedPlan, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: tuple[str | Exception, ...] = ()
 
 
 class LiveReader:
@@ -128,8 +128,8 @@ class LiveReader:
     def _fail(self, error: Exception, first: asyncio.Future[None]) -> None:
         if not first.done():
             first.set_exception(error)
-        elif self._last and str(error) not in self._last.problems:
-            self._last = msgspec.structs.replace(self._last, version=self._version(), problems=(str(error),))
+        elif self._last and str(error) not in map(str, self._last.problems):
+            self._last = msgspec.structs.replace(self._last, version=self._version(), problems=(error,))
 
     async def _take(self, client: EdlClient) -> Seen:
         jobs = await client.backend.list()
