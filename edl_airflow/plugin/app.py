@@ -309,7 +309,7 @@ async def show_job(request: Request, about: About, job: Name) -> Response:
             "instances": view.instances(job, members),
             "last_lines": view.last_lines(job),
             "curve": curve,
-            "events": view.events(job, events, since=began),
+            "events": view.events(job, [one for one in events if one.at >= began]),
             "can_log": rights.reads_log,
         },
         at=seen.snapshot.at,

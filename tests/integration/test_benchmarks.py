@@ -97,6 +97,8 @@ def test_checkpoints_in_the_background_are_compared_with_other_ways() -> None:
 
 
 def test_polls_of_the_page_are_measured() -> None:
-    """With and without a change."""
-    found = result_of("ui.py", "--jobs", "3", "--rounds", "1")
-    assert all(found[f"{what}_cpu_ms"] > 0 for what in ("unchanged", "changed", "snapshot"))
+    """Of each view, for who sees all and for who sees some."""
+    found = result_of("ui.py", "--jobs", "60", "--rounds", "1")
+    polls = ("overview", "overview_changed", "job", "pool", "timeline")
+    assert all(found[f"{user}_{what}_cpu_ms"] > 0 for user in ("admin", "restricted") for what in polls)
+    assert found["restricted_bytes"] < found["admin_bytes"]

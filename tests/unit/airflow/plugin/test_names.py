@@ -18,7 +18,8 @@ from edl_airflow.plugin.rights import Rights
 from edl_airflow.plugin.views import View, plain_problem
 from edl_runtime.autoscale.history import HistoryPoint, JobPoint, RescaleOutcome
 from edl_runtime.autoscale.outlook import ExpectedPlan
-from edl_runtime.autoscale.planner import JobTarget, MeasuredTraffic, RescalingPlan
+from edl_runtime.autoscale.planner import JobTarget, MeasuredTraffic, RescalingPlan, RescalingRules
+from edl_runtime.autoscale.traffic.schema import to_windows
 from edl_runtime.backends.errors import ClusterUnavailableError
 from edl_runtime.backends.interface import InstanceStatus, JobStatus
 from edl_runtime.elastic.rendezvous.group_status import LastResize
@@ -56,6 +57,8 @@ def worlds(draw: st.DrawFn) -> World:
     names = draw(st.lists(NAMES, min_size=2, max_size=7, unique=True))
     dags = {name: draw(st.sampled_from(["open", "secret"])) for name in names}
     there = [name for name in names if draw(st.booleans())]
+    some = st.lists(st.sampled_from(names), unique=True)
+    lost = draw(NAMES.filter(lambda name: name not in names))
     gone = [f"{draw(NAMES)}-{draw(st.integers(16**9, 16**10 - 1)):x}" for _ in range(2)]
 
     def text() -> str:
@@ -69,21 +72,24 @@ def worlds(draw: st.DrawFn) -> World:
             )
         )  # fmt: skip
 
+    def decision() -> str:
+        return draw(st.sampled_from([text(), f"a size for '{lost}', which is not there"]))
+
     def texts() -> tuple[str, ...]:
-        return tuple(text() for _ in range(draw(st.integers(0, 2))))
+        return tuple(decision() for _ in range(draw(st.integers(0, 2))))
 
     jobs = [_job(name, dags[name], text(), draw(st.sampled_from(["trainer", "pool"]))) for name in there]
     pools = tuple(
         PoolLine(
             name=name,
-            jobs=tuple(names),
+            jobs=tuple(draw(some)),
             members=(TeacherLine(id="t", address="teacher:1", quarantine=text()),),
         )
         for name in [*(job.name for job in jobs if job.kind == "pool"), "by-hand"]
     )
     plan = RescalingPlan(
-        at=NOW, window="night", why=text(), notes=texts(), capacity={},
-        targets=tuple(JobTarget(name=name, kind="trainer", instances=1, target=1, reason=text()) for name in names),
+        at=NOW, window="night", why=decision(), notes=texts(), capacity={},
+        targets=tuple(JobTarget(name=name, kind="trainer", instances=1, target=1, reason=decision()) for name in names),
     )  # fmt: skip
     snapshot = msgspec.structs.replace(
         build_snapshot(jobs, capacity(), plan, {}, NOW, refused={name: text() for name in names}), pools=pools
@@ -98,15 +104,15 @@ def worlds(draw: st.DrawFn) -> World:
     }
     error = RegistryUnavailableError(draw(st.sampled_from(HOSTS)), text())
     sees = frozenset(draw(st.sets(st.sampled_from(["", "open", "secret"]))))
-    rights = Rights(sees=sees, reads_log=sees, changes=sees, cluster=draw(st.booleans()))
+    rights = Rights(sees=sees, reads_log=sees, changes=sees - {""}, cluster=draw(st.booleans()))
     seen = Seen(
         version="1", snapshot=snapshot, jobs={job.name: job for job in jobs}, lines=lines, problems=(*texts(), error),
-        done=RescaleOutcome(plan=plan, refused={name: text() for name in names}),
-        expected=(ExpectedPlan(name="day", at=NOW + 60, end=NOW + 120, targets=dict.fromkeys(names, 1)),),
+        done=RescaleOutcome(plan=plan, refused={name: decision() for name in names}),
+        expected=(ExpectedPlan(name="day", at=NOW + 60, end=NOW + 120, targets=dict.fromkeys(draw(some), 1)),),
     )  # fmt: skip
     visible = {name for name in there if dags[name] in sees}
     event = Event(kind="lost", instance=1, reason=text(), at=NOW - 1)
-    return World(seen, rights, frozenset({*names, *gone} - visible), (event,))
+    return World(seen, rights, frozenset({*names, *gone, lost} - visible), (event,))
 
 
 def _job(name: str, dag: str, text: str, kind: Any) -> JobStatus:
@@ -127,7 +133,7 @@ def answers(world: World) -> list[Any]:
     pools = [view.pool(pool) for line in seen.snapshot.pools if (pool := view.pool_line(line.name))]
     return [
         view.overview("edl_default", ["edl_default"], 2.0), view.plan(seen.done), view.timeline(past), pools,
-        *([view.job(line), view.instances(name), view.events(name, world.events, 0.0)] for name, line in jobs.items()),
+        *([view.job(line), view.instances(name), view.events(name, world.events)] for name, line in jobs.items()),
         view.problems(RegistryUnavailableError(HOSTS[0], "no route")),
     ]  # fmt: skip
 
@@ -193,3 +199,31 @@ def test_a_job_s_own_words_may_quote_what_they_like() -> None:
     rights = Rights(sees=frozenset({"open"}), reads_log=frozenset(), changes=frozenset(), cluster=True)
     shown = View(seen, rights).job(line)
     assert (shown["trouble"], shown["reason"]) == ("no secret 'hub'", "")
+
+
+POOL = PoolLine(name="by-hand", jobs=("night", "gone"))
+TARGET = JobTarget(name="gone", kind="trainer", instances=1, target=1, reason="")
+PLAN = RescalingPlan(at=NOW, capacity={})
+WINDOWS = to_windows({"windows": [], "default": {"jobs": {"gone": 1}}})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"snapshot": {"pools": (POOL,)}},
+        {"done": RescaleOutcome(plan=msgspec.structs.replace(PLAN, targets=(TARGET,)))},
+        {"done": RescaleOutcome(plan=PLAN, refused={"gone": "it was removed"})},
+        {"done": RescaleOutcome(plan=PLAN, rules=RescalingRules(windows=WINDOWS))},
+        {"expected": (ExpectedPlan(name="day", at=NOW, end=None, targets={"gone": 1}),)},
+    ],
+    ids=["pool", "plan", "refused", "windows", "expected"],
+)
+def test_a_name_that_is_known_from_anywhere_is_hidden_while_it_is_not_seen(more: dict[str, Any]) -> None:
+    """Also without quotes, of a job that was removed, or never was."""
+    job = msgspec.structs.replace(running_job("night", 1), token="open/a/1")
+    snapshot = msgspec.structs.replace(build_snapshot([job], capacity(), None, {}, NOW), **more.pop("snapshot", {}))
+    rights = Rights(sees=frozenset({"open"}), reads_log=frozenset(), changes=frozenset(), cluster=True)
+    view = View(Seen(version="1", snapshot=snapshot, jobs={"night": job}, lines={}, **more), rights)
+    assert [view.text("waits for gone"), view.text("waits for gone", "night"), view.text("night waits")] == [
+        "", "", "night waits",
+    ]  # fmt: skip
