@@ -123,7 +123,7 @@ def airflow(folder: Path) -> Any:
     engine = create_engine(f"sqlite:///{folder}/airflow.db")
     Base.metadata.create_all(engine)
     settings.Session = scoped_session(sessionmaker(engine, expire_on_commit=False))
-    app._AuthManagerState.instance = manager = Manager()  # noqa: SLF001 - as Airflow at its start
+    app._AuthManagerState.instance = manager = Manager()  # type: ignore[no-untyped-call] # noqa: SLF001
     return manager
 
 
@@ -212,13 +212,14 @@ async def measure(backend: Jobs, redis_url: str, manager: Any, rounds: int) -> d
     ):
         await report(redis_url, backend.jobs, 1)
         for _ in range(2):  # the first one imports, and fills the caches of libraries, as an API server's start does
-            app = GZipMiddleware(make_app(), minimum_size=1024, compresslevel=5)  # as Airflow's
+            page = make_app()
+            app = GZipMiddleware(page, minimum_size=1024, compresslevel=5)  # as Airflow's
             transport = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(transport=transport, base_url="http://airflow.example") as client:
                 viewers = [Viewer(client, name, headers) for name, headers in tokens(manager).items()]
                 for viewer in viewers:
                     found |= await _first_answers(viewer, backend)
-                reader = app.app.state.edl.reader("edl_default")
+                reader = page.state.edl.reader("edl_default")
                 snapshots = await _polls(reader, viewers, backend, redis_url, rounds)
     found["snapshot_cpu_ms"] = _middle_ms(snapshots)
     for viewer in viewers:

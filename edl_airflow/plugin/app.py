@@ -64,6 +64,9 @@ MOST_LISTED = 1_000
 MOST_ANSWERS = 64
 CURVE_POINTS = 500
 EVENTS = 200
+ANSWER_WITHIN_S = 10.0
+"""How long a request waits for the first state of a connection."""
+
 CONNECTIONS_HOLD_S = 30.0
 SCOPE_HOLDS_S = 5.0
 
@@ -73,6 +76,10 @@ Value = TypeVar("Value")
 
 class _DeniedError(Exception):
     """Raised when the user may not see something, or it does not exist, as names are not public either."""
+
+
+class _SilentBackendError(BackendError, ConnectionError):
+    """Raised when a backend has not answered in time, as a cluster that is away; its client tries for minutes."""
 
 
 class _Kept:
@@ -176,13 +183,22 @@ class _Asked(msgspec.Struct, frozen=True):
         return seen, View(seen, rights, scope)
 
     async def parts(self) -> tuple[Seen, Rights, Scope]:
-        seen = await self.kept.reader(self.conn_id).seen()
+        seen = await self._seen()
         scope = await self.kept.scope(self.task)
         dags = dags_in(seen) | ({scope.task.dag_id} if scope.task.dag_id else set())
         rights = await self.kept.rights.of(self.user, dags, self.conn_id)
         if scope.task.dag_id and scope.task.dag_id not in rights.sees:
             raise _DeniedError
         return seen, rights, scope
+
+    async def _seen(self) -> Seen:
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                return await self.kept.reader(self.conn_id).seen()
+        except TimeoutError:
+            raise _SilentBackendError(
+                f"The backend of {self.conn_id} has not answered within {ANSWER_WITHIN_S:g} s; it is asked further"
+            ) from None
 
 
 def make_app() -> FastAPI:
