@@ -19,7 +19,7 @@ from edl_airflow.plugin.live import Seen
 from edl_airflow.plugin.log_lines import shown_line
 from edl_airflow.plugin.rights import Rights
 from edl_runtime.autoscale.history import RescaleOutcome
-from edl_runtime.autoscale.traffic.windows import Sizes, TrafficWindows
+from edl_runtime.autoscale.traffic.windows import DeclaredWindows, Sizes
 from edl_runtime.backends.interface import JobStatus, token_owner
 from edl_runtime.elastic.rendezvous.group_status import LastResize
 from edl_runtime.elastic.rendezvous.redis_store import Event
@@ -397,7 +397,7 @@ def _windows_in(seen: Seen) -> set[str]:
     return names
 
 
-def _rules(seen: Seen) -> TrafficWindows | None:
+def _rules(seen: Seen) -> DeclaredWindows | None:
     return seen.done.rules.windows if seen.done and seen.done.rules else None
 
 
