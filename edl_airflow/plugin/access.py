@@ -113,6 +113,11 @@ def _register_view() -> None:
             security.add_permission_to_role(security.find_role("Admin"), security.create_permission("can_edit", VIEW))
 
 
+def readable_connections(user: BaseUser, conn_ids: Collection[str]) -> set[str]:
+    """Return those of these connections that the user may read in Airflow. Call it in a thread, as `rights_of`."""
+    return get_auth_manager().filter_authorized_connections(conn_ids=set(conn_ids), user=user)
+
+
 class RightsCache:
     """Keeps rights for seconds, so that a poll of a page with many jobs costs no query. Not for changes and logs.
 

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -28,12 +29,11 @@ from edl_airflow.plugin.access import RightsCache
 from edl_airflow.plugin.airflow_state import TaskKey
 from edl_airflow.plugin.clients import Clients
 from edl_airflow.plugin.live import LiveReader, Seen, every_s
-from edl_airflow.plugin.log_lines import shown_line
 from edl_airflow.plugin.log_tail import MOST_LINES, LogFollowers, whole_log
 from edl_airflow.plugin.past import Life, PastReader, events_of, life_of, timeline
 from edl_airflow.plugin.rights import Rights
 from edl_airflow.plugin.runs import JobRun, run_of
-from edl_airflow.plugin.views import Scope, View, dags_in
+from edl_airflow.plugin.views import Scope, View, dags_in, plain_problem
 from edl_runtime.backends.errors import JobEndedError, JobReplacedError, UnknownJobError
 from edl_runtime.elastic.errors import NoCheckpointError
 from edl_runtime.elastic.rendezvous.redis_store import Event, last_events
@@ -57,11 +57,18 @@ MOST_DOWNLOADS = 8
 MOST_CONNECTIONS = 50
 
 MOST_TRIED = 10
-"""Connections in which the jobs of a task are looked for."""
+"""Connections in which jobs are looked for: those of a task, and any that a user sees."""
+
+TRIED_S = 2.0
+LISTED_HOLDS_S = 60.0
+MOST_LISTED = 1_000
 
 MOST_ANSWERS = 64
 CURVE_POINTS = 500
 EVENTS = 200
+ANSWER_WITHIN_S = 10.0
+"""How long a request waits for the first state of a connection."""
+
 CONNECTIONS_HOLD_S = 30.0
 SCOPE_HOLDS_S = 5.0
 
@@ -71,6 +78,10 @@ Value = TypeVar("Value")
 
 class _DeniedError(Exception):
     """Raised when the user may not see something, or it does not exist, as names are not public either."""
+
+
+class _SilentBackendError(BackendError, ConnectionError):
+    """Raised when a backend has not answered in time, as a cluster that is away; its client tries for minutes."""
 
 
 class _Kept:
@@ -87,6 +98,7 @@ class _Kept:
         self.answers: OrderedDict[tuple[Any, ...], tuple[str, bytes]] = OrderedDict()
         self._conns: tuple[float, list[str]] = (-CONNECTIONS_HOLD_S, [])
         self._scopes: OrderedDict[TaskKey, tuple[float, Scope]] = OrderedDict()
+        self._listed: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
 
     def reader(self, conn_id: str) -> LiveReader:
         found = self._readers.setdefault(conn_id, LiveReader(conn_id, self.clients))
@@ -106,6 +118,27 @@ class _Kept:
             found = await asyncio.to_thread(airflow_state.edl_connections)
             self._conns = (time.monotonic(), found)
         return found
+
+    async def listed(self, user: Any) -> list[str]:
+        """Return the connections that a user may read in Airflow, and of the others those where they see something."""
+        user_id = str(user.get_id())
+        at, found = self._listed.get(user_id, (-LISTED_HOLDS_S, []))
+        if time.monotonic() > at + LISTED_HOLDS_S:
+            conns = await self.connections()
+            may_read = await asyncio.to_thread(access.readable_connections, user, conns)
+            tried = [conn_id for conn_id in conns if conn_id not in may_read][:MOST_TRIED]
+            sees = await asyncio.gather(*(self._sees_something(user, conn_id) for conn_id in tried))
+            shown = may_read.union(compress(tried, sees))
+            found = [conn_id for conn_id in conns if conn_id in shown]
+            self._listed[user_id] = (time.monotonic(), found)
+            trim(self._listed, MOST_LISTED)
+        return found
+
+    async def _sees_something(self, user: Any, conn_id: str) -> bool:
+        with suppress(EdlError, AirflowNotFoundException, OSError):  # TimeoutError, too
+            async with asyncio.timeout(TRIED_S):
+                return not (await _Asked(self, user, conn_id, TaskKey()).view())[1].is_empty
+        return False
 
     async def scope(self, task: TaskKey) -> Scope:
         if not task.dag_id:
@@ -139,13 +172,22 @@ class _Asked(msgspec.Struct, frozen=True):
         return seen, View(seen, rights, scope)
 
     async def parts(self) -> tuple[Seen, Rights, Scope]:
-        seen = await self.kept.reader(self.conn_id).seen()
+        seen = await self._seen()
         scope = await self.kept.scope(self.task)
         dags = dags_in(seen) | ({scope.task.dag_id} if scope.task.dag_id else set())
         rights = await self.kept.rights.of(self.user, dags, self.conn_id)
         if scope.task.dag_id and scope.task.dag_id not in rights.sees:
             raise _DeniedError
         return seen, rights, scope
+
+    async def _seen(self) -> Seen:
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                return await self.kept.reader(self.conn_id).seen()
+        except TimeoutError:
+            raise _SilentBackendError(
+                f"The backend of {self.conn_id} has not answered within {ANSWER_WITHIN_S:g} s; it is asked further"
+            ) from None
 
 
 def make_app() -> FastAPI:
@@ -174,12 +216,12 @@ def make_app() -> FastAPI:
 
 
 async def page(request: Request) -> Response:
-    """The page."""
+    """Answer the page as HTML."""
     return await static(request, "index.html")
 
 
 async def static(request: Request, name: str) -> Response:
-    """A file of the page."""
+    """Answer a file of the page, 404 for all other names."""
     content = await asyncio.to_thread(_file, name)
     if content is None:
         return _error(404, "There is no such file.")
@@ -200,12 +242,13 @@ async def _asked(
     kept = _kept(request)
     index = int(map_index) if map_index.isdecimal() else -1  # Airflow leaves "{MAP_INDEX}" for unmapped tasks
     task = TaskKey(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=index) if dag_id else TaskKey()
-    return _Asked(kept, request.state.edl_user, conn or await _connection_of(kept, task), task)
+    user = request.state.edl_user
+    return _Asked(kept, user, conn or await _connection_of(kept, user, task), task)
 
 
-async def _connection_of(kept: _Kept, task: TaskKey) -> str:
-    """Return the connection that has jobs of a task or run; without one the first."""
-    conns = (await kept.connections() or [DEFAULT_CONN_ID])[:MOST_TRIED]
+async def _connection_of(kept: _Kept, user: Any, task: TaskKey) -> str:
+    """Return the connection that has jobs of a task or run; without one the first that the user may choose."""
+    conns = (await kept.listed(user) or [DEFAULT_CONN_ID])[:MOST_TRIED]
     scope = await kept.scope(task)
     if not scope.is_all:
         for conn_id in conns:
@@ -221,13 +264,16 @@ Name = Annotated[str, Query(max_length=250)]
 
 
 async def overview(request: Request, about: About) -> Response:
-    """All jobs and pools that the user sees, and the cluster."""
+    """Answer all jobs and pools that the user sees, with their actions, and the cluster to who may see its activity.
+
+    Of a task or run only its own. 304 while nothing has changed.
+    """
     seen, rights, scope = await about.parts()
     kept = about.kept
-    conns = await kept.connections()
+    conns = await kept.listed(about.user)
     if about.conn_id not in conns:
         conns = [*conns, about.conn_id]
-    key = (about.conn_id, seen.version, rights, scope)
+    key = (about.conn_id, seen.version, rights, scope, tuple(conns))
     if key not in kept.answers:
         found = View(seen, rights, scope).overview(about.conn_id, conns, every_s(len(seen.jobs)))
         kept.answers[key] = _encoded(found)
@@ -237,10 +283,10 @@ async def overview(request: Request, about: About) -> Response:
 
 
 async def show_job(request: Request, about: About, job: Name) -> Response:
-    """One job: its instances, curve and events."""
+    """Answer one job with its instances, curve and events; `job` is null once it was removed."""
     seen, view = await about.view()
     line = view.line(job)
-    problems = list(seen.problems)
+    problems = view.problems()
     curve: list[CurvePoint] = []
     events: list[Event] = []
     members: tuple[int, ...] = ()
@@ -259,26 +305,17 @@ async def show_job(request: Request, about: About, job: Name) -> Response:
             curve = [point for point in curve if life and life.has(point.at)]
             events = [one for one in found[job] if life and life.has(one.at) and one.at >= run.created_at]
         except RegistryError as error:
-            problems.append(str(error))
+            problems = view.problems(error)
     return _json(
         request,
         {
             "at": seen.snapshot.at,
-            "problems": list(dict.fromkeys(problems)),
+            "problems": problems,
             "job": view.job(line) if line else None,
             "instances": view.instances(job, members),
             "last_lines": view.last_lines(job),
             "curve": curve,
-            "events": [
-                {
-                    "at": one.at,
-                    "kind": one.kind,
-                    "generation": one.generation,
-                    "instance": one.instance,
-                    "text": shown_line(" ".join(one.line().split()[3:])),
-                }
-                for one in events
-            ],
+            "events": view.events(job, events),
             "can_log": rights.reads_log,
         },
         at=seen.snapshot.at,
@@ -286,22 +323,22 @@ async def show_job(request: Request, about: About, job: Name) -> Response:
 
 
 async def show_pool(request: Request, about: About, pool: Name) -> Response:
-    """One pool: its teachers and instances."""
+    """Answer one pool with its teachers and instances, and the drained teachers that may be undrained."""
     seen, view = await about.view()
     line = view.pool_line(pool)
     if line is None:
         raise _DeniedError
     drained: list[str] = []
-    problems = list(seen.problems)
+    problems = view.problems()
     if line.wanted is None or len(line.members) < line.wanted:  # else others have taken the places of those drained
         try:
             async with about.kept.clients.open(seen.digest) as client:
                 drained = await drained_members(client.redis, client.namespace, pool)
         except RegistryError as error:
-            problems.append(str(error))
+            problems = view.problems(error)
     found = {
         "at": seen.snapshot.at,
-        "problems": list(dict.fromkeys(problems)),
+        "problems": problems,
         "pool": view.pool(line),
         "instances": view.instances(pool),
         "drained": drained,
@@ -310,7 +347,10 @@ async def show_pool(request: Request, about: About, pool: Name) -> Response:
 
 
 async def show_timeline(request: Request, about: About, job: Name = "") -> Response:
-    """The last day, and what is expected of the next."""
+    """Answer the last day of the jobs and pools that the user sees, or of one, and what is expected of the next.
+
+    Windows and traffic are for those who may see the cluster's activity.
+    """
     seen, rights, scope = await about.parts()
     view = View(seen, rights, scope)
     kept = about.kept
@@ -333,7 +373,7 @@ async def show_timeline(request: Request, about: About, job: Name = "") -> Respo
             there = {name for name, status in seen.jobs.items() if not status.elastic}
             events = await events_of(client, {name: life for name, life in lives.items() if name not in there})
             found = await asyncio.to_thread(timeline, points, events, seen, lives, now)
-            kept.answers[key] = await asyncio.to_thread(_encoded, found)
+            kept.answers[key] = await asyncio.to_thread(lambda: _encoded(view.timeline(found)))
             trim(kept.answers, MOST_ANSWERS)
         etag, content = kept.answers[key]
     return _answer(request, content, etag=etag, at=time.time())
@@ -349,7 +389,7 @@ async def show_log(
     tail: Annotated[int, Query(ge=1, le=MOST_LINES)] = 500,
     cursor: Annotated[str, Query(max_length=60)] = "",
 ) -> Response:
-    """The log of all instances, or what is new in it."""
+    """Answer the last lines of a job's log, of all instances or one, or with a cursor what came after it."""
     kept = about.kept
     digest = await kept.clients.digest(about.conn_id)
     run = await _readable_run(about, digest, job)
@@ -363,7 +403,7 @@ async def download_log(
     instance: Annotated[int | None, Query(ge=0)] = None,
     text: Annotated[str, Query(max_length=500)] = "",
 ) -> Response:
-    """The whole log as a file."""
+    """Answer the whole log of a job as a text file."""
     kept = about.kept
     digest = await kept.clients.digest(about.conn_id)
     run = await _readable_run(about, digest, job)
@@ -394,7 +434,7 @@ async def download_log(
 
 
 async def act(request: Request, action: str) -> Response:
-    """Do what a button says."""
+    """Do what a button says, and answer what came of it, in words; of the policy, its plan, too."""
     if action not in actions.ACTIONS:
         return _error(404, f"There is no action {action!r}; there are {', '.join(actions.ACTIONS)}.")
     if problem := forged(request):
@@ -486,7 +526,7 @@ def _kept(request: Request) -> _Kept:
 def _file(name: str) -> bytes | None:
     if "/" in name or name.startswith("."):
         return None
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # the latter for a NUL
         return (STATIC / name).read_bytes()
     return None
 
@@ -546,8 +586,10 @@ def _spec_text(error: SpecError) -> str:
     return "There is no such connection of type edl." if error.field.startswith("connection") else str(error)
 
 
-async def _unavailable(_: Request, error: Exception) -> Response:
-    return _error(503, str(error))
+async def _unavailable(request: Request, error: Exception) -> Response:
+    """Name hosts only to those who may see the cluster's activity."""
+    rights = await _kept(request).rights.of(request.state.edl_user, (), "")
+    return _error(503, str(error) if rights.cluster else plain_problem(error))
 
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:

@@ -64,7 +64,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     tasks: Mapping[str, TaskKey] = {}
     done: RescaleOutcome | None = None
     expected: tuple[ExpectedPlan, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: tuple[str | Exception, ...] = ()
 
 
 class LiveReader:
@@ -141,9 +141,9 @@ class LiveReader:
 
     def _tell(self, error: Exception) -> None:
         """Let viewers know why the state is that of before."""
-        if self._last and str(error) not in self._last.problems:
+        if self._last and str(error) not in map(str, self._last.problems):
             self._log(error)
-            self._last = msgspec.structs.replace(self._last, version=self._version(), problems=(str(error),))
+            self._last = msgspec.structs.replace(self._last, version=self._version(), problems=(error,))
 
     def _log(self, error: Exception) -> None:
         if not isinstance(error, EdlError | AirflowNotFoundException):

