@@ -7,7 +7,7 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-deep interop test-interop datasets fuzz lint fmt lock
+.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-deep interop test-interop datasets pictures fuzz lint fmt lock
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
@@ -50,6 +50,11 @@ test-interop: interop
 # The data of examples, in .datasets, where this machine's package managers have them; tests skip without
 datasets:
 	-@$(or $(PYTHON),python3) scripts/datasets.py
+
+# The pictures of the page in docs/images, made by its test
+pictures: .venv/ready
+	$(PYTEST) tests/system/test_plugin_page.py
+	for picture in docs/images/airflow-*.png; do cp build/screenshots/$${picture##*/} $$picture; done
 
 # Damaged bytes for all that reads from the network; one input again: make fuzz SEED=7 FIRST=1234 INPUTS=1
 fuzz: export EDL_FUZZ_INPUTS = $(or $(INPUTS),1000000)

@@ -7,7 +7,7 @@ task starts.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from airflow.sdk import BaseOperatorLink, conf
 
@@ -22,9 +22,12 @@ URL_PREFIX = "/edl"
 
 
 def page_url(**shown: str) -> str:
-    """Return the URL of the page; `shown`: its `conn` and `job` or `pool`."""
-    base = conf.get("api", "base_url", fallback="").rstrip("/") + URL_PREFIX
-    return f"{base}/?{urlencode(shown)}" if shown else f"{base}/"
+    """Return the page's URL; `shown`: its `conn` and `job` or `pool`.
+
+    It has no host: users may reach Airflow by another name than that of the option `base_url`, or through a proxy.
+    """
+    path = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/") + URL_PREFIX
+    return f"{path}/?{urlencode(shown)}" if shown else f"{path}/"
 
 
 class RescalingLink(BaseOperatorLink):

@@ -7,16 +7,19 @@ import os
 import uuid
 from collections.abc import Collection, Mapping
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 from airflow.models.connection import Connection
 from airflow.models.log import Log
 from airflow.models.taskinstance import TaskInstance
+from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
 from edl_airflow.hooks.edl import CONN_TYPE, DEFAULT_CONN_ID
 from edl_airflow.identity import owner
+from edl_airflow.links import StudentsLink, TeacherPoolLink, TrainersLink
 
 _FROM_ENVIRONMENT = "AIRFLOW_CONN_"
 
@@ -62,6 +65,21 @@ def owners_in(scope: TaskKey) -> tuple[frozenset[str], str]:
     return owners, str(rows[0][4] or "") if rows and scope.task_id else ""
 
 
+def connection_of(scope: TaskKey) -> str:
+    """Return the connection in which a task instance, or a run's first one, has started jobs; empty for none.
+
+    That is the one to which its links in the UI lead.
+    """
+    query = select(XComModel.value).where(
+        XComModel.dag_id == scope.dag_id, XComModel.run_id == scope.run_id, XComModel.key.in_(_LINKS_TO_JOBS)
+    )
+    if scope.task_id:
+        query = query.where(XComModel.task_id == scope.task_id, XComModel.map_index == scope.map_index)
+    with create_session() as session:
+        url = session.scalars(query.order_by(XComModel.timestamp).limit(1)).first()
+    return parse_qs(str(url).strip('"').partition("?")[2]).get("conn", [""])[0]
+
+
 def edl_connections() -> list[str]:
     """Return the ids of connections of type `edl` in Airflow's database and in the environment, the default one first.
 
@@ -91,6 +109,8 @@ def write_audit(event: str, user: str, task: TaskKey, extra: Mapping[str, Any]) 
             )
         )
 
+
+_LINKS_TO_JOBS = tuple(link().xcom_key for link in (TrainersLink, StudentsLink, TeacherPoolLink))
 
 _KEY = (TaskInstance.dag_id, TaskInstance.run_id, TaskInstance.task_id, TaskInstance.map_index)
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
+from airflow.sdk import conf
 from airflow.sdk.exceptions import AirflowNotFoundException
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -23,12 +24,11 @@ from fastapi.responses import StreamingResponse
 from edl_airflow.client import EdlClient
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.identity import dag_of
-from edl_airflow.links import page_url
 from edl_airflow.plugin import access, actions, airflow_state
 from edl_airflow.plugin.access import RightsCache
 from edl_airflow.plugin.airflow_state import TaskKey
 from edl_airflow.plugin.clients import Clients
-from edl_airflow.plugin.live import LiveReader, Seen, every_s
+from edl_airflow.plugin.live import NO_JOBS, LiveReader, Seen, every_s
 from edl_airflow.plugin.log_tail import MOST_LINES, LogFollowers, whole_log
 from edl_airflow.plugin.past import Life, PastReader, events_of, life_of, timeline
 from edl_airflow.plugin.rights import Rights
@@ -57,7 +57,7 @@ MOST_DOWNLOADS = 8
 MOST_CONNECTIONS = 50
 
 MOST_TRIED = 10
-"""Connections in which jobs are looked for: those of a task, and any that a user sees."""
+"""Connections that a user may not read in Airflow in which jobs are looked for that they see."""
 
 TRIED_S = 2.0
 LISTED_HOLDS_S = 60.0
@@ -171,8 +171,11 @@ class _Asked(msgspec.Struct, frozen=True):
         seen, rights, scope = await self.parts()
         return seen, View(seen, rights, scope)
 
-    async def parts(self) -> tuple[Seen, Rights, Scope]:
-        seen = await self._seen()
+    async def parts(self, nothing: Seen | None = None) -> tuple[Seen, Rights, Scope]:
+        """Return what a view is made of. Raises _DeniedError without a connection, unless `nothing` is then seen."""
+        seen = await self._seen() if self.conn_id else nothing
+        if seen is None:
+            raise _DeniedError
         scope = await self.kept.scope(self.task)
         dags = dags_in(seen) | ({scope.task.dag_id} if scope.task.dag_id else set())
         rights = await self.kept.rights.of(self.user, dags, self.conn_id)
@@ -247,16 +250,13 @@ async def _asked(
 
 
 async def _connection_of(kept: _Kept, user: Any, task: TaskKey) -> str:
-    """Return the connection that has jobs of a task or run; without one the first that the user may choose."""
-    conns = (await kept.listed(user) or [DEFAULT_CONN_ID])[:MOST_TRIED]
-    scope = await kept.scope(task)
-    if not scope.is_all:
-        for conn_id in conns:
-            with suppress(EdlError, AirflowNotFoundException, OSError):
-                seen = await kept.reader(conn_id).seen()
-                if any(scope.covers(job) for job in seen.jobs.values()):
-                    return conn_id
-    return conns[0]
+    """Return the connection in which a task or run has started jobs, empty if in none.
+
+    Without a task it is the first that the user may choose.
+    """
+    if task.dag_id:
+        return await asyncio.to_thread(airflow_state.connection_of, task)
+    return (await kept.listed(user) or [DEFAULT_CONN_ID])[0]
 
 
 About = Annotated[_Asked, Depends(_asked)]
@@ -268,10 +268,10 @@ async def overview(request: Request, about: About) -> Response:
 
     Of a task or run only its own. 304 while nothing has changed.
     """
-    seen, rights, scope = await about.parts()
+    seen, rights, scope = await about.parts(NO_JOBS)
     kept = about.kept
     conns = await kept.listed(about.user)
-    if about.conn_id not in conns:
+    if about.conn_id and about.conn_id not in conns:
         conns = [*conns, about.conn_id]
     key = (about.conn_id, seen.version, rights, scope, tuple(conns))
     if key not in kept.answers:
@@ -468,7 +468,8 @@ def forged(request: Request) -> str:
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return "Changes are allowed from this site's own page only."
     origin = headers.get("origin")
-    own = {headers.get("host"), headers.get("x-forwarded-host"), urlsplit(page_url()).netloc}
+    configured = urlsplit(conf.get("api", "base_url", fallback="")).netloc
+    own = {headers.get("host"), headers.get("x-forwarded-host"), configured} - {""}
     if origin is not None and "sec-fetch-site" not in headers and urlsplit(origin).netloc not in own:
         return "Changes are allowed from this site's own page only."
     return ""

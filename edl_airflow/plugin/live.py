@@ -67,6 +67,15 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str | Exception, ...] = ()
 
 
+NO_JOBS = Seen(
+    version="no jobs",
+    snapshot=MonitorSnapshot(at=0.0, submitted=(), pending=(), suspended=(), trainers={}, use={}, jobs=()),
+    jobs={},
+    lines={},
+)
+"""Of a task that has started no job, in whatever connection."""
+
+
 class LiveReader:
     """Reads a connection's state while somebody asks for it. Belongs to one event loop."""
 

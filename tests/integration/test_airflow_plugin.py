@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import warnings
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,7 +20,7 @@ with warnings.catch_warnings():  # of a test client that Airflow's own imports d
     warnings.simplefilter("ignore")
     from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
 
-    from edl_airflow.plugin import app, log_tail
+    from edl_airflow.plugin import log_tail
 
 
 @pytest.mark.usefixtures("world")
@@ -85,29 +84,6 @@ def test_a_job_of_a_dag_that_the_user_may_not_read_is_nowhere(
     assert ("night" in json.dumps(seen), [pool["name"] for pool in seen["pools"]]) == (False, ["payroll"])
     monkeypatch.setattr(Roles, "hidden", (None,))
     assert "payroll" not in json.dumps(api.get("overview"))
-
-
-def test_a_tab_shows_the_jobs_of_its_task_or_run(world: World, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the task is deferred, too, and in whichever connection; a task that has none shows none."""
-    add_task()
-    submit(world, "night", "nightly")
-    submit(world, "other")
-    overview(api, "other")
-    for where in ("", "&task_id=train&map_index={MAP_INDEX}"):
-        seen = api.get(f"overview?dag_id=nightly&run_id=manual__1{where}")
-        assert [job["name"] for job in seen["jobs"]] == ["night"]
-        assert seen["scope"]["task"] == ("deferred" if where else "")
-    other = json.loads(os.environ["AIRFLOW_CONN_EDL_DEFAULT"])
-    other["extra"]["work_dir"] = str(world.folder / "other")
-    monkeypatch.setenv("AIRFLOW_CONN_A_FIRST", os.environ["AIRFLOW_CONN_EDL_DEFAULT"])
-    monkeypatch.setenv("AIRFLOW_CONN_EDL_DEFAULT", json.dumps(other))
-    monkeypatch.setattr(app, "CONNECTIONS_HOLD_S", 0.0)
-    fresh = Api(api._manager)
-    seen = fresh.get("overview?dag_id=nightly&run_id=manual__1&task_id=train")
-    assert (seen["conn"], [job["name"] for job in seen["jobs"]]) == ("a_first", ["night"])
-    fresh.close()
-    for where in ("&task_id=train&map_index=3", "&task_id=none"):
-        assert api.get(f"overview?dag_id=nightly&run_id=manual__1{where}")["jobs"] == []
 
 
 LOUD = r"""

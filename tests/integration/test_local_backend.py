@@ -21,6 +21,7 @@ from edl_runtime.backends.errors import SubmitError
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.local.backend import LocalBackend, SupervisorStart, launch_supervisor
 from edl_runtime.backends.local.job_folders import MAX_RUNS_OF_JOB, MAX_RUNS_OF_REMOVED_JOBS
+from edl_runtime.errors import BackendError
 from edl_runtime.locks import hold
 from edl_runtime.specs import JobKind, JobSpec
 
@@ -242,6 +243,13 @@ async def test_names_that_come_once_dont_fill_the_disk(backend: LocalBackend, wo
     }
     assert below(work_dir / "runs", "night-000") == []
     await wait_for_line(backend, "up", name="older")
+
+
+def test_a_work_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """As a fault of the backend, not as if there were no jobs."""
+    (tmp_path / "jobs").symlink_to(tmp_path / "jobs")
+    with pytest.raises(BackendError, match=rf"{tmp_path} can't be read: Too many levels"):
+        asyncio.run(LocalBackend(tmp_path).list())
 
 
 async def test_what_an_instance_wrote_beside_it_outlives_the_job(backend: LocalBackend, work_dir: Path) -> None:

@@ -153,6 +153,7 @@ def connections(
     here = {
         "edl_rescaled": _own_jobs(redis_server, home, "rescaled"),
         "edl_watched": _own_jobs(redis_server, home, "watched", port=redis_proxy.port),
+        "edl_apart": _own_jobs(redis_server, home, "apart"),
     }
     return here | (_connections(pods, proxy, home) if pods and proxy else {})
 

@@ -97,7 +97,9 @@ function morphAttributes(old, next) {
     if (!next.hasAttribute(name) && !(old.nodeName === "DETAILS" && name === "open")) old.removeAttribute(name);
   }
   for (const { name, value } of next.attributes) {
-    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    if (old.getAttribute(name) === value) continue;
+    if (name === "style") old.style.cssText = value; // the page's policy refuses it as an attribute
+    else old.setAttribute(name, value);
   }
 }
 

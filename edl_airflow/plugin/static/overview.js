@@ -31,8 +31,9 @@ export function showOverview(main) {
       answer = found;
       here.conn = found.conn;
       if (showsOne(main, found, poll)) return;
-      showHeader(titleOf(found), found.conns);
+      showHeader(titleOf(found), found.conn ? found.conns : []);
       draw();
+      if (!found.conn) return;
       timelinePoll ??= new Poll({
         url: () => apiUrl("timeline"),
         everyMs: TIMELINE_MS,
@@ -75,7 +76,7 @@ function tabView(answer, timeline, shown) {
   if (answer.jobs.length || answer.pools.length) return overview({ ...answer, cluster: null }, timeline, shown);
   const what = answer.scope.task_id ? "task" : "run";
   const state = answer.scope.task ? ` Its state is ${answer.scope.task}.` : "";
-  return [el("p", null, `This ${what} has no job or pool of Elastic Deep Learning.${state}`)];
+  return [el("p", null, `This ${what} has started no job or pool of Elastic Deep Learning.${state}`)];
 }
 
 function overview(answer, timeline, shown) {

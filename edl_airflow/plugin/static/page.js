@@ -46,7 +46,7 @@ export function watch({ url, changed }) {
     everyMs: EVERY_MS,
     changed: (answer) => {
       if (answer.poll_s) poll.everyMs = 1000 * answer.poll_s;
-      [seen, problems] = [age(answer.at, "As of "), answer.problems ?? []];
+      [seen, problems] = [answer.at ? age(answer.at, "As of ") : "", answer.problems ?? []];
       const at = document.getElementById("seen");
       if (at) show(at, seen);
       changed(answer);

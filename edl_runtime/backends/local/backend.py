@@ -125,7 +125,10 @@ class LocalBackend:
         return status
 
     async def list(self) -> builtins.list[JobStatus]:
-        return await asyncio.to_thread(self._list)
+        try:
+            return await asyncio.to_thread(self._list)
+        except OSError as error:
+            raise BackendError(f"the work folder {self._work.path} can't be read: {error.strerror}") from error
 
     async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
         status = await self.get(name)

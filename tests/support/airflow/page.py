@@ -34,6 +34,7 @@ with warnings.catch_warnings():  # of a test client that Airflow's own imports d
     from airflow.models.base import Base
     from airflow.models.log import Log
     from airflow.models.taskinstance import TaskInstance
+    from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
     from sqlalchemy import create_engine, insert, select
     from sqlalchemy.orm import scoped_session, sessionmaker
@@ -114,7 +115,7 @@ def running_api(world: World, database: Any, monkeypatch: pytest.MonkeyPatch) ->
     yield api
     api.close()
     with create_session() as session:
-        for model in (Log, TaskInstance):
+        for model in (Log, TaskInstance, XComModel):
             session.query(model).delete()
     for name in world.jobs():
         asyncio.run(world.backend.delete(name))
@@ -136,6 +137,12 @@ def add_task(task: TaskKey = TASK, state: str = "deferred") -> None:
     values = {"id": uuid.UUID(TRY), "state": state, "pool": "default_pool", "pool_slots": 1, "try_number": 1}
     with create_session() as session:
         session.execute(insert(TaskInstance).values(**_fields(task), **values))
+
+
+def add_link(url: str, key: str = "_link_TrainersLink", task: TaskKey = TASK) -> None:
+    """Let a task instance have a link in the UI, as its operator adds it."""
+    with create_session() as session:
+        session.execute(insert(XComModel).values(**_fields(task), dag_run_id=1, key=key, value=url))
 
 
 def report(world: World, job: str, **more: Any) -> None:

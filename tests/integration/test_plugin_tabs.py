@@ -1,0 +1,45 @@
+"""The page's tab on task instances and runs of Airflow."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from support.airflow.page import Api, add_link, add_task, submit
+from support.airflow.world import World
+
+from edl_airflow.plugin import app
+from edl_airflow.plugin.live import LiveReader
+
+
+def test_a_tab_shows_the_jobs_of_its_task_or_run(world: World, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the task is deferred, too, in the connection of its links; a task without them makes nobody read any."""
+    read: list[str] = []
+
+    class Recorded(LiveReader):
+        def __init__(self, conn_id: str) -> None:
+            super().__init__(conn_id)
+            read.append(conn_id)
+
+    monkeypatch.setattr(app, "LiveReader", Recorded)
+    add_task()
+    submit(world, "night", "nightly")
+    submit(world, "other")
+    monkeypatch.setenv("AIRFLOW_CONN_NIGHTS", os.environ["AIRFLOW_CONN_EDL_DEFAULT"])
+    task = "overview?dag_id=nightly&run_id=manual__1&task_id=train&map_index={MAP_INDEX}"
+    seen = api.get(task)
+    assert (seen["conn"], seen["jobs"], seen["scope"]["task"], read) == ("", [], "deferred", [])
+
+    asked = ("job?job=night", "pool?pool=night", "timeline?job=night", "log?job=night", "log/download?job=night")
+    answers = [api.ask(f"/api/{each}&dag_id=nightly&run_id=manual__1&task_id=train") for each in asked]
+    assert {answer.status_code for answer in answers} <= {403, 404}
+
+    add_link("/airflow/edl/?conn=nights&job=night")
+    for where in (task, "overview?dag_id=nightly&run_id=manual__1"):
+        seen = api.get(where)
+        assert (seen["conn"], [job["name"] for job in seen["jobs"]]) == ("nights", ["night"])
+        assert seen["scope"]["task"] == ("deferred" if where == task else "")
+    for other in ("&task_id=train&map_index=3", "&task_id=none"):
+        assert api.get(f"overview?dag_id=nightly&run_id=manual__1{other}")["jobs"] == []
+    assert api.ask("/api/overview?dag_id=secret&run_id=manual__1&task_id=none").status_code == 403
+    assert set(read) == {"nights"}
