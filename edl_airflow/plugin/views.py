@@ -62,9 +62,8 @@ class View:
         self._visible = self.jobs.keys() | {pool.name for pool in seen.snapshot.pools if self._sees_pool(pool)}
         self._hidden = _names_in(seen) - self._visible
         self._windows = _windows_in(seen)
-        # of a removed job nobody knows here whose it was: who may resize all jobs reads texts that name it
-        sees_names = rights.runs_policy or ("" in rights.sees and not self._hidden)
-        self._sees_all = rights.cluster and sees_names and len(self.jobs) == len(seen.jobs)
+        # of a removed job nobody knows here whose it was: who may read all DAGs reads texts that name it
+        self._sees_all = rights.cluster and "" in rights.sees and len(self.jobs) == len(seen.jobs)
         self._texts: dict[tuple[str, str], str] = {}
 
     @property

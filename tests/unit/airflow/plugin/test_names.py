@@ -13,7 +13,7 @@ from support.autoscale.jobs import capacity, running_job
 from support.depth import examples
 
 from edl_airflow.plugin.live import Seen
-from edl_airflow.plugin.past import timeline
+from edl_airflow.plugin.past import life_of, timeline
 from edl_airflow.plugin.rights import Rights
 from edl_airflow.plugin.views import View, plain_problem
 from edl_runtime.autoscale.history import HistoryPoint, JobPoint, RescaleOutcome
@@ -103,7 +103,8 @@ def worlds(draw: st.DrawFn) -> World:
         for line in snapshot.jobs
     }
     error = RegistryUnavailableError(draw(st.sampled_from(HOSTS)), text())
-    sees = frozenset(draw(st.sets(st.sampled_from(["", "open", "secret"]))))
+    every = frozenset(["", "open", "secret"])  # "" is for those who may read all DAGs
+    sees = draw(st.just(every) | st.frozensets(st.sampled_from(["open", "secret"])))
     rights = Rights(sees=sees, reads_log=sees, changes=sees - {""}, cluster=draw(st.booleans()))
     seen = Seen(
         version="1", snapshot=snapshot, jobs={job.name: job for job in jobs}, lines=lines, problems=(*texts(), error),
@@ -112,7 +113,7 @@ def worlds(draw: st.DrawFn) -> World:
     )  # fmt: skip
     visible = {name for name in there if dags[name] in sees}
     event = Event(kind="lost", instance=1, reason=text(), at=NOW - 1)
-    return World(seen, rights, frozenset({*names, *gone, lost} - visible), (event,))
+    return World(seen, rights, frozenset() if "" in sees else frozenset({*names, *gone, lost} - visible), (event,))
 
 
 def _job(name: str, dag: str, text: str, kind: Any) -> JobStatus:
@@ -129,7 +130,8 @@ def answers(world: World) -> list[Any]:
     states = {name: JobPoint(running=1) for name in seen.jobs}
     traffic = MeasuredTraffic(resource="gpu", needed=12.5, at=NOW - 60)
     points = [HistoryPoint(jobs=states, use={}, window="night", traffic=traffic, at=NOW - 60)]
-    past = timeline(points, dict.fromkeys(seen.jobs, world.events), seen, view.in_scope(), NOW)
+    lives = {name: life_of(seen.jobs[name]) for name in view.in_scope() & seen.jobs.keys()}
+    past = timeline(points, dict.fromkeys(seen.jobs, world.events), seen, lives, NOW)
     pools = [view.pool(pool) for line in seen.snapshot.pools if (pool := view.pool_line(line.name))]
     return [
         view.overview("edl_default", ["edl_default"], 2.0), view.plan(seen.done), view.timeline(past), pools,
