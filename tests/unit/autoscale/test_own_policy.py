@@ -1,4 +1,4 @@
-"""The policy that docs/rescaling.md shows as one's own."""
+"""The policy that docs/how-to/rescaling.md shows as one's own."""
 
 from __future__ import annotations
 
