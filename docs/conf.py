@@ -9,15 +9,25 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS / "_ext")]
 
+os.environ["AIRFLOW_HOME"] = str(DOCS.parent / "build" / "airflow")  # which importing Airflow writes to
+
 import edl_runtime  # noqa: E402 - of this checkout
 
 project = "edl-airflow"
 version = release = edl_runtime.__version__
 copyright = "the authors of edl-airflow"  # noqa: A001 - Sphinx's name for it
 
-extensions = ["myst_parser", "repository_links"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings", "generated", "repository_links"]
 exclude_patterns = ["_ext"]
 nitpicky = True
+nitpick_ignore_regex = [(r"py:(class|obj|data|exc)", ".*")]  # types in signatures, of which many are not our users'
+default_role = "code"
+
+autodoc_default_options = {"member-order": "bysource"}
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autodoc_class_signature = "mixed"
+python_maximum_signature_line_length = 80
 
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence"]
 myst_heading_anchors = 4
