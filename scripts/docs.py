@@ -35,16 +35,17 @@ def write_switcher(folder: Path, root: str) -> None:
     (folder / "index.html").write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={newest}">\n')
 
 
-def main() -> None:
-    built = FOLDER / edl_runtime.__version__
+def build(folder: Path) -> None:
+    """Build this version's pages below `folder`; exit with Sphinx's status if there is a warning."""
+    built = folder / edl_runtime.__version__
     shutil.rmtree(built, ignore_errors=True)
-    doctrees = FOLDER.parent / "doctrees"
+    doctrees = folder.parent / "doctrees"
     status = build_main(["-q", "-W", "--keep-going", "-n", "-d", str(doctrees), str(ROOT / "docs"), str(built)])
     if status:
         sys.exit(status)
-    write_switcher(FOLDER, os.environ.get("DOCS_ROOT", "/"))
-    print(f"the site is at {FOLDER}; python -m http.server --directory build/docs shows it")  # noqa: T201
+    write_switcher(folder, os.environ.get("DOCS_ROOT", "/"))
 
 
 if __name__ == "__main__":
-    main()
+    build(FOLDER)
+    print("the site is in build/docs; python -m http.server --directory build/docs shows it")  # noqa: T201
