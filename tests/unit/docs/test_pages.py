@@ -21,7 +21,7 @@ def anchors_of(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_is_short(page: Path) -> None:
-    most = 300 if page.name == "README.md" else MOST_LINES
+    most = 150 if page.name == "README.md" else MOST_LINES
     assert len(page.read_text().splitlines()) <= most
 
 
