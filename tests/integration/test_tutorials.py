@@ -49,6 +49,7 @@ def test_its_dags_are_dags(page: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "printed"),
     [
+        ("distil-a-table", r"accuracy 0\.9\d\d"),
         ("distil-your-own-model", r"accuracy 0\.9\d\d"),
         ("make-your-script-elastic", r"(?s)loss \d\.\d+ after 40 steps.*loss \d\.\d+ after 1200 steps.*1200"),
         ("make-a-pytorch-script-elastic", r"rank [01] of [12]: done"),
@@ -63,8 +64,7 @@ def test_its_commands_do_what_it_says(page: str, printed: str, tmp_path: Path) -
     if "torch-python" in commands:
         torch = os.environ.get("EDL_TORCH_PYTHON") or pytest.skip("EDL_TORCH_PYTHON names no Python with PyTorch")
         (tools / "torch-python").symlink_to(torch)
-    else:
-        pytest.importorskip("paddle")
+    pytest.importorskip("mlxtend")  # of the extra `demo`, with scikit-learn
     (port,) = free_ports(1)
     commands = commands.replace("9000", str(port))
     # `edl resize` is typed by a person, who waits until the job is there
