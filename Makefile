@@ -7,7 +7,7 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-deep interop test-interop datasets pictures fuzz lint fmt lock
+.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-deep interop test-interop datasets pictures fuzz docs lint fmt lock
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
@@ -62,6 +62,10 @@ fuzz: export EDL_FUZZ_SEED = $(or $(SEED),$(shell date +%s))
 fuzz: export EDL_FUZZ_FIRST = $(or $(FIRST),0)
 fuzz: .venv/ready
 	$(PYTEST) -x tests/unit/protocol/test_fuzz.py
+
+# The site of docs/, in build/docs; warnings are errors
+docs: .venv/ready
+	$(BIN)/python scripts/docs.py
 
 lint: .venv/ready
 	$(BIN)/ruff check

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/rescaling.md: a day of rescaling on a trace, and what pending costs in excess.
+"""Draws the pictures of docs/how-to/rescaling.md: a day of rescaling on a trace, and what pending costs in excess.
 
     python benchmarks/rescaling_pictures.py docs/images
 

@@ -45,8 +45,8 @@ class EdlAutoscaleOperator(TemplatedOperator):
     other, and a pass completes what an interrupted one has left. The task fails, to be retried, if Redis or the cluster
     does not answer: nothing has changed before the pass has decided, later some jobs may have been resized.
 
-    To have a person approve a pass, put Airflow's `ApprovalOperator` between a dry run and the pass; docs/rescaling.md
-    shows how.
+    To have a person approve a pass, put Airflow's `ApprovalOperator` between a dry run and the pass;
+    docs/how-to/rescaling.md shows how.
 
     :param windows: traffic windows, as a mapping, a Path of a YAML file (a relative one starts from the DAG's file), a
         text, or "variable:NAME" for an Airflow Variable, which is read when the task runs; None for all

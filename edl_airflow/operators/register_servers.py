@@ -55,7 +55,7 @@ class EdlRegisterServersOperator(EdlOperator):
     say what its model takes, serves another model than the pool's, or refuses a request fails the task at once.
 
     :param teacher_pool: the pool's name, a DNS label of at most 44 letters (templated)
-    :param servers: addresses, as in `["oip+http://triton:8000/resnext"]`; see docs/other-servers.md (templated)
+    :param servers: addresses, as in `["oip+http://triton:8000/resnext"]`; see docs/how-to/other-servers.md (templated)
     :param at_least: how many must be registered before the task succeeds; None for all (templated)
     :param wait_timeout_s: seconds to wait for them before the task fails
     :param edl_conn_id: the Airflow connection of type `edl` (templated); its teacher token is sent to the servers

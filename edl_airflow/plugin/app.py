@@ -1,4 +1,4 @@
-"""The page and its API, for users who are logged in to Airflow: docs/airflow-ui.md."""
+"""The page and its API, for users who are logged in to Airflow: docs/how-to/airflow-ui.md."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import os
 import sys
 
 import click
+from click.shell_completion import CompletionItem
 
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.checkpoint.errors import CheckpointHeldError
@@ -58,6 +59,9 @@ class _LazyGroup(click.Group):
         module = importlib.import_module(f"{__name__}.{_MODULES.get(cmd_name, cmd_name)}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - as above
+        return [CompletionItem(name, help=line) for name, line in SUMMARIES.items() if name.startswith(incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
         with formatter.section("Commands"):

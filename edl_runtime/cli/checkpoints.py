@@ -16,6 +16,7 @@ from edl_runtime.checkpoint.errors import UnfinishedCheckpointError, UnreadableC
 from edl_runtime.checkpoint.file_format import CheckpointInfo, position_of
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.cli import backends
+from edl_runtime.cli.completion import job_names
 from edl_runtime.cli.options import log_to_stderr, print_json, print_table, read_settings
 from edl_runtime.elastic.errors import NoCheckpointError
 from edl_runtime.elastic.rendezvous.group_status import group_status
@@ -118,7 +119,7 @@ def prune(url: str, *, keep_last: int, keep_every: int | None, dry_run: bool, as
 
 
 @checkpoints.command
-@click.argument("job")
+@click.argument("job", shell_complete=job_names)
 @click.option("--no-wait", is_flag=True, help="Return once it is requested.")
 @_as_json
 def request(job: str, *, no_wait: bool, as_json: bool) -> None:

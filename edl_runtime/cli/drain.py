@@ -6,6 +6,7 @@ import asyncio
 
 import click
 
+from edl_runtime.cli.completion import pool_names
 from edl_runtime.cli.options import print_json, read_settings
 from edl_runtime.registry.drain import drain as drain_teacher
 from edl_runtime.registry.drain import undo_drain
@@ -14,7 +15,7 @@ from edl_runtime.store.redis_client import connect
 
 
 @click.command
-@click.argument("pool")
+@click.argument("pool", shell_complete=pool_names)
 @click.argument("teacher")
 @click.option("--undo", is_flag=True, help="Let a drained server of `edl register` join its pool again.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

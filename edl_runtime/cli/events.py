@@ -8,6 +8,7 @@ import contextlib
 import click
 import msgspec
 
+from edl_runtime.cli.completion import job_names
 from edl_runtime.cli.options import read_settings
 from edl_runtime.elastic.rendezvous.redis_store import Event, follow_events, read_events
 from edl_runtime.store.redis_client import connect
@@ -17,7 +18,7 @@ DESERTED_S = 10.0
 
 
 @click.command
-@click.argument("job")
+@click.argument("job", shell_complete=job_names)
 @click.option("-f", "--follow", "follows", is_flag=True, help="Follow events until the job has ended or is gone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def events(job: str, *, follows: bool, as_json: bool) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.cli import backends
+from edl_runtime.cli.completion import job_names
 from edl_runtime.cli.options import print_json, print_table, read_settings
 from edl_runtime.monitor.snapshot import JobLine, JobReport, job_line, read_reports
 from edl_runtime.monitor.terminal import format_duration
@@ -26,7 +27,7 @@ CURVE_ROWS = 40
 
 
 @click.command
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=job_names)
 @click.option("--curve", is_flag=True, help="With NAME: show how its training has gone so far, step by step.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of jobs, or with NAME that job.")
 def jobs(name: str | None, *, curve: bool, as_json: bool) -> None:
@@ -105,7 +106,7 @@ def _row(status: JobStatus, line: JobLine) -> list[str]:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # -1 is an invalid number, not an option
-@click.argument("name")
+@click.argument("name", shell_complete=job_names)
 @click.argument("instances", type=int)
 @click.option("--json", "as_json", is_flag=True, help="Print the job's status as JSON.")
 def resize(name: str, instances: int, *, as_json: bool) -> None:
@@ -126,7 +127,7 @@ def resize(name: str, instances: int, *, as_json: bool) -> None:
 
 
 @click.command
-@click.argument("name")
+@click.argument("name", shell_complete=job_names)
 @click.option("--json", "as_json", is_flag=True, help="Print its last status as JSON.")
 def stop(name: str, *, as_json: bool) -> None:
     """Stop and delete job or pool NAME, whoever started it. Its output is kept.

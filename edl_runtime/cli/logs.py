@@ -11,6 +11,7 @@ import click
 from edl_runtime.backends.errors import ClusterUnavailableError
 from edl_runtime.backends.interface import Backend
 from edl_runtime.cli import backends
+from edl_runtime.cli.completion import job_names
 from edl_runtime.cli.options import print_json_line, read_settings
 
 POLL_EVERY_S = 2.0
@@ -21,7 +22,7 @@ LAST_LINES_S = 3.0
 
 
 @click.command
-@click.argument("name")
+@click.argument("name", shell_complete=job_names)
 @click.option("--instance", type=click.IntRange(min=0), help="Only this instance's output.")
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last TAIL lines of each instance.")
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until the job ends.")

@@ -6,6 +6,7 @@ import asyncio
 
 import click
 
+from edl_runtime.cli.completion import pool_names
 from edl_runtime.cli.options import print_json, print_table, read_settings
 from edl_runtime.discovery.client import DiscoveryClient
 from edl_runtime.errors import SpecError
@@ -16,7 +17,7 @@ from edl_runtime.store.redis_client import connect
 
 
 @click.command
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=pool_names)
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: a list of pools with their members, or with NAME that pool."
 )

@@ -6,6 +6,7 @@ import asyncio
 
 import click
 
+from edl_runtime.cli.completion import job_names
 from edl_runtime.cli.options import print_json, print_table, read_settings
 from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
@@ -14,7 +15,7 @@ from edl_runtime.store.redis_client import connect
 
 
 @click.command
-@click.argument("job")
+@click.argument("job", shell_complete=job_names)
 @click.option("--requeue", metavar="ID|failed", help="Put this failed task back, or all that have failed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tasks(job: str, *, requeue: str | None, as_json: bool) -> None:

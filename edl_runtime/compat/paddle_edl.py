@@ -1,7 +1,7 @@
 """`DistillReader` of EDL 0.3.1 (`paddle_edl.distill.distill_reader`), on this project's reader.
 
 A script changes one import. Teachers are `edl teacher`s or other servers, see `edl_runtime.external.address`; a pool
-has the name that was the service's. What differs is in docs/migrating-from-edl.md.
+has the name that was the service's. What differs is in docs/migration/from-edl.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Sequence
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from edl_runtime.checkpoint.folder_lease import hold_until_exit
 from edl_runtime.checkpoint.storage import storage_at
@@ -28,6 +28,14 @@ Optimizer = TypeVar("Optimizer")
 Kept = TypeVar("Kept")
 Pair = tuple[Any, Any]
 """A model and its optimizer."""
+
+
+class Dataset(Protocol):
+    """Has items by index, as paddle.io.Dataset, a list or an array."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 class WrapOptions(TypedDict, total=False):
@@ -223,7 +231,7 @@ class Run:
 
     def data(
         self,
-        dataset: Sequence[Any],
+        dataset: Dataset,
         *,
         global_batch: int | None = None,
         instance_batch: int | None = None,

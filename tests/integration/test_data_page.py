@@ -1,4 +1,4 @@
-"""The commands of docs/data.md, as they stand there."""
+"""The commands of docs/how-to/data.md, as they stand there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
-SECTION = (ROOT / "docs/data.md").read_text().partition("## Convert a reader to shards")[2].partition("\n## ")[0]
+SECTION = (ROOT / "docs/how-to/data.md").read_text().partition("## Convert a reader to shards")[2].partition("\n## ")[0]
 READER, TRAIN = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 COMMANDS = re.findall(r"```sh\n(.*?)\n```", SECTION, re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""The commands of docs/data.md about tasks, as they stand there."""
+"""The commands of docs/how-to/data.md about tasks, as they stand there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from support.paths import ROOT
 from support.tasks.durable_redis import DurableRedis
 
-PAGE = (ROOT / "docs/data.md").read_text()
+PAGE = (ROOT / "docs/how-to/data.md").read_text()
 SECTION = PAGE.partition("\n## cloud_reader")[2].partition("\n## ")[0]
 SCRIPT, *_ = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 COMMANDS = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL)

@@ -370,7 +370,7 @@ async def test_the_role_grants_exactly_the_verbs_that_are_used(
     assert sorted(recorder.used) == sorted(verbs_of(only("Role", rights)))
 
 
-PAGE = (ROOT / "docs" / "controller.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "controller.md").read_text()
 
 
 def test_the_page_is_true_as_it_is_printed(place: Cluster, tmp_path: Path) -> None:

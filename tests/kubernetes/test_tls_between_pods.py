@@ -1,4 +1,4 @@
-"""TLS between teachers, students, Redis and discovery in pods, by the steps of docs/kubernetes.md."""
+"""TLS between teachers, students, Redis and discovery in pods, by the steps of docs/how-to/tls.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md names files and functions that exist."""
+"""docs/concepts/architecture.md names files and functions that exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = (ROOT / "docs" / "concepts" / "architecture.md").read_text()
 STEPS = sorted(set(re.findall(r"`([\w/]+\.py): ([\w.]+)`", PAGE)))
 ROWS = re.findall(r"^\| (`edl_\w+/.*?) \|(.*)\|$", PAGE, re.MULTILINE)
 

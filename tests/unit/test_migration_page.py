@@ -1,4 +1,4 @@
-"""What docs/migrating-from-edl.md and the quick start's page name of ours exists."""
+"""What docs/migration/from-edl.md and the quick start's page name of ours exists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edl_runtime.elastic.data.indexed import IndexedData
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.shards.tasks import TaskQueue
 
-PAGE = (ROOT / "docs/migrating-from-edl.md").read_text()
+PAGE = (ROOT / "docs/migration/from-edl.md").read_text()
 OURS = "\n".join(line.split("|", 2)[-1] if line.startswith("|") else line for line in PAGE.splitlines())
 """The page without the left columns of its tables, which name what EDL had."""
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from support.paths import ROOT
 
-from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 from edl_airflow.triggers import jobs
 from edl_runtime import specs
 from edl_runtime.autoscale.cluster import throughput
@@ -48,16 +47,6 @@ def test_the_dag_to_copy_is_a_dag() -> None:
     assert task.retries == 1
 
 
-def test_the_dag_that_rescales_is_a_dag() -> None:
-    """Beside a file of windows, as the one of our own DAGs."""
-    made: dict[str, Any] = {"__file__": str(ROOT / "dags" / "rescale.py")}
-    exec(compile(dags()[1].replace("1}):\n", "1}) as dag:\n"), "README.md", "exec"), made)
-
-    (task,) = made["dag"].tasks
-    assert isinstance(task, EdlAutoscaleOperator)
-    assert task.lead_s == 300, "jobs shrink by the pass before a window begins"
-
-
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
@@ -76,32 +65,37 @@ def test_every_file_it_links_to_is_there(page: str) -> None:
 @pytest.mark.parametrize(
     ("page", "words", "number", "promised"),
     [
-        ("README.md", "takes more than 20 s counts as hung", specs.HUNG_AFTER_S, 20),
-        ("distillation", "requests of 256 KB and more lie in memory", client.MIN_SHARED_BYTES, 256 << 10),
-        ("distillation", "up to `--max-batch` rows (64)", specs.MAX_BATCH, 64),
+        ("how-to/distillation", "takes more than 20 s counts as hung", specs.HUNG_AFTER_S, 20),
+        ("concepts/distillation", "requests of 256 KB and more lie in memory", client.MIN_SHARED_BYTES, 256 << 10),
+        ("concepts/distillation", "up to `--max-batch` rows (64)", specs.MAX_BATCH, 64),
         (
-            "distillation",
+            "concepts/distillation",
             "0.1 s at first and twice as long each time, 30 s at most",
             teacher_connections.LONGEST_QUARANTINE_S,
             30,
         ),
-        ("distillation", "fail for ten seconds", batching.MIN_FAILING_S, 10),
-        ("distillation", "three times as long as usual", dispatch_policy.HEDGE_AFTER_MEDIANS, 3),
-        ("distillation", "at most one request in ten", dispatch_policy.HEDGES_PER_REQUEST, 0.1),
-        ("distillation", "It has to be so for 20 s", bottleneck.SETTLED_S, 20),
-        ("data", "leased to one for `timeout_s` (1,200)", default(cloud_reader, "timeout_s"), 1200),
-        ("data", "more often than `retries` (3)", default(cloud_reader, "retries"), 3),
-        ("elastic-training", "twice as long, 30 s at most", sharded.MAX_RETRY_HOLD_S, 30),
-        ("elastic-training", "After three failures (`failure_limit`)", default(Run.shards, "failure_limit"), 3),
-        ("elastic-training", "a process that has been in 32 groups", process_group.MAX_LIVE_GROUPS, 32),
-        ("elastic-training", "`EDL_STEP_LIMIT_S` (600)", RuntimeSettings().step_limit_s, 600),
-        ("elastic-training", "Three are kept", specs.Checkpoint(url="kept").keep_last, 3),
-        ("elastic-training", "Three are kept", RuntimeSettings().checkpoint_keep_last, 3),
-        ("rescaling", "grows at most every five minutes", decide.RESIZE_COOLDOWN_S, 300),
-        ("rescaling", "makes up for its pause within fifteen", decide.PAYBACK_WINDOW_S, 900),
-        ("rescaling", "has waited for four hours", decide.STARVATION_S, 4 * 3600),
-        ("rescaling", "kept for a week", throughput.KEPT_S, 7 * 86_400),
-        ("rescaling", "looks at the jobs every two seconds", jobs.POLL_INTERVAL_S, 2),
+        ("concepts/distillation", "fail for ten seconds", batching.MIN_FAILING_S, 10),
+        ("concepts/distillation", "three times as long as usual", dispatch_policy.HEDGE_AFTER_MEDIANS, 3),
+        ("concepts/distillation", "at most one request in ten", dispatch_policy.HEDGES_PER_REQUEST, 0.1),
+        ("how-to/distillation", "It has to be so for 20 s", bottleneck.SETTLED_S, 20),
+        ("how-to/data", "leased to one for `timeout_s` (1,200)", default(cloud_reader, "timeout_s"), 1200),
+        ("how-to/data", "more often than `retries` (3)", default(cloud_reader, "retries"), 3),
+        ("concepts/elastic-training", "twice as long, 30 s at most", sharded.MAX_RETRY_HOLD_S, 30),
+        (
+            "concepts/elastic-training",
+            "After three failures (`failure_limit`)",
+            default(Run.shards, "failure_limit"),
+            3,
+        ),
+        ("concepts/elastic-training", "a process that has been in 32 groups", process_group.MAX_LIVE_GROUPS, 32),
+        ("concepts/elastic-training", "`EDL_STEP_LIMIT_S` (600)", RuntimeSettings().step_limit_s, 600),
+        ("how-to/checkpoints", "Three are kept", specs.Checkpoint(url="kept").keep_last, 3),
+        ("how-to/checkpoints", "Three are kept", RuntimeSettings().checkpoint_keep_last, 3),
+        ("how-to/rescaling", "grows at most every five minutes", decide.RESIZE_COOLDOWN_S, 300),
+        ("how-to/rescaling", "makes up for its pause within fifteen", decide.PAYBACK_WINDOW_S, 900),
+        ("how-to/rescaling", "has waited for four hours", decide.STARVATION_S, 4 * 3600),
+        ("how-to/rescaling", "kept for a week", throughput.KEPT_S, 7 * 86_400),
+        ("how-to/rescaling", "looks at the jobs every two seconds", jobs.POLL_INTERVAL_S, 2),
     ],
 )
 def test_numbers_in_documents_are_those_of_the_code(page: str, words: str, number: float, promised: float) -> None:

@@ -1,4 +1,4 @@
-"""The policy that docs/rescaling.md shows as one's own."""
+"""The policy that docs/how-to/rescaling.md shows as one's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edl_runtime.backends.interface import Capacity, NodeCapacity
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
 
-PAGE = Path(__file__).parents[3] / "docs" / "rescaling.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "rescaling.md"
 NODE = NodeCapacity(name="node", total={"cpu": 4.0}, free={"cpu": 4.0})
 JOBS = tuple(
     job(name, Bounds(least, 9), 1.0, 0, pending=1, created_at=created_at)

@@ -176,7 +176,7 @@ def test_a_later_run_reports_that_all_epochs_are_trained(tmp_path: Path) -> None
 
 
 def test_a_training_that_was_stopped_early_continues_for_an_epoch_and_stops_again(tmp_path: Path) -> None:
-    """As docs/elastic-training.md says of its example: the counter is in the last checkpoint."""
+    """As docs/how-to/elastic-training.md says of its example: the counter is in the last checkpoint."""
     for epochs in ([0, 1, 2], [3], [4]):
         run, _ = begin(tmp_path)
         stopping = run.register("stopping", {"misses": 0})

@@ -1,0 +1,247 @@
+"""Lists of the reference, made from the code: a page has `<!-- generated: NAME -->` where the list stands.
+
+Each function of `LISTS` returns Markdown. What the code doesn't describe is an error here, so no list is out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+import click
+import msgspec
+from sphinx.application import Sphinx
+
+import edl_airflow.failures
+import edl_runtime
+from edl_airflow.provider_info import get_provider_info
+from edl_runtime import settings
+from edl_runtime.cli import SUMMARIES, edl
+from edl_runtime.distill import metrics as reader_metrics
+from edl_runtime.elastic.rendezvous.redis_store import Event, EventKind
+from edl_runtime.errors import EdlError
+from edl_runtime.monitor import exporter
+from edl_runtime.store import keys
+from edl_runtime.teacher.metrics import TeacherMetrics
+
+MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+RUNTIME = Path(edl_runtime.__file__).parent
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; cells are one line each."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def items_of(docstring: str | None) -> dict[str, str]:
+    """Return the items of a docstring's list, "- `name`, `other` (…): meaning", by name."""
+    found: dict[str, str] = {}
+    for item in re.findall(r"(?m)^- (`.*(?:\n  .*)*)", inspect.cleandoc(docstring or "")):
+        names, _, meaning = item.partition(":")
+        found |= dict.fromkeys(re.findall(r"`(\w+)`", names), meaning.strip())
+    return found
+
+
+def summary_of(thing: object) -> str:
+    """Return the first sentence of a docstring."""
+    text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+    return re.split(r"(?<=[a-z`)0-9])\. (?=[A-Z])", text)[0].rstrip(".") + "." * bool(text)
+
+
+def variables() -> str:
+    """All settings with their variables and defaults, and the variables of others."""
+    meanings = items_of(settings.RuntimeSettings.__doc__)
+    rows = [
+        [f"`EDL_{field.name.upper()}`", f"`{field.default}`" if field.default != "" else "", meanings[field.name]]
+        for field in msgspec.structs.fields(settings.RuntimeSettings)
+    ]
+    others = [
+        [", ".join(f"`{name}`" for name in names), summary_of(function)]
+        for _, function in inspect.getmembers(settings, inspect.isfunction)
+        if function.__module__ == settings.__name__ and (names := _variables_in(function))
+    ]
+    ours = table(["variable", "default", "meaning"], rows)
+    return f"{ours}\n\n## Of others\n\n{table(['variables', 'read to'], others)}"
+
+
+def _variables_in(function: Callable[..., Any]) -> list[str]:
+    tree = ast.parse(inspect.getsource(function))
+    body = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    names = {str(node.value) for node in body if re.fullmatch(r"[A-Z]+(_[A-Z]+)*", str(node.value))}
+    return sorted(name for name in names if name == "KUBECONFIG" or "_" in name)
+
+
+def commands() -> str:
+    """Each command with its usage, help, arguments and options."""
+    return "\n\n".join(text for name in SUMMARIES for text in _command(["edl", name], _subcommand(edl, name)))
+
+
+def _subcommand(group: click.Group, name: str) -> click.Command:
+    command = group.get_command(click.Context(group), name)
+    assert command, name  # noqa: S101 - of the group's own list
+    return command
+
+
+def _command(path: list[str], command: click.Command) -> Iterator[str]:
+    context = click.Context(command, info_name=" ".join(path))
+    usage = " ".join([*path, *command.collect_usage_pieces(context)])
+    yield f"{'#' * len(path)} {' '.join(path)}\n\n```text\n{usage}\n```\n\n{_plain(command.help or '')}"
+    records = [each.get_help_record(context) for each in command.get_params(context)]
+    yield table(
+        ["option", "meaning"], [[f"`{record[0]}`", _plain(record[1])] for record in records if record and record[1]]
+    )
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            yield from _command([*path, name], _subcommand(command, name))
+
+
+def _plain(text: str) -> str:
+    """Return a help text as Markdown: its blanks and marks mean themselves."""
+    paragraphs = inspect.cleandoc(text.replace("\b\n", "\b")).split("\n\n")
+    shown = [
+        f"```text\n{each[1:]}\n```" if each.startswith("\b") else re.sub(r"(?=[*_<>\[\]])", r"\\", each)
+        for each in paragraphs
+    ]
+    return "\n\n".join(shown)
+
+
+def metrics() -> str:
+    """The metrics of teachers, students and `edl monitor`."""
+    teacher = [
+        [f"`{each.name}{'_total' * (each.type == 'counter')}`", each.documentation] for each in _teacher_metrics()
+    ]
+    kinds = ((reader_metrics._COUNTERS, "_total"), (reader_metrics._GAUGES, ""))  # noqa: SLF001 - read, not used
+    student = [
+        [f"`edl_distill_{name}{end}`", f"`{label}`" if label else "", meaning]
+        for listed, end in kinds
+        for name, label, meaning, _ in listed
+    ]
+    monitor = [
+        [f"`{name}`", ", ".join(f"`{label}`" for label in labels), meaning]
+        for name, meaning, labels in exporter._METRICS  # noqa: SLF001 - as above
+    ]
+    head = ["metric", "labels", "meaning"]
+    return (
+        f"## Of a teacher\n\n{table(['metric', 'meaning'], teacher)}\n\n## Of a student\n\n{table(head, student)}\n\n"
+        f"## Of `edl monitor`\n\n{table(head, monitor)}"
+    )
+
+
+def _teacher_metrics() -> Iterator[Any]:
+    counted = TeacherMetrics()
+    for file in sorted((RUNTIME / "teacher").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            is_gauge = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("metrics.gauges[")
+            if is_gauge and isinstance(node.value, ast.Tuple):
+                name = ast.literal_eval(node.targets[0].slice)  # type: ignore[attr-defined]
+                counted.gauges[name] = ast.literal_eval(node.value.elts[0]), float
+    return counted.collect()
+
+
+def redis_keys() -> str:
+    """Every key with its content, and how it is written."""
+    content = "\n".join(re.findall(r"(?m)^\|.*$", keys.__doc__ or ""))
+    service = keys.Service("NAMESPACE", "POOL", "teachers")
+    made = []
+    for name, function in inspect.getmembers(keys, inspect.isfunction):
+        given = [service if each == "service" else each.upper() for each in inspect.signature(function).parameters]
+        if name == "ledger_keys":
+            given = [*given[:2], "ledger"]
+        result = function(*given)
+        made += [[name, f"`{key}`"] for key in ([result] if isinstance(result, str) else result)]
+    return f"{content}\n\n## How they are written\n\n{table(['of', 'key'], made)}"
+
+
+def events() -> str:
+    """The kinds of events, and what the docstring says of them."""
+    kinds = ", ".join(f"`{kind}`" for kind in get_args(EventKind))
+    text = (inspect.getdoc(Event) or "").partition("\n\n")[2]
+    text = re.sub(r'"(\w+)"', r"`\1`", text)
+    assert all(f"`{kind}`" in text for kind in get_args(EventKind)), "an event that nothing describes"  # noqa: S101
+    return f"{kinds}.\n\n{text}"
+
+
+def connection() -> str:
+    """The connection's form, field by field."""
+    form = get_provider_info()["connection-types"][0]
+    named = form["ui-field-behaviour"]["relabeling"]
+    rows = [[label, f"`{key}`", "", ""] for key, label in named.items()]
+    for key, field in form["conn-fields"].items():
+        default = field["schema"].get("default", "")
+        rows.append([field["label"], f"extra `{key}`", f"`{default}`" if default else "", field.get("description", "")])
+    return table(["field", "key", "default", "meaning"], rows)
+
+
+def errors() -> str:
+    """Every error with its text, and where it is raised from."""
+    parts = []
+    for package, found in _errors().items():
+        rows = [[f"`{error.__name__}`", summary_of(error), _text_of(error)] for error in found]
+        parts.append(f"## {package}\n\n{table(['error', 'when', 'its text'], rows)}")
+    return "\n\n".join(parts)
+
+
+def _errors() -> dict[str, list[type[EdlError]]]:
+    found: dict[str, list[type[EdlError]]] = {}
+    modules: list[ModuleType] = [importlib.import_module("edl_runtime.errors"), edl_airflow.failures]
+    names = [each.name for each in pkgutil.walk_packages([str(RUNTIME)], "edl_runtime.")]
+    modules += [importlib.import_module(name) for name in names if re.fullmatch(r"edl_runtime\.\w+\.errors", name)]
+    for module in modules:
+        classes = [each for _, each in inspect.getmembers(module, inspect.isclass)]
+        own = [each for each in classes if issubclass(each, Exception) and each.__module__ == module.__name__]
+        if own:
+            found[module.__name__] = sorted(own, key=lambda each: each.__name__)
+    return found
+
+
+class _Shown(float):
+    """A number that is shown as its name."""
+
+    name = ""
+
+    def __format__(self, spec: str) -> str:
+        return self.name
+
+    __str__ = __repr__ = lambda self: self.name  # type: ignore[assignment]
+
+
+def _text_of(error: type[EdlError]) -> str:
+    """Return the error's text with its fields' names in capitals; "" for one whose text is its caller's."""
+    if not dataclasses.is_dataclass(error):
+        return ""
+    given = {}
+    for field in dataclasses.fields(error):
+        name = field.name.upper()
+        number = _Shown(1)
+        number.name = name
+        kinds = {"float": number, "int": number, "bool": False}
+        kind = str(field.type)
+        given[field.name] = kinds.get(kind, [name] if kind.startswith(("Sequence", "tuple", "list")) else name)
+    try:
+        text = str(error(**given))
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError):
+        return ""
+    return re.sub(r"(?=[*<>\[\]])", r"\\", text.replace("`", ""))
+
+
+LISTS = {each.__name__: each for each in (variables, commands, metrics, redis_keys, events, connection, errors)}
+
+
+def fill(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: ARG001 - Sphinx's signature
+    """Put the lists into a page."""
+    source[0] = MARKER.sub(lambda marker: LISTS[marker[1]](), source[0])
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("source-read", fill, priority=400)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
