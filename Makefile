@@ -7,7 +7,7 @@ UV_VERSION := 0.13.8
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-deep interop test-interop datasets fuzz lint fmt lock
+.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-deep interop test-interop datasets fuzz lint fmt lock build
 
 demo: .venv/ready
 	$(BIN)/python scripts/demo.py
@@ -69,11 +69,17 @@ fmt: .venv/ready
 	$(BIN)/ruff format
 
 lock: .venv/uv-$(UV_VERSION)
-	$(BIN)/uv pip compile setup.cfg --universal --python-version 3.11 --all-extras --upgrade --no-header -q \
+	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --all-extras --upgrade --no-header -q \
 	  -o requirements.lock
 
+# The wheel and the source distribution, in dist/
+build: .venv/ready
+	rm -rf dist
+	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --out-dir dist
+	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
+
 # The environment, made anew by whatever it is made of. A stamp says that it is whole.
-.venv/ready: requirements.lock setup.cfg .venv/uv-$(UV_VERSION)
+.venv/ready: requirements.lock pyproject.toml setup.cfg .venv/uv-$(UV_VERSION)
 	@echo "== installing what requirements.lock pins into .venv (2 GB; about a minute)"
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --compile-bytecode requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
