@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-pythons test-deep interop test-interop datasets fuzz lint fmt lock build
+.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-pythons test-deep interop test-interop datasets fuzz lint fmt lock build helm
 
 demo: $(VENV)/ready
 	$(BIN)/python scripts/demo.py
@@ -85,6 +85,11 @@ build: $(VENV)/ready
 	rm -rf dist
 	$(BIN)/uv build --quiet --no-build-isolation --python $(BIN)/python --out-dir dist
 	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
+
+# Helm, for the tests of the chart, in .helm, where there is none and Go can build it; they skip without
+HELM_VERSION := v3.22.0
+helm:
+	-@command -v helm >/dev/null || test -x .helm/helm || GOBIN=$(CURDIR)/.helm go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 
 # The environment, made anew by whatever it is made of. A stamp says that it is whole.
 $(VENV)/ready: requirements.lock pyproject.toml setup.cfg $(VENV)/uv-$(UV_VERSION)
