@@ -15,6 +15,7 @@ from support.airflow.releases import NEWEST, OLDEST, Release
 from support.packages import UV, build_distributions
 from support.paths import DAGS, ROOT
 
+EXTRAS = "airflow,airflow-kubernetes,kubernetes,local"
 LOCK = (ROOT / "requirements.lock").read_text()
 
 
@@ -45,7 +46,7 @@ class Installed:
         airflow = f"apache-airflow=={release.version}"
         subprocess.run([UV, "pip", "install", "--quiet", "--python", python, "-c", pins, airflow], check=True)
         self.before = self.versions()
-        self.run("pip", "install", "--quiet", "-c", str(pins), f"{wheel}[airflow,local]")
+        self.run("pip", "install", "--quiet", "-c", str(pins), f"{wheel}[{EXTRAS}]")
 
     def run(self, *command: str) -> str:
         done = subprocess.run(

@@ -30,7 +30,7 @@ class Release(NamedTuple):
                 file.write_bytes(answer.read())
         except URLError:
             wanted = folder / f"airflow-{self.version}.in"
-            wanted.write_text(f"apache-airflow=={self.version}\n")
+            wanted.write_text(f"apache-airflow=={self.version}\napache-airflow-providers-cncf-kubernetes\n")
             options = ["--quiet", "--python-version", python, "--exclude-newer", self.until, "--output-file", file]
             subprocess.run([UV, "pip", "compile", *options, wanted], check=True)
         return file
