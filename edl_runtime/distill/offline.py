@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,7 @@ class RecordedAnswers:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "answers.sqlite"
         self._database = sqlite3.connect(self.path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, self._database.close).atexit = False  # a connection's `close` comes from any thread
         with _reading(folder):
             self._database.executescript(_SCHEMA)
 

@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 from support.cluster.cluster import REDIS_IMAGE, Cluster
-from support.cluster.manifests import container, create, created, manifests, path_of, ready_pod, run_pod, secret
+from support.cluster.manifests import (
+    container,
+    create,
+    created,
+    manifests,
+    path_of,
+    ready_pod,
+    redis_volume,
+    run_pod,
+    secret,
+)
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -52,31 +62,12 @@ except urllib.error.HTTPError as error:
 """
 
 
-def volume(home: Cluster, folder: Path) -> dict[str, Any]:
-    """Return a volume for Redis's claim, for clusters without a provisioner."""
-    folder.mkdir()
-    folder.chmod(0o777)
-    claim = {"namespace": home.namespace, "name": "data-edl-redis-0"}
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": f"redis-{home.namespace}"},
-        "spec": {
-            "capacity": {"storage": "1Gi"},
-            "accessModes": ["ReadWriteOnce"],
-            "persistentVolumeReclaimPolicy": "Retain",
-            "claimRef": {"kind": "PersistentVolumeClaim", "apiVersion": "v1", **claim},
-            "hostPath": {"path": str(folder)},
-        },
-    }
-
-
 @pytest.fixture
 async def redis(restricted: Cluster, tmp_path: Path) -> AsyncIterator[dict[str, Any]]:
     """The pod of a ready Redis."""
     objects = manifests("redis.yaml", restricted.namespace)
     container(objects)["image"] = REDIS_IMAGE
-    objects = [volume(restricted, tmp_path / "data"), secret("edl-redis", password=PASSWORD), *objects]
+    objects = [redis_volume(restricted, tmp_path / "data"), secret("edl-redis", password=PASSWORD), *objects]
     async with created(restricted, *objects):
         yield await ready_pod(restricted, "app.kubernetes.io/name=edl-redis")
 

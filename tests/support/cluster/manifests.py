@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -54,6 +55,25 @@ def manifests(file: str, namespace: str) -> list[dict[str, Any]]:
 
 def secret(name: str, **texts: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": texts}
+
+
+def redis_volume(home: Cluster, folder: Path) -> dict[str, Any]:
+    """Return a volume for Redis's claim, for clusters without a provisioner."""
+    folder.mkdir()
+    folder.chmod(0o777)
+    claim = {"namespace": home.namespace, "name": "data-edl-redis-0"}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": f"redis-{home.namespace}"},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "claimRef": {"kind": "PersistentVolumeClaim", "apiVersion": "v1", **claim},
+            "hostPath": {"path": str(folder)},
+        },
+    }
 
 
 def container(objects: list[dict[str, Any]]) -> dict[str, Any]:

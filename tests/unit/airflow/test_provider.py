@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib import resources
@@ -11,10 +12,15 @@ from pkgutil import resolve_name
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+import yaml
 from support.depth import DEEP, examples
 from support.paths import ROOT
 
+import edl_runtime
+from edl_airflow import links
 from edl_airflow.provider_info import get_provider_info
+
+PACKAGE = ROOT / "edl_airflow"
 
 
 def _python(code: str) -> str:
@@ -34,17 +40,36 @@ def test_the_provider_info_fits_airflows_schemas() -> None:
         jsonschema.Draft7Validator.check_schema(field["schema"])
 
 
+def test_the_registrys_file_fits_its_schema() -> None:
+    """It says what the registry shows: this version, and the plugin that the entry point registers."""
+    info = yaml.safe_load((PACKAGE / "provider.yaml").read_text())
+    schema = json.loads((resources.files("airflow") / "provider.yaml.schema.json").read_text())
+    jsonschema.Draft7Validator(schema).validate(info)
+    assert info["versions"][0] == edl_runtime.__version__
+    (plugin,) = info["plugins"]
+    (point,) = {point for point in entry_points(group="airflow.plugins") if "edl_airflow" in point.value}
+    assert (plugin["name"], resolve_name(plugin["plugin-class"])) == (point.name, point.load())
+
+
+@pytest.mark.parametrize("kind", ["operators", "sensors", "hooks", "triggers"])
+def test_it_names_each_module_of_a_kind(kind: str) -> None:
+    """Those that define one for users; base classes are not."""
+    defines = re.compile(rf"^class Edl\w+{kind.removesuffix('s').title()}\(|^class EdlHook\(", re.MULTILINE)
+    there = {file.stem for file in (PACKAGE / kind).glob("*.py") if defines.search(file.read_text())} - {"base"}
+    (named,) = get_provider_info()[kind]
+    assert named["python-modules"] == [f"edl_airflow.{kind}.{name}" for name in sorted(there)]
+
+
 def test_everything_it_names_is_there() -> None:
-    """Modules, the hook and the links."""
+    """The hook and all links."""
     info = get_provider_info()
-    for kind in ("operators", "sensors", "hooks", "triggers"):
-        for module in info[kind][0]["python-modules"]:
-            assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file()
     (connection,) = info["connection-types"]
     hook = resolve_name(connection["hook-class-name"])
     assert (hook.conn_type, hook.hook_name) == (connection["connection-type"], connection["hook-name"])
-    for link in info["extra-links"]:
-        assert resolve_name(link)().name
+    assert [resolve_name(link).__name__ for link in info["extra-links"]] == sorted(
+        name for name in vars(links) if name.endswith("Link") and name != "BaseOperatorLink"
+    )
+    assert all(resolve_name(link)().name for link in info["extra-links"])
 
 
 def test_the_provider_is_an_entry_point() -> None:

@@ -1,0 +1,125 @@
+"""The Helm chart, as far as it can be judged without a cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+import pytest
+import yaml
+from support.helm import CHART, HelmError, helm, rendered, values
+from support.paths import DEPLOY
+
+import edl_runtime
+from edl_runtime.cli import edl
+
+EVERYTHING = {"capacity__create": "true", "controller__allNamespaces": "true", "dashboard__create": "true"}
+
+Objects = dict[tuple[str, str], dict[str, Any]]
+
+
+def by_name(objects: list[dict[str, Any]]) -> Objects:
+    """Return objects by kind and name; those of no namespace are put into `edl`, where the chart is installed."""
+    for one in objects:
+        if not one["kind"].startswith("Cluster"):
+            one["metadata"].setdefault("namespace", "edl")
+    return {(one["kind"], one["metadata"]["name"]): one for one in objects}
+
+
+def applied(*files: str) -> Objects:
+    """Return the objects of files in deploy/, with Redis's full name where a file has one for its namespace alone."""
+    texts = [(DEPLOY / file).read_text().replace("@edl-redis:", "@edl-redis.edl:") for file in files]
+    return by_name([one for text in texts for one in yaml.safe_load_all(text)])
+
+
+@pytest.mark.parametrize("given", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_helm_finds_nothing_to_complain_about(given: dict[str, str]) -> None:
+    """Neither in the chart nor in what it makes."""
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART), *values(**given))
+
+
+def test_its_objects_are_those_of_the_files() -> None:
+    """Who installs by Helm has what `kubectl apply` of deploy/ makes, no more and no less."""
+    assert by_name(rendered()) == applied("redis.yaml", "discovery.yaml", "controller.yaml", "role.yaml")
+
+
+def test_what_nodes_have_free_is_read_by_the_same_role() -> None:
+    """And by the controller, by the binding that its file's head makes."""
+    more = by_name(rendered(capacity__create="true"))
+    for name, one in applied("cluster-role.yaml").items():
+        assert more[name] == one
+    binding = more["ClusterRoleBinding", "edl-controller-capacity"]
+    assert binding["roleRef"]["name"] == "edl-capacity"
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "edl-controller", "namespace": "edl"}]
+
+
+def test_a_controller_of_all_namespaces_is_that_of_the_files() -> None:
+    """With the flag that the file's head adds."""
+    more = by_name(rendered(controller__allNamespaces="true"))
+    for name, one in applied("controller-cluster.yaml").items():
+        assert more[name] == one
+    plain = applied("controller.yaml")["Deployment", "edl-controller"]
+    plain["spec"]["template"]["spec"]["containers"][0]["args"].append("--all-namespaces")
+    assert more["Deployment", "edl-controller"] == plain
+
+
+def test_a_redis_that_is_there_is_used() -> None:
+    """By TLS where it has it; without an address the error says what is missing."""
+    objects = by_name(rendered(redis__create="false", redis__address="redis.example:6380", redis__tls="true"))
+    assert ("StatefulSet", "edl-redis") not in objects
+    for name in ("edl-controller", "edl-discovery"):
+        (container,) = objects["Deployment", name]["spec"]["template"]["spec"]["containers"]
+        (url,) = [one["value"] for one in container["env"] if one["name"] == "EDL_REDIS_URL"]
+        assert url == "rediss://:$(REDIS_PASSWORD)@redis.example:6380/0"
+    with pytest.raises(HelmError, match=r"redis\.address is empty"):
+        rendered(redis__create="false")
+
+
+def test_a_value_that_there_is_not_is_refused() -> None:
+    """A slip of the pen does not go unnoticed."""
+    with pytest.raises(HelmError, match="'adress' not allowed"):
+        rendered(redis__adress="redis.example:6379")
+
+
+def test_pods_have_no_rights_that_they_do_not_need() -> None:
+    """None is root, writes to its image or has an account's token without a role; no password is among the objects."""
+    objects = by_name(rendered(**EVERYTHING))
+    assert "Secret" not in {kind for kind, _ in objects}
+    pods = [one["spec"]["template"]["spec"] for one in objects.values() if "template" in one.get("spec", {})]
+    assert len(pods) == 4
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod.get("automountServiceAccountToken") is False or ("Role", pod["serviceAccountName"]) in objects
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_the_commands_of_its_pods_are_valid() -> None:
+    """Their flags exist, and take these values."""
+    for (kind, _), one in by_name(rendered(**EVERYTHING)).items():
+        if kind == "Deployment":
+            (container,) = one["spec"]["template"]["spec"]["containers"]
+            name, *flags = container["args"]
+            command = edl.get_command(click.Context(edl), name)
+            assert command is not None
+            command.make_context(name, flags)
+
+
+def test_grafana_gets_the_dashboard() -> None:
+    """The one that can be imported by hand."""
+    (config,) = [one for one in rendered(dashboard__create="true") if one["metadata"]["name"] == "edl-dashboard"]
+    assert config["metadata"]["labels"] == {"grafana_dashboard": "1"}
+    assert json.loads(config["data"]["edl.json"]) == json.loads((DEPLOY / "grafana-dashboard.json").read_text())
+
+
+def test_the_chart_is_of_this_version() -> None:
+    """Chart and runtime are released together, and it defines what the files define."""
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["version"] == about["appVersion"] == edl_runtime.__version__
+    assert (CHART / "crds/trainingjob-crd.yaml").read_text() == (DEPLOY / "trainingjob-crd.yaml").read_text()
