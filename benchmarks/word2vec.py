@@ -81,7 +81,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="the folder of prepare.py")
     parser.add_argument("--seeds", type=at_least_1, default=3)
     parser.add_argument("--passes", type=at_least_1, default=3, help="a multiple of 3")
-    parser.add_argument("--batch_size", type=at_least_1, default=64)
+    parser.add_argument("--batch_size", type=at_least_1, default=256)
     parser.add_argument("--pause_s", type=float, default=0.0, help="seconds added to each step, for little data")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -21,6 +21,9 @@ N = 5
 CUTOFF = 50
 """Words that occur so often, or less, are unknown."""
 
+MOST_WORDS = 2073
+"""With the unknown one: as many as the tutorial's corpus has, so that errors compare."""
+
 START, END, UNKNOWN = "<s>", "<e>", "<unk>"
 
 WordDict = dict[str, int]
@@ -32,11 +35,11 @@ def load_sentences(data_dir: Path, rows: int | None) -> tuple[list[list[str]], l
     return [words(text) for text in found.texts], [words(text) for text in found.test_texts]
 
 
-def build_dict(sentences: Iterable[Sequence[str]], cutoff: int = CUTOFF) -> WordDict:
-    """Return the id of each frequent word, the most frequent first, and last that of unknown ones."""
+def build_dict(sentences: Iterable[Sequence[str]], cutoff: int = CUTOFF, most: int = MOST_WORDS) -> WordDict:
+    """Return the id of each frequent word, the most frequent first, and last that of unknown ones; at most `most`."""
     counts = Counter(word for sentence in sentences for word in (START, *sentence, END))
     frequent = sorted((word for word in counts if counts[word] > cutoff), key=lambda word: (-counts[word], word))
-    return {word: number for number, word in enumerate([*frequent, UNKNOWN])}
+    return {word: number for number, word in enumerate([*frequent[: most - 1], UNKNOWN])}
 
 
 def n_grams(sentences: Iterable[Sequence[str]], word_dict: WordDict) -> Iterator[tuple[int, ...]]:

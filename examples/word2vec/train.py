@@ -105,7 +105,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=Path("grams"), help="the folder of prepare.py")
     parser.add_argument("--model_dir", type=Path, default=Path("model"), help="for words and embeddings")
     parser.add_argument("--passes", type=whole(1), default=3)
-    parser.add_argument("--batch_size", type=whole(1), default=64, help="n-grams a step, of all instances together")
+    parser.add_argument("--batch_size", type=whole(1), default=256, help="n-grams a step, of all instances together")
     parser.add_argument("--pause_s", type=float, default=0.0, help="seconds added to each step, to watch it")
     parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=0)
     return parser.parse_args()

@@ -27,12 +27,13 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleTy
 
 
 def test_frequent_words_have_ids_by_their_frequency(module: Callable[[str], ModuleType]) -> None:
-    """Those that are as frequent in the order of the alphabet; each sentence has a start and an end."""
+    """The alphabet decides between equals; no more than asked for. Each sentence has a start and an end."""
     corpus = module("corpus")
     sentences = [["a", "b", "a"], ["c", "a"], ["b", "d"]]
     word_dict = corpus.build_dict(sentences, cutoff=1)
     assert list(word_dict) == ["<e>", "<s>", "a", "b", "<unk>"]
     assert list(word_dict.values()) == [0, 1, 2, 3, 4]
+    assert list(corpus.build_dict(sentences, cutoff=1, most=3)) == ["<e>", "<s>", "<unk>"]
 
 
 def test_n_grams_lie_within_a_sentence(module: Callable[[str], ModuleType]) -> None:
