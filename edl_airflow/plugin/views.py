@@ -168,7 +168,7 @@ class View:
                 "kind": one.kind,
                 "generation": one.generation,
                 "instance": one.instance,
-                "text": self.text(shown_line(" ".join(one.line().split()[3:])), job),
+                "text": self.text(shown_line(" ".join(one.text().split())), job),
             }
             for one in happened
         ]
@@ -184,7 +184,7 @@ class View:
     def problems(self, *more: str | Exception) -> list[str]:
         """Return what can't be read now, with `more`; in plain words for those who may not see the cluster."""
         there = (*self._seen.problems, *more)
-        texts = [self.text(str(each)) if self._rights.cluster else plain_problem(each) for each in there]
+        texts = [(self._rights.cluster and self.text(str(each))) or plain_problem(each) for each in there]
         return list(dict.fromkeys(filter(None, texts)))
 
     def may(self, dags: Collection[str], status: JobStatus) -> bool:
