@@ -108,3 +108,30 @@ def test_a_report_of_no_calendar_leaves_the_page_whole(world: World, api: Api) -
         page.get_by_role("link", name="other").first.wait_for(timeout=20_000)
         page.get_by_role("link", name="night").first.wait_for(timeout=20_000)
         assert (errors, "mine" in page.title()) == ([], False)
+
+
+def test_texts_and_reports_without_end_are_bounded(world: World, api: Api) -> None:
+    """A reason is shortened, and a report of megabytes is none."""
+    submit(world, "night", "nightly", elastic=True)
+    overview(api, "night")
+    event = json.dumps({"kind": "failed", "instance": 0, "reason": "x" * 3_000_000})
+    report = json.dumps({"step": 1, "updated_at": 9e9, "metrics": {f"m{number}": 0.5 for number in range(200_000)}})
+    written(
+        world,
+        ("XADD", keys.group_events(world.namespace, "night"), "*", "event", event),
+        ("SET", keys.progress(world.namespace, "night"), report),
+    )
+    for what in ("overview", "job?job=night", "timeline"):
+        assert len(api.ask(f"/api/{what}").content) < 50_000
+    assert api.get("timeline")["marks"][0]["text"].endswith("x…")
+
+
+def test_odd_parameters_are_no_errors_of_the_server(world: World, api: Api) -> None:
+    """Numbers that no column holds, and origins that are none."""
+    submit(world, "night", "nightly")
+    overview(api, "night")
+    assert api.get(f"overview?dag_id=nightly&run_id=r&task_id=train&map_index={'9' * 20}")["jobs"] == []
+    for origin in ("http://[", "null", "http://airflow.example.evil", "airflow.example"):
+        given = {"X-EDL-Request": "1", "Content-Type": "application/json", "Origin": origin}
+        answer = api.ask("/api/actions/stop", "user", "POST", content=b'{"job": "night"}', headers=given)
+        assert (answer.status_code, "own page only" in answer.text) == (403, True)
