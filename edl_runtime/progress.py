@@ -34,6 +34,9 @@ LOGGED_AS = "job.progress"
 LIMIT_LOGGED_AS = "job.limit"
 """The log events by which a student reports its progress, and what limits it."""
 
+MOST_BYTES = 1 << 20
+"""Of a report; a longer one can't be read, as all jobs' reports are read at once."""
+
 MAX_SHARES = 4
 """Teachers' shares in a line."""
 
@@ -230,7 +233,7 @@ async def read_each_progress(client: Redis, namespace: str, jobs: Sequence[str])
     with unavailable_if_lost(client):
         async with client.pipeline(transaction=False) as asked:
             for job in jobs:
-                asked.get(keys.progress(namespace, job))
+                asked.getrange(keys.progress(namespace, job), 0, MOST_BYTES)
             contents: list[Any] = await asked.execute() if jobs else []
             decoded = ((job, decode_record(content, Progress)) for job, content in zip(jobs, contents, strict=True))
             found = {job: report for job, report in decoded if report}

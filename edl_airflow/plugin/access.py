@@ -27,6 +27,7 @@ from airflow.api_fastapi.auth.managers.models.resource_details import (
 )
 from airflow.api_fastapi.core_api.security import bearer_scheme, get_user
 from airflow.models.dag import DagModel
+from airflow.models.team import Team
 from airflow.utils.session import create_session
 from fastapi import HTTPException, Request
 
@@ -34,6 +35,9 @@ from edl_airflow.plugin.rights import Rights
 
 VIEW = "EDL"
 """The plugin's view, as auth managers know it: `can_edit on EDL` in FAB, see `_register_view`."""
+
+ALL_DAGS = "~"
+"""Stands for all DAGs, as in Airflow's REST API: no DAG's id. A question without an id is in FAB one about any DAG."""
 
 CACHED_S = 5.0
 MOST_CACHED = 1_000
@@ -58,23 +62,18 @@ def rights_of(user: BaseUser, dag_ids: Collection[str], conn_id: str) -> Rights:
     by_team: dict[str | None, set[str]] = {}
     for dag_id in known:
         by_team.setdefault(teams.get(dag_id), set()).add(dag_id)
-    readable = {""} if manager.is_authorized_dag(method="GET", user=user) else set()
-    for team, dags in by_team.items():
-        readable |= manager.filter_authorized_dag_ids(dag_ids=dags, user=user, method="GET", team_name=team)
+    every_dag = [DagDetails(id=ALL_DAGS, team_name=team) for team in (None, *sorted(Team.get_all_team_names()))]
 
-    def allowed(dags: Collection[str], method: ResourceMethod, entity: DagAccessEntity) -> frozenset[str]:
+    def allowed(dags: Collection[str], method: ResourceMethod, entity: DagAccessEntity | None) -> frozenset[str]:
         """Return those of which this is allowed: of all, or else of the halves, until none is denied in a part."""
         found: set[str] = set()
         parts = [sorted(dags)] if dags else []
         while parts:
             part = parts.pop()
             asked: list[IsAuthorizedDagRequest] = [
-                {
-                    "method": method,
-                    "access_entity": entity,
-                    "details": DagDetails(id=dag_id, team_name=teams.get(dag_id)) if dag_id else None,
-                }
+                {"method": method, "access_entity": entity, "details": details}
                 for dag_id in part
+                for details in ([DagDetails(id=dag_id, team_name=teams.get(dag_id))] if dag_id else every_dag)
             ]
             if manager.batch_is_authorized_dag(asked, user=user):
                 found.update(part)
@@ -83,6 +82,9 @@ def rights_of(user: BaseUser, dag_ids: Collection[str], conn_id: str) -> Rights:
                 parts += [part[:middle], part[middle:]]
         return frozenset(found)
 
+    readable = set(allowed({""}, "GET", None))
+    for team, dags in by_team.items():
+        readable |= manager.filter_authorized_dag_ids(dag_ids=dags, user=user, method="GET", team_name=team)
     sees = allowed(readable, "GET", DagAccessEntity.TASK_INSTANCE)
     changes = allowed(sees - {""}, "PUT", DagAccessEntity.RUN)
     if "" in sees and _may_change_others(user, conn_id):

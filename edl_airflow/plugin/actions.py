@@ -115,12 +115,14 @@ class Checkpoint(_JobAction, frozen=True, kw_only=True):
             raise RefusedError(f"{job.name} is no elastic training, and only those write checkpoints on request.")
         if job.is_suspended:
             raise RefusedError(f"{job.name} is suspended; it has written a checkpoint before.")
+        await _check_run(client, job)
         number = await request_checkpoint(client.redis, client.namespace, job.name)
         try:
             async with asyncio.timeout(CHECKPOINT_WAIT_S):
                 saved = await await_checkpoint(client.redis, client.namespace, job.name, number)
         except TimeoutError:
             return Result(f"{job.name} was asked for a checkpoint, and writes it after its current step.")
+        await _check_run(client, job)  # the answer would tell of another's
         return Result(f"{job.name} has written a checkpoint of step {saved.step}: {saved.url}")
 
 
@@ -148,7 +150,9 @@ class _TeacherAction(Action, frozen=True, kw_only=True):
 class Drain(_TeacherAction, frozen=True, kw_only=True):
     """Let a teacher leave its pool."""
 
-    async def do(self, client: EdlClient, _target: JobStatus | None) -> Result:
+    async def do(self, client: EdlClient, target: JobStatus | None) -> Result:
+        if target:
+            await _check_run(client, target)
         await drain(client.redis, client.namespace, self.pool, self.teacher)
         return Result(f"{self.teacher} has left {self.pool}; it answers what is in flight.")
 
@@ -156,7 +160,9 @@ class Drain(_TeacherAction, frozen=True, kw_only=True):
 class Undrain(_TeacherAction, frozen=True, kw_only=True):
     """Let a drained teacher join its pool again."""
 
-    async def do(self, client: EdlClient, _target: JobStatus | None) -> Result:
+    async def do(self, client: EdlClient, target: JobStatus | None) -> Result:
+        if target:
+            await _check_run(client, target)
         await undo_drain(client.redis, client.namespace, self.pool, self.teacher)
         return Result(f"{self.teacher} may join {self.pool} again.")
 
@@ -224,6 +230,12 @@ async def act(name: str, asked: Action, user: BaseUser) -> Result:
     if noted:
         return result
     return msgspec.structs.replace(result, done=f"{result.done} Airflow's audit log could not be written.")
+
+
+async def _check_run(client: EdlClient, job: JobStatus) -> None:
+    """Raise JobReplacedError if another owner's job has this job's name now, for what Redis keeps by names alone."""
+    if (await client.backend.get(job.name)).token != job.token:
+        raise JobReplacedError(job.name)
 
 
 async def _check(user: BaseUser, dag_id: str, conn_id: str) -> None:

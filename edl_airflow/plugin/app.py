@@ -6,9 +6,9 @@ import asyncio
 import hashlib
 import mimetypes
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing, suppress
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -54,6 +54,9 @@ MOST_BODY = 4096
 MOST_DOWNLOADS = 8
 """Logs that are downloaded at a time."""
 
+MOST_DOWNLOADS_OF_USER = 2
+"""Of them, so that a user whose clients read slowly leaves some to others."""
+
 MOST_CONNECTIONS = 50
 
 MOST_TRIED = 10
@@ -92,7 +95,7 @@ class _Kept:
         self.rights = RightsCache()
         self.clients = Clients()
         self.logs = LogFollowers(self.clients)
-        self.downloads = asyncio.Semaphore(MOST_DOWNLOADS)
+        self.downloads = Counter[str]()
         self._readers: OrderedDict[str, LiveReader] = OrderedDict()
         self._past: OrderedDict[str, PastReader] = OrderedDict()
         self.answers: OrderedDict[tuple[Any, ...], tuple[str, bytes]] = OrderedDict()
@@ -111,6 +114,15 @@ class _Kept:
         self._past.move_to_end(digest)
         trim(self._past, MOST_CONNECTIONS)
         return found
+
+    @contextmanager
+    def downloading(self, user_id: str) -> Iterator[None]:
+        """Count a download of this user."""
+        self.downloads[user_id] += 1
+        try:
+            yield
+        finally:
+            self.downloads -= Counter((user_id,))  # without those that have none
 
     async def connections(self) -> list[str]:
         at, found = self._conns
@@ -243,7 +255,8 @@ async def _asked(
     map_index: Annotated[str, Query(max_length=20)] = "",
 ) -> _Asked:
     kept = _kept(request)
-    index = int(map_index) if map_index.isdecimal() else -1  # Airflow leaves "{MAP_INDEX}" for unmapped tasks
+    # Airflow leaves "{MAP_INDEX}" for unmapped tasks; none has an index of more digits
+    index = int(map_index) if map_index.isdecimal() and len(map_index) < 10 else -1
     task = TaskKey(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=index) if dag_id else TaskKey()
     user = request.state.edl_user
     return _Asked(kept, user, conn or await _connection_of(kept, user, task), task)
@@ -407,17 +420,19 @@ async def download_log(
     kept = about.kept
     digest = await kept.clients.digest(about.conn_id)
     run = await _readable_run(about, digest, job)
-    if kept.downloads.locked():
-        return _error(503, f"{MOST_DOWNLOADS} logs are being downloaded now. Try again in a minute.")
+    user_id = str(about.user.get_id())
+    if kept.downloads.total() >= MOST_DOWNLOADS or kept.downloads[user_id] >= MOST_DOWNLOADS_OF_USER:
+        most = f"at most {MOST_DOWNLOADS} at a time, and {MOST_DOWNLOADS_OF_USER} of a user"
+        return _error(503, f"Too many logs are being downloaded now: {most}. Try again in a minute.")
 
     async def content() -> AsyncGenerator[bytes, None]:
-        async with (
-            kept.downloads,
-            kept.clients.open(digest) as client,
-            aclosing(whole_log(client, run, instance=instance, text=text)) as chunks,
-        ):
-            async for chunk in chunks:
-                yield chunk
+        with kept.downloading(user_id):
+            async with (
+                kept.clients.open(digest) as client,
+                aclosing(whole_log(client, run, instance=instance, text=text)) as chunks,
+            ):
+                async for chunk in chunks:
+                    yield chunk
 
     whole = content()
     first = await anext(whole)  # so that an error is an answer, not a file that breaks off
@@ -470,7 +485,7 @@ def forged(request: Request) -> str:
     origin = headers.get("origin")
     configured = urlsplit(conf.get("api", "base_url", fallback="")).netloc
     own = {headers.get("host"), headers.get("x-forwarded-host"), configured} - {""}
-    if origin is not None and "sec-fetch-site" not in headers and urlsplit(origin).netloc not in own:
+    if origin is not None and "sec-fetch-site" not in headers and origin.partition("://")[2] not in own:
         return "Changes are allowed from this site's own page only."
     return ""
 

@@ -18,5 +18,9 @@ MOST_CHARACTERS = 4_000
 def shown_line(text: str) -> str:
     """Return a line of output as a terminal leaves it: the last state of a progress bar, without escape codes."""
     last = text.rstrip("\r").rpartition("\r")[2]
-    shown = _ESCAPES.sub("", last)
+    return shortened(_ESCAPES.sub("", last))
+
+
+def shortened(shown: str) -> str:
+    """Return a text, of one that is too long its beginning."""
     return shown if len(shown) <= MOST_CHARACTERS else f"{shown[:MOST_CHARACTERS]}…"

@@ -245,7 +245,7 @@ def _marks(events: Mapping[str, Iterable[Event]], names: Collection[str], since:
             continue
         size = 0
         for event in happened:
-            kind, text = "", event.line().partition("  ")[2].strip()
+            kind, text = "", ""
             if event.kind in ("forming", "active") and event.members:
                 before, size = size, len(event.members)
                 if event.kind == "forming" and before and before != size:

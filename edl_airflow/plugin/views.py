@@ -16,7 +16,7 @@ import msgspec
 from edl_airflow.identity import dag_of
 from edl_airflow.plugin.airflow_state import TaskKey
 from edl_airflow.plugin.live import Seen
-from edl_airflow.plugin.log_lines import shown_line
+from edl_airflow.plugin.log_lines import shortened, shown_line
 from edl_airflow.plugin.rights import Rights
 from edl_runtime.autoscale.history import RescaleOutcome
 from edl_runtime.autoscale.traffic.windows import DeclaredWindows, Sizes
@@ -168,7 +168,7 @@ class View:
                 "kind": one.kind,
                 "generation": one.generation,
                 "instance": one.instance,
-                "text": self.text(shown_line(" ".join(one.line().split()[3:])), job),
+                "text": self.text(shown_line(" ".join(one.text().split())), job),
             }
             for one in happened
         ]
@@ -184,7 +184,7 @@ class View:
     def problems(self, *more: str | Exception) -> list[str]:
         """Return what can't be read now, with `more`; in plain words for those who may not see the cluster."""
         there = (*self._seen.problems, *more)
-        texts = [self.text(str(each)) if self._rights.cluster else plain_problem(each) for each in there]
+        texts = [(self._rights.cluster and self.text(str(each))) or plain_problem(each) for each in there]
         return list(dict.fromkeys(filter(None, texts)))
 
     def may(self, dags: Collection[str], status: JobStatus) -> bool:
@@ -217,8 +217,9 @@ class View:
 
         Such a name is one that any part of the state has, or has the form of those of tasks' jobs, or is in quotes,
         unless it is visible. `of`: the job of theirs that the text is about, which may quote what it likes. Hosts and
-        ports are for those who may see the cluster's activity.
+        ports are for those who may see the cluster's activity. Of a text without end the beginning is shown.
         """
+        text = shortened(text)
         if self._sees_all or not text:
             return text
         key = (text, of)

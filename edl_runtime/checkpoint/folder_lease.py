@@ -29,7 +29,7 @@ from edl_runtime.checkpoint.storage import LocalStorage, ask_storage, storage_at
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
-from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
+from edl_runtime.store.errors import MalformedRecordError, RegistryError, RegistryUnavailableError
 from edl_runtime.store.redis_client import connect, decode_record, run_script, unavailable_if_lost
 
 if TYPE_CHECKING:
@@ -251,9 +251,7 @@ class FolderLease:
             await self._release()
 
     async def _release(self) -> None:
-        from redis.exceptions import ResponseError
-
-        with suppress(RegistryUnavailableError, ResponseError), unavailable_if_lost(self._client):  # it will expire
+        with suppress(RegistryError), unavailable_if_lost(self._client):  # it will expire
             await self._client.zrem(self._keys[0], self._member)
 
     async def _find(self) -> None:

@@ -24,7 +24,7 @@ from edl_runtime.progress import Progress, progress_of_run, read_each_progress
 from edl_runtime.registry.members import job_of_student
 from edl_runtime.registry.pools import PoolInfo, TeacherInfo, list_pools
 from edl_runtime.specs import Bounds, JobKind
-from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
+from edl_runtime.store.errors import MalformedRecordError, RegistryError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -318,7 +318,8 @@ async def take_snapshot(
 
     `jobs`: those that the backend has just listed; None to list them here.
 
-    What can't be read, as while Redis is down, is listed in `lacks`. Raises BackendError if the jobs can't be read.
+    What can't be read, as while Redis is down or a record is damaged, is listed in `lacks`. Raises BackendError if the
+    jobs can't be read.
     """
     listed, (capacity, lacks) = await asyncio.gather(_listed(backend, jobs), _capacity(backend))
     now = time.time()
@@ -341,7 +342,7 @@ async def take_snapshot(
                 lacks.append(f"the last rescaling was {(now - plan.at) / 60:.0f} min ago; {OUTDATED}")
                 plan = None
             await history.record_point(client, namespace, history.history_point(listed, capacity, plan))
-        except RegistryUnavailableError as error:
+        except RegistryError as error:
             lacks.append(f"{UNKNOWN}: {error}")
     return build_snapshot(listed, capacity, plan, pools, now, reports=reports, refused=refused, lacks=lacks)
 

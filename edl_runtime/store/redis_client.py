@@ -88,6 +88,8 @@ def _without_secrets(url: str) -> str:
 def unavailable_if_lost(client: Redis) -> Iterator[None]:
     """Raise RegistryUnavailableError for every error that means that Redis can't be reached, read or written.
 
+    And MalformedRecordError where a key holds a value of another type.
+
     Every command has to run inside this, because it also makes cancellation work: the client library sends by
     `asyncio.wait_for`, which until Python 3.12 may lose a cancellation that arrives just as it is done.
     """
@@ -112,6 +114,8 @@ def unavailable_if_lost(client: Redis) -> Iterator[None]:
     except lost as error:
         failure = error
     except exceptions.ResponseError as error:
+        if "WRONGTYPE" in str(error):
+            raise MalformedRecordError(_address(client), str(error)) from None
         if not _NOT_NOW.search(str(error)):
             raise
         failure = error

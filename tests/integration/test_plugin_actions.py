@@ -308,6 +308,33 @@ def test_what_has_begun_meanwhile_is_left_alone(world: World, api: Api, monkeypa
         assert "not the job any more" in audit()[-1][3]
 
 
+@pytest.mark.parametrize(
+    ("action", "body", "given"),
+    [
+        ("checkpoint", {"job": "night"}, {"elastic": True}),
+        ("drain", {"pool": "night", "teacher": HAND}, POOL),
+        ("undrain", {"pool": "night", "teacher": HAND}, POOL),
+    ],
+)
+def test_what_redis_keeps_by_names_is_left_alone_once_the_name_is_another_s(
+    world: World, api: Api, monkeypatch: pytest.MonkeyPatch, *, action: str, body: dict[str, str], given: dict[str, Any]
+) -> None:
+    """Its trainers write no checkpoint for a former owner, and its teachers stay."""
+    submit(world, "night", "nightly", **given)
+    ask = actions.rights_of
+
+    def replaced(*asked: Any) -> Any:
+        asyncio.run(world.backend.delete("night"))
+        submit(world, "night", "secret", **given)
+        return ask(*asked)
+
+    monkeypatch.setattr(actions, "rights_of", replaced)
+    with registered(world, "night", HAND):
+        answer = api.act(action, "user", **body)
+        assert (answer.status_code, "not the job any more" in answer.text) == (409, True)
+        assert teachers(world, "night") == [HAND]
+
+
 def test_an_action_tells_when_the_audit_log_could_not_be_written(world: World, api: Api, airflow_database: Any) -> None:
     """What was done is done, and not an error; the entry is in the API server's log."""
     submit(world, "night", "nightly", **POOL)

@@ -145,9 +145,12 @@ def test_a_log_is_downloaded_in_chunks(world: World) -> None:
     assert len(chunks) < 10
 
 
-def test_downloads_beyond_a_few_are_told_to_wait(world: World, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bound", "of_another"), [("MOST_DOWNLOADS", 503), ("MOST_DOWNLOADS_OF_USER", 200)])
+def test_downloads_beyond_a_few_are_told_to_wait(
+    world: World, api: Api, monkeypatch: pytest.MonkeyPatch, bound: str, of_another: int
+) -> None:
     """And one that has no log has a status, not a file that breaks off; each that ends makes room."""
-    monkeypatch.setattr(app, "MOST_DOWNLOADS", 1)
+    monkeypatch.setattr(app, bound, 1)
     submit(world, "night", words=writes(3))
     wait_until(lambda: api.get("log?job=night")["lines"])
     for _ in range(2):
@@ -159,10 +162,10 @@ def test_downloads_beyond_a_few_are_told_to_wait(world: World, api: Api, monkeyp
         async for line in logs(self, name, **given):
             if not asked:
                 asked.append(None)
-                asked.append(await api._ask("/api/log/download?job=night", "viewer", "GET"))
+                asked.extend([await api._ask("/api/log/download?job=night", role, "GET") for role in ("viewer", "op")])
             yield line
 
     monkeypatch.setattr(LocalBackend, "logs", asks_too)
     assert api.ask("/api/log/download?job=night").status_code == 200
-    assert asked[1].status_code == 503
+    assert [answer.status_code for answer in asked[1:]] == [503, of_another]
     assert "Try again" in json.loads(asked[1].text)["error"]

@@ -48,9 +48,16 @@ export function amount(resource, value) {
   return `${number(Number((value / 2 ** (10 * unit)).toFixed(1)))} ${UNITS[unit]}`;
 }
 
+/** The date of Unix seconds, null for those that no calendar has: jobs report what they like. */
+function dateOf(at) {
+  const date = new Date(1000 * (at ?? NaN));
+  return Number.isNaN(date.getTime()) ? null : date;
+}
+
 /** A time of the day here, with the date unless it is today. `at`: Unix seconds. */
 export function clock(at) {
-  const date = new Date(1000 * at);
+  const date = dateOf(at);
+  if (!date) return NOTHING;
   const time = date.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
   const isToday = date.toDateString() === new Date().toDateString();
   return isToday ? time : `${date.toLocaleDateString("en-CA")} ${time}`;
@@ -58,8 +65,9 @@ export function clock(at) {
 
 /** An element with the age of a moment, which `refreshAges` keeps true; the time itself is its title. */
 export function age(at, before = "", after = " ago") {
-  if (!known(at) || !at) return NOTHING;
-  const attributes = { datetime: new Date(1000 * at).toISOString(), title: clock(at), "data-at": at };
+  const date = dateOf(at);
+  if (!date || !at) return NOTHING;
+  const attributes = { datetime: date.toISOString(), title: clock(at), "data-at": at };
   return el("time", { ...attributes, "data-before": before, "data-after": after }, ageText(at, before, after));
 }
 

@@ -320,6 +320,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def line(self) -> str:
         """Return this event as a line for people, in this machine's time zone."""
         when = dt.datetime.fromtimestamp(self.at, dt.UTC).astimezone()
+        number = str(self.generation) if self.generation else "-"
+        return f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}  {number:>4}  {self.kind:<10}  {self.text()}".rstrip()
+
+    def text(self) -> str:
+        """Return what this event says beside its time, generation and kind."""
         words = [
             f"instance {self.instance}" if self.instance is not None else "",
             f"instances {' '.join(map(str, self.members))}" if self.members else "",
@@ -333,9 +338,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             self.url,
             self.reason,
         ]
-        number = str(self.generation) if self.generation else "-"
-        text = " · ".join(word for word in words if word)
-        return f"{when:%H:%M:%S}.{when.microsecond // 1000:03d}  {number:>4}  {self.kind:<10}  {text}".rstrip()
+        return " · ".join(word for word in words if word)
 
 
 _event_decoder = JsonDecoder(Event)
@@ -386,6 +389,9 @@ async def follow_events(
                 yield event
 
 
+_LAST_TIME = dt.datetime(9999, 1, 1, tzinfo=dt.UTC).timestamp()
+
+
 def _decode_events(entries: list[tuple[str, dict[str, str]]]) -> list[Event]:
     events = []
     for entry_id, fields in entries:
@@ -395,5 +401,6 @@ def _decode_events(entries: list[tuple[str, dict[str, str]]]) -> list[Event]:
         except msgspec.DecodeError as error:  # written by another version
             log.warning("event.skipped", content=content[:200], cause=str(error))
             continue
-        events.append(msgspec.structs.replace(event, id=entry_id, at=int(entry_id.partition("-")[0]) / 1000))
+        at = min(int(entry_id.partition("-")[0]) / 1000, _LAST_TIME)  # who writes an entry may choose its id
+        events.append(msgspec.structs.replace(event, id=entry_id, at=at))
     return events

@@ -40,6 +40,7 @@ with warnings.catch_warnings():  # of a test client that Airflow's own imports d
     from sqlalchemy.orm import scoped_session, sessionmaker
 
     from edl_airflow.plugin import app
+    from edl_airflow.plugin.access import ALL_DAGS
     from edl_airflow.plugin.airflow_state import TaskKey
 
 TASK = TaskKey(dag_id="nightly", run_id="manual__1", task_id="train")
@@ -48,14 +49,18 @@ WAITS = ("python", "-c", "import time; print('it runs', flush=True); time.sleep(
 
 
 class Roles(SimpleAuthManager):
-    """Viewers may read all DAGs but one; `readable` narrows that to those named, of which `hidden` may not be read."""
+    """Lets users read the DAGs that are `readable` (None: those that have no name yet), without what is `hidden`.
+
+    As in FAB, a question about no DAG is one about any.
+    """
 
     readable: Container[str | None] = ("nightly", None)
     hidden: Container[DagAccessEntity | None] = ()
 
     def is_authorized_dag(self, *, access_entity: Any = None, details: Any = None, **given: Any) -> bool:
-        asked = details.id if details else None
-        may = asked in self.readable and access_entity not in self.hidden
+        asked = details and details.id
+        is_readable = not asked or (None if asked == ALL_DAGS else asked) in self.readable
+        may = is_readable and access_entity not in self.hidden
         return may and super().is_authorized_dag(access_entity=access_entity, details=details, **given)
 
 

@@ -11,7 +11,7 @@ from redis.exceptions import ClusterDownError, MasterDownError, RedisError, Resp
 import edl_runtime.store
 from edl_runtime.errors import SpecError
 from edl_runtime.store import keys
-from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
 from edl_runtime.store.redis_client import address_of, connect, unavailable_if_lost
 
 
@@ -75,7 +75,9 @@ async def test_a_redis_that_can_not_serve_now_is_unavailable(error: RedisError) 
 async def test_what_is_wrong_with_a_command_is_no_unavailability() -> None:
     """A mistake of ours is not hidden by trying again."""
     client = connect("redis://127.0.0.1:1/0")
-    with pytest.raises(ResponseError, match="WRONGTYPE"), unavailable_if_lost(client):
+    with pytest.raises(ResponseError, match="unknown command"), unavailable_if_lost(client):
+        raise ResponseError("unknown command 'GETT'")
+    with pytest.raises(MalformedRecordError, match="WRONGTYPE"), unavailable_if_lost(client):
         raise ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
     await client.aclose()
 

@@ -15,6 +15,7 @@ from edl_runtime.autoscale.traffic.forecast import Sample
 from edl_runtime.autoscale.traffic.sources.spec import CsvFile, RedisStream
 from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
+from edl_runtime.store.errors import MalformedRecordError
 from edl_runtime.store.redis_client import unavailable_if_lost
 
 if TYPE_CHECKING:
@@ -161,12 +162,10 @@ class StreamSource:
             least = f"({entries[-1][0]}"
 
     async def _page(self, least: str) -> list[tuple[str, Mapping[str, str]]]:
-        from redis.exceptions import ResponseError
-
         try:
             with unavailable_if_lost(self._client):
                 entries = await self._client.xrange(self._stream, min=least, count=PAGE)
                 return cast(list[tuple[str, Mapping[str, str]]], entries)
-        except ResponseError as error:
-            allowed = f"the key of a stream; Redis says: {error}"
+        except MalformedRecordError as error:
+            allowed = f"the key of a stream; Redis says: {error.problem}"
             raise SpecError("traffic.redis.stream", self._stream, allowed) from None

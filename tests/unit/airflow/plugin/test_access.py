@@ -6,7 +6,7 @@ import asyncio
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,9 +24,14 @@ with warnings.catch_warnings():  # of a test client that Airflow's own imports d
 DAGS = tuple(f"dag-{number:03}" for number in range(100))
 USER = SimpleAuthManagerUser(username="ann", role="user")
 
+Manager = TypeVar("Manager", bound=SimpleAuthManager)
+
 
 class Counting(SimpleAuthManager):
-    """Answers a list of questions at once, as managers that ask a server do; counts how often it is asked."""
+    """Answers a list of questions at once, as managers that ask a server do; counts how often it is asked.
+
+    As in FAB, a question about no DAG is one about any. `denied` gets "" for all DAGs.
+    """
 
     def __init__(self, denied: Callable[[str, DagAccessEntity | None], bool] = lambda *_: False) -> None:
         super().__init__()
@@ -46,16 +51,18 @@ class Counting(SimpleAuthManager):
         return self._may(details, access_entity)
 
     def _may(self, details: Any, entity: DagAccessEntity | None) -> bool:
-        return not self.denied(details.id if details else "", entity)
+        asked = details and details.id
+        return not asked or not self.denied("" if asked == access.ALL_DAGS else asked, entity)
 
 
 @pytest.fixture
-def using(monkeypatch: pytest.MonkeyPatch) -> Callable[[Counting], Counting]:
+def using(monkeypatch: pytest.MonkeyPatch) -> Callable[[Manager], Manager]:
     """Let this auth manager be Airflow's; no DAG is a team's."""
 
-    def use(manager: Counting) -> Counting:
+    def use(manager: Manager) -> Manager:
         monkeypatch.setattr(access, "get_auth_manager", lambda: manager)
         monkeypatch.setattr(access.DagModel, "get_dag_id_to_team_name_mapping", lambda _: {})
+        monkeypatch.setattr(access.Team, "get_all_team_names", set)
         return manager
 
     return use
@@ -83,6 +90,31 @@ def test_what_is_denied_is_denied_for_its_dag_alone(using: Callable[[Counting], 
         assert rights.reads_log == (everything if entity is DagAccessEntity.RUN else rest)
         assert rights.changes == (everything if entity is DagAccessEntity.TASK_LOGS else rest) - {""}
         assert manager.asked <= 3 * len(everything)
+
+
+def test_who_reads_one_dag_sees_no_jobs_of_none(using: Callable[[Counting], Counting]) -> None:
+    """Though such a user may list DAGs in FAB, which is what a question without a DAG's id means there."""
+    using(Counting(lambda dag_id, _: dag_id != "mine"))
+    rights = rights_of(USER, {"", "mine", "others"}, "edl_default")
+    assert rights.sees == rights.reads_log == rights.changes == {"mine"}
+    assert not rights.runs_policy
+
+
+@pytest.mark.parametrize(("teams", "sees"), [(["red"], {"mine"}), (["red", "blue"], {"", "mine", "others"})])
+def test_a_user_of_one_team_sees_no_jobs_of_none(
+    using: Callable[[SimpleAuthManager], SimpleAuthManager],
+    monkeypatch: pytest.MonkeyPatch,
+    teams: list[str],
+    sees: set[str],
+) -> None:
+    """And doesn't run the policy, which resizes those of other teams; who is in all teams does."""
+    using(SimpleAuthManager())  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(access.Team, "get_all_team_names", lambda: {"red", "blue"})
+    monkeypatch.setattr(access.DagModel, "get_dag_id_to_team_name_mapping", lambda _: {"mine": "red", "others": "blue"})
+    op = SimpleAuthManagerUser(username="bob", role="op", teams=teams)
+    rights = rights_of(op, {"", "mine", "others"}, "edl_default")
+    assert rights.sees == rights.reads_log == rights.changes == sees
+    assert rights.runs_policy == ("" in sees)
 
 
 async def test_those_who_ask_at_a_time_share_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def test_no_text_names_a_job_that_the_user_may_not_see() -> None:
     )
     shown = View(state, rights("open")).overview("c", ["c"], 2.0)
     assert shown["cluster"]["notes"] == ["is 'night' meant?"]
-    assert (shown["problems"], shown["cluster"]["why"]) == (["Redis is away"], "")
+    assert (shown["problems"], shown["cluster"]["why"]) == (["Part of this can't be read now.", "Redis is away"], "")
     assert shown["cluster"]["next"]["targets"] == {"night": 1}
     assert shown["pools"][0]["jobs"] == ["night"]
     assert '"pay"' not in msgspec.json.encode(shown).decode()

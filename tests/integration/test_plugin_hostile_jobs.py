@@ -1,0 +1,137 @@
+"""A job that writes what it likes into Redis: the page of all others goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Route
+from support.airflow.page import Api, overview, submit
+from support.airflow.world import World
+from support.browser.chromium import new_page, running_chromium
+from support.teachers.process import wait_until
+
+from edl_airflow.plugin.app import STATIC
+from edl_runtime.store import keys
+from edl_runtime.store.redis_client import connect
+
+NEVER = "99999999999999999-1"
+"""An event's id in the year 3,170,843."""
+
+
+def written(world: World, *commands: tuple[Any, ...]) -> None:
+    """Change Redis as any job may that has its password."""
+
+    async def run() -> None:
+        async with connect(world.redis_url) as client:
+            for command in commands:
+                await client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+    asyncio.run(run())
+
+
+def started(world: World, api: Api) -> None:
+    submit(world, "night", "nightly")
+    submit(world, "evil", "secret", elastic=True)
+    wait_until(lambda: set(world.jobs().values()) == {"running"})
+    overview(api, "night")
+
+
+def test_events_of_no_calendar_take_nothing_from_others(
+    world: World, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the timeline of all, nor the job's own page."""
+    monkeypatch.setattr("support.airflow.page.Roles.readable", ("nightly", "secret", None))
+    started(world, api)
+    event = '{"kind": "failed", "instance": 0, "reason": "as it says"}'
+    written(world, ("XADD", keys.group_events(world.namespace, "evil"), NEVER, "event", event))
+    assert api.get("job?job=evil")["events"][-1]["text"] == "instance 0 · as it says"
+    assert {"night", "evil"} == {series["name"] for series in api.get("timeline")["series"]}
+
+
+@pytest.mark.parametrize("what", ["plan", "pools", "group_state", "progress"])
+def test_a_value_of_another_type_is_a_problem_that_is_told(world: World, api: Api, what: str) -> None:
+    """Also to those who first ask; what the backend knows is there. Who may not see the job doesn't learn its name."""
+    started(world, api)
+    name = getattr(keys, what)
+    key = name(world.namespace, "evil") if what in ("group_state", "progress") else name(world.namespace)
+    written(world, ("DEL", key), ("XADD", key, "*", "not", "that"))
+    wait_until(lambda: api.get("overview")["problems"])
+    first = Api(api._manager)
+    for one in (api, first):
+        found = one.get("overview")
+        assert [job["name"] for job in found["jobs"]] == ["night"]
+        assert "evil" not in json.dumps(found)
+        assert one.act("resize", "user", job="night", instances=9).status_code == 422, "actions are possible"
+        problem = one.get("overview", "admin")["problems"]
+        assert "WRONGTYPE" in str(problem) or found["problems"] == ["Redis can't be read now."]
+    first.close()
+
+
+def test_a_report_of_no_calendar_leaves_the_page_whole(world: World, api: Api) -> None:
+    """In a browser; and what a script says is text."""
+    submit(world, "night", "nightly", elastic=True)
+    submit(world, "other", "nightly")
+    wait_until(lambda: set(world.jobs().values()) == {"running"})
+    note = "<img src=x onerror=document.title='mine'>"
+    hostile = {"step": 1, "updated_at": 1e300, "note": note, "time_left_s": 1e300}
+    saved = {"saved_at": "9" * 20, "saved": '{"step": 1}'}
+    state = {"run": "r", "formed": "active", "members": "", "wall": round(9e14), **saved}
+    group = [word for pair in state.items() for word in pair]
+    written(
+        world,
+        ("SET", keys.progress(world.namespace, "night"), json.dumps(hostile)),
+        ("HSET", keys.group_state(world.namespace, "night"), *group),
+    )
+    answers = {"/edl/api/overview": json.dumps(overview(api, "onerror"))}
+    assert '"checkpoint": {' in answers["/edl/api/overview"]
+
+    def answer(route: Route) -> None:
+        path = urlsplit(route.request.url).path
+        file = STATIC / (path.removeprefix("/edl/static/") if "static" in path else "index.html")
+        if path in answers:
+            route.fulfill(body=answers[path], content_type="application/json")
+        elif "/api/" in path:
+            route.fulfill(status=503, body='{"error": "away"}', content_type="application/json")
+        else:
+            route.fulfill(path=file)
+
+    with running_chromium() as browser, browser.new_context() as context:
+        page = new_page(context)
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.route("**/*", answer)
+        page.goto("http://airflow.example/edl/")
+        page.get_by_role("link", name="other").first.wait_for(timeout=20_000)
+        page.get_by_role("link", name="night").first.wait_for(timeout=20_000)
+        assert (errors, "mine" in page.title()) == ([], False)
+
+
+def test_texts_and_reports_without_end_are_bounded(world: World, api: Api) -> None:
+    """A reason is shortened, and a report of megabytes is none."""
+    submit(world, "night", "nightly", elastic=True)
+    overview(api, "night")
+    event = json.dumps({"kind": "failed", "instance": 0, "reason": "x" * 3_000_000})
+    report = json.dumps({"step": 1, "updated_at": 9e9, "metrics": {f"m{number}": 0.5 for number in range(200_000)}})
+    written(
+        world,
+        ("XADD", keys.group_events(world.namespace, "night"), "*", "event", event),
+        ("SET", keys.progress(world.namespace, "night"), report),
+    )
+    for what in ("overview", "job?job=night", "timeline"):
+        assert len(api.ask(f"/api/{what}").content) < 50_000
+    assert api.get("timeline")["marks"][0]["text"].endswith("x…")
+
+
+def test_odd_parameters_are_no_errors_of_the_server(world: World, api: Api) -> None:
+    """Numbers that no column holds, and origins that are none."""
+    submit(world, "night", "nightly")
+    overview(api, "night")
+    assert api.get(f"overview?dag_id=nightly&run_id=r&task_id=train&map_index={'9' * 20}")["jobs"] == []
+    for origin in ("http://[", "null", "http://airflow.example.evil", "airflow.example"):
+        given = {"X-EDL-Request": "1", "Content-Type": "application/json", "Origin": origin}
+        answer = api.ask("/api/actions/stop", "user", "POST", content=b'{"job": "night"}', headers=given)
+        assert (answer.status_code, "own page only" in answer.text) == (403, True)
