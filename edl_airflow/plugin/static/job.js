@@ -82,7 +82,7 @@ function drawCurves(curve, { loss, rate, metrics }) {
 
 function jobView(name, { job, instances, events, curve, last_lines: lastLines }, parts) {
   return [
-    job ? head(job) : el("p", { class: "quiet", "data-key": "gone" }, `${name} has ended and was removed; its log is kept.`),
+    job ? head(job) : gone(name, events),
     job && numbers(job),
     curve.length > 1 && tables.section("Curves", el("div", { class: "charts" }, figures(parts))),
     tables.section("Timeline", place(parts.timeline.element)),
@@ -92,6 +92,13 @@ function jobView(name, { job, instances, events, curve, last_lines: lastLines },
     parts.log ? place(parts.log.element) : el("p", { class: "quiet", "data-key": "log" }, "You may not read this job's log."),
     tables.section("Events", tables.eventsTable(`Events of ${name}`, events)),
   ];
+}
+
+/** What is left of a job that was removed. */
+function gone(name, events) {
+  const end = events.findLast(({ kind }) => kind === "ended");
+  const text = `${name} has ended and was removed; its log is kept.`;
+  return el("div", { class: "head", "data-key": "gone" }, el("p", { class: "quiet" }, text), end?.text && el("p", { class: "limit" }, `Its end: ${end.text}`));
 }
 
 function figures({ loss, rate, metrics }) {
