@@ -63,6 +63,11 @@ TRIED_S = 2.0
 LISTED_HOLDS_S = 60.0
 MOST_LISTED = 1_000
 
+NO_CONNECTION = (
+    "There is no such connection of type edl. Add one in Airflow, under Admin, Connections: edl_default is the one "
+    "that tasks use unless they name another."
+)
+
 MOST_REMOVED = 50
 """Removed jobs and pools of a run that its tab offers."""
 
@@ -590,7 +595,7 @@ async def _denied(_: Request, __: Exception) -> Response:
 
 async def _no_connection(_: Request, __: Exception) -> Response:
     """Reveal nothing about connections of other types, not even that they exist."""
-    return _error(404, "There is no such connection of type edl.")
+    return _error(404, NO_CONNECTION)
 
 
 async def _conflict(_: Request, error: Exception) -> Response:
@@ -605,7 +610,7 @@ async def _invalid(_: Request, error: Exception) -> Response:
 
 
 def _spec_text(error: SpecError) -> str:
-    return "There is no such connection of type edl." if error.field.startswith("connection") else str(error)
+    return NO_CONNECTION if error.field.startswith("connection") else str(error)
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:

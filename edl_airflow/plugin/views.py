@@ -279,6 +279,7 @@ class View:
             "wanted": line.wanted,
             "bounds": line.bounds,
             "target": line.target,
+            "next": self._next(line.name),
             "reason": self.text(line.reason),
             "trouble": self.text(line.trouble, line.name),
         }
@@ -318,6 +319,13 @@ class View:
             },
         }
 
+    def _next(self, name: str) -> dict[str, Any] | None:
+        """Return how many instances a job gets in the next traffic window, and from when on."""
+        return next(
+            ({"at": plan.at, "target": plan.targets[name]} for plan in self._seen.expected[:1] if name in plan.targets),
+            None,
+        )
+
     def _notes(self, notes: Iterable[str]) -> list[str]:
         return [shown for note in notes if (shown := self.text(note))]
 
@@ -344,7 +352,7 @@ def unit_of(resource: str) -> str:
 _ACTIONS = ("resize", "suspend", "resume", "checkpoint", "stop", "log")
 
 _NO_JOB: Mapping[str, Any] = {
-    **msgspec.structs.asdict(NOBODY), "bounds": None, "target": None, "reason": "", "trouble": "",
+    **msgspec.structs.asdict(NOBODY), "bounds": None, "target": None, "next": None, "reason": "", "trouble": "",
 }  # fmt: skip
 
 

@@ -13,8 +13,12 @@ import { Timeline } from "./timeline.js";
 import { apiUrl, here, pageUrl } from "./urls.js";
 
 const TIMELINE_MS = 30_000;
+const TAB_MS = 5_000;
 const MOST_ROWS = 100;
 const FILTER_FROM = 12;
+const NO_JOB =
+  "No job is active. Jobs appear here once a task with an EdlTrainOperator or EdlDistillOperator runs, or `edl run` or `edl submit` has " +
+  "started one. Those of DAGs whose tasks you may not read, and of other connections, are not shown.";
 const ENDED = ["succeeded", "failed", "stopped"];
 
 /** Fill `main` with all jobs and pools, and keep them true; a task's tab shows its one job at once. */
@@ -56,12 +60,13 @@ export function showOverview(main) {
   });
 }
 
-/** Whether a task's tab shows its one job, or its one pool, from now on; its last one, if all were removed. */
+/** Whether a task's tab shows its one job, or its one pool, from now on; its last one, if all were removed; until it has a job. */
 function showsOne(main, { scope, jobs, pools, removed }, poll) {
   if (!scope.task_id || jobs.length > 1 || (!jobs.length && pools.length > 1)) return false;
   const name = jobs[0]?.name ?? pools[0]?.name ?? removed[0];
   if (!name) return false;
   poll.stop();
+  if (!jobs.length) new Poll({ url: () => apiUrl("overview"), everyMs: TAB_MS, changed: (next) => next.jobs.length && location.reload(), failed: () => {} });
   showHeader(name);
   show(main);
   (pools.length && !jobs.length ? showPool : showJob)(main, name);
@@ -101,7 +106,7 @@ function overview(answer, timeline, shown) {
   const ended = matching.filter(({ state }) => ENDED.includes(state));
   return [
     summary(answer),
-    section("Jobs", jobs.length >= FILTER_FROM && filterField(), limited(active, "Active jobs", "No job is active.", shown)),
+    section("Jobs", jobs.length >= FILTER_FROM && filterField(), limited(active, "Active jobs", jobs.length ? "No job is active." : NO_JOB, shown)),
     section("Teacher pools", poolsTable(pools)),
     section("Timeline", place(timeline.element)),
     cluster && clusterSection(answer),
@@ -136,6 +141,6 @@ function summary({ jobs, pools, cluster }) {
     "div",
     { class: "head", "data-key": "summary" },
     el("p", null, `Jobs: ${found.join(", ")}. ${counted(pools.length, "pool")}.`),
-    cluster?.next && el("p", { class: "next" }, nextText(cluster.next)),
+    cluster?.next && el("p", { class: "next" }, nextText(cluster.next, [...jobs, ...pools])),
   );
 }

@@ -65,6 +65,7 @@ function numbers(pool) {
   return [
     ["Instances", known(pool.wanted) ? tables.sizeOf(pool) : null],
     ["Why this size", pool.reason || null],
+    ["Next traffic window", tables.nextOf(pool)],
     ["Teachers", known(pool.teachers) ? number(pool.teachers) : null],
     ["Busy", known(pool.busy) ? percent(pool.busy) : null],
     ["Students", known(pool.students) ? number(pool.students) : null],

@@ -75,6 +75,12 @@ export function sizeOf(job) {
   return [`${job.running}${wants ?? ""}`, el("span", { class: "quiet" }, bounds), changes];
 }
 
+/** What the next traffic window changes for a job or pool, in words; null where none is known. */
+export function nextOf({ wanted, next }) {
+  if (!next) return null;
+  return [next.target === wanted ? `stays at ${wanted}` : `${number(wanted)} → ${next.target} instances`, ` from ${clock(next.at)}`];
+}
+
 /** How far a job is, with a bar; its steps where their number is unknown. */
 export function progressOf(job) {
   if (!job.progress) return NOTHING;
