@@ -205,7 +205,7 @@ def test_all_jobs_and_pools_are_shown_in_light_and_dark_and_on_a_phone(airflow: 
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     for look in _each_look(airflow, page, ("light", "dark", "phone")):
-        page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
+        airflow.wait_until(lambda: page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
         assert said == []
         _take_picture(page, look)
 

@@ -37,6 +37,10 @@ export function showJob(main, name) {
       parts.log?.instances(found.instances.map(({ index }) => index));
       drawCurves(found.curve, parts);
       const pool = found.job?.pools[0];
+      if (!found.job && poolPoll) {
+        poolPoll.stop();
+        poolPoll = parts.pool = null;
+      }
       if (pool && !poolPoll) {
         poolPoll = followPool(pool, (one) => {
           parts.pool = one;
@@ -114,7 +118,7 @@ function head(job) {
   return el(
     "div",
     { class: "head", "data-key": "head" },
-    el("p", null, tables.badge(job.state), job.trouble && ` ${job.trouble}`),
+    el("p", null, tables.badge(job.state), job.trouble && ` ${tables.troubleOf(job)}`),
     el("p", { class: "quiet" }, tables.taskLink(job) ?? "No task has started it", pools),
     bar(job),
     job.limit && el("p", { class: "limit" }, `Limit: ${job.limit}.`.replace(/\.\.$/, ".")),
@@ -137,7 +141,7 @@ function numbers(job) {
     ["Next traffic window", tables.nextOf(job)],
     ["Step", progress && `${number(progress.step)}${known(progress.total_steps) ? ` of ${number(progress.total_steps)}` : ""}`],
     ["Epoch", progress && number(progress.epoch)],
-    ["Samples/s", progress && number(progress.samples_per_s)],
+    ["Samples/s", progress && number(job.state === "running" ? progress.samples_per_s : null)],
     ["Loss", progress && known(progress.loss) ? metric(progress.loss) : null],
     ...Object.entries(progress?.metrics ?? {}).map(([metricName, value]) => [metricName, metric(value)]),
     ["Waits for batches", progress && job.pools.length ? percent(progress.waiting) : null],

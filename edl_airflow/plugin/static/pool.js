@@ -46,7 +46,7 @@ function poolView({ pool, instances, drained }, timeline, log) {
     el(
       "div",
       { class: "head", "data-key": "head" },
-      el("p", null, tables.badge(pool.state), pool.trouble && ` ${pool.trouble}`),
+      el("p", null, tables.badge(pool.state), pool.trouble && ` ${tables.troubleOf(pool)}`),
       el("p", { class: "quiet" }, tables.taskLink(pool) ?? "No task has started it"),
       pool.limit && el("p", { class: "limit" }, `Limit: ${pool.limit}.`.replace(/\.\.$/, ".")),
       actionButtons(pool),
