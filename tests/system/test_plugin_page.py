@@ -313,6 +313,8 @@ def test_a_stopped_job_vanishes_and_its_log_stays(airflow: Airflow, page: Page, 
     tab.get_by_role("log").get_by_text("continues from step").first.wait_for()
     page.goto(f"{shown_run}/plugin/edl-run")
     tab.get_by_role("link", name=TRAINING, exact=True).wait_for()
+    page.goto(_url(airflow, pool=POOL))  # as the task's link leads there
+    page.get_by_text(f"{POOL} has ended and was removed; its log is kept.").wait_for()
 
 
 def _context(airflow: Airflow, browser: Browser, role: str, **options: Any) -> BrowserContext:

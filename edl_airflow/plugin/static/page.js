@@ -36,8 +36,8 @@ document.addEventListener("change", ({ target }) => {
   if (target.id === "conn") location.search = pageUrl({ conn: target.value });
 });
 
-/** Read the view's main resource; says when it can't be read, when its data is old, and when it is back. */
-export function watch({ url, changed }) {
+/** Read the view's main resource; says when it can't be read, when its data is old, and when it is back. `denied()`: at each 403. */
+export function watch({ url, changed, denied = () => {} }) {
   let problems = [];
   let failure = null;
   const tell = () => showTrouble(failure, problems);
@@ -53,6 +53,7 @@ export function watch({ url, changed }) {
     },
     failed: (error) => {
       failure = error;
+      if (error?.status === 403) denied();
       tell();
     },
   });

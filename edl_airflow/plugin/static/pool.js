@@ -8,7 +8,7 @@ import { watch } from "./page.js";
 import { Poll } from "./poll.js";
 import * as tables from "./tables.js";
 import { Timeline } from "./timeline.js";
-import { apiUrl } from "./urls.js";
+import { apiUrl, pageUrl } from "./urls.js";
 
 const TIMELINE_MS = 30_000;
 const DRAINED = "Those that the pool has started have ended, and others took their place; a server of edl register can be let in again.";
@@ -26,6 +26,7 @@ export function showPool(main, name) {
       log?.instances(found.instances.map(({ index }) => index));
       show(main, ...poolView(found, timeline, log));
     },
+    denied: () => showRemoved(name),
   });
   new Poll({
     url: () => apiUrl("timeline", { job: name }),
@@ -39,6 +40,12 @@ export function showPool(main, name) {
     const link = event.target.closest("a[data-instance]");
     if (link && log) log.select(Number(link.dataset.instance));
   });
+}
+
+/** Go to the view of a pool that was removed, as links to it stay: it is that of a removed job. */
+async function showRemoved(name) {
+  const { ok } = await fetch(apiUrl("job", { job: name }));
+  if (ok) location.replace(pageUrl({ job: name }));
 }
 
 function poolView({ pool, instances, drained }, timeline, log) {
