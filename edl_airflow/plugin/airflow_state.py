@@ -65,19 +65,25 @@ def owners_in(scope: TaskKey) -> tuple[frozenset[str], str]:
     return owners, str(rows[0][4] or "") if rows and scope.task_id else ""
 
 
-def connection_of(scope: TaskKey) -> str:
-    """Return the connection in which a task instance, or a run's first one, has started jobs; empty for none.
+class JobLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a task's link in the UI leads: to a job or pool that it starts, or has started."""
 
-    That is the one to which its links in the UI lead.
-    """
-    query = select(XComModel.value).where(
+    task: TaskKey
+    conn_id: str
+    name: str
+    is_pool: bool
+
+
+def links_in(scope: TaskKey) -> tuple[JobLink, ...]:
+    """Return a task instance's links to its job and pool, or all of a run's: jobs first, then the oldest."""
+    query = select(XComModel.value, XComModel.dag_id, XComModel.run_id, XComModel.task_id, XComModel.map_index).where(
         XComModel.dag_id == scope.dag_id, XComModel.run_id == scope.run_id, XComModel.key.in_(_LINKS_TO_JOBS)
     )
     if scope.task_id:
         query = query.where(XComModel.task_id == scope.task_id, XComModel.map_index == scope.map_index)
     with create_session() as session:
-        url = session.scalars(query.order_by(XComModel.timestamp).limit(1)).first()
-    return parse_qs(str(url).strip('"').partition("?")[2]).get("conn", [""])[0]
+        rows = session.execute(query.order_by(XComModel.timestamp).limit(MOST_TASKS)).all()
+    return tuple(sorted((_link(_key(row[1:]), str(row[0])) for row in rows), key=lambda link: link.is_pool))
 
 
 def edl_connections() -> list[str]:
@@ -118,6 +124,12 @@ _KEY = (TaskInstance.dag_id, TaskInstance.run_id, TaskInstance.task_id, TaskInst
 def _key(row: Any) -> TaskKey:
     dag_id, run_id, task_id, map_index = row
     return TaskKey(dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=map_index)
+
+
+def _link(task: TaskKey, url: str) -> JobLink:
+    asked = {name: values[0] for name, values in parse_qs(url.strip('"').partition("?")[2]).items()}
+    name = asked.get("job") or asked.get("pool", "")
+    return JobLink(task=task, conn_id=asked.get("conn", ""), name=name, is_pool="job" not in asked)
 
 
 def _uuid(text: str) -> uuid.UUID | None:

@@ -23,7 +23,7 @@ from fastapi.responses import StreamingResponse
 
 from edl_airflow.client import EdlClient
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
-from edl_airflow.identity import dag_of
+from edl_airflow.identity import dag_of, owner
 from edl_airflow.plugin import access, actions, airflow_state
 from edl_airflow.plugin.access import RightsCache
 from edl_airflow.plugin.airflow_state import TaskKey
@@ -65,6 +65,14 @@ MOST_TRIED = 10
 TRIED_S = 2.0
 LISTED_HOLDS_S = 60.0
 MOST_LISTED = 1_000
+
+NO_CONNECTION = (
+    "There is no such connection of type edl. Add one in Airflow, under Admin, Connections: edl_default is the one "
+    "that tasks use unless they name another."
+)
+
+MOST_REMOVED = 50
+"""Removed jobs and pools of a run that its tab offers."""
 
 MOST_ANSWERS = 64
 CURVE_POINTS = 500
@@ -158,7 +166,8 @@ class _Kept:
         at, found = self._scopes.get(task, (-SCOPE_HOLDS_S, Scope()))
         if time.monotonic() > at + SCOPE_HOLDS_S:
             owners, state = await asyncio.to_thread(airflow_state.owners_in, task)
-            found = Scope(task=task, state=state, owners=owners)
+            links = await asyncio.to_thread(airflow_state.links_in, task)
+            found = Scope(task=task, state=state, owners=owners, links=links)
             self._scopes[task] = (time.monotonic(), found)
             trim(self._scopes, MOST_ANSWERS)
         return found
@@ -268,7 +277,8 @@ async def _connection_of(kept: _Kept, user: Any, task: TaskKey) -> str:
     Without a task it is the first that the user may choose.
     """
     if task.dag_id:
-        return await asyncio.to_thread(airflow_state.connection_of, task)
+        links = (await kept.scope(task)).links
+        return links[0].conn_id if links else ""
     return (await kept.listed(user) or [DEFAULT_CONN_ID])[0]
 
 
@@ -283,12 +293,13 @@ async def overview(request: Request, about: About) -> Response:
     """
     seen, rights, scope = await about.parts(NO_JOBS)
     kept = about.kept
-    conns = await kept.listed(about.user)
+    conns = await kept.listed(about.user) if scope.is_all else []  # a tab has those of its links
     if about.conn_id and about.conn_id not in conns:
         conns = [*conns, about.conn_id]
-    key = (about.conn_id, seen.version, rights, scope, tuple(conns))
+    removed = await _removed(about, seen, scope)
+    key = (about.conn_id, seen.version, rights, scope, tuple(conns), removed)
     if key not in kept.answers:
-        found = View(seen, rights, scope).overview(about.conn_id, conns, every_s(len(seen.jobs)))
+        found = View(seen, rights, scope).overview(about.conn_id, conns, every_s(len(seen.jobs)), removed)
         kept.answers[key] = _encoded(found)
         trim(kept.answers, MOST_ANSWERS)
     etag, content = kept.answers[key]
@@ -490,6 +501,21 @@ def forged(request: Request) -> str:
     return ""
 
 
+async def _removed(about: _Asked, seen: Seen, scope: Scope) -> tuple[str, ...]:
+    """Return the jobs and pools of this task or run that were removed, as they are at their ends; their logs stay."""
+    links = [link for link in scope.links if link.conn_id == about.conn_id and link.name not in seen.jobs]
+    found = []
+    if links:
+        async with about.kept.clients.open(seen.digest) as client:
+            for link in links[:MOST_REMOVED]:
+                with suppress(
+                    EdlError
+                ):  # one that was never started has no owner; of a backend that is away, others tell
+                    if await client.backend.owner(link.name) == owner(link.task):
+                        found.append(link.name)
+    return tuple(dict.fromkeys(found))
+
+
 async def _visible(about: _Asked, scope: Scope, removed: Mapping[str, Life]) -> dict[str, Life]:
     """Return those of the removed jobs that the user may see, of this scope."""
     dags = {dag_of(life.owner) for life in removed.values()}
@@ -584,7 +610,7 @@ async def _denied(_: Request, __: Exception) -> Response:
 
 async def _no_connection(_: Request, __: Exception) -> Response:
     """Reveal nothing about connections of other types, not even that they exist."""
-    return _error(404, "There is no such connection of type edl.")
+    return _error(404, NO_CONNECTION)
 
 
 async def _conflict(_: Request, error: Exception) -> Response:
@@ -599,7 +625,7 @@ async def _invalid(_: Request, error: Exception) -> Response:
 
 
 def _spec_text(error: SpecError) -> str:
-    return "There is no such connection of type edl." if error.field.startswith("connection") else str(error)
+    return NO_CONNECTION if error.field.startswith("connection") else str(error)
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:

@@ -244,7 +244,7 @@ def _marks(events: Mapping[str, Iterable[Event]], names: Collection[str], since:
         if job not in names:
             continue
         size = 0
-        for event in happened:
+        for event in _without_echoes(happened):
             kind, text = "", ""
             if event.kind in ("forming", "active") and event.members:
                 before, size = size, len(event.members)
@@ -258,6 +258,18 @@ def _marks(events: Mapping[str, Iterable[Event]], names: Collection[str], since:
                 kind, text = "ended", event.outcome
             if kind and event.at >= since:
                 yield {"at": event.at, "job": job, "kind": kind, "text": text}
+
+
+def _without_echoes(happened: Iterable[Event]) -> Iterable[Event]:
+    """Yield the events without the loss of an instance whose worker has failed: that is one failure."""
+    failed = set[int | None]()
+    for event in happened:
+        if event.kind == "lost" and event.instance in failed:
+            failed.discard(event.instance)
+            continue
+        if event.kind == "failed":
+            failed.add(event.instance)
+        yield event
 
 
 def _sizes(cluster: Mapping[str, object]) -> str:

@@ -100,9 +100,8 @@ def _line(result: Mapping[str, Any]) -> str:
         return f"{dry} {changed} of {len(result['targets'])} jobs and pools"
     if not {"job", "checkpoint", "metrics"} <= result.keys():
         return ""
-    metrics = [
-        f"{_plain(name)} {_number(value)}" for name, value in list(dict(result["metrics"] or {}).items())[:MOST_METRICS]
-    ]
+    single = [each for each in dict(result["metrics"] or {}).items() if isinstance(each[1], int | float | str)]
+    metrics = [f"{_plain(name)} {_number(value)}" for name, value in single[:MOST_METRICS]]
     size = (
         f"{_count(result['instances'], 'instance')}, {_count(result.get('generations') or 0, 'generation')}"
         if result.get("instances")

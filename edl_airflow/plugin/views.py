@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from edl_airflow.identity import dag_of
-from edl_airflow.plugin.airflow_state import TaskKey
+from edl_airflow.plugin.airflow_state import JobLink, TaskKey
 from edl_airflow.plugin.live import Seen
 from edl_airflow.plugin.log_lines import shortened, shown_line
 from edl_airflow.plugin.rights import Rights
@@ -36,11 +36,15 @@ _SHOWN_OF_PROGRESS = (
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a connection that is shown: all, or what `owners` have started, and the pools that they use."""
+    """The part of a connection that is shown: all, or what `owners` have started, and the pools that they use.
+
+    `links`: to the jobs and pools of the task or run, in whatever connection, also to those that were removed.
+    """
 
     task: TaskKey = NOBODY
     state: str = ""
     owners: frozenset[str] = frozenset()
+    links: tuple[JobLink, ...] = ()
 
     @property
     def is_all(self) -> bool:
@@ -71,8 +75,10 @@ class View:
         """Whether the user sees no job and no pool."""
         return not self._visible
 
-    def overview(self, conn_id: str, conns: Sequence[str], poll_s: float) -> dict[str, Any]:
-        """Return the answer of `overview`."""
+    def overview(
+        self, conn_id: str, conns: Sequence[str], poll_s: float, removed: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Return the answer of `overview`. `removed`: jobs and pools of the scope's tasks that are no more."""
         snapshot, scope = self._seen.snapshot, self.scope
         shown = [job for job in self.jobs.values() if job.kind == "trainer" and scope.covers(job)]
         names = {job.name for job in shown}
@@ -88,6 +94,8 @@ class View:
             "cluster": self._cluster() if self._rights.cluster else None,
             "jobs": [self.job(self._seen.lines[job.name]) for job in sorted(shown, key=_active_first)],
             "pools": pools,
+            "removed": removed,
+            "other_conns": sorted({link.conn_id for link in scope.links} - {conn_id}),
         }
 
     def job(self, line: JobLine) -> dict[str, Any]:
@@ -272,6 +280,7 @@ class View:
             "wanted": line.wanted,
             "bounds": line.bounds,
             "target": line.target,
+            "next": self._next(line.name),
             "reason": self.text(line.reason),
             "trouble": self.text(line.trouble, line.name),
         }
@@ -311,6 +320,13 @@ class View:
             },
         }
 
+    def _next(self, name: str) -> dict[str, Any] | None:
+        """Return how many instances a job gets in the next traffic window, and from when on."""
+        return next(
+            ({"at": plan.at, "target": plan.targets[name]} for plan in self._seen.expected[:1] if name in plan.targets),
+            None,
+        )
+
     def _notes(self, notes: Iterable[str]) -> list[str]:
         return [shown for note in notes if (shown := self.text(note))]
 
@@ -337,7 +353,7 @@ def unit_of(resource: str) -> str:
 _ACTIONS = ("resize", "suspend", "resume", "checkpoint", "stop", "log")
 
 _NO_JOB: Mapping[str, Any] = {
-    **msgspec.structs.asdict(NOBODY), "bounds": None, "target": None, "reason": "", "trouble": "",
+    **msgspec.structs.asdict(NOBODY), "bounds": None, "target": None, "next": None, "reason": "", "trouble": "",
 }  # fmt: skip
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import pytest
 from support.airflow.page import Api, add_link, add_task, submit
 from support.airflow.world import World
+from support.teachers.process import wait_until
 
 from edl_airflow.plugin import app
 from edl_airflow.plugin.clients import Clients
@@ -45,3 +47,30 @@ def test_a_tab_shows_the_jobs_of_its_task_or_run(world: World, api: Api, monkeyp
         assert api.get(f"overview?dag_id=nightly&run_id=manual__1{other}")["jobs"] == []
     assert api.ask("/api/overview?dag_id=secret&run_id=manual__1&task_id=none").status_code == 403
     assert set(read) == {"nights"}
+
+
+def test_the_tab_of_an_ended_task_shows_the_job_that_was_removed(world: World, api: Api) -> None:
+    """By the task's link, once there has been such a job; a run's tab offers it, and names its other connections."""
+    run = "overview?dag_id=nightly&run_id=manual__1"
+    add_task(state="failed")
+    submit(world, "night", "nightly")
+    submit(world, "other")
+    add_link("/edl/?conn=edl_default&job=night")
+    add_link("/edl/?conn=elsewhere&pool=never", key="_link_TeacherPoolLink")
+    assert api.get(run)["removed"] == []
+    for name in ("night", "other"):
+        asyncio.run(world.backend.delete(name))
+    wait_until(lambda: api.get(run)["jobs"] == [])
+    for where in (run, f"{run}&task_id=train"):
+        seen = api.get(where)
+        assert (seen["removed"], seen["other_conns"]) == (["night"], ["elsewhere"])
+    assert api.get(f"job?job=night{run.partition('overview')[2].replace('?', '&')}")["job"] is None
+
+
+def test_a_link_to_a_job_of_another_owner_offers_nothing(world: World, api: Api) -> None:
+    """As that of a task which has not started its job, by a name that another has had."""
+    add_task(state="failed")
+    submit(world, "mine-no-more")
+    add_link("/edl/?conn=edl_default&job=mine-no-more")
+    asyncio.run(world.backend.delete("mine-no-more"))
+    assert api.get("overview?dag_id=nightly&run_id=manual__1&task_id=train")["removed"] == []

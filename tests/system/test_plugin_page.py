@@ -205,7 +205,7 @@ def test_all_jobs_and_pools_are_shown_in_light_and_dark_and_on_a_phone(airflow: 
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     for look in _each_look(airflow, page, ("light", "dark", "phone")):
-        page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
+        airflow.wait_until(lambda: page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
         assert said == []
         _take_picture(page, look)
 
@@ -258,6 +258,8 @@ def test_a_backend_that_cannot_be_read_is_said_and_its_end_seen(airflow: Airflow
     try:
         page.goto(_url(airflow, conn="edl_apart"))
         expect(page.get_by_role("row").filter(has=link)).to_contain_text("running")
+        read_at = page.locator("#seen time").get_attribute("datetime") or ""
+        expect(page.locator("#seen time")).not_to_have_attribute("datetime", read_at)  # though nothing has changed
         jobs.rename(away)
         jobs.symlink_to(jobs)
         expect(page.locator("#trouble .trouble").first).to_contain_text("can't be read")
@@ -304,6 +306,15 @@ def test_a_stopped_job_vanishes_and_its_log_stays(airflow: Airflow, page: Page, 
     note = airflow.client._ask("GET", f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}")["note"]
     assert note.startswith("**Elastic deep learning**")
     assert "**distill**" in note
+    shown_run = f"{airflow.laptop.url}/dags/watched/runs/{run.run_id}"
+    tab = page.frame_locator("iframe")
+    page.goto(f"{shown_run}/tasks/train/plugin/edl-task")
+    tab.get_by_text(f"{TRAINING} has ended and was removed; its log is kept.").wait_for()
+    tab.get_by_role("log").get_by_text("continues from step").first.wait_for()
+    page.goto(f"{shown_run}/plugin/edl-run")
+    tab.get_by_role("link", name=TRAINING, exact=True).wait_for()
+    page.goto(_url(airflow, pool=POOL))  # as the task's link leads there
+    page.get_by_text(f"{POOL} has ended and was removed; its log is kept.").wait_for()
 
 
 def _context(airflow: Airflow, browser: Browser, role: str, **options: Any) -> BrowserContext:

@@ -2,12 +2,12 @@
 
 import { el } from "./dom.js";
 import { age, amount, clock, known, NOTHING } from "./format.js";
-import { jobLink, section, table, targetsTable } from "./tables.js";
+import { jobLink, poolLink, section, table, targetsTable } from "./tables.js";
 
 /** The section about the cluster. */
 export function clusterSection({ cluster, can, jobs, pools }) {
   if (!cluster) return null;
-  return section("Cluster", useTable(cluster.use), waiting(cluster, jobs), decision(cluster, [...jobs, ...pools], can.policy));
+  return section("Cluster", useTable(cluster.use), waiting(cluster, jobs, pools), decision(cluster, [...jobs, ...pools], can.policy));
 }
 
 function useTable(use) {
@@ -25,12 +25,19 @@ function meter(name, { reserved, total }) {
   return total ? el("meter", { min: 0, max: total, value: reserved, "aria-label": `Use of ${name}` }) : null;
 }
 
-function waiting({ pending, suspended }, jobs) {
+function waiting({ pending, suspended }, jobs, pools) {
+  const waitingPools = pools.filter(({ state }) => ["pending", "suspended"].includes(state));
   const names = [...new Set([...pending, ...suspended])];
-  if (!names.length) return el("p", null, "No job waits.");
-  const reasons = new Map(jobs.map((job) => [job.name, job.trouble || job.reason]));
-  const line = (name) => el("li", null, jobLink(name), `: ${reasons.get(name) || (suspended.includes(name) ? "suspended" : "not known")}`);
-  return [el("h3", null, "Who waits, and for what"), el("ul", null, names.map(line))];
+  if (!names.length && !waitingPools.length) return el("p", null, "No job or pool waits.");
+  const byName = new Map(jobs.map((job) => [job.name, job]));
+  const why = ({ reason, trouble, state } = {}) => reason || trouble || state || "not known";
+  return [
+    el("h3", null, "Who waits, and for what"),
+    el("ul", null, [
+      names.map((name) => el("li", null, jobLink(name), `: ${why(byName.get(name))}`)),
+      waitingPools.map((pool) => el("li", null, poolLink(pool.name), ` (pool): ${why(pool)}`)),
+    ]),
+  ];
 }
 
 function decision({ planned_at: at, window, until, why, notes }, jobs, mayRun) {
@@ -42,7 +49,7 @@ function decision({ planned_at: at, window, until, why, notes }, jobs, mayRun) {
   }));
   return [
     el("h3", null, "The policy's last decision"),
-    at ? el("p", null, age(at, "Made "), windowText(window, until), why && `. ${why}`) : el("p", { class: "quiet" }, "Nothing rescales the jobs here."),
+    at ? el("p", null, age(at, "Made "), windowText(window, until), why && `. ${why}`) : el("p", { class: "quiet" }, "Nothing rescales the jobs here: unpause a DAG with an EdlAutoscaleOperator, such as edl_rescale_by_traffic."),
     notes.map((note) => el("p", { class: "warning" }, note)),
     at && targetsTable(targets),
     mayRun && el("button", { type: "button", "data-action": "policy" }, "Run the policy …"),
@@ -51,11 +58,19 @@ function decision({ planned_at: at, window, until, why, notes }, jobs, mayRun) {
 
 function windowText(window, until) {
   if (!window) return "";
-  return ` in ${window === "default" ? "the time between windows" : `window ${window}`}${until ? ` until ${clock(until)}` : ""}`;
+  return ` in ${nameOf(window)}${until ? ` until ${clock(until)}` : ""}`;
 }
 
-/** The next traffic window in words. */
-export function nextText({ name, start, targets }) {
-  const changes = Object.entries(targets).map(([job, count]) => `${job} gets ${count}`);
-  return `Next window: ${name} at ${clock(start)}. ${changes.length ? `Then ${changes.join(", ")}.` : ""}`;
+function nameOf(window) {
+  return window === "default" ? "the time between windows" : `window ${window}`;
+}
+
+const MOST_CHANGES = 5;
+
+/** The next traffic window in words: whose size it changes. */
+export function nextText({ name, start, targets }, jobs) {
+  const changed = jobs.filter((job) => known(targets[job.name]) && targets[job.name] !== job.wanted);
+  const changes = changed.slice(0, MOST_CHANGES).map((job) => `${job.name} goes from ${job.wanted} to ${targets[job.name]}`);
+  if (changed.length > MOST_CHANGES) changes.push(`${changed.length - MOST_CHANGES} more change`);
+  return `Next, at ${clock(start)}: ${nameOf(name)}. ${changes.length ? `Then ${changes.join(", ")}.` : "No size changes then."}`;
 }

@@ -37,6 +37,10 @@ export function showJob(main, name) {
       parts.log?.instances(found.instances.map(({ index }) => index));
       drawCurves(found.curve, parts);
       const pool = found.job?.pools[0];
+      if (!found.job && poolPoll) {
+        poolPoll.stop();
+        poolPoll = parts.pool = null;
+      }
       if (pool && !poolPoll) {
         poolPoll = followPool(pool, (one) => {
           parts.pool = one;
@@ -82,7 +86,7 @@ function drawCurves(curve, { loss, rate, metrics }) {
 
 function jobView(name, { job, instances, events, curve, last_lines: lastLines }, parts) {
   return [
-    job ? head(job) : el("p", { class: "quiet", "data-key": "gone" }, `${name} has ended and was removed; its log is kept.`),
+    job ? head(job) : gone(name, events),
     job && numbers(job),
     curve.length > 1 && tables.section("Curves", el("div", { class: "charts" }, figures(parts))),
     tables.section("Timeline", place(parts.timeline.element)),
@@ -92,6 +96,13 @@ function jobView(name, { job, instances, events, curve, last_lines: lastLines },
     parts.log ? place(parts.log.element) : el("p", { class: "quiet", "data-key": "log" }, "You may not read this job's log."),
     tables.section("Events", tables.eventsTable(`Events of ${name}`, events)),
   ];
+}
+
+/** What is left of a job that was removed. */
+function gone(name, events) {
+  const end = events.findLast(({ kind }) => kind === "ended");
+  const text = `${name} has ended and was removed; its log is kept.`;
+  return el("div", { class: "head", "data-key": "gone" }, el("p", { class: "quiet" }, text), end?.text && el("p", { class: "limit" }, `Its end: ${end.text}`));
 }
 
 function figures({ loss, rate, metrics }) {
@@ -107,7 +118,7 @@ function head(job) {
   return el(
     "div",
     { class: "head", "data-key": "head" },
-    el("p", null, tables.badge(job.state), job.trouble && ` ${job.trouble}`),
+    el("p", null, tables.badge(job.state), job.trouble && ` ${tables.troubleOf(job)}`),
     el("p", { class: "quiet" }, tables.taskLink(job) ?? "No task has started it", pools),
     bar(job),
     job.limit && el("p", { class: "limit" }, `Limit: ${job.limit}.`.replace(/\.\.$/, ".")),
@@ -127,12 +138,13 @@ function numbers(job) {
   const pairs = [
     ["Instances", tables.sizeOf(job)],
     ["Why this size", job.reason || null],
+    ["Next traffic window", tables.nextOf(job)],
     ["Step", progress && `${number(progress.step)}${known(progress.total_steps) ? ` of ${number(progress.total_steps)}` : ""}`],
     ["Epoch", progress && number(progress.epoch)],
-    ["Samples/s", progress && number(progress.samples_per_s)],
+    ["Samples/s", progress && number(job.state === "running" ? progress.samples_per_s : null)],
     ["Loss", progress && known(progress.loss) ? metric(progress.loss) : null],
     ...Object.entries(progress?.metrics ?? {}).map(([metricName, value]) => [metricName, metric(value)]),
-    ["Waits for teachers", progress && job.pools.length ? percent(progress.waiting) : null],
+    ["Waits for batches", progress && job.pools.length ? percent(progress.waiting) : null],
     ["Last checkpoint", checkpoint && [`step ${number(checkpoint.step)}, `, age(checkpoint.at)]],
     ["Generation", job.generation ? `${job.generation}` : null],
     ["Last resize", resize && [tables.resizeOf(job), resize.reason && el("div", { class: "quiet" }, resize.reason)]],

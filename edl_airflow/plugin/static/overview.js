@@ -8,13 +8,17 @@ import { showJob } from "./job.js";
 import { showHeader, watch } from "./page.js";
 import { Poll } from "./poll.js";
 import { showPool } from "./pool.js";
-import { jobsTable, poolsTable, section } from "./tables.js";
+import { jobLink, jobsTable, poolsTable, section } from "./tables.js";
 import { Timeline } from "./timeline.js";
-import { apiUrl, here } from "./urls.js";
+import { apiUrl, here, pageUrl } from "./urls.js";
 
 const TIMELINE_MS = 30_000;
+const TAB_MS = 5_000;
 const MOST_ROWS = 100;
 const FILTER_FROM = 12;
+const NO_JOB =
+  "No job is active. Jobs appear here once a task with an EdlTrainOperator or EdlDistillOperator runs, or `edl run` or `edl submit` has " +
+  "started one. Those of DAGs whose tasks you may not read, and of other connections, are not shown.";
 const ENDED = ["succeeded", "failed", "stopped"];
 
 /** Fill `main` with all jobs and pools, and keep them true; a task's tab shows its one job at once. */
@@ -56,14 +60,16 @@ export function showOverview(main) {
   });
 }
 
-/** Whether a task's tab shows its one job, or its one pool, from now on. */
-function showsOne(main, { scope, jobs, pools }, poll) {
-  if (!scope.task_id || jobs.length + pools.length === 0 || jobs.length > 1 || (!jobs.length && pools.length > 1)) return false;
+/** Whether a task's tab shows its one job, or its one pool, from now on; its last one, if all were removed; until it has a job. */
+function showsOne(main, { scope, jobs, pools, removed }, poll) {
+  if (!scope.task_id || jobs.length > 1 || (!jobs.length && pools.length > 1)) return false;
+  const name = jobs[0]?.name ?? pools[0]?.name ?? removed[0];
+  if (!name) return false;
   poll.stop();
-  const [one] = [...jobs, ...pools];
-  showHeader(one.name);
+  if (!jobs.length) new Poll({ url: () => apiUrl("overview"), everyMs: TAB_MS, changed: (next) => next.jobs.length && location.reload(), failed: () => {} });
+  showHeader(name);
   show(main);
-  (jobs.length ? showJob : showPool)(main, one.name);
+  (pools.length && !jobs.length ? showPool : showJob)(main, name);
   return true;
 }
 
@@ -73,10 +79,24 @@ function titleOf({ scope }) {
 }
 
 function tabView(answer, timeline, shown) {
-  if (answer.jobs.length || answer.pools.length) return overview({ ...answer, cluster: null }, timeline, shown);
+  const more = [removedSection(answer.removed), otherConns(answer.other_conns)];
+  if (answer.jobs.length || answer.pools.length) return [...overview({ ...answer, cluster: null }, timeline, shown), ...more];
+  if (answer.removed.length) return more;
   const what = answer.scope.task_id ? "task" : "run";
   const state = answer.scope.task ? ` Its state is ${answer.scope.task}.` : "";
   return [el("p", null, `This ${what} has started no job or pool of Elastic Deep Learning.${state}`)];
+}
+
+/** The run's jobs that are no more; each has its log, still. */
+function removedSection(names) {
+  if (!names.length) return null;
+  const text = "These have ended and were removed; their logs are kept.";
+  return section("Removed jobs and pools", el("p", { class: "quiet" }, text), el("ul", null, names.map((name) => el("li", null, jobLink(name)))));
+}
+
+function otherConns(conns) {
+  const links = conns.map((conn) => [" ", el("a", { href: pageUrl({ conn }) }, conn)]);
+  return conns.length > 0 && el("p", { "data-key": "other-conns" }, "More jobs of this run are in connection", links, ".");
 }
 
 function overview(answer, timeline, shown) {
@@ -86,7 +106,7 @@ function overview(answer, timeline, shown) {
   const ended = matching.filter(({ state }) => ENDED.includes(state));
   return [
     summary(answer),
-    section("Jobs", jobs.length >= FILTER_FROM && filterField(), limited(active, "Active jobs", "No job is active.", shown)),
+    section("Jobs", jobs.length >= FILTER_FROM && filterField(), limited(active, "Active jobs", jobs.length ? "No job is active." : NO_JOB, shown)),
     section("Teacher pools", poolsTable(pools)),
     section("Timeline", place(timeline.element)),
     cluster && clusterSection(answer),
@@ -121,6 +141,6 @@ function summary({ jobs, pools, cluster }) {
     "div",
     { class: "head", "data-key": "summary" },
     el("p", null, `Jobs: ${found.join(", ")}. ${counted(pools.length, "pool")}.`),
-    cluster?.next && el("p", { class: "next" }, nextText(cluster.next)),
+    cluster?.next && el("p", { class: "next" }, nextText(cluster.next, [...jobs, ...pools])),
   );
 }

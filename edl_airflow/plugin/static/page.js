@@ -8,7 +8,7 @@ import { here, isTab, pageUrl } from "./urls.js";
 const EVERY_MS = 3_000;
 const AGES_MS = 1_000;
 
-let seen = null;
+let seenAt = 0;
 let said = "";
 
 /** Show the title with the way back. `conns`: the connections to choose from. */
@@ -23,7 +23,7 @@ export function showHeader(title, conns = []) {
     ways.length > 0 && el("nav", { "aria-label": "Way back" }, ways.map((way) => ["← ", way, " "])),
     el("h1", null, title),
     conns.length > 1 && connections(conns),
-    el("p", { class: "quiet", id: "seen" }, seen),
+    el("p", { class: "quiet", id: "seen" }, seenAt > 0 && age(seenAt, "As of ")),
   );
 }
 
@@ -36,24 +36,24 @@ document.addEventListener("change", ({ target }) => {
   if (target.id === "conn") location.search = pageUrl({ conn: target.value });
 });
 
-/** Read the view's main resource; says when it can't be read, when its data is old, and when it is back. */
-export function watch({ url, changed }) {
+/** Read the view's main resource; says when it can't be read, when its data is old, and when it is back. `denied()`: at each 403. */
+export function watch({ url, changed, denied = () => {} }) {
   let problems = [];
   let failure = null;
   const tell = () => showTrouble(failure, problems);
   const poll = new Poll({
     url,
     everyMs: EVERY_MS,
+    read: (at) => show(document.getElementById("seen"), age((seenAt = at), "As of ")),
     changed: (answer) => {
       if (answer.poll_s) poll.everyMs = 1000 * answer.poll_s;
-      [seen, problems] = [answer.at ? age(answer.at, "As of ") : "", answer.problems ?? []];
-      const at = document.getElementById("seen");
-      if (at) show(at, seen);
+      problems = answer.problems ?? [];
       changed(answer);
       tell();
     },
     failed: (error) => {
       failure = error;
+      if (error?.status === 403) denied();
       tell();
     },
   });
@@ -75,6 +75,7 @@ function showTrouble(failure, problems) {
   show(
     document.getElementById("trouble"),
     all.map((one) => el("p", { class: "trouble" }, one)),
+    failure?.status === 404 && !isTab && here.conn && el("p", null, el("a", { href: "?" }, "Other connections")),
     all.length > 0 && main.childElementCount > 0 && el("p", { class: "note" }, "What stands below is the last that was seen."),
   );
   document.getElementById("news").textContent = isOver ? "All is read again." : "";

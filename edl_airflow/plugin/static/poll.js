@@ -41,6 +41,7 @@ export async function answerOf(response) {
  *
  * - `url`: a function, as a URL may have a cursor.
  * - `changed(answer)`: called with each new answer; not when the API says that nothing has changed (304).
+ * - `read(at)`: called with the time of the data of each answer that tells it, also if nothing has changed.
  * - `failed(error)`: called with each failure, and with null once the API answers again.
  */
 export class Poll {
@@ -51,8 +52,8 @@ export class Poll {
   #failures = 0;
   #request = null;
 
-  constructor({ url, everyMs, changed, failed }) {
-    Object.assign(this, { url, everyMs, changed, failed });
+  constructor({ url, everyMs, changed, read = () => {}, failed }) {
+    Object.assign(this, { url, everyMs, changed, read, failed });
     this.onVisibility = () => (document.hidden ? this.#pause() : this.now());
     document.addEventListener("visibilitychange", this.onVisibility);
     this.now();
@@ -91,6 +92,8 @@ export class Poll {
     const known = this.#etag && this.#asked === url ? { "If-None-Match": this.#etag } : {};
     const response = await ask(url, { headers: known, cache: "no-store", signal });
     setClock(Date.parse(response.headers.get("Date")) / 1000);
+    const at = Number(response.headers.get("X-EDL-At"));
+    if (at) this.read(at);
     if (response.status === 304) return null;
     const answer = await answerOf(response);
     [this.#etag, this.#asked] = [response.headers.get("ETag") ?? "", url];

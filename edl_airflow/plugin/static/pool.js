@@ -8,7 +8,7 @@ import { watch } from "./page.js";
 import { Poll } from "./poll.js";
 import * as tables from "./tables.js";
 import { Timeline } from "./timeline.js";
-import { apiUrl } from "./urls.js";
+import { apiUrl, pageUrl } from "./urls.js";
 
 const TIMELINE_MS = 30_000;
 const DRAINED = "Those that the pool has started have ended, and others took their place; a server of edl register can be let in again.";
@@ -26,6 +26,7 @@ export function showPool(main, name) {
       log?.instances(found.instances.map(({ index }) => index));
       show(main, ...poolView(found, timeline, log));
     },
+    denied: () => showRemoved(name),
   });
   new Poll({
     url: () => apiUrl("timeline", { job: name }),
@@ -41,12 +42,18 @@ export function showPool(main, name) {
   });
 }
 
+/** Go to the view of a pool that was removed, as links to it stay: it is that of a removed job. */
+async function showRemoved(name) {
+  const { ok } = await fetch(apiUrl("job", { job: name }));
+  if (ok) location.replace(pageUrl({ job: name }));
+}
+
 function poolView({ pool, instances, drained }, timeline, log) {
   return [
     el(
       "div",
       { class: "head", "data-key": "head" },
-      el("p", null, tables.badge(pool.state), pool.trouble && ` ${pool.trouble}`),
+      el("p", null, tables.badge(pool.state), pool.trouble && ` ${tables.troubleOf(pool)}`),
       el("p", { class: "quiet" }, tables.taskLink(pool) ?? "No task has started it"),
       pool.limit && el("p", { class: "limit" }, `Limit: ${pool.limit}.`.replace(/\.\.$/, ".")),
       actionButtons(pool),
@@ -65,6 +72,7 @@ function numbers(pool) {
   return [
     ["Instances", known(pool.wanted) ? tables.sizeOf(pool) : null],
     ["Why this size", pool.reason || null],
+    ["Next traffic window", tables.nextOf(pool)],
     ["Teachers", known(pool.teachers) ? number(pool.teachers) : null],
     ["Busy", known(pool.busy) ? percent(pool.busy) : null],
     ["Students", known(pool.students) ? number(pool.students) : null],

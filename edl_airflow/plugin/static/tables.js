@@ -48,7 +48,12 @@ export function badge(state) {
 }
 
 export function stateOf(job) {
-  return [badge(job.state), job.trouble && el("div", { class: "note" }, job.trouble)];
+  return [badge(job.state), job.trouble && el("div", { class: "note" }, troubleOf(job))];
+}
+
+/** What is wrong with a job, without the state that stands before it. */
+export function troubleOf({ state, trouble }) {
+  return trouble.startsWith(`${state}: `) ? trouble.slice(state.length + 2) : trouble;
 }
 
 export function jobLink(name) {
@@ -71,8 +76,14 @@ export function sizeOf(job) {
   if (!known(job.running)) return NOTHING;
   const bounds = job.bounds && ` (${job.bounds.min}–${job.bounds.max})`;
   const changes = known(job.target) && job.target !== job.wanted && el("div", { class: "note" }, `→ ${job.target} planned`);
-  const wants = job.running === job.wanted ? null : ` of ${job.wanted} wanted`;
+  const wants = job.running === job.wanted || ["succeeded", "failed", "stopped"].includes(job.state) ? null : ` of ${job.wanted} wanted`;
   return [`${job.running}${wants ?? ""}`, el("span", { class: "quiet" }, bounds), changes];
+}
+
+/** What the next traffic window changes for a job or pool, in words; null where none is known. */
+export function nextOf({ wanted, next }) {
+  if (!next) return null;
+  return [next.target === wanted ? `stays at ${wanted}` : `${number(wanted)} → ${next.target} instances`, ` from ${clock(next.at)}`];
 }
 
 /** How far a job is, with a bar; its steps where their number is unknown. */
@@ -96,7 +107,8 @@ export function resizeOf(job) {
   const { resize } = job;
   if (!resize) return NOTHING;
   const pause = known(resize.pause_s) ? `paused ${duration(resize.pause_s, true)}` : "";
-  return [`${resize.before} → ${resize.after}, `, age(resize.at), pause && el("div", { class: "quiet" }, pause)];
+  const sizes = resize.before === resize.after ? `restarted with ${resize.after}` : `${resize.before} → ${resize.after}`;
+  return [`${sizes}, `, age(resize.at), pause && el("div", { class: "quiet" }, pause)];
 }
 
 /** The jobs. */

@@ -108,3 +108,19 @@ def test_resizes_failures_and_checkpoints_are_marks() -> None:
         ("failure", "instance 1: exit status 1"),
         ("resize", "2 → 1 instances: instance 1 is gone"),
     ]
+
+
+def test_a_failed_worker_is_one_failure() -> None:
+    """Its agent reports it as failed and its instance as lost, and a lost instance alone is one, too."""
+    failed = Event(kind="failed", instance=0, reason="its worker exited with 1", at=NOW - 50)
+    lost = Event(kind="lost", instance=0, at=NOW - 49)
+    alone = msgspec.structs.replace(lost, at=NOW - 45)
+    happened = [
+        failed,
+        lost,
+        alone,
+        msgspec.structs.replace(failed, at=NOW - 40),
+        msgspec.structs.replace(lost, at=NOW - 39),
+    ]
+    marks = drawn([], names={"a"}, events={"a": happened})["marks"]
+    assert [mark["text"].rpartition(" ")[2] for mark in marks] == ["1", "lost", "1"]

@@ -56,3 +56,11 @@ def test_a_user_s_note_is_left_alone() -> None:
 def test_a_note_that_fails_does_not_hurt_the_run() -> None:
     """It is logged."""
     run_note.write_note(SimpleNamespace(run_id="r", dag_id="d"))  # type: ignore[arg-type]
+
+
+def test_lists_and_tables_of_metrics_are_left_out() -> None:
+    """Those after them are in the note."""
+    metrics = {"seeds": [0, 1], "alone": {"accuracies": [0.8, 0.9]}, "accuracy": 0.949}
+    note = note_of([("t", {**TRAINED, "metrics": metrics})])
+    assert "**t**: accuracy 0.949 · " in note
+    assert "seeds" not in note

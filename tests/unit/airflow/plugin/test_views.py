@@ -58,6 +58,14 @@ def test_no_text_names_a_job_that_the_user_may_not_see() -> None:
     assert '"pay"' not in msgspec.json.encode(shown).decode()
 
 
+def test_a_job_says_what_the_next_window_gives_it() -> None:
+    """The first window that comes; nothing where no plan knows the job."""
+    plans = [ExpectedPlan(name="w", at=at, end=None, targets={"night": size}) for at, size in ((9.0, 2), (20.0, 1))]
+    shown = View(seen([running_job("night", 1), running_job("new", 1)], expected=tuple(plans)), rights(""))
+    found = {job["name"]: job["next"] for job in shown.overview("c", ["c"], 2.0)["jobs"]}
+    assert found == {"night": {"at": 9.0, "target": 2}, "new": None}
+
+
 def test_who_may_not_see_the_cluster_sees_no_pool_of_others() -> None:
     """Nor capacity and use."""
     state = seen([of_dag("night", "open")], snapshot={"pools": (PoolLine(name="by-hand"),)})
