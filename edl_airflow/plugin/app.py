@@ -38,6 +38,7 @@ from edl_runtime.backends.errors import JobEndedError, JobReplacedError, Unknown
 from edl_runtime.elastic.errors import NoCheckpointError
 from edl_runtime.elastic.rendezvous.redis_store import Event, last_events
 from edl_runtime.errors import BackendError, EdlError, SpecError
+from edl_runtime.log import get_logger
 from edl_runtime.progress import CurvePoint, read_curve
 from edl_runtime.registry.drain import drained_members
 from edl_runtime.registry.errors import UnknownTeacherError
@@ -70,10 +71,13 @@ ANSWER_WITHIN_S = 10.0
 """How long a request waits for the first state of a connection."""
 
 CONNECTIONS_HOLD_S = 30.0
+LOGGED_EACH_S = 60.0
 SCOPE_HOLDS_S = 5.0
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+
+log = get_logger(__name__)
 
 
 class _DeniedError(Exception):
@@ -99,6 +103,7 @@ class _Kept:
         self._conns: tuple[float, list[str]] = (-CONNECTIONS_HOLD_S, [])
         self._scopes: OrderedDict[TaskKey, tuple[float, Scope]] = OrderedDict()
         self._listed: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
+        self._logged: OrderedDict[str, float] = OrderedDict()
 
     def reader(self, conn_id: str) -> LiveReader:
         found = self._readers.setdefault(conn_id, LiveReader(conn_id, self.clients))
@@ -111,6 +116,14 @@ class _Kept:
         self._past.move_to_end(digest)
         trim(self._past, MOST_CONNECTIONS)
         return found
+
+    def log(self, error: Exception, path: str) -> None:
+        """Log an error that nobody has thought of, of each kind once a minute: each page asks again and again."""
+        what, now = f"{type(error).__name__} {path}", time.monotonic()
+        if now > self._logged.get(what, -LOGGED_EACH_S) + LOGGED_EACH_S:
+            log.error("page.not_answered", path=path, exc_info=error)
+            self._logged[what] = now
+            trim(self._logged, MOST_LISTED)
 
     async def connections(self) -> list[str]:
         at, found = self._conns
@@ -135,7 +148,7 @@ class _Kept:
         return found
 
     async def _sees_something(self, user: Any, conn_id: str) -> bool:
-        with suppress(EdlError, AirflowNotFoundException, OSError):  # TimeoutError, too
+        with suppress(Exception):  # said to who asks for that connection
             async with asyncio.timeout(TRIED_S):
                 return not (await _Asked(self, user, conn_id, TaskKey()).view())[1].is_empty
         return False
@@ -594,12 +607,16 @@ async def _unavailable(request: Request, error: Exception) -> Response:
 
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Refuse every request of users who are not logged in."""
-    request.state.edl_user = await access.user_of(request)
-    if request.state.edl_user is None:
-        response: Response = _error(401, "Log in to Airflow first.")
-    else:
-        response = await call_next(request)
+    """Refuse every request of users who are not logged in, and answer whatever goes wrong, as in Airflow's database."""
+    try:
+        request.state.edl_user = await access.user_of(request)
+        if request.state.edl_user is None:
+            response: Response = _error(401, "Log in to Airflow first.")
+        else:
+            response = await call_next(request)
+    except Exception as error:  # noqa: BLE001 - logged, but not for each poll
+        _kept(request).log(error, request.url.path)
+        response = _error(503, f"Airflow can't answer now ({type(error).__name__}, see the API server's log).")
     response.headers["Content-Security-Policy"] = POLICY
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Referrer-Policy"] = "same-origin"

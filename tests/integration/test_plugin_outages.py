@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import socket
+import warnings
 from typing import Any
 
 import pytest
+from sqlalchemy import text
+from structlog.testing import capture_logs
 from support.airflow.page import Api, overview, submit
 from support.airflow.world import World
 from support.teachers.process import wait_until
 
 from edl_airflow.plugin import past
+
+with warnings.catch_warnings():  # of a test client that Airflow's own imports drag in
+    warnings.simplefilter("ignore")
+    from airflow.utils.session import create_session
 
 VIEWERS = 8
 
@@ -37,3 +44,27 @@ def test_all_who_wait_for_the_timeline_of_a_redis_that_hangs_get_one_answer(
     assert len(asked) == 1
     world.connect_to(world.redis_url)
     wait_until(lambda: api.ask("/api/timeline").status_code == 200)
+
+
+def test_a_database_that_fails_is_said_and_logged_once(world: World, api: Api) -> None:
+    """Whatever the page asks, for as long as it asks; it goes on when the database does."""
+    submit(world, "night", "nightly")
+    overview(api, "night")
+    renamed("dag", "dag_away")
+    try:
+        with capture_logs() as logs:
+            answers = [api.ask(f"/api/{path}") for _ in range(3) for path in ("overview", "job?job=night")]
+    finally:
+        renamed("dag_away", "dag")
+    assert {answer.status_code for answer in answers} == {503}
+    assert {answer.json()["error"] for answer in answers} == {
+        "Airflow can't answer now (OperationalError, see the API server's log)."
+    }
+    assert all("default-src 'none'" in answer.headers["content-security-policy"] for answer in answers)
+    assert [entry["path"] for entry in logs if entry["event"] == "page.not_answered"] == ["/api/overview", "/api/job"]
+    assert [job["name"] for job in api.get("overview")["jobs"]] == ["night"]
+
+
+def renamed(table: str, name: str) -> None:
+    with create_session() as session:
+        session.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))
