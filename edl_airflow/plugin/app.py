@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
+from functools import wraps
 from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -69,6 +70,9 @@ CURVE_POINTS = 500
 EVENTS = 200
 ANSWER_WITHIN_S = 10.0
 """How long a request waits for the first state of a connection."""
+
+LONGEST_S = 20.0
+"""How long any question may take: less than the page waits, so that it says what is away and polls don't pile up."""
 
 CONNECTIONS_HOLD_S = 30.0
 LOGGED_EACH_S = 60.0
@@ -221,12 +225,12 @@ def make_app() -> FastAPI:
     app.middleware("http")(_guard)
     app.get("/")(page)
     app.get("/static/{name}")(static)
-    app.get("/api/overview")(overview)
-    app.get("/api/job")(show_job)
-    app.get("/api/pool")(show_pool)
-    app.get("/api/timeline")(show_timeline)
-    app.get("/api/log")(show_log)
-    app.get("/api/log/download")(download_log)
+    app.get("/api/overview")(_in_time(overview))
+    app.get("/api/job")(_in_time(show_job))
+    app.get("/api/pool")(_in_time(show_pool))
+    app.get("/api/timeline")(_in_time(show_timeline))
+    app.get("/api/log")(_in_time(show_log))
+    app.get("/api/log/download")(_in_time(download_log))
     app.post("/api/actions/{action}")(act)
     return app
 
@@ -527,6 +531,22 @@ async def _readable_run(about: _Asked, digest: str, job: str) -> JobRun:
     if not rights.reads_log:
         raise _DeniedError
     return run
+
+
+def _in_time(answer: Callable[..., Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+    """Give up what takes longer than LONGEST_S, such as a cluster that takes connections and says nothing."""
+
+    @wraps(answer)
+    async def within(*args: Any, **given: Any) -> Response:
+        try:
+            async with asyncio.timeout(LONGEST_S) as limit:
+                return await answer(*args, **given)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise _SilentBackendError(f"The backend has not answered within {LONGEST_S:g} s") from None
+
+    return within
 
 
 def _kept(request: Request) -> _Kept:

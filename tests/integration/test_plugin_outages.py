@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import warnings
 from typing import Any
@@ -13,11 +15,11 @@ from support.airflow.page import Api, overview, submit
 from support.airflow.world import World
 from support.teachers.process import wait_until
 
-from edl_airflow.plugin import past
-
 with warnings.catch_warnings():  # of a test client that Airflow's own imports drag in
     warnings.simplefilter("ignore")
     from airflow.utils.session import create_session
+
+    from edl_airflow.plugin import app, past
 
 VIEWERS = 8
 
@@ -63,6 +65,34 @@ def test_a_database_that_fails_is_said_and_logged_once(world: World, api: Api) -
     assert all("default-src 'none'" in answer.headers["content-security-policy"] for answer in answers)
     assert [entry["path"] for entry in logs if entry["event"] == "page.not_answered"] == ["/api/overview", "/api/job"]
     assert [job["name"] for job in api.get("overview")["jobs"]] == ["night"]
+
+
+@pytest.mark.usefixtures("world")
+def test_a_cluster_that_hangs_is_said_before_the_page_gives_up(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no state is needed, as for a log: its client tries on for minutes."""
+    monkeypatch.setattr(app, "LONGEST_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0), backlog=VIEWERS) as silent:
+        cluster = kube_config(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        given = {"conn_type": "kubernetes", "extra": {"kube_config": json.dumps(cluster)}}
+        monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps(given))
+        edl = json.loads(os.environ["AIRFLOW_CONN_EDL_DEFAULT"])
+        edl["password"] = edl["password"] or "secret"
+        edl["extra"] |= {"backend": "kubernetes", "kubernetes_conn_id": "cluster"}
+        monkeypatch.setenv("AIRFLOW_CONN_AWAY", json.dumps(edl))
+        for path in ("overview?conn=away", "log?conn=away&job=night", "log/download?conn=away&job=night"):
+            answer = api.ask(f"/api/{path}", "admin")
+            assert (answer.status_code, answer.json()["error"]) == (503, "The backend has not answered within 0.5 s")
+
+
+def kube_config(server: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "one", "cluster": {"server": server}}],
+        "users": [{"name": "one", "user": {"token": "a-token"}}],
+        "contexts": [{"name": "one", "context": {"cluster": "one", "user": "one"}}],
+        "current-context": "one",
+    }
 
 
 def renamed(table: str, name: str) -> None:
