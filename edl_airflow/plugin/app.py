@@ -609,15 +609,17 @@ async def _conflict(_: Request, error: Exception) -> Response:
     return _error(409, str(error))
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _invalid(request: Request, error: Exception) -> Response:
+    """Say what is wrong with a connection to those who may read it."""
     if isinstance(error, SpecError):
-        return _error(404 if error.field.startswith("connection") else 422, _spec_text(error))
+        if not error.field.startswith("connection"):
+            return _error(422, str(error))
+        conn_id = request.query_params.get("conn") or DEFAULT_CONN_ID
+        may_read = await asyncio.to_thread(access.readable_connections, request.state.edl_user, [conn_id])
+        is_own = error.field.startswith(f"connection {conn_id!r}")
+        return _error(404, str(error)) if may_read and is_own else await _no_connection(request, error)
     wrong = [str(each["loc"][-1]) for each in error.errors()] if isinstance(error, RequestValidationError) else []
     return _error(422, f"Not allowed: {', '.join(wrong)}.")
-
-
-def _spec_text(error: SpecError) -> str:
-    return "There is no such connection of type edl." if error.field.startswith("connection") else str(error)
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:

@@ -84,6 +84,19 @@ def test_a_cluster_that_hangs_is_said_before_the_page_gives_up(api: Api, monkeyp
             assert (answer.status_code, answer.json()["error"]) == (503, "The backend has not answered within 0.5 s")
 
 
+@pytest.mark.usefixtures("world")
+def test_a_connection_that_was_edited_wrongly_is_explained_to_who_may_read_it(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To others there is none."""
+    given = {**json.loads(os.environ["AIRFLOW_CONN_EDL_DEFAULT"]), "extra": {"namespace": "a b"}}
+    monkeypatch.setenv("AIRFLOW_CONN_WRONG", json.dumps(given))
+    answers = {role: api.ask("/api/overview?conn=wrong", role) for role in ("admin", "viewer")}
+    assert {answer.status_code for answer in answers.values()} == {404}
+    assert "field 'Namespace'" in answers["admin"].json()["error"]
+    assert answers["viewer"].json()["error"] == "There is no such connection of type edl."
+
+
 def kube_config(server: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
