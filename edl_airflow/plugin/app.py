@@ -9,6 +9,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
+from functools import wraps
 from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -38,6 +39,7 @@ from edl_runtime.backends.errors import JobEndedError, JobReplacedError, Unknown
 from edl_runtime.elastic.errors import NoCheckpointError
 from edl_runtime.elastic.rendezvous.redis_store import Event, last_events
 from edl_runtime.errors import BackendError, EdlError, SpecError
+from edl_runtime.log import get_logger
 from edl_runtime.progress import CurvePoint, read_curve
 from edl_runtime.registry.drain import drained_members
 from edl_runtime.registry.errors import UnknownTeacherError
@@ -80,11 +82,17 @@ EVENTS = 200
 ANSWER_WITHIN_S = 10.0
 """How long a request waits for the first state of a connection."""
 
+LONGEST_S = 20.0
+"""How long any question may take: less than the page waits, so that it says what is away and polls don't pile up."""
+
 CONNECTIONS_HOLD_S = 30.0
+LOGGED_EACH_S = 60.0
 SCOPE_HOLDS_S = 5.0
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+
+log = get_logger(__name__)
 
 
 class _DeniedError(Exception):
@@ -110,6 +118,7 @@ class _Kept:
         self._conns: tuple[float, list[str]] = (-CONNECTIONS_HOLD_S, [])
         self._scopes: OrderedDict[TaskKey, tuple[float, Scope]] = OrderedDict()
         self._listed: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
+        self._logged: OrderedDict[str, float] = OrderedDict()
 
     def reader(self, conn_id: str) -> LiveReader:
         found = self._readers.setdefault(conn_id, LiveReader(conn_id, self.clients))
@@ -131,6 +140,14 @@ class _Kept:
             yield
         finally:
             self.downloads -= Counter((user_id,))  # without those that have none
+
+    def log(self, error: Exception, path: str) -> None:
+        """Log an error that nobody has thought of, of each kind once a minute: each page asks again and again."""
+        what, now = f"{type(error).__name__} {path}", time.monotonic()
+        if now > self._logged.get(what, -LOGGED_EACH_S) + LOGGED_EACH_S:
+            log.error("page.not_answered", path=path, exc_info=error)
+            self._logged[what] = now
+            trim(self._logged, MOST_LISTED)
 
     async def connections(self) -> list[str]:
         at, found = self._conns
@@ -155,7 +172,7 @@ class _Kept:
         return found
 
     async def _sees_something(self, user: Any, conn_id: str) -> bool:
-        with suppress(EdlError, AirflowNotFoundException, OSError):  # TimeoutError, too
+        with suppress(Exception):  # said to who asks for that connection
             async with asyncio.timeout(TRIED_S):
                 return not (await _Asked(self, user, conn_id, TaskKey()).view())[1].is_empty
         return False
@@ -229,12 +246,12 @@ def make_app() -> FastAPI:
     app.middleware("http")(_guard)
     app.get("/")(page)
     app.get("/static/{name}")(static)
-    app.get("/api/overview")(overview)
-    app.get("/api/job")(show_job)
-    app.get("/api/pool")(show_pool)
-    app.get("/api/timeline")(show_timeline)
-    app.get("/api/log")(show_log)
-    app.get("/api/log/download")(download_log)
+    app.get("/api/overview")(_in_time(overview))
+    app.get("/api/job")(_in_time(show_job))
+    app.get("/api/pool")(_in_time(show_pool))
+    app.get("/api/timeline")(_in_time(show_timeline))
+    app.get("/api/log")(_in_time(show_log))
+    app.get("/api/log/download")(_in_time(download_log))
     app.post("/api/actions/{action}")(act)
     return app
 
@@ -557,6 +574,22 @@ async def _readable_run(about: _Asked, digest: str, job: str) -> JobRun:
     return run
 
 
+def _in_time(answer: Callable[..., Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+    """Give up what takes longer than LONGEST_S, such as a cluster that takes connections and says nothing."""
+
+    @wraps(answer)
+    async def within(*args: Any, **given: Any) -> Response:
+        try:
+            async with asyncio.timeout(LONGEST_S) as limit:
+                return await answer(*args, **given)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise _SilentBackendError(f"The backend has not answered within {LONGEST_S:g} s") from None
+
+    return within
+
+
 def _kept(request: Request) -> _Kept:
     state = request.app.state
     kept: _Kept | None = getattr(state, "edl", None)
@@ -617,15 +650,17 @@ async def _conflict(_: Request, error: Exception) -> Response:
     return _error(409, str(error))
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _invalid(request: Request, error: Exception) -> Response:
+    """Say what is wrong with a connection to those who may read it."""
     if isinstance(error, SpecError):
-        return _error(404 if error.field.startswith("connection") else 422, _spec_text(error))
+        if not error.field.startswith("connection"):
+            return _error(422, str(error))
+        conn_id = request.query_params.get("conn") or DEFAULT_CONN_ID
+        may_read = await asyncio.to_thread(access.readable_connections, request.state.edl_user, [conn_id])
+        is_own = error.field.startswith(f"connection {conn_id!r}")
+        return _error(404, str(error)) if may_read and is_own else await _no_connection(request, error)
     wrong = [str(each["loc"][-1]) for each in error.errors()] if isinstance(error, RequestValidationError) else []
     return _error(422, f"Not allowed: {', '.join(wrong)}.")
-
-
-def _spec_text(error: SpecError) -> str:
-    return NO_CONNECTION if error.field.startswith("connection") else str(error)
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:
@@ -635,12 +670,16 @@ async def _unavailable(request: Request, error: Exception) -> Response:
 
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Refuse every request of users who are not logged in."""
-    request.state.edl_user = await access.user_of(request)
-    if request.state.edl_user is None:
-        response: Response = _error(401, "Log in to Airflow first.")
-    else:
-        response = await call_next(request)
+    """Refuse every request of users who are not logged in, and answer whatever goes wrong, as in Airflow's database."""
+    try:
+        request.state.edl_user = await access.user_of(request)
+        if request.state.edl_user is None:
+            response: Response = _error(401, "Log in to Airflow first.")
+        else:
+            response = await call_next(request)
+    except Exception as error:  # noqa: BLE001 - logged, but not for each poll
+        _kept(request).log(error, request.url.path)
+        response = _error(503, f"Airflow can't answer now ({type(error).__name__}, see the API server's log).")
     response.headers["Content-Security-Policy"] = POLICY
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Referrer-Policy"] = "same-origin"

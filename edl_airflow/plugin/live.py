@@ -92,6 +92,7 @@ class LiveReader:
         self._tries: dict[str, TaskKey] = {}
         self._expected: tuple[float, tuple[ExpectedPlan, ...]] = (0.0, ())
         self._failing: dict[str, str] = {}
+        self._logged = ""
 
     async def seen(self) -> Seen:
         """Return the last state; the first caller waits for it, and again once the connection was edited.
@@ -128,6 +129,7 @@ class LiveReader:
                 async with self._clients.open(digest) as client:
                     try:
                         self._last = await self._take(client, digest)
+                        self._logged = ""
                     except Exception as error:
                         if self._last is None:
                             raise
@@ -155,8 +157,10 @@ class LiveReader:
             self._last = msgspec.structs.replace(self._last, version=self._version(), problems=(error,))
 
     def _log(self, error: Exception) -> None:
-        if not isinstance(error, EdlError | AirflowNotFoundException):
+        """Log an error of another kind once until all is read again, however often viewers ask."""
+        if not isinstance(error, EdlError | AirflowNotFoundException) and str(error) != self._logged:
             log.error("page.not_read", conn_id=self._conn_id, exc_info=error)
+            self._logged = str(error)
 
     async def _take(self, client: EdlClient, digest: str) -> Seen:
         jobs = await client.backend.list()

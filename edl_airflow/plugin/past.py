@@ -21,6 +21,7 @@ from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import JobStatus, token_owner
 from edl_runtime.elastic.rendezvous.redis_store import Event, last_events
 from edl_runtime.monitor.timeline import HistorySegment, segments_of, spans, state_of
+from edl_runtime.store.errors import RegistryError
 
 DAY_S = 24 * 3600.0
 MOST_POINTS = 500
@@ -68,22 +69,38 @@ class PastReader:
         self._points: list[HistoryPoint] = []
         self._stays: Mapping[str, Stay] = {}
         self._removed: dict[str, tuple[Stay, Life | None]] = {}
-        self._read_at = 0.0
+        self._read_at = -READ_EVERY_S
         self._lock = asyncio.Lock()
+        self._failure: tuple[float, RegistryError | None] = (0.0, None)
 
     async def points(self, client: EdlClient) -> Sequence[HistoryPoint]:
-        """Return the points of the last day; only new ones are read from Redis. Raises RegistryUnavailableError."""
+        """Return the points of the last day; only new ones are read from Redis. Raises RegistryUnavailableError.
+
+        Those who wait for one reading share its failure, too: a Redis that hangs is asked once for all of them.
+        """
+        asked_at = time.monotonic()
         async with self._lock:
-            now = time.time()
-            if now > self._read_at + READ_EVERY_S:
-                last = self._points[-1].at if self._points else now - DAY_S
-                new = await read_points(client.redis, client.namespace, since=last)
-                kept = [point for point in self._points if point.at > now - DAY_S]
-                points = [*kept, *(point for point in new if not self._points or point.at > last)]
-                self._stays = await asyncio.to_thread(last_stays, points)
-                self._points, self._read_at = points, now
-                self.version += 1
+            failed_at, failure = self._failure
+            if failure and failed_at >= asked_at:
+                raise failure
+            if time.monotonic() > self._read_at + READ_EVERY_S:
+                try:
+                    await self._read(client)
+                except RegistryError as error:
+                    self._failure = (time.monotonic(), error)
+                    raise
+                self._read_at = time.monotonic()
             return self._points
+
+    async def _read(self, client: EdlClient) -> None:
+        now = time.time()
+        last = self._points[-1].at if self._points else now - DAY_S
+        new = await read_points(client.redis, client.namespace, since=last)
+        kept = [point for point in self._points if point.at > now - DAY_S]
+        points = [*kept, *(point for point in new if not self._points or point.at > last)]
+        self._stays = await asyncio.to_thread(last_stays, points)
+        self._points = points
+        self.version += 1
 
     async def removed(self, client: EdlClient, there: Collection[str]) -> dict[str, Life]:
         """Return the lives of jobs and pools of the last day that are not `there` any more, by name.

@@ -74,6 +74,14 @@ class Api:
     def ask(self, path: str, role: str = "viewer", method: str = "GET", **more: Any) -> httpx.Response:
         return self._runner.run(self._ask(path, role, method, **more))
 
+    def ask_at_once(self, path: str, times: int) -> list[httpx.Response]:
+        """Ask as so many viewers at a time."""
+
+        async def ask() -> list[httpx.Response]:
+            return await asyncio.gather(*(self._ask(path, "viewer", "GET") for _ in range(times)))
+
+        return self._runner.run(ask())
+
     def get(self, path: str, role: str = "viewer") -> Any:
         answer = self.ask(f"/api/{path}", role)
         assert answer.status_code == 200, (answer.status_code, answer.text)
