@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from airflow.listeners import hookimpl
@@ -47,7 +48,8 @@ def write_note(dag_run: DagRun) -> None:
     That session is the scheduler's, and holds the run's end. So all of it happens in a savepoint, behind which a
     statement that fails leaves the session as it was; and by statements, not by a change of `dag_run`, which would
     fail when the session is committed. The savepoint is the connection's: the scheduler forbids commits of its
-    session, and takes the end of a session's own savepoint for one.
+    session, and takes the end of a session's own savepoint for one. In SQLite a failed statement changes nothing
+    else anyway, and a savepoint would begin a transaction by reading, which can't write once another process has.
     """
     from sqlalchemy.orm import object_session
 
@@ -55,7 +57,9 @@ def write_note(dag_run: DagRun) -> None:
         session = object_session(dag_run)
         if session is None:
             return
-        with session.no_autoflush, session.connection().begin_nested():
+        connection = session.connection()
+        savepoint = nullcontext() if connection.dialect.name == "sqlite" else connection.begin_nested()
+        with session.no_autoflush, savepoint:
             _write(session, dag_run)
         session.expire(dag_run, ["dag_run_note"])
     except Exception:  # a note must not end a run in another way

@@ -57,8 +57,10 @@ def test_evictions_are_logged_and_limited(airflow: Airflow) -> None:
     def is_up(other_than: str = "") -> list[str]:
         pods = asyncio.run(pods_of(cluster, "evicted"))
         is_new = bool(pods) and other_than not in pods
+        if not is_new:
+            return []
         instances = _fetched(airflow, "job", "evicted")["instances"]
-        return pods if is_new and any(one["phase"] == "running" for one in instances) else []
+        return pods if any(one["phase"] == "running" for one in instances) else []
 
     (first,) = airflow.wait_until(is_up)
     assert asyncio.run(evict(cluster, first))

@@ -165,7 +165,7 @@ def test_a_folder_that_cant_be_read_is_no_traceback(edl: Edl, work_dir: Path) ->
         os.seteuid(user)
         work_dir.chmod(0o700)
     assert (status, printed) == (1, "")
-    assert complaint == f"edl: Permission denied: {work_dir}/jobs; EDL_WORK_DIR names another folder\n"
+    assert complaint == f"edl: the work folder {work_dir} can't be read: Permission denied\n"
 
 
 def test_no_jobs_are_no_error(edl: Edl) -> None:
