@@ -52,7 +52,7 @@ def test_an_edited_connection_is_that_of_the_next_answer(
     other = World(world.folder / "other", world.redis_url, f"{world.namespace}-other", monkeypatch)
     submit(other, "night", "nightly", words=("python", "-c", "print('of now'); import time; time.sleep(600)"))
     try:
-        wait_until(lambda: asyncio.run(other.backend.get("night")).instances[0].phase == "running")
+        wait_until(lambda: [one.phase for one in asyncio.run(other.backend.get("night")).instances] == ["running"])
         monkeypatch.setattr(app, "CONNECTIONS_HOLD_S", 0.0)
         assert [job["running"] for job in api.get("overview")["jobs"]] == [1]
         wait_until(lambda: "of now" in api.ask("/api/log?job=night").text)
