@@ -9,8 +9,6 @@ changing the connection: Airflow's SimpleAuthManager gives plugins' views to eve
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import OrderedDict
 from collections.abc import Collection
 from functools import cache
 from typing import Any
@@ -32,6 +30,7 @@ from airflow.utils.session import create_session
 from fastapi import HTTPException, Request
 
 from edl_airflow.plugin.rights import Rights
+from edl_airflow.plugin.shared_answers import SharedAnswers
 
 VIEW = "EDL"
 """The plugin's view, as auth managers know it: `can_edit on EDL` in FAB, see `_register_view`."""
@@ -127,15 +126,9 @@ class RightsCache:
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, frozenset[str], str], tuple[float, asyncio.Future[Rights]]] = OrderedDict()
+        self._kept = SharedAnswers[tuple[str, frozenset[str], str], Rights](MOST_CACHED)
 
     async def of(self, user: BaseUser, dag_ids: Collection[str], conn_id: str) -> Rights:
         """Return a user's rights as they were within the last seconds."""
         key = (str(user.get_id()), frozenset(dag_ids), conn_id)
-        at, found = self._kept.get(key, (0.0, None))
-        if found is None or (found.done() and (found.exception() or time.monotonic() > at + CACHED_S)):
-            found = asyncio.ensure_future(asyncio.to_thread(rights_of, user, dag_ids, conn_id))
-            self._kept[key] = (time.monotonic(), found)
-            while len(self._kept) > MOST_CACHED:
-                self._kept.popitem(last=False)
-        return await asyncio.shield(found)
+        return await self._kept.get(key, lambda: asyncio.to_thread(rights_of, user, dag_ids, conn_id), holds_s=CACHED_S)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
+import structlog
 from airflow.sdk import conf
 from airflow.sdk.exceptions import AirflowNotFoundException
 from fastapi import Depends, FastAPI, Query, Request, Response
@@ -34,12 +35,12 @@ from edl_airflow.plugin.log_tail import MOST_LINES, LogFollowers, whole_log
 from edl_airflow.plugin.past import Life, PastReader, events_of, life_of, timeline
 from edl_airflow.plugin.rights import Rights
 from edl_airflow.plugin.runs import JobRun, run_of
+from edl_airflow.plugin.shared_answers import SharedAnswers
 from edl_airflow.plugin.views import Scope, View, dags_in, plain_problem
 from edl_runtime.backends.errors import JobEndedError, JobReplacedError, UnknownJobError
 from edl_runtime.elastic.errors import NoCheckpointError
 from edl_runtime.elastic.rendezvous.redis_store import Event, last_events
 from edl_runtime.errors import BackendError, EdlError, SpecError
-from edl_runtime.log import get_logger
 from edl_runtime.progress import CurvePoint, read_curve
 from edl_runtime.registry.drain import drained_members
 from edl_runtime.registry.errors import UnknownTeacherError
@@ -92,7 +93,7 @@ SCOPE_HOLDS_S = 5.0
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-log = get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class _DeniedError(Exception):
@@ -115,9 +116,10 @@ class _Kept:
         self._readers: OrderedDict[str, LiveReader] = OrderedDict()
         self._past: OrderedDict[str, PastReader] = OrderedDict()
         self.answers: OrderedDict[tuple[Any, ...], tuple[str, bytes]] = OrderedDict()
-        self._conns: tuple[float, list[str]] = (-CONNECTIONS_HOLD_S, [])
-        self._scopes: OrderedDict[TaskKey, tuple[float, Scope]] = OrderedDict()
-        self._listed: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
+        self._conns = SharedAnswers[None, list[str]](1)
+        self._scopes = SharedAnswers[TaskKey, Scope](MOST_ANSWERS)
+        self._listed = SharedAnswers[str, list[str]](MOST_LISTED)
+        self.removed = SharedAnswers[tuple[str, tuple[airflow_state.JobLink, ...]], tuple[str, ...]](MOST_ANSWERS)
         self._logged: OrderedDict[str, float] = OrderedDict()
 
     def reader(self, conn_id: str) -> LiveReader:
@@ -150,26 +152,21 @@ class _Kept:
             trim(self._logged, MOST_LISTED)
 
     async def connections(self) -> list[str]:
-        at, found = self._conns
-        if time.monotonic() > at + CONNECTIONS_HOLD_S:
-            found = await asyncio.to_thread(airflow_state.edl_connections)
-            self._conns = (time.monotonic(), found)
-        return found
+        return await self._conns.get(
+            None, lambda: asyncio.to_thread(airflow_state.edl_connections), holds_s=CONNECTIONS_HOLD_S
+        )
 
     async def listed(self, user: Any) -> list[str]:
         """Return the connections that a user may read in Airflow, and of the others those where they see something."""
-        user_id = str(user.get_id())
-        at, found = self._listed.get(user_id, (-LISTED_HOLDS_S, []))
-        if time.monotonic() > at + LISTED_HOLDS_S:
-            conns = await self.connections()
-            may_read = await asyncio.to_thread(access.readable_connections, user, conns)
-            tried = [conn_id for conn_id in conns if conn_id not in may_read][:MOST_TRIED]
-            sees = await asyncio.gather(*(self._sees_something(user, conn_id) for conn_id in tried))
-            shown = may_read.union(compress(tried, sees))
-            found = [conn_id for conn_id in conns if conn_id in shown]
-            self._listed[user_id] = (time.monotonic(), found)
-            trim(self._listed, MOST_LISTED)
-        return found
+        return await self._listed.get(str(user.get_id()), lambda: self._list(user), holds_s=LISTED_HOLDS_S)
+
+    async def _list(self, user: Any) -> list[str]:
+        conns = await self.connections()
+        may_read = await asyncio.to_thread(access.readable_connections, user, conns)
+        tried = [conn_id for conn_id in conns if conn_id not in may_read][:MOST_TRIED]
+        sees = await asyncio.gather(*(self._sees_something(user, conn_id) for conn_id in tried))
+        shown = may_read.union(compress(tried, sees))
+        return [conn_id for conn_id in conns if conn_id in shown]
 
     async def _sees_something(self, user: Any, conn_id: str) -> bool:
         with suppress(Exception):  # said to who asks for that connection
@@ -180,14 +177,12 @@ class _Kept:
     async def scope(self, task: TaskKey) -> Scope:
         if not task.dag_id:
             return Scope()
-        at, found = self._scopes.get(task, (-SCOPE_HOLDS_S, Scope()))
-        if time.monotonic() > at + SCOPE_HOLDS_S:
-            owners, state = await asyncio.to_thread(airflow_state.owners_in, task)
-            links = await asyncio.to_thread(airflow_state.links_in, task)
-            found = Scope(task=task, state=state, owners=owners, links=links)
-            self._scopes[task] = (time.monotonic(), found)
-            trim(self._scopes, MOST_ANSWERS)
-        return found
+        return await self._scopes.get(task, lambda: asyncio.to_thread(_scope_of, task), holds_s=SCOPE_HOLDS_S)
+
+
+def _scope_of(task: TaskKey) -> Scope:
+    owners, state = airflow_state.owners_in(task)
+    return Scope(task=task, state=state, owners=owners, links=airflow_state.links_in(task))
 
 
 def trim(kept: OrderedDict[Key, Value], most: int) -> None:
@@ -520,17 +515,21 @@ def forged(request: Request) -> str:
 
 async def _removed(about: _Asked, seen: Seen, scope: Scope) -> tuple[str, ...]:
     """Return the jobs and pools of this task or run that were removed, as they are at their ends; their logs stay."""
-    links = [link for link in scope.links if link.conn_id == about.conn_id and link.name not in seen.jobs]
-    found = []
-    if links:
+    links = tuple(link for link in scope.links if link.conn_id == about.conn_id and link.name not in seen.jobs)
+    if not links:
+        return ()
+
+    async def ask() -> tuple[str, ...]:
+        found = []
         async with about.kept.clients.open(seen.digest) as client:
             for link in links[:MOST_REMOVED]:
-                with suppress(
-                    EdlError
-                ):  # one that was never started has no owner; of a backend that is away, others tell
+                # one that was never started has no owner; of a backend that is away, others tell
+                with suppress(EdlError):
                     if await client.backend.owner(link.name) == owner(link.task):
                         found.append(link.name)
-    return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(found))
+
+    return await about.kept.removed.get((seen.digest, links), ask, holds_s=SCOPE_HOLDS_S)
 
 
 async def _visible(about: _Asked, scope: Scope, removed: Mapping[str, Life]) -> dict[str, Life]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
+import structlog
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from edl_airflow.client import EdlClient
@@ -20,7 +21,6 @@ from edl_runtime.autoscale.history import RescaleOutcome
 from edl_runtime.autoscale.outlook import ExpectedPlan, expected_plans
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.errors import BackendError, EdlError
-from edl_runtime.log import get_logger
 from edl_runtime.monitor.snapshot import UNKNOWN, JobLine, MonitorSnapshot, PoolLine, take_snapshot
 from edl_runtime.store.errors import RegistryError
 
@@ -42,7 +42,7 @@ AHEAD_S = 24 * 3600.0
 
 Read = TypeVar("Read")
 
-log = get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):

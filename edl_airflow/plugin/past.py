@@ -35,7 +35,6 @@ EVENTS_OF_JOB = 100
 
 READ_EVERY_S = 15.0
 
-
 LAST_S = SAME_AFTER_MS / 1000
 """A removed job's last events may be so much later than its last point."""
 
