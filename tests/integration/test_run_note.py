@@ -98,7 +98,7 @@ def test_results_that_are_not_ours_import_nothing(session: Session) -> None:
     "fault",
     [
         "UPDATE xcom SET value = '{'",
-        "CREATE TEMP TRIGGER fault BEFORE INSERT ON dag_run_note BEGIN SELECT RAISE(ABORT, 'no notes'); END",
+        "CREATE TRIGGER fault BEFORE INSERT ON dag_run_note BEGIN SELECT RAISE(ABORT, 'no notes'); END",
         "ALTER TABLE xcom RENAME TO xcom_away",
     ],
     ids=["a value that is no JSON", "the note is refused", "a query fails"],
