@@ -138,7 +138,8 @@ class LiveReader:
                     first.set_result(None)
                 rest = max(every_s(len(self._last.jobs)), REST * (loop.time() - began))
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._again.wait(), rest)
+                    async with asyncio.timeout(rest):
+                        await self._again.wait()
         except asyncio.CancelledError:
             if not first.done():
                 first.set_exception(_edited())

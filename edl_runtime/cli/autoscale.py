@@ -126,7 +126,8 @@ async def _passes(
             if every_s is None:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ends.wait(), every_s)
+                async with asyncio.timeout(every_s):
+                    await ends.wait()
             if ends.is_set():
                 return
 

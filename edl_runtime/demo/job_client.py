@@ -119,7 +119,8 @@ async def _run(job: PaddleJob, settings: RuntimeSettings, script: PodScript) -> 
 
 async def _wait(event: asyncio.Event, limit_s: float) -> None:
     with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), limit_s)
+        async with asyncio.timeout(limit_s):
+            await event.wait()
 
 
 def local_pods(pods: PodSet) -> dict[str, Pod]:

@@ -60,7 +60,8 @@ class ScheduledJob:
         """Begin a stage each `every_s`, until `stop` is set."""
         while not stop.is_set():
             try:
-                await asyncio.wait_for(stop.wait(), self._every_s)
+                async with asyncio.timeout(self._every_s):
+                    await stop.wait()
             except TimeoutError:
                 self.change()
 

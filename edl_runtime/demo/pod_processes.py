@@ -147,7 +147,8 @@ class LocalPod:
     async def _rest(self, delay_s: float) -> None:
         self._set_running(False)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._slot.leave.wait(), delay_s)
+            async with asyncio.timeout(delay_s):
+                await self._slot.leave.wait()
 
     def _failure(self, exit_code: int, reason: str = "") -> PodFailedError:
         file = self._script.log(self.pod_id)

@@ -10,7 +10,7 @@ from laptop.client import DagRun
 from laptop.follow import follow_run
 from playwright.sync_api import Page
 from support.airflow.shared import Airflow
-from support.browser.chromium import SCREENSHOTS, new_page, running_chromium
+from support.browser.chromium import SCREENSHOTS, log_text, new_page, running_chromium
 
 pytestmark = [pytest.mark.system, pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -21,7 +21,9 @@ DAG_ID = "edl_quickstart_distill"
 def page() -> Iterator[Page]:
     """An empty page of a headless Chromium."""
     with running_chromium() as browser:
-        yield new_page(browser.new_context(viewport={"width": 1440, "height": 900}))
+        page = new_page(browser.new_context(viewport={"width": 1440, "height": 900}))
+        yield page
+        log_text(page)
 
 
 def test_the_trigger_form_starts_a_run_with_its_values(airflow: Airflow, page: Page) -> None:

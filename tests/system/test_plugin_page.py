@@ -15,7 +15,7 @@ import pytest
 from laptop.client import AirflowClient, DagRun
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, ViewportSize, expect
 from support.airflow.shared import Airflow
-from support.browser.chromium import SCREENSHOTS, SLOWEST_MS, faults_of, new_page, running_chromium
+from support.browser.chromium import SCREENSHOTS, SLOWEST_MS, faults_of, log_text, new_page, running_chromium
 from support.network.proxy import Proxy
 
 from edl_runtime.backends.local.backend import LocalBackend
@@ -62,7 +62,9 @@ def page(airflow: Airflow, browser: Browser, run: DagRun) -> Iterator[Page]:
     """An empty page of the admin, on a desk."""
     assert run
     with _context(airflow, browser, "admin") as context:
-        yield new_page(context)
+        page = new_page(context)
+        yield page
+        log_text(page)
 
 
 def test_screen_readers_and_keyboards_can_use_all_jobs_and_pools(

@@ -209,7 +209,8 @@ class SupervisedJob:
             if delay_s is None:
                 return
             with suppress(TimeoutError):
-                await asyncio.wait_for(slot.leave.wait(), delay_s)
+                async with asyncio.timeout(delay_s):
+                    await slot.leave.wait()
                 return
             slot.update(phase="running", started_at=time.time(), exit_code=None, restarts=slot.status.restarts + 1)
 

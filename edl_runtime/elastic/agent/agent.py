@@ -156,7 +156,8 @@ class Agent:
                     await self._store.leave()
                 return agent_exit
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), rest_s)
+                async with asyncio.timeout(rest_s):
+                    await self._wake.wait()
 
     def _on_update(self, update: WorkerUpdate) -> None:
         if not isinstance(update, Heartbeat | StepDone):

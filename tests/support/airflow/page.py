@@ -91,7 +91,10 @@ class Api:
         return self.ask(f"/api/actions/{action}", role, "POST", json=body, headers={"X-EDL-Request": "1"})
 
     def close(self) -> None:
+        """End all that the app does in the background; what goes on after that is a defect."""
+        loop = self._runner.get_loop()
         self._runner.close()
+        assert not (left := asyncio.all_tasks(loop)), left
 
     async def _ask(self, path: str, role: str, method: str, **more: Any) -> httpx.Response:
         (mounted,) = EdlPlugin.fastapi_apps

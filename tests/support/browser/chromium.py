@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import Any
 from conftest import skip_on_a_laptop
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from support.paths import ROOT
+
+log = logging.getLogger(__name__)
 
 SCREENSHOTS = ROOT / "build" / "screenshots"
 SLOWEST_MS = 180_000
@@ -25,6 +28,8 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+FAILED = 400
 
 AXE = Path(__file__).with_name("axe.min.js")
 """axe-core 4.14.1, which finds what keeps people from using a page; its licence lies beside it."""
@@ -45,10 +50,18 @@ def running_chromium() -> Iterator[Browser]:
 
 
 def new_page(context: BrowserContext) -> Page:
-    """Return an empty page."""
+    """Return an empty page, whose failed requests and scripts are logged: pytest shows them with a failed test."""
     page = context.new_page()
     page.set_default_timeout(SLOWEST_MS)
+    page.on("response", lambda answer: answer.status >= FAILED and log.warning("%s from %s", answer.status, answer.url))
+    page.on("requestfailed", lambda request: log.warning("%s from %s", request.failure, request.url))
+    page.on("pageerror", lambda error: log.warning("script failed: %s", error))
     return page
+
+
+def log_text(page: Page) -> None:
+    """Log where a page is, and its text."""
+    log.warning("%s shows:\n%s", page.url, page.inner_text("body"))
 
 
 def faults_of(page: Page) -> list[str]:
