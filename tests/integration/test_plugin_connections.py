@@ -12,7 +12,7 @@ from support.airflow.page import Api, add_task, overview, report, submit
 from support.airflow.world import World
 from support.teachers.process import wait_until
 
-from edl_airflow.plugin import app, clients
+from edl_airflow.plugin import clients, viewers
 from edl_runtime.autoscale.planner import RescalingRules
 from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.autoscale.traffic.schema import to_windows
@@ -53,7 +53,7 @@ def test_an_edited_connection_is_that_of_the_next_answer(
     submit(other, "night", "nightly", words=("python", "-c", "print('of now'); import time; time.sleep(600)"))
     try:
         wait_until(lambda: [one.phase for one in asyncio.run(other.backend.get("night")).instances] == ["running"])
-        monkeypatch.setattr(app, "CONNECTIONS_HOLD_S", 0.0)
+        monkeypatch.setattr(viewers, "CONNECTIONS_HOLD_S", 0.0)
         assert [job["running"] for job in api.get("overview")["jobs"]] == [1]
         wait_until(lambda: "of now" in api.ask("/api/log?job=night").text)
         part = api.get(f"log?job=night&cursor={cursor}")

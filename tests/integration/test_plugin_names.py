@@ -31,7 +31,7 @@ with warnings.catch_warnings():  # of a test client that Airflow's own imports d
     from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
     from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 
-    from edl_airflow.plugin import app
+    from edl_airflow.plugin import viewers
 
 GONE = "secret-train-0123456789"
 ASKED = ("overview", "job?job=night", "pool?pool=answers", "timeline")
@@ -151,7 +151,7 @@ def test_a_backend_that_is_away_is_told_in_time(world: World, api: Api, monkeypa
     away = json.loads(os.environ["AIRFLOW_CONN_EDL_DEFAULT"])
     away["extra"] = {"namespace": world.namespace, "backend": "kubernetes", "kubernetes_conn_id": "cluster"}
     monkeypatch.setenv("AIRFLOW_CONN_EDL_DEFAULT", json.dumps(away))
-    monkeypatch.setattr(app, "ANSWER_WITHIN_S", 1.0)
+    monkeypatch.setattr(viewers, "ANSWER_WITHIN_S", 1.0)
     answers = {role: api.ask("/api/overview", role) for role in ("viewer", "admin")}
     assert {answer.status_code for answer in answers.values()} == {503}
     assert answers["viewer"].json() == {"error": "The backend can't be reached now."}
@@ -165,7 +165,7 @@ def test_a_connection_is_listed_for_who_may_read_it_or_sees_something_there(
     other = json.loads(os.environ["AIRFLOW_CONN_EDL_DEFAULT"])
     other["extra"]["work_dir"] = str(world.folder / "other")
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps(other))
-    monkeypatch.setattr(app, "LISTED_HOLDS_S", 0.0)
+    monkeypatch.setattr(viewers, "LISTED_HOLDS_S", 0.0)
     submit(world, "night", "nightly")
     overview(api, "night")
     assert api.get("overview", "op")["conns"] == ["edl_default", "other"]

@@ -10,7 +10,7 @@ from support.airflow.page import Api, add_link, add_task, submit
 from support.airflow.world import World
 from support.teachers.process import wait_until
 
-from edl_airflow.plugin import app
+from edl_airflow.plugin import viewers
 from edl_airflow.plugin.clients import Clients
 from edl_airflow.plugin.live import LiveReader
 
@@ -24,8 +24,8 @@ def test_a_tab_shows_the_jobs_of_its_task_or_run(world: World, api: Api, monkeyp
             super().__init__(conn_id, clients)
             read.append(conn_id)
 
-    monkeypatch.setattr(app, "LiveReader", Recorded)
-    monkeypatch.setattr(app.access, "readable_connections", lambda _, conns: set(conns))  # else others are tried
+    monkeypatch.setattr(viewers, "LiveReader", Recorded)
+    monkeypatch.setattr(viewers.access, "readable_connections", lambda _, conns: set(conns))  # else others are tried
     add_task()
     submit(world, "night", "nightly")
     submit(world, "other")

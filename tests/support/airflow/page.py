@@ -39,7 +39,7 @@ with warnings.catch_warnings():  # of a test client that Airflow's own imports d
     from sqlalchemy import create_engine, insert, select
     from sqlalchemy.orm import scoped_session, sessionmaker
 
-    from edl_airflow.plugin import app
+    from edl_airflow.plugin import viewers
     from edl_airflow.plugin.access import ALL_DAGS
     from edl_airflow.plugin.airflow_state import TaskKey
 
@@ -124,7 +124,7 @@ def running_api(world: World, database: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(settings, "Session", database)
     monkeypatch.setattr(airflow_app._AuthManagerState, "instance", manager := Roles())  # type: ignore[no-untyped-call]
     monkeypatch.setattr("edl_airflow.plugin.access.CACHED_S", 0.0)
-    monkeypatch.setattr(app, "SCOPE_HOLDS_S", 0.0)
+    monkeypatch.setattr(viewers, "SCOPE_HOLDS_S", 0.0)
     monkeypatch.setattr("edl_airflow.plugin.live.READ_EVERY_S", 0.1)
     monkeypatch.setattr("edl_airflow.plugin.live.REST", 0.0)
     api = Api(manager)
