@@ -66,11 +66,12 @@ export class Poll {
     const request = (this.#request = new AbortController());
     const timeout = setTimeout(() => request.abort(), TIMEOUT_MS);
     try {
-      const answer = await this.#ask(request.signal);
+      const { answer, etag, url } = await this.#ask(request.signal);
       if (this.#request !== request) return;
       if (this.#failures) this.failed(null);
       this.#failures = 0;
       if (answer) this.changed(answer);
+      [this.#etag, this.#asked] = [etag, url]; // an answer that could not be shown is asked for again
     } catch (error) {
       if (this.#request !== request) return;
       this.#failures += 1;
@@ -94,10 +95,8 @@ export class Poll {
     setClock(Date.parse(response.headers.get("Date")) / 1000);
     const at = Number(response.headers.get("X-EDL-At"));
     if (at) this.read(at);
-    if (response.status === 304) return null;
-    const answer = await answerOf(response);
-    [this.#etag, this.#asked] = [response.headers.get("ETag") ?? "", url];
-    return answer;
+    const etag = response.headers.get("ETag") ?? "";
+    return { answer: response.status === 304 ? null : await answerOf(response), etag, url };
   }
 
   #wait() {

@@ -30,6 +30,8 @@ FLAGS = (
 )
 
 FAILED = 400
+ABORTED = "net::ERR_ABORTED"
+"""By the page itself, or an answer without a body."""
 
 AXE = Path(__file__).with_name("axe.min.js")
 """axe-core 4.14.1, which finds what keeps people from using a page; its licence lies beside it."""
@@ -54,7 +56,10 @@ def new_page(context: BrowserContext) -> Page:
     page = context.new_page()
     page.set_default_timeout(SLOWEST_MS)
     page.on("response", lambda answer: answer.status >= FAILED and log.warning("%s from %s", answer.status, answer.url))
-    page.on("requestfailed", lambda request: log.warning("%s from %s", request.failure, request.url))
+    page.on(
+        "requestfailed",
+        lambda request: request.failure != ABORTED and log.warning("%s: %s", request.failure, request.url),
+    )
     page.on("pageerror", lambda error: log.warning("script failed: %s", error))
     return page
 
