@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_its_dags_are_dags(page: str, tmp_path: Path) -> None:
         ("distil-a-table", r"accuracy 0\.9\d\d"),
         ("distil-your-own-model", r"accuracy 0\.9\d\d"),
         ("make-your-script-elastic", r"(?s)loss \d\.\d+ after 16 steps.*loss \d\.\d+ after 800 steps.*\b800 +100\b"),
-        ("make-a-pytorch-script-elastic", r"rank [01] of [12]: done"),
+        ("make-a-pytorch-script-elastic", r"(?s)0 of 2 begins after step 0\b.* 0 of 1 begins after step [1-9].*: done"),
         ("follow-traffic", r"(?s)default.*day"),
     ],
 )
@@ -63,12 +64,14 @@ def test_its_commands_do_what_it_says(page: str, printed: str, tmp_path: Path) -
     tools.mkdir()
     if "torch-python" in commands:
         torch = os.environ.get("EDL_TORCH_PYTHON") or pytest.skip("EDL_TORCH_PYTHON names no Python with PyTorch")
-        (tools / "torch-python").symlink_to(torch)
+        command = tools / "torch-python"  # no link, through which an interpreter finds no packages of its environment
+        command.write_text(f'#!/bin/sh\nexec {shlex.quote(torch)} "$@"\n')
+        command.chmod(0o755)
     pytest.importorskip("mlxtend")  # of the extra `demo`, with scikit-learn
     (port,) = free_ports(1)
     commands = commands.replace("9000", str(port))
     # `edl resize` is typed by a person, who waits until the job is there
-    commands = commands.replace("edl resize", "until edl jobs digits >/dev/null 2>&1; do sleep 0.2; done; edl resize")
+    commands = re.sub(r"edl resize (\w+)", r"until edl jobs \1 >/dev/null 2>&1; do sleep 0.2; done; \g<0>", commands)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
     with RedisServer(tmp_path / "redis") as redis:
         environ = {

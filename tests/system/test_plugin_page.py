@@ -106,6 +106,11 @@ def test_a_task_and_a_run_have_a_tab_with_their_jobs(airflow: Airflow, page: Pag
     expect(tab.get_by_role("button", name="Resize …")).to_be_visible()
     tab.get_by_text(re.compile(r"continues from step 0")).first.wait_for()
     _take_picture(page, "tab")
+    page.goto(f"{shown_run}/tasks/train/details")
+    expect(page.get_by_role("link", name="Trainers")).to_be_visible()
+    top = {"x": 0, "y": 0, "width": DESKTOP["width"], "height": 600}
+    page.screenshot(path=SCREENSHOTS / "airflow-details.png", clip=top)
+    page.goto(f"{shown_run}/tasks/train/plugin/edl-task")
     page.evaluate("localStorage.setItem('theme', 'dark')")
     page.reload()
     expect(tab.locator("html")).to_have_attribute("data-theme", "dark")
@@ -114,6 +119,26 @@ def test_a_task_and_a_run_have_a_tab_with_their_jobs(airflow: Airflow, page: Pag
     expect(tab.get_by_role("link", name=TRAINING, exact=True).first).to_be_visible()
     page.goto(f"{shown_run}/tasks/rescale/plugin/edl-task")
     expect(tab.get_by_text("This task has started no job or pool of Elastic Deep Learning.")).to_be_visible()
+
+
+def test_the_form_of_a_connection_has_our_fields(airflow: Airflow, page: Page) -> None:
+    """They have the values of the connection, and say what they mean."""
+    extra = json.dumps({"backend": "local", "namespace": "default", "work_dir": "/var/lib/edl"})
+    shown = {"connection_id": "edl_form", "conn_type": "edl", "host": "127.0.0.1", "port": 6379, "extra": extra}
+    airflow.client._ask("POST", "/api/v2/connections", json=shown)
+    try:
+        page.goto(f"{airflow.laptop.url}/connections")
+        row = page.get_by_role("row").filter(has_text="edl_form")
+        row.get_by_role("button", name="Edit Connection").click()
+        form = page.get_by_role("dialog")
+        fields = form.get_by_role("button", name="Extra Fields", exact=True)
+        if fields.get_attribute("aria-expanded") == "false":
+            fields.click()
+        expect(form.get_by_text("Where the local backend keeps jobs and logs")).to_be_visible()
+        expect(form.locator("input[value='/var/lib/edl']")).to_be_visible()
+        form.screenshot(path=SCREENSHOTS / "airflow-connection.png")
+    finally:
+        airflow.client._http.delete("/api/v2/connections/edl_form")
 
 
 def test_a_resize_that_is_clicked_is_seen_in_the_trainers_log(airflow: Airflow, page: Page) -> None:

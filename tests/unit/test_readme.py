@@ -19,8 +19,10 @@ from edl_runtime.distill import batching, bottleneck, dispatch_policy, teacher_c
 from edl_runtime.elastic.api import Run
 from edl_runtime.elastic.comm import process_group
 from edl_runtime.elastic.data import sharded
+from edl_runtime.elastic.training import optimizer_step
 from edl_runtime.protocol import client
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.teacher.http import admission
 
 README = (ROOT / "README.md").read_text()
 
@@ -51,6 +53,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     *(str(page.relative_to(ROOT)) for folder in ("docs", "examples") for page in ROOT.glob(f"{folder}/**/*.md")),
 ]
 
@@ -91,6 +94,8 @@ def test_every_file_it_links_to_is_there(page: str) -> None:
         ("concepts/elastic-training", "`EDL_STEP_LIMIT_S` (600)", RuntimeSettings().step_limit_s, 600),
         ("how-to/checkpoints", "Three are kept", specs.Checkpoint(url="kept").keep_last, 3),
         ("how-to/checkpoints", "Three are kept", RuntimeSettings().checkpoint_keep_last, 3),
+        ("how-to/production", "up to 1 GB of freed gradients", optimizer_step._MOST_KEPT, 1 << 30),
+        ("how-to/production", "up to 256 MB for requests", admission.MAX_SIDE_BUFFER_BYTES, 256 << 20),
         ("how-to/rescaling", "grows at most every five minutes", decide.RESIZE_COOLDOWN_S, 300),
         ("how-to/rescaling", "makes up for its pause within fifteen", decide.PAYBACK_WINDOW_S, 900),
         ("how-to/rescaling", "has waited for four hours", decide.STARVATION_S, 4 * 3600),

@@ -10,7 +10,7 @@ from support.docs_pages import FENCE, PAGES
 from support.paths import ROOT
 
 MOST_LINES = 250
-OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("examples/*/README.md")]
+OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *ROOT.glob("examples/*/README.md")]
 
 
 def anchors_of(page: Path) -> set[str]:
