@@ -49,8 +49,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `grace_s` (EDL_GRACE_S): how long after SIGTERM this instance is killed.
     - `step_limit_s` (EDL_STEP_LIMIT_S): how long all other trainers wait at the end of a step for one that lives.
     - `pool` (EDL_POOL): the pool that a teacher joins or a student asks.
-    - `teachers` (EDL_TEACHERS): fixed teachers, "host:port,host:port", or stand-ins as in
-      `distill.teacher_addresses`; wins over `pool`.
+    - `teachers` (EDL_TEACHERS): addresses of fixed teachers, "host:port,host:port", also of other servers, as
+      "oip+http://host:port/model"; wins over `pool`.
     - `teacher_wait_s` (EDL_TEACHER_WAIT_S): how long a student waits while there is no healthy teacher.
     - `teacher_timeout_s` (EDL_TEACHER_TIMEOUT_S): how long a teacher may take for one request; then another is asked.
     - `teacher_token` (EDL_TEACHER_TOKEN): the bearer token of teachers; required unless they listen on loopback.
@@ -74,8 +74,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
       the newest are kept, and each how many steps one for good; 0 for none of these.
     - `backend` (EDL_BACKEND): where the `edl` command finds jobs: "local" or "kubernetes".
     - `work_dir` (EDL_WORK_DIR): the local backend's folder, for the `edl` command.
-    - `kube_context`, `kube_namespace` (EDL_KUBE_CONTEXT, EDL_KUBE_NAMESPACE): of the kubeconfig that KUBECONFIG names,
-      for the `edl` command; by default its current context, and that one's namespace.
+    - `kube_context`, `kube_namespace` (EDL_KUBE_CONTEXT, EDL_KUBE_NAMESPACE): the context, of the kubeconfig that
+      KUBECONFIG names, and the namespace of jobs, for the `edl` command; by default the current one, and its namespace.
 
     Raises SpecError for times that can't be waited for, tokens that can't be sent and ports that don't exist.
     """

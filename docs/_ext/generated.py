@@ -6,15 +6,15 @@ Each function of `LISTS` returns Markdown. What the code doesn't describe is an 
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib
 import inspect
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import click
 import msgspec
@@ -24,16 +24,21 @@ import edl_airflow.failures
 import edl_runtime
 from edl_airflow.provider_info import get_provider_info
 from edl_runtime import settings
+from edl_runtime.checkpoint.errors import FolderHolder, UnreadableCheckpointError
 from edl_runtime.cli import SUMMARIES, edl
 from edl_runtime.distill import metrics as reader_metrics
 from edl_runtime.elastic.rendezvous.redis_store import Event, EventKind
 from edl_runtime.errors import EdlError
 from edl_runtime.monitor import exporter
+from edl_runtime.protocol.errors import ProtocolError
 from edl_runtime.store import keys
 from edl_runtime.teacher.metrics import TeacherMetrics
 
 MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 RUNTIME = Path(edl_runtime.__file__).parent
+HEXADECIMAL = re.compile(r"\b[0-9a-f]{32}\b")
+WITHOUT_TEXT = {UnreadableCheckpointError, ProtocolError}
+"""Errors whose text is that of their subclasses, or of who raises them."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -66,12 +71,12 @@ def variables() -> str:
         for field in msgspec.structs.fields(settings.RuntimeSettings)
     ]
     others = [
-        [", ".join(f"`{name}`" for name in names), summary_of(function)]
+        [", ".join(f"`{name}`" for name in names), summary_of(function).removeprefix("Return ")]
         for _, function in inspect.getmembers(settings, inspect.isfunction)
         if function.__module__ == settings.__name__ and (names := _variables_in(function))
     ]
     ours = table(["variable", "default", "meaning"], rows)
-    return f"{ours}\n\n## Of others\n\n{table(['variables', 'read to'], others)}"
+    return f"{ours}\n\n## Of others\n\n{table(['variables', 'what is read from them'], others)}"
 
 
 def _variables_in(function: Callable[..., Any]) -> list[str]:
@@ -155,10 +160,13 @@ def redis_keys() -> str:
     made = []
     for name, function in inspect.getmembers(keys, inspect.isfunction):
         given = [service if each == "service" else each.upper() for each in inspect.signature(function).parameters]
+        calls = [given]
         if name == "ledger_keys":
-            given = [*given[:2], "ledger"]
-        result = function(*given)
-        made += [[name, f"`{key}`"] for key in ([result] if isinstance(result, str) else result)]
+            calls = [[*given[:2], of] for of in get_args(keys.LedgerOf)]
+        for call in calls:
+            result = function(*call)
+            written = [result] if isinstance(result, str) else result
+            made += [[name, f"`{re.sub(HEXADECIMAL, 'DIGEST', key)}`"] for key in written]
     return f"{content}\n\n## How they are written\n\n{table(['of', 'key'], made)}"
 
 
@@ -204,7 +212,7 @@ def _errors() -> dict[str, list[type[EdlError]]]:
     return found
 
 
-class _Shown(float):
+class _Number(float):
     """A number that is shown as its name."""
 
     name = ""
@@ -215,22 +223,42 @@ class _Shown(float):
     __str__ = __repr__ = lambda self: self.name  # type: ignore[assignment]
 
 
+class _Moment(datetime):
+    """A time that is shown as its name, in capitals."""
+
+    name = ""
+
+    def __format__(self, spec: str) -> str:
+        return self.name
+
+    def astimezone(self, _: object = None) -> Self:
+        return self
+
+
+def _stand_in(kind: str, name: str) -> Any:
+    """Return something of a field's type, whose text is the field's name in capitals."""
+    if kind.startswith(("Sequence", "tuple", "list")):
+        return [name]
+    if kind in {"float", "int"}:
+        number = _Number(1)
+        number.name = name
+        return number
+    if kind == "datetime":
+        moment = _Moment(2000, 1, 1)
+        moment.name = name
+        return moment
+    if kind == "FolderHolder":
+        return FolderHolder(namespace="NAMESPACE", job="JOB", since=0.0, task="TASK")
+    return {"bool": False}.get(kind, name)
+
+
 def _text_of(error: type[EdlError]) -> str:
     """Return the error's text with its fields' names in capitals; "" for one whose text is its caller's."""
-    if not dataclasses.is_dataclass(error):
+    if not inspect.isfunction(error.__str__) or error in WITHOUT_TEXT:
         return ""
-    given = {}
-    for field in dataclasses.fields(error):
-        name = field.name.upper()
-        number = _Shown(1)
-        number.name = name
-        kinds = {"float": number, "int": number, "bool": False}
-        kind = str(field.type)
-        given[field.name] = kinds.get(kind, [name] if kind.startswith(("Sequence", "tuple", "list")) else name)
-    try:
-        text = str(error(**given))
-    except (TypeError, ValueError, AttributeError, IndexError, KeyError):
-        return ""
+    takes = inspect.signature(error).parameters.values() if inspect.isfunction(error.__init__) else ()
+    given = {each.name: _stand_in(str(each.annotation), each.name.upper()) for each in takes}
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "SINCE", str(error(**given)))
     return re.sub(r"(?=[*<>\[\]])", r"\\", text.replace("`", ""))
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Fixed(msgspec.Struct, frozen=True):
-    """Teachers at known addresses, "host:port" each or one of the table above; no Redis needed.
+    """Teachers at known addresses, without Redis: "host:port", or another server's, as "oip+http://host:port/model".
 
     Raises SpecError.
     """

@@ -47,7 +47,10 @@ class DrainedError(RegistryError):
     member: str
 
     def __str__(self) -> str:
-        return f"{self.member!r} was drained from pool {self.pool!r}"
+        return (
+            f"{self.member!r} was drained from pool {self.pool!r}; a new process may join, "
+            f"and a server of `edl register` after `edl drain {self.pool} {self.member} --undo`"
+        )
 
 
 @dataclass(eq=False, repr=False)

@@ -27,7 +27,6 @@ script touches one slot and works in Redis Cluster.
 | checkpoint folder locks | sorted set, token of a lock file → last renewal in ms | as holder | Lua | Lua |
 | plan | string, JSON of the last rescaling: its plan and what failed | a day | rescaling | `edl monitor`, Airflow |
 | rescaling | string, the lock of the rescaling process | a minute | rescaling | rescaling |
-| shrink answer | string, whether a job may shrink: yes or no | as long as the answer is valid | Airflow | Airflow |
 | history | stream of what ran when, as JSON; about the last 10,000 | a week from the last | Lua | `edl monitor` |
 | ledger:state | hash, a training's ledger of shards: generation and counts | a week from the last use | Lua | Lua |
 | ledger:doing | hash, ticket → first record of its lease, and the worker | as state | Lua | Lua |

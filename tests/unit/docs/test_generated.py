@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 
@@ -43,6 +44,26 @@ def test_all_settings_and_commands_are_listed() -> None:
 def test_an_error_is_shown_with_the_names_of_what_it_fills_in() -> None:
     assert generated._text_of(SpecError) == "FIELD: got 'GIVEN', allowed is ALLOWED"
     assert "no healthy teacher of 'POOL' after WAITED_S s" in generated.errors()
+
+
+def test_each_error_with_a_text_of_its_own_is_shown_with_it() -> None:
+    """Also one that takes a time, a holder of a folder, or nothing."""
+    found = [error for errors in generated._errors().values() for error in errors]
+    own = [error for error in found if inspect.isfunction(error.__str__) and error not in generated.WITHOUT_TEXT]
+    assert len(own) > 60
+    assert [error.__name__ for error in own if not generated._text_of(error)] == []
+
+
+def test_each_kind_of_key_is_written_out() -> None:
+    """None is listed that the code does not make, and the key of a folder shows no digest of an example."""
+    content, _, written = generated.redis_keys().partition("## How they are written")
+    assert re.search(r":tasks:state`", written)
+    assert not re.search(r"[0-9a-f]{32}", written)
+    parts = {re.sub(r"[^a-z]", "", key) for key in re.findall(r"`edl:\{[^}]*\}:([^`]+)`", written)}
+    named = [
+        re.sub(r"^(?:group|checkpoint folder)|[^a-z]", "", row) for row in re.findall(r"(?m)^\| ([^|]+) \|", content)
+    ]
+    assert [name for name in named[2:] if not any(name[:6] in part for part in parts)] == []
 
 
 def test_a_setting_without_a_meaning_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
