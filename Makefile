@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-pythons test-deep interop test-interop datasets pictures fuzz docs lint fmt lock build helm
+.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-pythons test-deep interop test-interop datasets pictures gallery fuzz docs lint fmt lock build helm
 
 demo: $(VENV)/ready
 	$(BIN)/python scripts/demo.py
@@ -63,6 +63,10 @@ datasets:
 pictures: $(VENV)/ready
 	$(PYTEST) tests/system/test_plugin_page.py
 	for picture in docs/images/airflow-*.png; do cp build/screenshots/$${picture##*/} $$picture; done
+
+# The pictures of examples in docs/images, made by running them; some: make gallery EXAMPLES=word2vec
+gallery: $(VENV)/ready
+	$(BIN)/python scripts/gallery.py $(EXAMPLES)
 
 # Damaged bytes for all that reads from the network; one input again: make fuzz SEED=7 FIRST=1234 INPUTS=1
 fuzz: export EDL_FUZZ_INPUTS = $(or $(INPUTS),1000000)

@@ -12,6 +12,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from os.path import relpath
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self, get_args
@@ -39,6 +40,7 @@ RUNTIME = Path(edl_runtime.__file__).parent
 HEXADECIMAL = re.compile(r"\b[0-9a-f]{32}\b")
 WITHOUT_TEXT = {UnreadableCheckpointError, ProtocolError}
 """Errors whose text is that of their subclasses, or of who raises them."""
+ROOT = RUNTIME.parent
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -262,7 +264,37 @@ def _text_of(error: type[EdlError]) -> str:
     return re.sub(r"(?=[*<>\[\]])", r"\\", text.replace("`", ""))
 
 
-LISTS = {each.__name__: each for each in (variables, commands, metrics, redis_keys, events, connection, errors)}
+def examples() -> str:
+    """Each folder of examples/: its title, its first picture, what its page begins with, and its DAGs."""
+    return "\n\n".join(_example(page_of(folder)) for folder in example_folders())
+
+
+def example_folders() -> list[Path]:
+    """Return the folders of examples/ that have files of their own."""
+    return sorted({file.parent for file in (ROOT / "examples").glob("*/*") if file.is_file()})
+
+
+def page_of(example: Path) -> Path:
+    """Return an example's page: its README, or else the tutorial of its name."""
+    readme = example / "README.md"
+    return readme if readme.exists() else ROOT / "docs" / "tutorials" / f"{example.name.replace('_', '-')}.md"
+
+
+def _example(page: Path) -> str:
+    title, _, text = page.read_text().removeprefix("# ").partition("\n\n")
+    told = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text.partition("\n\n")[0])
+    here = relpath(page.parent, ROOT / "docs" / "examples")
+    shown = re.search(r"!\[([^\]]*)\]\(([^)]+)\)", text)
+    picture = f"\n\n![{shown[1]}]({here}/{shown[2]})" if shown else ""
+    dags = sorted(set(re.findall(r"dags/(\w+)\.py", text)))
+    links = ", ".join(f"[`{name}`](../../dags/{name}.py)" for name in dags)
+    in_airflow = f"\n\nIn Airflow: {links}" if dags else ""
+    return f"## [{title}]({here}/{page.name})\n\n{told}{picture}{in_airflow}"
+
+
+LISTS = {
+    each.__name__: each for each in (variables, commands, metrics, redis_keys, events, connection, errors, examples)
+}
 
 
 def fill(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: ARG001 - Sphinx's signature

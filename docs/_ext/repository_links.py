@@ -2,6 +2,9 @@
 
 Pages link to files as GitHub shows them, by relative paths. The site is complete without a network and without a host
 for the repository: each file that is linked becomes a page below `repository/`.
+
+A page that is nothing but an `include` of a README stands for it: it shows the README, with links as they are meant
+there, and links to the README or its folder lead to the page.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from posixpath import normpath
+from posixpath import normpath, relpath
 from typing import Any
 
 from docutils import nodes
@@ -21,19 +24,33 @@ from sphinx.util.osutil import relative_uri
 ROOT = Path(__file__).parents[2]
 SCHEME = "repository:"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+INCLUDE = re.compile(r"```\{include\} (\S+/README\.md)\n```\n")
+PICTURES = {".png", ".svg", ".gif"}
 MOST_BYTES = 200_000
+
+
+def readme_of(page: Path) -> Path | None:
+    """Return the README that a page stands for."""
+    included = INCLUDE.fullmatch(page.read_text())
+    return Path(normpath(page.parent / included[1])) if included else None
 
 
 def leave_docs(app: Sphinx, docname: str, source: list[str]) -> None:
     """Write links to files and folders that are no pages as `repository:PATH`."""
     page = Path(app.env.doc2path(docname))
+    pages = {readme: each for each in (app.srcdir / "examples").glob("*.md") if (readme := readme_of(each))}
+    shown = readme_of(page) or page
+    if shown != page:
+        source[0] = shown.read_text()
+        app.env.note_dependency(str(shown), docname=docname)
 
     def rewritten(link: re.Match[str]) -> str:
-        target = Path(normpath(page.parent / link[1]))
+        target = Path(normpath(shown.parent / link[1]))
+        target = pages.get(target) or pages.get(target / "README.md") or target
         is_page = target.suffix == ".md" and target.is_relative_to(app.srcdir)
-        if is_page or not target.exists() or target.suffix in {".png", ".svg", ".gif"}:
-            return link[0]
-        return SCHEME + str(target.relative_to(ROOT))
+        if is_page or target.suffix in PICTURES:
+            return relpath(target, page.parent) + (link[2] or "")
+        return SCHEME + str(target.relative_to(ROOT)) if target.exists() else link[0]
 
     source[0] = LINK.sub(rewritten, source[0])
 

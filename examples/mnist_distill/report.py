@@ -2,8 +2,9 @@
 
     python report.py --keep DIR < result.json     # also writes DIR/summary.txt and summary.json
     python report.py DIR/summary.json             # the same table again
+    python report.py DIR/summary.json --picture accuracies.svg
 
-A result is what `EdlDistillOperator` returns.
+A result is what `EdlDistillOperator` returns. The picture needs edl-airflow[plot].
 """
 
 from __future__ import annotations
@@ -54,15 +55,42 @@ def keep(result: dict[str, Any], folder: Path) -> Path:
     return numbers
 
 
+def draw(result: dict[str, Any], picture: Path) -> None:
+    """Draw the accuracy of each seed as a dot, their means as bars, and the teacher's as a line."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    mpl.rcParams["svg.fonttype"] = "none"
+    mpl.rcParams["svg.hashsalt"] = "edl"
+    metrics = result["metrics"]
+    figure, axis = plt.subplots(figsize=(7.5, 2.4), layout="constrained")
+    for row, (way, colour) in enumerate((("distilled", "#4a6fa5"), ("alone", "#8c5e2a"))):
+        accuracies = [100 * value for value in metrics[way]["accuracies"]]
+        axis.barh(row, 100 * metrics[way]["accuracy_mean"], height=0.5, color=colour, alpha=0.3)
+        axis.plot(accuracies, [row] * len(accuracies), "o", color=colour)
+    axis.axvline(100 * metrics["teacher_accuracy"], color="#333333", linewidth=1, label="teacher")
+    axis.set_yticks([0, 1], ["student distilled", "student alone"])
+    axis.set_xlim(0, 100)
+    axis.set_xlabel("accuracy on what is held out, %")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", fontsize=8)
+    figure.savefig(picture, dpi=110, metadata={"Date": None} if picture.suffix == ".svg" else None)
+
+
 def main() -> None:
     """Read a result, show it and store it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("summary", nargs="?", type=Path, help="a stored result; by default standard input")
     parser.add_argument("--keep", type=Path, help="the folder to store it in")
+    parser.add_argument("--picture", type=Path, help="draw the accuracies into this .svg or .png")
     options = parser.parse_args()
     result = json.loads(options.summary.read_text() if options.summary else sys.stdin.read())
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(table_of(result))
+    if options.picture:
+        draw(result, options.picture)
     if options.keep:
         print(keep(result, options.keep))  # the last line is what a BashOperator returns
 

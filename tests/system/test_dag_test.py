@@ -241,6 +241,28 @@ def test_the_resnet_dag_tests_what_it_has_trained(environ: dict[str, str]) -> No
     assert "acc5" in output
 
 
+SMALL = {"data_dir": str(SUPPORT / "pictures"), "rows": 64}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("dag", "conf", "left_out"),
+    [
+        ("edl_training_job", {}, ""),
+        ("edl_paddle_serving", {"epochs": 1}, ""),
+        ("edl_resnet_distill", {**SMALL, "teacher_epochs": 1, "epochs": 1, "batch_size": 16}, ""),
+        ("edl_job_server", {**SMALL, "epochs": 1}, "alone|join|leave"),
+    ],
+)
+def test_a_dag_of_an_example_of_edl_succeeds(
+    environ: dict[str, str], dag: str, conf: dict[str, Any], left_out: str
+) -> None:
+    """Its tasks run one after the other here, so those that would resize the job are left out."""
+    states, output = run_dags(environ, [(dag, conf, left_out)])
+    assert len(states[dag]) > 1
+    assert set(states[dag].values()) == {"success"}, output[-6000:]
+
+
 def run_dags(environ: dict[str, str], runs: Runs) -> tuple[dict[str, dict[str, str]], str]:
     """Run `dag.test()` of each; return the states of runs and tasks, and the output. No job remains."""
     command = [sys.executable, str(RUN), environ["AIRFLOW__CORE__DAGS_FOLDER"], json.dumps(runs)]

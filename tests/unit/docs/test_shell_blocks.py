@@ -21,6 +21,7 @@ from support.paths import DEPLOY, ROOT
 
 from edl_runtime.cli import edl
 
+SHOWN = [*PAGES, *sorted(ROOT.glob("examples/*/README.md"))]
 INDENTED = re.compile(r"(?:^    \S.*\n)+", re.MULTILINE)
 STARTS = re.compile(r"(?:\w+=\S* )*(?:\$ )?(edl [a-z].*)")
 OURS = re.compile(r"(?<![\w./-])((?:deploy|examples|dags|scripts|benchmarks|tests)/[\w./-]+)")
@@ -28,7 +29,7 @@ OURS = re.compile(r"(?<![\w./-])((?:deploy|examples|dags|scripts|benchmarks|test
 
 def lines() -> Iterator[tuple[str, str]]:
     """Yield each line of the shell's code, continued lines as one, with the page it is on."""
-    for page in PAGES:
+    for page in SHOWN:
         indented = [found[0] for found in INDENTED.finditer(page.read_text())]
         shell = [block for _, _, block in blocks(page, "sh", "bash", "console", "")]
         for block in (*indented, *shell):
@@ -58,7 +59,7 @@ def test_edl_takes_the_command(page: str, line: str) -> None:  # noqa: ARG001 - 
         found = command.get_command(context, name)
         assert found
         command = found
-        context = click.Context(command, info_name=name, parent=context)
+        context = click.Context(command, info_name=name, parent=context, **command.context_settings)
     parser = command.make_parser(context)
     _, _, order = parser.parse_args(words)
     given = {parameter.name for parameter in order}
@@ -76,7 +77,7 @@ def test_files_that_commands_name_are_there() -> None:
 PROGRAMS = re.compile(r"(?:\w+=\S* )*(?:airflow|docker|edl|export|for|helm|kind|kubectl|openssl|pip|python)\b")
 BLOCKS = [
     pytest.param(block, id=f"{page.relative_to(ROOT)}:{line}")
-    for page in PAGES
+    for page in SHOWN
     for line, language, block in blocks(page, "sh", "bash", "")
     if language or PROGRAMS.match(block)
 ]
@@ -150,7 +151,7 @@ def test_airflow_takes_the_command(line: str) -> None:
     get_parser().parse_args(words_of(line)[1:])
 
 
-TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("examples/*/README.md")]
+TEXTS = [*SHOWN, ROOT / "CONTRIBUTING.md"]
 each_text = pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
 
 
