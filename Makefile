@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-pythons test-deep interop test-interop datasets pictures gallery fuzz docs lint fmt lock build helm
+.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-pythons test-deep interop test-interop kwok datasets pictures gallery fuzz docs lint fmt lock build helm
 
 demo: $(VENV)/ready
 	$(BIN)/python scripts/demo.py
@@ -51,6 +51,12 @@ test-pods: $(VENV)/ready
 # Environments of other projects' servers, in .interop, where their interpreters are to be had
 interop: $(VENV)/ready
 	$(BIN)/python scripts/interop.py
+
+# Fake nodes and pods for benchmarks/scale.py, on the cluster that KUBECONFIG names; needs Go
+KWOK_VERSION := v0.8.0
+kwok: .kwok/kwok
+.kwok/kwok:
+	GOBIN=$(CURDIR)/.kwok go install sigs.k8s.io/kwok/cmd/kwok@$(KWOK_VERSION)
 
 test-interop: interop
 	$(PYTEST) -m interop tests/interop

@@ -50,6 +50,8 @@ class Cluster:
             return web.json_response({}, status=404)
         if request.method in ("POST", "PATCH"):
             body = await request.json()
+            if isinstance(body, list):
+                body = self.set_by(body)
             made = self.merged(self.kept.get(f"{kind}/{name}", {}), body)
             meta = {"uid": "one", "resourceVersion": "1", "creationTimestamp": NOW, "generation": 1}
             made["metadata"] = {**meta, **made.get("metadata", {})}
@@ -68,6 +70,18 @@ class Cluster:
             for key, value in new.items()
         }
         return {**old, **both}
+
+    def set_by(self, patch: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return what a JSON patch sets; its tests hold here."""
+        made: dict[str, Any] = {}
+        for each in patch:
+            if each["op"] == "add":
+                *parts, last = (part.replace("~1", "/") for part in each["path"].split("/")[1:])
+                inner: Any = each["value"]
+                for part in (last, *reversed(parts)):
+                    inner = {part: inner}
+                made = self.merged(made, inner)
+        return made
 
     def pods(self) -> list[dict[str, Any]]:
         return [

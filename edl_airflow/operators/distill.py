@@ -65,6 +65,7 @@ class EdlDistillOperator(EdlOperator):
         instance (templated)
     :param wait_timeout_s: seconds to wait for min teachers before the task fails
     :param progress_every_s: seconds between two lines of progress in the task's log, at least
+    :param all_logs: write the output of all instances to the task's log, not only that of the first one
     :param priority: of the student and its own pool; where not all jobs fit, a higher priority gets its instances first
     :param weight: above 0; beyond the minimums, a job of weight 2 gets about twice as many instances as one of 1
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
@@ -104,6 +105,7 @@ class EdlDistillOperator(EdlOperator):
         job: str | None = None,
         wait_timeout_s: float = 300,
         progress_every_s: float = 5,
+        all_logs: bool = False,
         priority: int = 0,
         weight: float = 1.0,
         edl_conn_id: str = DEFAULT_CONN_ID,
@@ -120,6 +122,7 @@ class EdlDistillOperator(EdlOperator):
         self.job = job
         self.wait_timeout_s = wait_timeout_s
         self.progress_every_s = progress_every_s
+        self.all_logs = all_logs
         self.priority = check_priority(priority)
         self.weight = check_weight(weight)
         self.edl_conn_id = check_connection(edl_conn_id)
@@ -166,6 +169,7 @@ class EdlDistillOperator(EdlOperator):
             began_at=run_start(context).timestamp(),
             deadline=task_deadline(self),
             progress_every_s=self.progress_every_s,
+            all_logs=self.all_logs,
         )
 
     def check(self, folder: Path) -> None:

@@ -47,9 +47,10 @@ class EdlTrainOperator(EdlOperator):
     """Train with a number of instances that may change meanwhile; see `EdlResizeOperator`.
 
     Continues from the newest checkpoint at `checkpoint`, whichever run has written it. Returns a `TrainResult`. The
-    task's log has the instances' output, each line once and with its instance's number, also while the task is
-    deferred; of much output it leaves lines out, and counts them. A retry after a lost worker adopts the running
-    training if its spec has not changed. A retry of a failed training starts with min instances, whatever size it had.
+    task's log has the first instance's output, and that of all once one of them has failed, each line once and with its
+    instance's number, also while the task is deferred; of much output it leaves lines out, and counts them. A retry
+    after a lost worker adopts the running training if its spec has not changed. A retry of a failed training starts
+    with min instances, whatever size it had.
 
     Checkpoints are published in the stream "DAG/TASK" ("DAG/TASK/0" of a mapped task), which outlives the run, for
     `EdlCheckpointSensor` and `EdlCheckpointTrigger`.
@@ -73,6 +74,7 @@ class EdlTrainOperator(EdlOperator):
     :param stop_grace_s: seconds that a training has to end after it was asked to, before it is killed; the task
         succeeds if there is a checkpoint
     :param progress_every_s: seconds between two lines of progress in the task's log, at least
+    :param all_logs: write the output of all instances to the task's log, not only that of the first one
     :param priority: where not all jobs fit, a higher priority gets its instances first
     :param weight: above 0; beyond the minimums, a job of weight 2 gets about twice as many instances as one of 1
     :param edl_conn_id: the Airflow connection of type `edl` (templated)
@@ -104,6 +106,7 @@ class EdlTrainOperator(EdlOperator):
         ends_by: EndsBy | None = None,
         stop_grace_s: float = 60,
         progress_every_s: float = 5,
+        all_logs: bool = False,
         priority: int = 0,
         weight: float = 1.0,
         edl_conn_id: str = DEFAULT_CONN_ID,
@@ -119,6 +122,7 @@ class EdlTrainOperator(EdlOperator):
         self.ends_by = ends_by
         self.stop_grace_s = stop_grace_s
         self.progress_every_s = progress_every_s
+        self.all_logs = all_logs
         self.priority = check_priority(priority)
         self.weight = check_weight(weight)
         self.edl_conn_id = check_connection(edl_conn_id)
@@ -176,6 +180,7 @@ class EdlTrainOperator(EdlOperator):
             stop_grace_s=self.stop_grace_s,
             deadline=task_deadline(self),
             progress_every_s=self.progress_every_s,
+            all_logs=self.all_logs,
         )
 
     def check(self, folder: Path) -> None:

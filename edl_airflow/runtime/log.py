@@ -32,6 +32,9 @@ MAX_LINES = 40
 MAX_LINE_CHARS = 2000
 """Characters of a line; the rest is left out."""
 
+FIRST_INSTANCE = 0
+"""The instance whose output is shown: it is the last to leave when a job shrinks."""
+
 FINAL_LINES_WAIT_S = 3.0
 """Seconds to wait for the last lines of a job that has ended."""
 
@@ -39,12 +42,17 @@ FINAL_LINES_WAIT_S = 3.0
 class JobLogRelay:
     """Copies a job's output to the task's log, in batches, at most one every `every_s`.
 
+    That is the first instance's output, for a triggerer follows hundreds of jobs and each log is a connection; of all
+    instances with `all_logs`, and once one of them has failed or was ended by the cluster.
+
     A line begins with its instance and the instance's current rank: "[2 rank 1] epoch 3". A student's lines of progress
     are left out, as the task's log has its progress from Redis. The position is saved after each batch, so a triggerer
     that is killed between the two, or that can't reach Redis, may repeat a batch.
     """
 
-    def __init__(self, job: JobStatus, client: EdlClient, log: LogFunction, every_s: float) -> None:
+    def __init__(
+        self, job: JobStatus, client: EdlClient, log: LogFunction, every_s: float, *, all_logs: bool = False
+    ) -> None:
         self._job = job
         self._client = client
         self._log_line = log
@@ -54,7 +62,19 @@ class JobLogRelay:
         self._arrived = 0
         self._read: Counter[int] = Counter()
         self._shown: LogPosition | None = None
+        self._all_logs = all_logs or has_failures(job)
         self._collecting = asyncio.create_task(self._collect())
+
+    async def look(self, job: JobStatus) -> None:
+        """Read the output of all instances from now on if one of them has failed; log each disruption once."""
+        if not self._all_logs and has_failures(job):
+            await self.close()
+            if self._arrived:
+                await self._flush()
+            self._all_logs = True
+            self._read.clear()
+            self._collecting = asyncio.create_task(self._collect())
+        await self.log_disruptions(job)
 
     async def log_disruptions(self, job: JobStatus) -> None:
         """Log each disruption of an instance once. Never raises because Redis is away.
@@ -87,7 +107,8 @@ class JobLogRelay:
     async def _collect(self) -> None:
         try:
             shown = (await self._position()).lines
-            async for line in self._client.backend.logs(self._job.name, follow=True):
+            instance = None if self._all_logs else FIRST_INSTANCE
+            async for line in self._client.backend.logs(self._job.name, instance=instance, follow=True):
                 self._read[line.instance] += 1
                 is_new = self._read[line.instance] > shown.get(line.instance, 0)
                 if is_new and not is_progress_line(line.text, self._job.name):
@@ -133,7 +154,15 @@ class JobLogRelay:
         for line in lines:
             rank = f" rank {ranks[line.instance]}" if line.instance in ranks else ""
             self._log_line(f"[{line.instance}{rank}] {_cut(line.text)}")
-        await self._keep(lines=shown)
+        before = (await self._position()).lines  # of what is read again there may be more
+        await self._keep(lines={**before, **{one: max(count, before.get(one, 0)) for one, count in shown.items()}})
+
+
+def has_failures(job: JobStatus) -> bool:
+    """Whether an instance has failed, or was ended by the cluster, so that its output may say why."""
+    return job.phase == "failed" or any(
+        one.phase == "failed" or one.restarts or one.disruptions for one in job.instances
+    )
 
 
 def new_disruptions(job: JobStatus, logged: Mapping[int, int]) -> list[str]:
@@ -197,7 +226,7 @@ class ProgressLogger:
                 "teachers", f"Waiting for teachers of pool {self._spec.pool!r}: {missing_teachers(self._spec, view)}"
             )
             return
-        await self._log_of(view.trainer).log_disruptions(view.trainer)
+        await self._log_of(view.trainer).look(view.trainer)
         if not view.trainer.has_ended:
             self._log_reason("trainer", f"{view.trainer.name!r}", view.trainer)
         await self._log_of(view.trainer).flush_when_due()
@@ -208,12 +237,15 @@ class ProgressLogger:
     async def finish(self, view: TaskState, *, is_over: bool) -> None:
         """Log the job's last lines and progress, unless a later try has adopted it. `is_over`: it writes no more."""
         if view.trainer and view.trainer.token == self._spec.token:
+            await self._log_of(view.trainer).look(view.trainer)
             await self._log_of(view.trainer).finish(is_over=is_over)
             with suppress(RegistryUnavailableError):
                 self._log_report(await latest_progress(view.trainer, self._client))
 
     def _log_of(self, job: JobStatus) -> JobLogRelay:
-        self._log = self._log or JobLogRelay(job, self._client, self._log_line, self._spec.progress_every_s)
+        self._log = self._log or JobLogRelay(
+            job, self._client, self._log_line, self._spec.progress_every_s, all_logs=self._spec.all_logs
+        )
         return self._log
 
     def _log_pool(self, pool: JobStatus) -> None:

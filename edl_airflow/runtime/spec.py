@@ -55,6 +55,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `ends_at`: when the training is asked to end with a checkpoint, None for never; stopped `stop_grace_s` later.
     - `deadline`: the end of the task's `execution_timeout`, None for none.
     - `progress_every_s`: seconds between two lines of progress, or two batches of the job's output, at least.
+    - `all_logs`: the task's log has the output of all instances from the start, not only that of the first.
     """
 
     conn_id: str
@@ -74,6 +75,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace_s: float = 60.0
     deadline: float | None = None
     progress_every_s: float = 5.0
+    all_logs: bool = False
 
     @property
     def name(self) -> str:

@@ -39,7 +39,7 @@ LOCK_MARGIN_S = 5.0
 LOCK_WAIT_S = 90.0
 """How long a pass waits for the one before it."""
 
-MAX_PARALLEL_RESIZES = 8
+MAX_PARALLEL_RESIZES = 16
 """How many jobs are resized at a time."""
 
 ENDED_ERRORS = (UnknownJobError, JobEndedError, SpecError)

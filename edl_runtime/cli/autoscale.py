@@ -107,8 +107,7 @@ async def _passes(
     ends = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ends.set)
-    backend = backends.open_backend(settings)
-    async with connect(settings.redis_url) as client:
+    async with connect(settings.redis_url) as client, backends.watch_backend(settings) as backend:
         if rules.windows and rules.windows.traffic:
             try:
                 await check_source(rules.windows.traffic, client, now_s=time.time())

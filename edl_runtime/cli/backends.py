@@ -33,10 +33,7 @@ def open_backend(settings: RuntimeSettings) -> Backend:
 
 @asynccontextmanager
 async def watch_backend(settings: RuntimeSettings) -> AsyncIterator[Backend]:
-    """Give the same backend for repeated reads: of a cluster it watches jobs instead of listing them each time.
-
-    `Backend.capacity` is still read each time.
-    """
+    """Give the same backend for repeated reads: of a cluster it watches jobs and nodes instead of listing them."""
     if settings.backend == "local":
         yield open_backend(settings)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import skip_on_a_laptop
@@ -45,6 +46,23 @@ async def backend(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesB
     made = cluster.backend(tmp_path)
     async with without_leftovers(made, cluster):
         yield made
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The requests that this process sends to the API server, with "(dry run)" for those that change nothing."""
+    from kubernetes_asyncio.client import ApiClient
+
+    sent: list[str] = []
+    call_api = ApiClient.call_api
+
+    def counted(self: ApiClient, path: str, method: str, **more: Any) -> Any:
+        is_dry_run = "dryRun" in dict(more["query_params"])
+        sent.append(f"{method} {path}{' (dry run)' if is_dry_run else ''}")
+        return call_api(self, path, method, **more)
+
+    monkeypatch.setattr(ApiClient, "call_api", counted)
+    return sent
 
 
 @pytest.fixture

@@ -355,6 +355,11 @@ async def test_the_role_grants_exactly_the_verbs_that_are_used(
     await reach_status(admin, "pool", lambda status: any(one.given_up for one in status.instances))
     await own.resize("pool", 3)
     await own.resize("pool", 1)
+    again = job(WAITS, name="again", kind="trainer")
+    for _ in range(2):  # the second one's log replaces the first one's
+        for token in ("mine", "mine, adopted"):
+            await own.submit(again, token=token, secrets={})
+        await own.delete("again")
     passes = PassOptions(interval_s=5.0)
     async with running(limited, redis_service, passes=passes, windows_configmap="edl-windows"):
         await create(place, yaml.safe_load(manifest(place, "example", shared)))

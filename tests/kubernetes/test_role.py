@@ -40,12 +40,25 @@ async def limited(home: Cluster, tmp_path: Path) -> Cluster:
     return made
 
 
+async def all_open(backend: KubernetesBackend) -> None:
+    """Wait until all watches are open that a followed backend may have: it lists first and watches then."""
+    ((informer, nodes, *_),) = backend._followed.values()
+
+    async def are_open() -> bool:
+        indexers = [*informer._indexers, *nodes._indexers]
+        return all(indexer._is_open or indexer.refused for indexer in indexers if indexer.is_known)
+
+    await eventually(are_open, "watches that are open")
+
+
 async def run_jobs(backend: KubernetesBackend, folder: Path) -> None:
     """Run a pool and an elastic trainer job through all that jobs do."""
     gives_up = exits_without_slot(folder) + WAITS
     add_slots(folder, 1)
     await backend.submit(job(gives_up, name="pool", instances=2), token="mine", secrets={"KEY": "x"})
     await wait_for_line(backend, "up", name="pool")
+    adopting = job(gives_up, name="pool", instances=2)
+    await backend.submit(adopting, token="mine, again", secrets={"KEY": "y"})
     await reach(backend, "pool", lambda status: any(one.given_up for one in status.instances))
     await backend.resize("pool", 3)
     add_slots(folder, 9)
@@ -65,17 +78,15 @@ async def run_jobs(backend: KubernetesBackend, folder: Path) -> None:
 
     async with backend.following() as watched:
         assert (await watched.get("trainer")).wanted == 2
-        ((informer, _),) = backend._informers.values()
-
-        async def all_open() -> bool:  # the informer lists first and watches then
-            return all(indexer._is_open for indexer in informer._indexers)
-
-        await eventually(all_open, "watches that are open")
+        with pytest.raises(BackendError, match=r"no ResourceQuota.*deploy/cluster-role\.yaml"):
+            await watched.capacity()
+        await all_open(backend)
 
     refused = msgspec.structs.replace(trainer, name="refused", pod=Pod(priority_class="unheard-of"))
-    await backend.submit(refused, token="mine", secrets={})
-    await reach(backend, "refused", lambda status: "unheard-of" in status.reason)
-    assert await backend.delete("refused")
+    for _ in range(2):  # the second one's log replaces the first one's
+        await backend.submit(refused, token="mine", secrets={})
+        await reach(backend, "refused", lambda status: "unheard-of" in status.reason)
+        assert await backend.delete("refused")
 
     assert [status.name for status in await backend.list()] == ["pool", "trainer"]
     async with followed(backend, "trainer") as seen:
@@ -135,6 +146,9 @@ async def test_capacity_is_that_of_the_quota_until_nodes_may_be_read(home: Clust
     async with created(home, *objects):
         await eventually(nodes_count, "the nodes in the capacity")
         both = await backend.capacity()
+        async with backend.following() as watched:
+            assert [node.name for node in (await watched.capacity()).nodes] == [node.name for node in both.nodes]
+            await all_open(backend)
     assert both.quota_left == {"cpu": 0.01}
     for node in both.nodes:
         assert 0 < node.free["memory"] <= node.total["memory"] < 1 << 50

@@ -95,7 +95,7 @@ def rules_of(file: str, kind: str) -> list[dict[str, Any]]:
 
 def test_the_controller_has_the_same_rights_in_all_namespaces() -> None:
     """And reads nodes, which are in none."""
-    nodes = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}
+    nodes = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
     assert rules_of("controller-cluster.yaml", "ClusterRole") == [*rules_of("controller.yaml", "Role"), nodes]
 
 

@@ -70,7 +70,7 @@ edl-redis.{{ .Release.Namespace }}:6379
   verbs: [create, delete, get, list, patch, watch]
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [list, patch, watch]
+  verbs: [get, list, patch, watch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [delete, list, patch, watch]
@@ -88,5 +88,5 @@ edl-redis.{{ .Release.Namespace }}:6379
   verbs: [create, list, watch]
 - apiGroups: [""]
   resources: [resourcequotas]
-  verbs: [list]
+  verbs: [list, watch]
 {{- end }}

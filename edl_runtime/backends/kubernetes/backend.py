@@ -7,12 +7,13 @@ import builtins
 import copy
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from edl_runtime.backends.errors import (
     ClusterError,
+    ClusterUnavailableError,
     ConflictError,
     JobEndedError,
     JobReplacedError,
@@ -22,7 +23,7 @@ from edl_runtime.backends.errors import (
 from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, token_owner
 from edl_runtime.backends.kubernetes import capacity, log_archive, logs, manifests, names
 from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest, Outage
-from edl_runtime.backends.kubernetes.informer import Informer
+from edl_runtime.backends.kubernetes.informer import Informer, KnownJob
 from edl_runtime.backends.kubernetes.job_status import (
     bounds,
     desired_instances,
@@ -30,14 +31,16 @@ from edl_runtime.backends.kubernetes.job_status import (
     lacks_pods,
     refusals,
 )
+from edl_runtime.backends.kubernetes.node_informer import NodeInformer
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
     is_creating_containers,
     is_leaving,
-    is_pod_of,
     start_delays,
+    trim_pod,
 )
-from edl_runtime.backends.kubernetes.resize import resize_owner
+from edl_runtime.backends.kubernetes.resize import is_resized_alone, resize_owner
+from edl_runtime.backends.kubernetes.rights import missing_rights, needed_rights
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.pods import Pod
@@ -46,11 +49,11 @@ from edl_runtime.specs import JobSpec, check_name
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
-_SCHEDULED_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-"""Field selector of pods that use resources of a node."""
-
 OWNERS = ("Job", "Deployment")
 """Kinds of trainer jobs and pools."""
+
+MAX_LOG_STREAMS = 64
+"""How many logs the followers of one event loop have open at a time, with the connections of their watches."""
 
 LOG_COLLECT_TIMEOUT_S = 3.0
 """How long deletion waits for logs to open, and how long they are read after the last pod was deleted."""
@@ -82,29 +85,35 @@ class KubernetesBackend:
         self._namespace = namespace
         self._defaults = defaults or Pod()
         self._outage = Outage()
-        self._informers: dict[asyncio.AbstractEventLoop, tuple[Informer, set[object]]] = {}
+        self._followed: dict[
+            asyncio.AbstractEventLoop, tuple[Informer, NodeInformer, asyncio.Semaphore, set[object]]
+        ] = {}
         self._informer: Informer | None = None
+        self._nodes: NodeInformer | None = None
+        self._streams: asyncio.Semaphore | None = None
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[KubernetesBackend]:
-        """Yield a backend whose `get` and `list` read a cache that watches keep up to date; see `Informer`.
+        """Yield a backend that reads and resizes by caches that watches keep up to date; see `Informer`.
 
-        All contexts of one event loop share the watches. Changes made through the yielded backend are seen at once.
+        All contexts of one event loop share the watches; those of nodes and of others' pods begin with the first
+        `capacity`. Changes made through the yielded backend are seen at once.
         """
         loop, user = asyncio.get_running_loop(), object()
-        informer, users = self._informers.setdefault(
-            loop, (Informer(self._connect, self._namespace, self._outage), set())
-        )
+        if loop not in self._followed:
+            where = (self._connect, self._namespace, self._outage)
+            self._followed[loop] = (Informer(*where), NodeInformer(*where), asyncio.Semaphore(MAX_LOG_STREAMS), set())
+        informer, nodes, streams, users = self._followed[loop]
         users.add(user)
         try:
             informed = copy.copy(self)
-            informed._informer = informer  # noqa: SLF001 - a copy of this backend
+            informed._informer, informed._nodes, informed._streams = informer, nodes, streams  # noqa: SLF001 - a copy
             yield informed
         finally:
             users.remove(user)
             if not users:
-                del self._informers[loop]
-                await informer.close()
+                del self._followed[loop]
+                await asyncio.gather(informer.close(), nodes.close())
 
     async def wait_for_change(self, since: int) -> int:
         """Wait until watches have reported more than `since` changes; return how many. Only in `following`."""
@@ -126,9 +135,9 @@ class KubernetesBackend:
             while True:
                 owner = await _find_owner(api, spec.name)
                 if owner is None:
-                    await _dry_run(api, manifest, spec)
+                    await _rehearse(api, manifest, spec)
                     if created := await _create(api, manifest, spec.name):
-                        return await _start(api, created, spec, secrets)
+                        return _status_of(KnownJob(await _start_or_delete(api, created, spec, secrets), []))
                     continue
                 if is_leaving(owner):
                     await _wait_until_gone(api, owner)
@@ -138,7 +147,7 @@ class KubernetesBackend:
                 try:
                     if status.digest == spec.digest and status.phase != "failed":
                         adopted = await api.annotate(owner, {names.TOKEN: token})
-                        return await _start(api, adopted, spec, secrets)
+                        return await _status(api, await _start(api, adopted, spec, secrets))
                     await _delete_with_logs(api, owner)
                 except ConflictError:  # it has changed since
                     continue
@@ -154,34 +163,60 @@ class KubernetesBackend:
         if self._informer:
             return await self._informer.list()
         async with self._api() as api:
-            owners, (pods, _) = await asyncio.gather(_owners(api), api.list("Pod", labels=names.selector()))
+            owners, (pods, _) = await asyncio.gather(
+                _owners(api), api.list("Pod", labels=names.selector(), trim=trim_pod)
+            )
             by_job: dict[str, list[Manifest]] = defaultdict(list)
             for pod in pods:
                 by_job[pod["metadata"]["labels"][names.JOB]].append(pod)
-            statuses = await asyncio.gather(
-                *(_status_of_pods(api, owner, by_job[owner["metadata"]["name"]]) for owner in owners)
-            )
+            statuses = await _statuses(api, [KnownJob(one, by_job[one["metadata"]["name"]]) for one in owners])
         return sorted(statuses, key=lambda status: status.name)
 
     async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
+        if self._informer and (resized := await self._resize_known(self._informer, name, instances, token)):
+            return _status_of(resized)
         async with self._api(changing=name) as api:
             while True:
                 owner = await _existing_owner(api, name)
-                status = await _status(api, owner)
-                if token not in (None, status.token):
-                    raise JobReplacedError(name)
-                if is_leaving(owner) or status.has_ended:
-                    ended = "is ending" if is_leaving(owner) else f"has {status.phase}"
-                    raise JobEndedError(name, ended)
-                bounds(owner).check_size(instances)
+                found = KnownJob(owner, await _pods(api, owner))
                 try:
-                    return await _status(api, await resize_owner(api, owner, instances, status))
+                    return _status_of(await _resize(api, found, instances, token))
                 except ConflictError:
                     continue
+
+    async def _resize_known(self, informer: Informer, name: str, instances: int, token: str | None) -> KnownJob | None:
+        """Resize the job as the watches know it, by one request; None if that does not do, so that it must be read.
+
+        The request holds for the known resourceVersion only. What the watches know may be out of date, so a refusal by
+        that counts for nothing.
+        """
+        try:
+            async with informer.using() as api:
+                known = await informer.known(name)
+                if not known or not is_resized_alone(known.owner, instances):
+                    return None
+                resized = await _resize(api, known, instances, token)
+                informer.await_change(name, resized.owner)
+                return resized
+        except ClusterUnavailableError:
+            raise
+        except (BackendError, SpecError):
+            return None
 
     async def logs(
         self, name: str, *, instance: int | None = None, tail: int | None = None, follow: bool = False
     ) -> AsyncGenerator[LogLine, None]:
+        if self._informer and follow:
+            async with self._informer.using() as api:
+                if known := await self._informer.known(name):
+                    watch = logs.watch_known_job(self._informer, name)
+                    following = logs.follow_job(
+                        api, known.owner, watch, instance=instance, last=tail, streams=self._streams
+                    )
+                    async with aclosing(following) as lines:
+                        async for line in lines:
+                            yield line
+                    return
         async with self._api() as api:
             owner = await _find_owner(api, name)
             if owner is None:
@@ -189,7 +224,9 @@ class KubernetesBackend:
                 for line in logs.select_lines(archived.lines, instance, tail):
                     yield line
             elif follow:
-                async with aclosing(logs.follow_job(api, owner, instance=instance, last=tail)) as lines:
+                async with aclosing(
+                    logs.follow_job(api, owner, logs.watch_job(api, owner), instance=instance, last=tail)
+                ) as lines:
                     async for line in lines:
                         yield line
             else:
@@ -225,29 +262,19 @@ class KubernetesBackend:
         Without the right to list nodes, that is one node "quota of NAMESPACE", see `Capacity.only_node`. Raises
         BackendError if there is no quota either.
         """
-        async with self._api() as api:
-            (quotas, _), (ours, _), owners = await asyncio.gather(
-                api.list("ResourceQuota"), api.list("Pod", labels=names.selector()), _owners(api)
-            )
-            try:
-                nodes, others = await asyncio.gather(
-                    api.list_all_namespaces("Node", capacity.trim_node),
-                    api.list_all_namespaces("Pod", capacity.pod_usage, fields=_SCHEDULED_PODS),
+        if self._informer and self._nodes:
+            use = await self._nodes.read()
+            owners, pods = await self._informer.objects()
+        else:
+            async with self._api() as api:
+                owners, (pods, _), use = await asyncio.gather(
+                    _owners(api), api.list("Pod", labels=names.selector()), _cluster_use(api)
                 )
-            except ClusterError as error:
-                if error.status != 403:
-                    raise
-                on_nodes, why = None, str(error)
-            else:
-                on_nodes, why = (nodes, others), ""
-        gone = capacity.leaving_pods(ours, owners)
-        total, left = capacity.quota_capacity(quotas, ours, gone)
-        by_node = capacity.node_capacities(*on_nodes, gone) if on_nodes else None
-        if found := capacity.combine(by_node, total, left, self._namespace):
+        if found := capacity.cluster_capacity(use, pods, owners, self._namespace):
             return found
         raise BackendError(
-            f"the cluster's capacity is unknown: the namespace {self._namespace!r} has no ResourceQuota, and {why}; "
-            "grant the ClusterRole of deploy/cluster-role.yaml"
+            f"the cluster's capacity is unknown: the namespace {self._namespace!r} has no ResourceQuota, and "
+            f"{use.why}; grant the ClusterRole of deploy/cluster-role.yaml"
         )
 
     @asynccontextmanager
@@ -258,13 +285,40 @@ class KubernetesBackend:
             self._informer.mark_stale(changing)  # its watches may not have seen the change yet
 
 
+async def _cluster_use(api: KubernetesClient) -> capacity.ClusterUse:
+    quotas, _ = await api.list("ResourceQuota")
+    try:
+        nodes, pods = await asyncio.gather(
+            api.list_all_namespaces("Node", capacity.trim_node),
+            api.list_all_namespaces("Pod", capacity.pod_usage, fields=capacity.SCHEDULED_PODS),
+        )
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        return capacity.ClusterUse(quotas=quotas, nodes=None, pods=[], why=str(error))
+    return capacity.ClusterUse(quotas=quotas, nodes=nodes, pods=pods)
+
+
+async def _resize(api: KubernetesClient, job: KnownJob, instances: int, token: str | None) -> KnownJob:
+    """Return the job as changed. Raises ConflictError if it has changed since it was read."""
+    owner, name = job.owner, job.owner["metadata"]["name"]
+    status = _status_of(job)
+    if token not in (None, status.token):
+        raise JobReplacedError(name)
+    if is_leaving(owner) or status.has_ended:
+        raise JobEndedError(name, "is ending" if is_leaving(owner) else f"has {status.phase}")
+    bounds(owner).check_size(instances)
+    return KnownJob(await resize_owner(api, owner, instances, status, job.pods), job.pods)
+
+
 async def _find_owner(api: KubernetesClient, name: str) -> Manifest | None:
     """Return our Job or Deployment of that name, None if there is none."""
     try:
         check_name("name", name)
     except SpecError:
         return None
-    return next(iter(await _owners(api, name)), None)
+    found = await asyncio.gather(*(api.get(kind, name) for kind in OWNERS))
+    return next((owner for owner in found if owner and names.is_job(owner["metadata"].get("labels") or {}, name)), None)
 
 
 async def _existing_owner(api: KubernetesClient, name: str) -> Manifest:
@@ -273,9 +327,9 @@ async def _existing_owner(api: KubernetesClient, name: str) -> Manifest:
     raise await _unknown(api, name)
 
 
-async def _owners(api: KubernetesClient, name: str = "") -> list[Manifest]:
-    """Return the Job or Deployment of that name, or of all jobs."""
-    found = await asyncio.gather(*(api.list(kind, labels=names.selector(name)) for kind in OWNERS))
+async def _owners(api: KubernetesClient) -> list[Manifest]:
+    """Return the Jobs and Deployments of all jobs."""
+    found = await asyncio.gather(*(api.list(kind, labels=names.selector()) for kind in OWNERS))
     return [owner for owners, _ in found for owner in owners]
 
 
@@ -291,40 +345,44 @@ async def _archived_log(api: KubernetesClient, name: str) -> log_archive.Archive
     raise await _unknown(api, name)
 
 
-async def _dry_run(api: KubernetesClient, manifest: Manifest, spec: JobSpec) -> None:
-    """Check by dry runs that the job can be created, and resized, watched and deleted later. Raises SubmitError."""
-    owned = _owned_manifests(spec, {})
+async def _rehearse(api: KubernetesClient, manifest: Manifest, spec: JobSpec) -> None:
+    """Check that the job can be created, and resized, watched and deleted later. Raises SubmitError."""
     results = await asyncio.gather(
-        # metadata are read by a dry-run PATCH, which also shows that the job may be resized
-        *(
-            _existing_metadata(api, one, spec.name)
-            for one in (manifest, *owned, log_archive.archive_manifest(spec.name))
-        ),
         api.create(manifest, dry_run=True),
-        *(api.apply(one, dry_run=True) for one in owned),
-        api.list("Pod", labels=names.selector(spec.name)),
-        api.list("Event", fields=f"involvedObject.name={spec.name}"),
-        api.get(manifest["kind"], spec.name),
-        api.dry_run_delete(manifest),
-        api.dry_run_watch(manifest["kind"]),
-        *(_dry_run_shrinking(api, spec.name) if spec.kind == "pool" else ()),
+        _check_rights(api, spec),
+        _check_archive(api, spec.name),
         return_exceptions=True,
     )
     errors = [error for error in results if isinstance(error, BaseException)]
     for error in errors:
         if not isinstance(error, ClusterError | SubmitError):
             raise error
-    # a conflict means that another client has created the job; `_create` handles that
+    # a conflict means that an object of that name exists by now; `_create` handles that
     refused = [error for error in errors if not isinstance(error, ConflictError)]
     if refused:
         reasons = [error.reason if isinstance(error, SubmitError) else str(error) for error in refused]
         raise SubmitError(spec.name, "; ".join(dict.fromkeys(reasons)))
 
 
-def _dry_run_shrinking(api: KubernetesClient, name: str) -> builtins.list[Awaitable[object]]:
-    """Check that pods of a pool may be patched and deleted, with a name that none of them has."""
-    pod = {"kind": "Pod", "metadata": {"name": name}}
-    return [api.metadata(pod), api.dry_run_delete(pod)]
+async def _check_rights(api: KubernetesClient, spec: JobSpec) -> None:
+    """Raise SubmitError for rights that the job will need and this account lacks, as far as the cluster knows."""
+    rules = await api.rules()
+    missing = [] if rules is None else missing_rights(needed_rights(spec.kind), rules)
+    if missing:
+        which = ", ".join(
+            f'cannot {verb} resource "{resource}" in API group "{group}"' for group, resource, verb in missing
+        )
+        raise SubmitError(
+            spec.name, str(ClusterError(403, "Forbidden", f'this account {which} in the namespace "{api.namespace}"'))
+        )
+
+
+async def _check_archive(api: KubernetesClient, name: str) -> None:
+    """Raise SubmitError if the end of the job's log could not be kept, as its ConfigMap's name is taken."""
+    archive = log_archive.archive_manifest(name)
+    there = await api.get("ConfigMap", archive["metadata"]["name"], metadata_only=True)
+    if there and not names.is_of(there["metadata"].get("labels") or {}, name):
+        raise _name_taken(archive, name)
 
 
 async def _create(api: KubernetesClient, manifest: Manifest, name: str) -> Manifest | None:
@@ -339,8 +397,35 @@ async def _create(api: KubernetesClient, manifest: Manifest, name: str) -> Manif
         raise SubmitError(name, str(error)) from error
 
 
-async def _start(api: KubernetesClient, owner: Manifest, spec: JobSpec, secrets: Mapping[str, str]) -> JobStatus:
-    """Create the job's other objects and start it, unless that was done before."""
+async def _start_or_delete(
+    api: KubernetesClient, created: Manifest, spec: JobSpec, secrets: Mapping[str, str]
+) -> Manifest:
+    """Start a job that was just created, and return it; delete it again if something that it needs is refused.
+
+    Raises SubmitError.
+    """
+    try:
+        return await _start(api, created, spec, secrets)
+    except (ClusterError, SubmitError) as error:
+        await _delete_unstarted(api, created)
+        raise error if isinstance(error, SubmitError) else SubmitError(spec.name, str(error)) from error
+
+
+async def _delete_unstarted(api: KubernetesClient, created: Manifest) -> None:
+    """Delete a job that this call has created, unless another has adopted or started it."""
+    owner: Manifest | None = created
+    while owner and owner["metadata"]["uid"] == created["metadata"]["uid"]:
+        annotations = owner["metadata"]["annotations"]
+        if names.STARTED in annotations or annotations[names.TOKEN] != created["metadata"]["annotations"][names.TOKEN]:
+            return
+        with suppress(ConflictError):  # as its controller has written its status
+            await api.delete(owner, exactly=True)
+            return
+        owner = await api.get(created["kind"], created["metadata"]["name"])
+
+
+async def _start(api: KubernetesClient, owner: Manifest, spec: JobSpec, secrets: Mapping[str, str]) -> Manifest:
+    """Create the job's other objects and start it, unless that was done before; return its Job or Deployment."""
     owned = _owned_manifests(spec, secrets)
     for manifest in owned:
         manifest["metadata"]["ownerReferences"] = [manifests.owner_reference(owner)]
@@ -349,25 +434,26 @@ async def _start(api: KubernetesClient, owner: Manifest, spec: JobSpec, secrets:
         queued = names.QUEUE in owner["metadata"]["labels"]  # then Kueue starts it
         suspend = {} if queued else {"suspend": desired_instances(owner) == 0}
         begin = {"replicas": desired_instances(owner)} if owner["kind"] == "Deployment" else suspend
+        same = (names.WANTED, names.TOKEN)
         try:
-            owner = await api.annotate(owner, {names.STARTED: "true"}, begin)
+            owner = await api.set_if_same(owner, {names.STARTED: "true"}, begin, same=same)
         except ConflictError:
             owner = await api.get(owner["kind"], spec.name) or owner
-    return await _status(api, owner)
+    return owner
 
 
 async def _create_or_apply(api: KubernetesClient, manifest: Manifest, job: str) -> None:
     """Create or update an object of a job. Raises SubmitError if one of its name is not ours."""
     while True:
+        with suppress(ConflictError):
+            await api.create(manifest)
+            return
         there = await _existing_metadata(api, manifest, job)
-        try:
-            if there is None:
-                await api.create(manifest)
-            else:
-                await api.apply(manifest, over=there)
-        except ConflictError:  # another client was faster
+        if there is None:  # another client was faster
             continue
-        return
+        with suppress(ConflictError):
+            await api.apply(manifest, over=there)
+            return
 
 
 async def _existing_metadata(api: KubernetesClient, manifest: Manifest, job: str) -> Manifest | None:
@@ -392,21 +478,47 @@ def _owned_manifests(spec: JobSpec, secrets: Mapping[str, str]) -> list[Manifest
 
 
 async def _status(api: KubernetesClient, owner: Manifest) -> JobStatus:
-    name = owner["metadata"]["name"]
-    pods, _ = await api.list("Pod", labels=names.selector(name))
-    return await _status_of_pods(api, owner, pods)
+    (status,) = await _statuses(api, [KnownJob(owner, await _pods(api, owner))])
+    return status
 
 
-async def _status_of_pods(api: KubernetesClient, owner: Manifest, pods: builtins.list[Manifest]) -> JobStatus:
-    pods = [pod for pod in pods if is_pod_of(pod, owner)]
-    events: list[Manifest] = []
-    if lacks_pods(owner, pods):
-        fields = f"involvedObject.uid={owner['metadata']['uid']},reason=FailedCreate"
-        events, _ = await api.list("Event", fields=fields)
-    of_pods: list[Manifest] = []
-    if any(map(is_creating_containers, pods)):
-        of_pods, _ = await api.list("Event", fields=POD_EVENT_SELECTOR)
-    return job_status(owner, pods, time.time(), refusals(events, pods), start_delays(of_pods, pods))
+async def _pods(api: KubernetesClient, owner: Manifest) -> builtins.list[Manifest]:
+    pods, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]), trim=trim_pod)
+    return pods
+
+
+async def _statuses(api: KubernetesClient, jobs: builtins.list[KnownJob]) -> builtins.list[JobStatus]:
+    """Return the statuses of jobs; events are only listed if they may explain one, once for all jobs."""
+    only = f"involvedObject.uid={jobs[0].owner['metadata']['uid']}" if len(jobs) == 1 else "involvedObject.kind=Job"
+    refused = _by_uid(
+        (await api.list("Event", fields=f"{only},reason=FailedCreate"))[0]
+        if any(lacks_pods(job.owner, job.pods) for job in jobs)
+        else []
+    )
+    delayed = _by_uid(
+        (await api.list("Event", fields=POD_EVENT_SELECTOR))[0]
+        if any(is_creating_containers(pod) for job in jobs for pod in job.pods)
+        else []
+    )
+    return [_status_of(job, refused, delayed) for job in jobs]
+
+
+def _by_uid(events: builtins.list[Manifest]) -> dict[str, builtins.list[Manifest]]:
+    found: dict[str, builtins.list[Manifest]] = defaultdict(list)
+    for event in events:
+        found[event["involvedObject"].get("uid", "")].append(event)
+    return found
+
+
+def _status_of(
+    job: KnownJob,
+    refused: Mapping[str, builtins.list[Manifest]] = {},
+    delayed: Mapping[str, builtins.list[Manifest]] = {},
+) -> JobStatus:
+    """Return a job's status. `refused`, `delayed`: events by the uid of the Job or pod that they are about."""
+    of_job = refused.get(job.owner["metadata"]["uid"], []) if lacks_pods(job.owner, job.pods) else []
+    of_pods = [event for pod in job.pods for event in delayed.get(pod["metadata"]["uid"], [])]
+    return job_status(job.owner, job.pods, time.time(), refusals(of_job, job.pods), start_delays(of_pods, job.pods))
 
 
 async def _delete_with_logs(api: KubernetesClient, owner: Manifest) -> None:
@@ -417,10 +529,13 @@ async def _delete_with_logs(api: KubernetesClient, owner: Manifest) -> None:
     name = owner["metadata"]["name"]
     kept: dict[int, deque[LogLine]] = defaultdict(lambda: deque(maxlen=log_archive.MAX_LINES))
 
-    opened = asyncio.Event()
+    opened, gone = asyncio.Event(), asyncio.Event()
 
     async def collect() -> None:
-        async for line in logs.follow_job(api, owner, instance=None, last=log_archive.MAX_LINES, opened=opened):
+        following = logs.follow_job(
+            api, owner, logs.watch_job(api, owner), instance=None, last=log_archive.MAX_LINES, opened=opened, gone=gone
+        )
+        async for line in following:
             kept[line.instance].append(line)
 
     collecting = asyncio.create_task(collect())
@@ -430,6 +545,7 @@ async def _delete_with_logs(api: KubernetesClient, owner: Manifest) -> None:
         await asyncio.wait([collecting, opening], timeout=LOG_COLLECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         await api.delete(owner, foreground=True, exactly=not is_leaving(owner))
         await _wait_until_gone(api, owner)
+        gone.set()
         await asyncio.wait([collecting], timeout=LOG_COLLECT_TIMEOUT_S)
     finally:
         for task in (collecting, opening):

@@ -24,6 +24,47 @@ _LIMITED = {
 """Resources by the names of quotas. Instances' memory requests are also their limits."""
 
 
+_IDENTITY = ("name", "namespace", "uid", "resourceVersion")
+
+SCHEDULED_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of pods that use resources of a node."""
+
+
+class PodUsage(msgspec.Struct, frozen=True):
+    """What a pod reserves of its node: nothing, and no node, if it is not scheduled, ended or leaving."""
+
+    uid: str
+    node: str = ""
+    resources: dict[str, float] = {}
+
+
+class ClusterUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The quotas of a namespace, and the nodes with what all pods use of them.
+
+    `nodes`: None if we may not read them or the pods; `why` not.
+    """
+
+    quotas: Sequence[Manifest]
+    nodes: Sequence[Manifest] | None
+    pods: Sequence[PodUsage]
+    why: str = ""
+
+
+def cluster_capacity(
+    use: ClusterUse, pods: Sequence[Manifest], owners: Iterable[Manifest], namespace: str
+) -> Capacity | None:
+    """Return the capacity; None if there are neither nodes nor quotas. `pods`, `owners`: of our jobs.
+
+    What our pods use is taken from `pods`, which are of the same time as their jobs' statuses.
+    """
+    gone = leaving_pods(pods, owners)
+    total, left = quota_capacity(use.quotas, pods, gone)
+    ours = {usage.uid: usage for usage in map(pod_usage, pods)}
+    uses = [*(usage for usage in use.pods if usage.uid not in ours), *ours.values()]
+    by_node = None if use.nodes is None else node_capacities(use.nodes, uses, gone)
+    return combine(by_node, total, left, namespace)
+
+
 def leaving_pods(pods: Iterable[Manifest], owners: Iterable[Manifest]) -> set[str]:
     """Return the uids of the pods that are or will be deleted.
 
@@ -52,14 +93,6 @@ def _surplus(owner: Manifest, pods: Sequence[Manifest]) -> Iterable[Manifest]:
     return [pod for pod in pods if index_of(pod) >= owner["spec"]["completions"]]
 
 
-class PodUsage(msgspec.Struct, frozen=True):
-    """What a pod reserves of its node: nothing, and no node, if it is not scheduled, ended or leaving."""
-
-    uid: str
-    node: str = ""
-    resources: dict[str, float] = {}
-
-
 def pod_usage(pod: Manifest) -> PodUsage:
     """Return what a pod reserves. Large clusters have many pods, so nothing else of them is kept."""
     uid, where = pod["metadata"]["uid"], pod["spec"].get("nodeName")
@@ -68,11 +101,16 @@ def pod_usage(pod: Manifest) -> PodUsage:
     return PodUsage(uid, sys.intern(where), {sys.intern(name): much for name, much in reserved_resources(pod).items()})
 
 
+def trim_pod_usage(pod: Manifest) -> Manifest:
+    """Return a pod's metadata without labels and the like, and its PodUsage as "usage"."""
+    return {"metadata": {part: pod["metadata"].get(part, "") for part in _IDENTITY}, "usage": pod_usage(pod)}
+
+
 def trim_node(node: Manifest) -> Manifest:
     """Return what is needed of a node, without its list of images and the like."""
     metadata, spec, status = (node.get(part) or {} for part in ("metadata", "spec", "status"))
     return {
-        "metadata": {part: metadata.get(part) for part in ("name", "labels")},
+        "metadata": {part: metadata.get(part) for part in ("name", "uid", "resourceVersion", "labels")},
         "spec": {part: spec.get(part) for part in ("unschedulable", "taints")},
         "status": {part: status.get(part) for part in ("allocatable", "conditions")},
     }

@@ -9,10 +9,10 @@ import asyncio
 import builtins
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -63,7 +63,9 @@ class Outage:
 
 Manifest = dict[str, Any]
 Answer = TypeVar("Answer")
+Decoded_co = TypeVar("Decoded_co", covariant=True)
 Kept = TypeVar("Kept")
+Trim = Callable[[Manifest], Mapping[str, Any]]
 
 MAX_OUTAGE_S = 300.0
 """How long a request is repeated while the API server is away or busy."""
@@ -104,7 +106,15 @@ _PATHS = {
 }
 _BUSY_STATUSES = frozenset({429, 500, 502, 503, 504})
 _DRY_RUN = {"dryRun": "All"}
+_TEST_FAILED = "the server rejected our request due to an error in our request"
+"""What the API server says when a test of a JSON patch has failed."""
+
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+
+
+def _path_of(annotation: str) -> str:
+    """Return the path of an annotation in a JSON patch."""
+    return f"/metadata/annotations/{annotation.replace('/', '~1')}"
 
 
 class _ServerBusyError(Exception):
@@ -134,6 +144,10 @@ class _Request(msgspec.Struct, frozen=True):
     timeout: Any = None
 
 
+class _Decoder(Protocol[Decoded_co]):
+    def decode(self, content: bytes) -> Decoded_co: ...
+
+
 class _ListMetadata(msgspec.Struct, frozen=True):
     version: str = msgspec.field(name="resourceVersion")
     more: str = msgspec.field(name="continue", default="")
@@ -141,12 +155,7 @@ class _ListMetadata(msgspec.Struct, frozen=True):
 
 class _List(msgspec.Struct, frozen=True):
     metadata: _ListMetadata
-    items: list[Manifest]
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for invalid objects."""
-        for item in self.items:
-            _check(item, "name")
+    items: list[msgspec.Raw]
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -160,10 +169,31 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 def _check(thing: Manifest, *needed: str) -> None:
-    """Raise ValueError for an object without these metadata."""
+    """Raise ValueError for an object without these metadata. Forget who has set which field: nobody reads that."""
     metadata = thing.get("metadata")
     if not isinstance(metadata, dict) or not all(isinstance(metadata.get(field), str) for field in needed):
         raise ValueError(f"an object without {' and '.join(needed)} in its metadata")
+    metadata.pop("managedFields", None)
+
+
+class _ListDecoder(Generic[Kept]):
+    """Decodes a list object by object, so that no more of them is in memory than what `keep` returns."""
+
+    def __init__(self, keep: Callable[[Manifest], Kept]) -> None:
+        self._keep = keep
+
+    def decode(self, content: bytes) -> tuple[builtins.list[Kept], _ListMetadata]:
+        """Return what is kept of the objects. Raises msgspec.DecodeError."""
+        found = _list_decoder.decode(content)
+        return [self._kept(item) for item in found.items], found.metadata
+
+    def _kept(self, item: msgspec.Raw) -> Kept:
+        thing = _decoder.decode(item)
+        try:
+            _check(thing, "name")
+        except ValueError as error:
+            raise msgspec.DecodeError(str(error)) from None
+        return self._keep(thing)
 
 
 @asynccontextmanager
@@ -203,9 +233,24 @@ class KubernetesClient:
         self.address: str = client.configuration.host or ""
         self._outage = outage or Outage()
 
-    async def get(self, kind: str, name: str) -> Manifest | None:
-        """Return the object, None if there is none."""
-        return await self._request_if_found(_Request("GET", self._path(kind, name)))
+    def everywhere(self) -> KubernetesClient:
+        """Return a client of all namespaces, with the same connections."""
+        return KubernetesClient(self._client, "", renew=self._renew, outage=self._outage)
+
+    async def get(self, kind: str, name: str, *, metadata_only: bool = False) -> Manifest | None:
+        """Return the object, or its metadata alone; None if there is none."""
+        accept = _METADATA_ONLY if metadata_only else "application/json"
+        return await self._request_if_found(_Request("GET", self._path(kind, name), accept=accept))
+
+    async def rules(self) -> list[Manifest] | None:
+        """Return the rules of what this account may do in the namespace, None where the cluster can't say."""
+        path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+        try:
+            found = await self._request(_Request("POST", path, body={"spec": {"namespace": self.namespace}}), _decoder)
+        except ClusterError:
+            return None
+        status = found.get("status") or {}
+        return None if status.get("incomplete", True) else status.get("resourceRules") or []
 
     async def is_terminating(self) -> bool:
         """Whether the namespace is being deleted, or gone: then it refuses new objects."""
@@ -223,11 +268,14 @@ class KubernetesClient:
         found = await self._request_if_found(_Request("PATCH", path, query, {}, content_type, _METADATA_ONLY))
         return found["metadata"] if found else None
 
-    async def list(self, kind: str, *, labels: str = "", fields: str = "") -> tuple[list[Manifest], str]:
-        """Return the objects and the resourceVersion of the list."""
+    async def list(
+        self, kind: str, *, labels: str = "", fields: str = "", trim: Trim | None = None
+    ) -> tuple[list[Manifest], str]:
+        """Return the objects, or what `trim` leaves of each, and the resourceVersion of the list."""
         query = {"labelSelector": labels, "fieldSelector": fields}
-        found = await self._request(_Request("GET", self._path(kind), query), _list_decoder)
-        return [{**item, "kind": kind} for item in found.items], found.metadata.version
+        decoder = _ListDecoder(lambda thing: {**(trim(thing) if trim else thing), "kind": kind})
+        items, metadata = await self._request(_Request("GET", self._path(kind), query), decoder)
+        return items, metadata.version
 
     async def list_all_namespaces(
         self, kind: str, keep: Callable[[Manifest], Kept], *, fields: str = ""
@@ -247,13 +295,11 @@ class KubernetesClient:
         query = {"fieldSelector": fields, "limit": str(PAGE_SIZE)}
         kept: list[Kept] = []
         while True:
-            found = await self._request(_Request("GET", f"{group}/{plural}", query), _list_decoder)
-            kept += map(keep, found.items)
-            more = found.metadata.more
-            if not more:
+            found, metadata = await self._request(_Request("GET", f"{group}/{plural}", query), _ListDecoder(keep))
+            kept += found
+            if not metadata.more:
                 return kept
-            del found
-            query = {**query, "continue": more}
+            query = {**query, "continue": metadata.more}
 
     async def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Manifest:
         """Create the object. Raises ConflictError if it exists. `dry_run`: only check the request."""
@@ -278,6 +324,28 @@ class KubernetesClient:
         path = self._path(manifest["kind"], manifest["metadata"]["name"])
         query = {"fieldManager": MANAGER}
         return await self._request(_Request("PATCH", path, query, change, "application/merge-patch+json"), _decoder)
+
+    async def set_if_same(
+        self, owner: Manifest, annotations: Mapping[str, str], spec: Mapping[str, Any], *, same: Sequence[str]
+    ) -> Manifest:
+        """Change annotations and fields of the spec, whatever else has changed since, as its controller's status.
+
+        Raises ConflictError if it is another object by now, or if one of the annotations in `same` has changed.
+        """
+        metadata = owner["metadata"]
+        known = {_path_of(name): metadata["annotations"][name] for name in same if name in metadata["annotations"]}
+        tests = {"/metadata/uid": metadata["uid"], **known}
+        change = {_path_of(name): value for name, value in annotations.items()}
+        change |= {f"/spec/{field}": value for field, value in spec.items()}
+        body = [{"op": "test", "path": path, "value": value} for path, value in tests.items()]
+        body += [{"op": "add", "path": path, "value": value} for path, value in change.items()]
+        path, query = self._path(owner["kind"], metadata["name"]), {"fieldManager": MANAGER}
+        try:
+            return await self._request(_Request("PATCH", path, query, body, "application/json-patch+json"), _decoder)
+        except ClusterError as error:
+            if error.status == 422 and _TEST_FAILED in error.message:
+                raise ConflictError(409, "Conflict", f"{path} has changed") from error
+            raise
 
     async def patch_status(self, manifest: Mapping[str, Any], status: Mapping[str, Any]) -> Manifest:
         """Change fields of the object's status. Raises ConflictError if the object has changed since it was read."""
@@ -309,16 +377,6 @@ class KubernetesClient:
             if exactly:
                 raise
 
-    async def dry_run_delete(self, manifest: Mapping[str, Any]) -> None:
-        """Check that an object of that kind and name may be deleted."""
-        path = self._path(manifest["kind"], manifest["metadata"]["name"])
-        await self._request_if_found(_Request("DELETE", path, _DRY_RUN))
-
-    async def dry_run_watch(self, kind: str) -> None:
-        """Check that objects of that kind may be watched."""
-        async with self.stream(self._path(kind), {"watch": "true", "timeoutSeconds": "1"}, silent_s=REQUEST_TIMEOUT_S):
-            pass
-
     async def watch(self, kind: str, *, labels: str = "", fields: str = "") -> AsyncIterator[dict[str, Manifest]]:
         """Yield all objects by name, first and after each change: the same dict each time. Never ends."""
         objects: dict[str, Manifest] = {}
@@ -334,13 +392,22 @@ class KubernetesClient:
             if change.objects or change.type == "LISTED":
                 yield objects
 
-    async def changes(self, kind: str, *, labels: str = "", fields: str = "") -> AsyncIterator[WatchEvent]:
-        """List, then yield all changes; list again when the resourceVersion has expired. Never ends."""
+    async def changes(
+        self, kind: str, *, labels: str = "", fields: str = "", trim: Trim | None = None
+    ) -> AsyncIterator[WatchEvent]:
+        """List, then yield all changes; list again when the resourceVersion has expired. Never ends.
+
+        `trim`: returns what of each object is yielded.
+        """
         while True:
-            items, version = await self.list(kind, labels=labels, fields=fields)
+            items, version = await self.list(kind, labels=labels, fields=fields, trim=trim)
             yield WatchEvent("LISTED", version, items)
+            del items
             with suppress(ResourceVersionExpiredError):
                 async for change in self._events(kind, labels, fields, version):
+                    if trim and change.objects:
+                        trimmed = [{**trim(thing), "kind": kind} for thing in change.objects]
+                        change = msgspec.structs.replace(change, objects=trimmed)  # noqa: PLW2901 - the rest of it
                     yield change
 
     async def _events(self, kind: str, labels: str, fields: str, version: str) -> AsyncIterator[WatchEvent]:
@@ -372,15 +439,19 @@ class KubernetesClient:
             await asyncio.sleep(pause_s)
 
     @asynccontextmanager
-    async def stream(self, path: str, query: Mapping[str, str], *, silent_s: float) -> AsyncIterator[ClientResponse]:
+    async def stream(
+        self, path: str, query: Mapping[str, str], *, silent_s: float, is_retried: bool = True
+    ) -> AsyncIterator[ClientResponse]:
         """Open the response of a GET as a stream. Raises BrokenStreamError if the connection breaks while it is read.
 
-        `silent_s`: the longest time without data.
+        `silent_s`: the longest time without data. Without `is_retried`, raises ClusterUnavailableError at once if the
+        server is away or busy.
         """
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(sock_connect=REQUEST_TIMEOUT_S, sock_read=silent_s)
-        response = await self._with_retries(self._open, _Request("GET", path, query, timeout=timeout))
+        request = _Request("GET", path, query, timeout=timeout)
+        response = await self._with_retries(self._open, request, for_s=None if is_retried else 0.0)
         try:
             yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -405,15 +476,22 @@ class KubernetesClient:
                 return None
             raise
 
-    async def _request(self, request: _Request, decoder: JsonDecoder[Answer]) -> Answer:
+    async def _request(self, request: _Request, decoder: _Decoder[Answer]) -> Answer:
         return await self._with_retries(partial(self._answer, decoder), request)
 
-    async def _with_retries(self, send: Callable[[_Request], Awaitable[Answer]], request: _Request) -> Answer:
-        """Return what `send` does, and repeat it while the server is away or busy."""
+    async def _with_retries(
+        self,
+        send: Callable[[_Request], Awaitable[Answer]],
+        request: _Request,
+        *,
+        for_s: float | None = None,
+    ) -> Answer:
+        """Return what `send` does, and repeat it while the server is away or busy, MAX_OUTAGE_S by default."""
         import aiohttp
 
         away = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError, OSError, _ServerBusyError)
-        pause_s = RETRY_DELAYS_S[0]
+        pause_s, longest_s = RETRY_DELAYS_S
+        most_s = MAX_OUTAGE_S if for_s is None else for_s
         began, is_logged, is_answered = clock(), False, False
         try:
             while True:
@@ -422,7 +500,7 @@ class KubernetesClient:
                 except away as error:
                     cause = str(error) or type(error).__name__
                     waited_s = clock() - began
-                    if waited_s + pause_s > MAX_OUTAGE_S:
+                    if waited_s + pause_s > most_s:
                         raise ClusterUnavailableError(self.address, cause) from error
                     if not is_logged and waited_s >= LOG_OUTAGE_AFTER_S:
                         is_logged = True
@@ -434,11 +512,11 @@ class KubernetesClient:
                     is_answered = True
                     return answer
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - to spread retries
-                pause_s = min(2 * pause_s, RETRY_DELAYS_S[1])
+                pause_s = min(2 * pause_s, longest_s)
         finally:
             self._outage.remove(self.address, was_added=is_logged, is_answered=is_answered)
 
-    async def _answer(self, decoder: JsonDecoder[Answer], request: _Request) -> Answer:
+    async def _answer(self, decoder: _Decoder[Answer], request: _Request) -> Answer:
         async with await self._open(request) as response:
             return _decode_body(await response.read(), decoder)
 
@@ -480,7 +558,7 @@ def _abort_connection(response: ClientResponse) -> None:
     response.close()
 
 
-def _decode_body(content: bytes, decoder: JsonDecoder[Answer]) -> Answer:
+def _decode_body(content: bytes, decoder: _Decoder[Answer]) -> Answer:
     """Decode a response. Raises _ServerBusyError if it is not from an API server, as a proxy's error page."""
     try:
         return decoder.decode(content)

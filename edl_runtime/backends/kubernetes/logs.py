@@ -12,7 +12,7 @@ import asyncio
 import re
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from edl_runtime.backends.errors import ClusterError, ClusterUnavailableError
 from edl_runtime.backends.interface import LogLine
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.client import RECONNECT_DELAY_S, KubernetesClient, Manifest, read_lines
+from edl_runtime.backends.kubernetes.informer import Informer
 from edl_runtime.backends.kubernetes.job_status import has_ended, pool_pods
 from edl_runtime.backends.kubernetes.pod_status import container_status, index_of, is_pod_of, sorted_by_age
 
@@ -99,12 +100,17 @@ LOG_SILENCE_S = 60.0
 """A log without lines for so long is opened again at its last position: its connection may be dead."""
 
 
+MAX_LOG_RETRY_DELAY_S = 30.0
+"""Longest delay before a log is opened again whose node does not answer, or that ends while its container runs."""
+
+
 class LogSource(msgspec.Struct, frozen=True):
-    """A pod to read. `opened` is called when its log is open, and when there is none."""
+    """A pod to read. `opened` is called when its log is open, and when there is none. `streams`: see `follow`."""
 
     instance: int
     pod: str
     opened: Callable[[], None]
+    streams: asyncio.Semaphore | None = None
 
 
 class LogChunk(msgspec.Struct, frozen=True):
@@ -115,20 +121,63 @@ class LogChunk(msgspec.Struct, frozen=True):
     ends: bool
 
 
+class JobWatch(msgspec.Struct, frozen=True):
+    """Watches of a job that is followed. Both functions yield what there is first, and again after each change.
+
+    `owners`: its Job or Deployment, None when it is gone. `pods`: its pods by name.
+    """
+
+    owners: Callable[[], AsyncIterator[Manifest | None]]
+    pods: Callable[[], AsyncIterator[dict[str, Manifest]]]
+
+
+def watch_job(api: KubernetesClient, owner: Manifest) -> JobWatch:
+    """Return watches that ask the API server."""
+    name = owner["metadata"]["name"]
+
+    async def owners() -> AsyncIterator[Manifest | None]:
+        async for objects in api.watch(owner["kind"], fields=f"metadata.name={name}"):
+            yield objects.get(name)
+
+    return JobWatch(owners, partial(api.watch, "Pod", labels=names.selector(name)))
+
+
+def watch_known_job(informer: Informer, name: str) -> JobWatch:
+    """Return watches that share those of the informer."""
+
+    async def owners() -> AsyncIterator[Manifest | None]:
+        async for job in informer.follow(name):
+            yield job.owner if job else None
+
+    async def pods() -> AsyncIterator[dict[str, Manifest]]:
+        async for job in informer.follow(name):
+            yield {pod["metadata"]["name"]: pod for pod in job.pods} if job else {}
+
+    return JobWatch(owners, pods)
+
+
 def follow_job(
     api: KubernetesClient,
     owner: Manifest,
+    watch: JobWatch,
     *,
     instance: int | None,
     last: int | None,
+    streams: asyncio.Semaphore | None = None,
     opened: asyncio.Event | None = None,
+    gone: asyncio.Event | None = None,
 ) -> AsyncGenerator[LogLine, None]:
-    """Follow the output of the job's instances until it has ended. `opened`: see `follow`."""
-    name, uid = owner["metadata"]["name"], owner["metadata"]["uid"]
+    """Follow the output of the job's instances until it has ended, or until `gone` is set if that is given.
+
+    `streams`, `opened`: see `follow`.
+    """
+    uid = owner["metadata"]["uid"]
 
     async def end_of_job() -> None:
-        async for objects in api.watch(owner["kind"], fields=f"metadata.name={name}"):
-            now = objects.get(name)
+        if gone:
+            await gone.wait()
+            return
+        async for now in watch.owners():
             if not now or now["metadata"]["uid"] != uid or has_ended(now):
                 return
 
@@ -140,8 +189,8 @@ def follow_job(
         if owner["kind"] == "Job":
             return {pod["metadata"]["name"]: index_of(pod) for pod in mine}
         now = [pod["metadata"]["name"] for pod in pool_pods(mine)]
-        for gone in seen.keys() - set(now):
-            del seen[gone]
+        for left in seen.keys() - set(now):
+            del seen[left]
         for pod in now:
             free = (number for number in range(len(now)) if number not in seen.values())
             if pod not in seen:
@@ -149,7 +198,14 @@ def follow_job(
         return dict(seen)
 
     return follow(
-        api, names.selector(name), numbers=numbers, instance=instance, last=last, end_of_job=end_of_job, opened=opened
+        api,
+        watch.pods,
+        numbers=numbers,
+        instance=instance,
+        last=last,
+        end_of_job=end_of_job,
+        streams=streams,
+        opened=opened,
     )
 
 
@@ -196,16 +252,18 @@ async def read_logs(
 
 async def follow(
     api: KubernetesClient,
-    labels: str,
+    watch_pods: Callable[[], AsyncIterator[dict[str, Manifest]]],
     *,
     numbers: Callable[[dict[str, Manifest]], dict[str, int]],
     instance: int | None,
     last: int | None,
     end_of_job: Callable[[], Awaitable[None]],
+    streams: asyncio.Semaphore | None = None,
     opened: asyncio.Event | None = None,
 ) -> AsyncGenerator[LogLine, None]:
-    """Yield the output of the pods with these labels, each line once, until `end_of_job` returns and all is read.
+    """Yield the output of the pods that are watched, each line once, until `end_of_job` returns and all is read.
 
+    `streams`: as many logs are open at a time; others wait until one has ended or was silent for LOG_SILENCE_S.
     `numbers`: returns the index of each pod's instance by the pod's name. `last`: begin so many lines before the end of
     the first pods' logs. `opened` is set once the logs of all first pods are open, so that the pods may be deleted.
     """
@@ -217,10 +275,10 @@ async def follow(
 
         async def watch() -> None:
             first = True
-            async for now in api.watch("Pod", labels=labels):
+            async for now in watch_pods():
                 for name, number in numbers(now).items():
                     if name not in reading and instance in (None, number):
-                        source = LogSource(number, name, partial(opening.done, name))
+                        source = LogSource(number, name, partial(opening.done, name), streams)
                         reader = _follow_pod(api, source, pods, lines, last if first else None)
                         reading[name] = tasks.create_task(reader)
                 if first:
@@ -332,30 +390,40 @@ async def _follow_pod(
 ) -> None:
     """Queue the output of a pod's containers, one after the other."""
     reader = _Reader(api, source, lines, last)
-    restarts = 0
+    restarts, pause_s = 0, RECONNECT_DELAY_S
     while await pods.started(source.pod, restarts):
         restarts = pods.restarts(source.pod)
+        before = reader.offset
         try:
-            await reader.read_on()
+            async with source.streams or nullcontext():
+                await reader.read_on()
         except ClusterUnavailableError:  # a connection or node; the job's watches notice if the cluster is away
-            await asyncio.sleep(RECONNECT_DELAY_S)
-            continue
+            has_ended_by_itself = False
         except ClusterError as error:
             if error.status == 404:
                 source.opened()
                 break
             if error.status != NO_LOG_YET:
                 raise
-            await asyncio.sleep(RECONNECT_DELAY_S)
-            continue
-        if await pods.ended(source.pod, restarts):
+            has_ended_by_itself = False
+        else:
+            has_ended_by_itself = True
+        if has_ended_by_itself and await pods.ended(source.pod, restarts):
             await reader.put_rest()
             restarts += 1
+        elif reader.offset > before:
+            pause_s = RECONNECT_DELAY_S
+        else:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_LOG_RETRY_DELAY_S)
     await reader.put_rest()
 
 
 class _Reader:
-    """Queues the lines of a pod, each once, however often its log breaks off. `last`: see `follow`."""
+    """Queues the lines of a pod, each once, however often its log breaks off. `last`: see `follow`.
+
+    `offset`: the position up to which they are queued.
+    """
 
     def __init__(
         self, api: KubernetesClient, source: LogSource, lines: asyncio.Queue[LogLine | None], last: int | None
@@ -364,7 +432,7 @@ class _Reader:
         self._source = source
         self._lines = lines
         self._last = last
-        self._offset = START_OF_LOG
+        self.offset = START_OF_LOG
         self._rest: LogChunk | None = None
 
     async def read_on(self) -> None:
@@ -373,7 +441,7 @@ class _Reader:
             await self._read_end(self._last)
             self._last = None
         pod, opened = self._source.pod, self._source.opened
-        async for part in _read_chunks(self._api, pod, after=self._offset, follow=True, opened=opened):
+        async for part in _read_chunks(self._api, pod, after=self.offset, follow=True, opened=opened):
             if self._rest and part.offset > self._rest.offset:
                 await self.put_rest()
             self._rest = None  # else this part repeats it, and may be complete now
@@ -395,10 +463,10 @@ class _Reader:
             del found[-1]
         for part in _last(found, last):
             await self._put(part)
-        self._offset = max((part.offset for part in found), default=self._offset)
+        self.offset = max((part.offset for part in found), default=self.offset)
 
     async def _put(self, part: LogChunk) -> None:
-        self._offset = max(self._offset, part.offset)
+        self.offset = max(self.offset, part.offset)
         await self._lines.put(LogLine(self._source.instance, part.text))
 
 
@@ -422,7 +490,8 @@ async def _read_chunks(
         "sinceTime": after.since,
     }
     offset, begins = START_OF_LOG, True
-    async with api.stream(api.log_path(pod), query, silent_s=LOG_SILENCE_S) as response:
+    opening = api.stream(api.log_path(pod), query, silent_s=LOG_SILENCE_S, is_retried=not follow)
+    async with opening as response:
         opened()
         async for line, ends in read_lines(response, LONGEST_LINE):
             text, moment = line.decode(errors="replace"), None

@@ -59,6 +59,11 @@ def selector(job: str = "") -> str:
     return f"{ours},{JOB}={job}" if job else f"{ours},{JOB}"
 
 
+def is_job(labels: Mapping[str, str], job: str) -> bool:
+    """Whether these labels are of the job's Job or Deployment, as `selector` selects it."""
+    return labels.get(MANAGED_BY) == MANAGER and labels.get(JOB) == job
+
+
 def is_of(labels: Mapping[str, str], job: str) -> bool:
     """Whether these labels are of the job's objects, or of the archived log of a job of that name."""
     return job in (labels.get(JOB), labels.get(LOG_OF))

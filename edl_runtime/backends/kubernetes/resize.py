@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from edl_runtime.backends.errors import ClusterError
 from edl_runtime.backends.interface import JobStatus
@@ -22,27 +23,47 @@ from edl_runtime.backends.kubernetes.pod_status import is_gated_by_queue, is_lea
 from edl_runtime.errors import BackendError
 
 
-async def resize_owner(api: KubernetesClient, owner: Manifest, instances: int, before: JobStatus) -> Manifest:
+def is_resized_alone(owner: Manifest, instances: int) -> bool:
+    """Whether a resize depends on this Job alone, and on none of its pods: a running one, not in a queue.
+
+    Its resourceVersion then proves that it is as it was when the size was decided.
+    """
+    is_running = owner["kind"] == "Job" and instances > 0 and desired_instances(owner) > 0
+    return is_running and names.QUEUE not in owner["metadata"]["labels"]
+
+
+async def resize_owner(
+    api: KubernetesClient, owner: Manifest, instances: int, before: JobStatus, pods: Sequence[Manifest]
+) -> Manifest:
+    """Record the size, and change the Job or Deployment; return it. `before`, `pods`: the job's, just read.
+
+    Raises ConflictError if the owner has changed since, and BackendError for what Kueue would undo.
+    """
     size = {names.WANTED: str(instances)}
     if instances != desired_instances(owner) and (instances or is_felt_when_suspended(before)):
         size[names.RESIZED_AT] = repr(time.time())
     if owner["kind"] == "Job":
-        return await _resize_job(api, owner, instances, size)
-    found, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))
-    pods = pool_pods(found)
-    seen = {one.status.pod: one.status for one in pool_instances(pods, time.time())}
+        return await _resize_job(api, owner, instances, size, pods)
+    there = pool_pods(pods)
+    seen = {one.status.pod: one.status for one in pool_instances(there, time.time())}
     costs = {pod: {"annotations": {names.DELETION_COST: str(-status.index)}} for pod, status in seen.items()}
     if 0 < instances < len(seen):  # the highest index leaves first
-        marked = (api.patch(pod, {"metadata": costs[pod["metadata"]["name"]]}) for pod in pods)
-        await asyncio.gather(*marked)
-    resized = await api.annotate(owner, size, {"replicas": instances})
+        unmarked = [pod for pod in there if not _has(pod, costs[pod["metadata"]["name"]]["annotations"])]
+        await asyncio.gather(*(api.patch(pod, {"metadata": costs[pod["metadata"]["name"]]}) for pod in unmarked))
+    resized = await api.set_if_same(owner, size, {"replicas": instances}, same=(names.WANTED, names.TOKEN))
     if instances > desired_instances(owner):  # replace those that had been given up
-        given_up = [pod for pod in pods if seen[pod["metadata"]["name"]].given_up]
+        given_up = [pod for pod in there if seen[pod["metadata"]["name"]].given_up]
         await asyncio.gather(*(api.delete(pod) for pod in given_up))
     return resized
 
 
-async def _resize_job(api: KubernetesClient, owner: Manifest, instances: int, size: Mapping[str, str]) -> Manifest:
+def _has(pod: Mapping[str, Any], annotations: Mapping[str, str]) -> bool:
+    return annotations.items() <= (pod["metadata"].get("annotations") or {}).items()
+
+
+async def _resize_job(
+    api: KubernetesClient, owner: Manifest, instances: int, size: Mapping[str, str], pods: Sequence[Manifest]
+) -> Manifest:
     """Change the number of a Job's indexes, or suspend it for 0.
 
     `submit` starts a Job that is not started yet, and Kueue one in its queue. Raises BackendError for what Kueue would
@@ -51,11 +72,11 @@ async def _resize_job(api: KubernetesClient, owner: Manifest, instances: int, si
     queue = owner["metadata"]["labels"].get(names.QUEUE)
     started_elsewhere = names.STARTED not in owner["metadata"]["annotations"] or queue is not None
     if queue is not None:
-        await _check_queue(api, owner, queue, instances)
+        _check_queue(owner, queue, instances, pods)
     if instances == 0:
         return await api.annotate(owner, size, {"suspend": True})
     if desired_instances(owner) == 0:
-        await _release_suspended_pods(api, owner)
+        await _release_suspended_pods(api, owner, pods)
     completions = completions_for(owner, instances)
     elastic = owner["metadata"]["annotations"].get(names.ELASTIC) == "true"
     spec = {
@@ -67,7 +88,7 @@ async def _resize_job(api: KubernetesClient, owner: Manifest, instances: int, si
     return await api.annotate(owner, size, spec)
 
 
-async def _check_queue(api: KubernetesClient, owner: Manifest, queue: str, instances: int) -> None:
+def _check_queue(owner: Manifest, queue: str, instances: int, pods: Sequence[Manifest]) -> None:
     """Raise BackendError if Kueue would not let the Job have so many instances.
 
     Kueue stops a running Job whose size changes, unless it was created as an elastic one; and if a Job grows again
@@ -85,21 +106,19 @@ async def _check_queue(api: KubernetesClient, owner: Manifest, queue: str, insta
         )
     if instances < desired_instances(owner):
         return
-    found, _ = await api.list("Pod", labels=names.selector(name))
-    gated = sum(is_pod_of(pod, owner) and is_gated_by_queue(pod) for pod in found)
+    gated = sum(is_pod_of(pod, owner) and is_gated_by_queue(pod) for pod in pods)
     if gated:
         raise BackendError(
             f"{gated} pods of {name!r} wait in Kueue's queue {queue!r}; resize it when they have been admitted"
         )
 
 
-async def _release_suspended_pods(api: KubernetesClient, owner: Manifest) -> None:
+async def _release_suspended_pods(api: KubernetesClient, owner: Manifest, pods: Sequence[Manifest]) -> None:
     """Remove the Job's finalizer from pods that left when it was suspended, so that it does not count them as failed.
 
     They ended by a signal, and a Job gives up an index that has failed a few times.
     """
-    found, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]))
-    left = [pod for pod in found if is_pod_of(pod, owner) and is_leaving(pod)]
+    left = [pod for pod in pods if is_pod_of(pod, owner) and is_leaving(pod)]
     await asyncio.gather(*(_remove_job_finalizer(api, pod) for pod in left))
 
 

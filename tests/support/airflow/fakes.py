@@ -76,7 +76,9 @@ class FakeBackend:
         nodes = (NodeCapacity(name=f"n{number}", total=has, free=has) for number, has in enumerate(self.nodes))
         return Capacity(nodes=tuple(nodes))
 
-    async def logs(self, name: str, *, tail: int | None = None, follow: bool = False) -> AsyncGenerator[LogLine, None]:
+    async def logs(
+        self, name: str, *, instance: int | None = None, tail: int | None = None, follow: bool = False
+    ) -> AsyncGenerator[LogLine, None]:
         if name not in {*self.jobs, *self.ended}:
             raise UnknownJobError(name)
         sent = 0
@@ -84,7 +86,8 @@ class FakeBackend:
             running = name in self.jobs and self.jobs[name].phase == "running"
             for line in self.written[sent if tail is None else -tail :]:
                 sent += 1
-                yield line
+                if instance in (None, line.instance):
+                    yield line
             if not (follow and running):
                 return
             await asyncio.sleep(0.01)

@@ -19,13 +19,13 @@ def _lines(count: int, instance: int = 0) -> list[LogLine]:
     return [LogLine(instance, f"line {number}") for number in range(count)]
 
 
-async def _counted(site: FakeClient, *looks: JobStatus) -> list[str]:
+async def _counted(site: FakeClient, *looks: JobStatus, all_logs: bool = True) -> list[str]:
     """What somebody says who looks so often, and follows the job from now on to its end."""
     output: list[str] = []
     site.backend.ended = {"student"}
-    log = JobLogRelay(JOB, site, output.append, 0.0)
+    log = JobLogRelay(JOB, site, output.append, 0.0, all_logs=all_logs)
     for look in looks:
-        await log.log_disruptions(look)
+        await log.look(look)
     await log.finish(is_over=True)
     await log.close()
     return output
@@ -52,6 +52,27 @@ async def test_whoever_goes_on_shows_what_has_not_been_shown(site: FakeClient) -
     assert position.lines == {0: 3, 1: 2}
     site.positions["student"] = type(position)(created_at=JOB.created_at - 1, lines={0: 1})
     assert await _shown(site, _lines(1)) == ["[0] line 0"]
+
+
+async def test_the_first_instance_s_output_is_shown_until_one_has_failed(site: FakeClient) -> None:
+    """Then that of all: the others' from its start, and of the first what has not been shown."""
+    site.backend.jobs["student"] = JOB
+    site.backend.written = [LogLine(0, "a"), LogLine(1, "b"), LogLine(0, "c")]
+    output: list[str] = []
+    log = JobLogRelay(JOB, site, output.append, 0.0)
+    while len(output) < 2:
+        await log.look(JOB)
+        await log.flush_when_due()
+        await asyncio.sleep(0.001)
+    assert output == ["[0] a", "[0] c"]
+    site.backend.written += [LogLine(1, "why"), LogLine(0, "d")]
+    failed = InstanceStatus(index=1, phase="failed", started_at=100.0, exit_code=1)
+    site.backend.ended.add(site.backend.jobs.pop("student").name)
+    await log.look(job_status("student", instances=(failed,)))
+    await log.finish(is_over=True)
+    await log.close()
+    assert sorted(output[2:]) == ["[0] d", "[1] b", "[1] why"]
+    assert site.positions["student"].lines == {0: 3, 1: 2}
 
 
 async def test_a_student_s_own_lines_of_progress_are_left_out(site: FakeClient) -> None:

@@ -21,7 +21,13 @@ from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.errors import BackendError
 
 JOB = {
-    "metadata": {"name": "job", "uid": "one", "resourceVersion": "1", "labels": {names.JOB: "job"}, "annotations": {}},
+    "metadata": {
+        "name": "job",
+        "uid": "one",
+        "resourceVersion": "1",
+        "labels": names.labels("job", "trainer"),
+        "annotations": {},
+    },
     "spec": {"completions": 2},
 }
 
@@ -34,10 +40,13 @@ class Cluster:
         self.has = {"jobs": [JOB], **has}
         self.kept: list[Any] = []
         self.patched: list[Any] = []
+        self.conflicts = 0
+        self.requests: list[str] = []
         self.closing = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         kind = request.match_info["kind"]
+        self.requests.append(f"{request.method} {kind}")
         if kind in self.refuses:
             return web.json_response({"reason": "Refused", "message": f"no {kind}"}, status=self.refuses[kind])
         if "watch" in request.query:
@@ -50,13 +59,18 @@ class Cluster:
         if request.method == "DELETE":
             self.has = {}
             self.closing.set()
+        elif request.method == "PATCH" and self.conflicts:
+            self.conflicts -= 1
+            return web.json_response({"reason": "Conflict", "message": "it has changed"}, status=409)
         elif request.method == "PATCH":
             self.patched.append(await request.json())
             return web.json_response({"kind": "Job", **self.has["jobs"][0]})
         elif request.method == "POST":
             self.kept.append(await request.json())
         elif "name" in request.match_info:
-            return web.json_response({}, status=404)
+            name, of_kind = request.match_info["name"], self.has.get(kind, [])
+            found = [{"kind": "Job", **one} for one in of_kind if one["metadata"]["name"] == name]
+            return web.json_response(found[0] if found else {}, status=200 if found else 404)
         return web.json_response({"items": self.has.get(kind, []), "metadata": {"resourceVersion": "1"}})
 
     @asynccontextmanager
@@ -143,7 +157,7 @@ async def test_a_job_in_a_queue_has_no_size_for_which_kueue_would_stop_it(
     has: dict[str, Any], instances: int, refused: str | None
 ) -> None:
     """As Kueue 0.18 does that; the pods of a job that it lets grow have its gate until they are admitted."""
-    metadata = {**JOB["metadata"], "labels": {names.JOB: "job", names.QUEUE: "gpus"}}
+    metadata = {**JOB["metadata"], "labels": {**names.labels("job", "trainer"), names.QUEUE: "gpus"}}
     metadata["annotations"] = {names.WANTED: "2", names.BOUNDS: "1:4", names.STARTED: "true"}
     queued = {"metadata": metadata, "spec": {"completions": 2, "template": {"spec": {}}, **has}}
     about = {"name": "job-0", "uid": "pod", "resourceVersion": "1", "labels": {names.JOB: "job"}}
@@ -169,3 +183,44 @@ async def test_a_resize_that_was_meant_for_another_try_changes_nothing() -> None
         assert cluster.patched == []
         await backend.resize("job", 3, token="try-2")
     assert [one["spec"]["completions"] for one in cluster.patched] == [3]
+
+
+def resizable(token: str) -> dict[str, Any]:
+    metadata = {**JOB["metadata"], "annotations": {names.WANTED: "2", names.BOUNDS: "1:4", names.TOKEN: token}}
+    return {**JOB, "metadata": metadata}
+
+
+async def test_a_followed_job_is_resized_by_one_request() -> None:
+    """Which holds for the version that the watches know, so that nothing has to be read before."""
+    cluster = Cluster({}, jobs=[resizable("mine")], pods=[])
+    async with cluster.backend() as backend, backend.following() as followed:
+        await followed.get("job")
+        cluster.requests.clear()
+        assert (await followed.resize("job", 3)).name == "job"
+        assert [one for one in cluster.requests if not one.startswith("GET")] == ["PATCH jobs"]
+        assert "GET pods" not in cluster.requests
+    assert [(one["metadata"]["resourceVersion"], one["spec"]["completions"]) for one in cluster.patched] == [("1", 3)]
+
+
+async def test_a_resize_of_what_has_changed_reads_it_first() -> None:
+    """The cluster refuses the version that the watches know; what it has now is resized, once."""
+    cluster = Cluster({}, jobs=[resizable("mine")], pods=[])
+    async with cluster.backend() as backend, backend.following() as followed:
+        await followed.get("job")
+        changed = resizable("mine")
+        changed["metadata"]["resourceVersion"] = "8"
+        cluster.has["jobs"], cluster.conflicts = [changed], 1
+        await followed.resize("job", 3)
+    assert [one["metadata"]["resourceVersion"] for one in cluster.patched] == ["8"]
+
+
+async def test_no_resize_is_refused_because_of_what_is_known_alone() -> None:
+    """Another try may have adopted the job, and the watch has not told it yet."""
+    cluster = Cluster({}, jobs=[resizable("try-1")], pods=[])
+    async with cluster.backend() as backend, backend.following() as followed:
+        await followed.get("job")
+        cluster.has["jobs"] = [resizable("try-2")]
+        await followed.resize("job", 3, token="try-2")
+        assert len(cluster.patched) == 1
+        with pytest.raises(JobReplacedError):
+            await followed.resize("job", 4, token="try-3")

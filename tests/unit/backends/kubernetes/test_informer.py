@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edl_runtime.backends.errors import ClusterError
 from edl_runtime.backends.kubernetes import informer
 from edl_runtime.backends.kubernetes.client import Manifest, Outage, WatchEvent
 from edl_runtime.backends.kubernetes.informer import Indexer, Informer
@@ -145,6 +146,7 @@ async def test_whoever_looks_at_many_jobs_lets_others_have_their_turn() -> None:
     jobs = [f"job-{number:03}" for number in range(8 * informer.BATCH_SIZE)]
     known = informer_of(jobs, [], [])
     known._synced = {name: (f"uid-{name}",) for name in jobs}
+    known._api = SimpleNamespace(list=None)  # type: ignore[assignment]
     known._running = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
     turns = 0
 
@@ -176,8 +178,11 @@ async def test_a_status_waits_for_what_a_watch_has_still_to_tell(*, doubted: boo
     known._api = SimpleNamespace(list=listed)  # type: ignore[assignment]
     known._running = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
     if doubted:
-        known._synced = {"job": ("uid-job",)}
         known.mark_stale("job")
+    else:
+        ended = {"conditions": [{"type": "Complete", "status": "True"}]}
+        job = {"kind": "Job", "metadata": {**about("job"), "resourceVersion": "4"}, "spec": {"completions": 1}}
+        known._jobs.apply(WatchEvent("MODIFIED", "4", [{**job, "status": ended}]))
     asking = asyncio.create_task(known.get("job"))
     done, _ = await asyncio.wait([asking], timeout=0.05)
     assert not done
@@ -186,6 +191,55 @@ async def test_a_status_waits_for_what_a_watch_has_still_to_tell(*, doubted: boo
     await known._notify()
     assert [one.phase for one in (await asking).instances] == ["succeeded"]
     assert not known._stale
+
+
+@pytest.mark.parametrize("reported", ["4", "9"])
+async def test_a_status_needs_no_request_when_the_pods_are_as_new_as_the_job(reported: str) -> None:
+    """Versions of all kinds are of one sequence: what led to the Job's conditions has been reported before."""
+    known = informer_of([], [], [])
+    known._api = SimpleNamespace(list=no_cluster)  # type: ignore[assignment]
+    known._running = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
+    ended = {"conditions": [{"type": "Complete", "status": "True"}]}
+    job = {"kind": "Job", "metadata": {**about("job"), "resourceVersion": "4"}, "spec": {"completions": 1}}
+    known._jobs.apply(WatchEvent("MODIFIED", "4", [{**job, "status": ended}]))
+    known._pods.apply(WatchEvent("BOOKMARK", reported))
+    assert (await known.get("job")).phase == "succeeded"
+
+
+async def test_a_status_waits_until_the_watch_has_reported_what_we_changed() -> None:
+    """Without a request: the change is an event like any other."""
+    known = informer_of(["job"], [], [])
+    known._api = SimpleNamespace(list=no_cluster)  # type: ignore[assignment]
+    known._running = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
+    resized = {"kind": "Job", "metadata": {**about("job"), "resourceVersion": "7"}, "spec": {"completions": 3}}
+    known.await_change("job", resized)
+    asking = asyncio.create_task(known.get("job"))
+    done, _ = await asyncio.wait([asking], timeout=0.05)
+    assert not done
+    known._jobs.apply(WatchEvent("MODIFIED", "7", [resized]))
+    known._pods.apply(WatchEvent("BOOKMARK", "8"))
+    await known._notify()
+    assert (await asking).wanted == 3
+
+
+def test_a_cache_without_the_right_to_watch_is_complete_until_it_has_it() -> None:
+    """And says so."""
+    seen = Indexer("Node", lambda _: "", is_optional=True)
+    refused = ClusterError(403, "Forbidden", "nodes is forbidden")
+    seen.refuse(refused)
+    assert (seen.is_known, seen.refused, list(seen.all), seen.silence_s()) == (True, refused, [], 0.0)
+    seen.apply(WatchEvent("LISTED", "5", [pod("a", 1)]))
+    assert (seen.refused, len([*seen.all])) == (None, 1)
+
+
+def test_objects_of_one_name_in_two_namespaces_are_two() -> None:
+    """As pods of all namespaces."""
+    here, there = pod("a", 1), pod("a", 2)
+    here["metadata"]["namespace"], there["metadata"]["namespace"] = "here", "there"
+    seen = view(WatchEvent("LISTED", "5", [here, there]))
+    assert names(seen) == ["a", "a"]
+    seen.apply(WatchEvent("DELETED", "6", [here]))
+    assert [one["metadata"]["namespace"] for one in seen.of("job")] == ["there"]
 
 
 def test_what_delays_a_pod_is_known_by_its_own_events() -> None:
@@ -197,3 +251,25 @@ def test_what_delays_a_pod_is_known_by_its_own_events() -> None:
     assert informer_of(["job"], [placed], others)._status("job").reason == ""
     told = informer_of(["job"], [placed], [event("c", "no such volume", uid="uid-mine"), *others])._status("job")
     assert told.reason == "instance 0 can't start yet: FailedMount: no such volume"
+
+
+def test_a_status_is_computed_again_when_one_of_the_job_s_objects_has_changed() -> None:
+    """Also when a pod has become another job's; those of other jobs leave it as it is."""
+    known = informer_of(["job", "other"], [], [])
+
+    def told(kind: str, name: str, job: str, version: int) -> None:
+        watched = known._pods if kind == "Pod" else known._jobs
+        spec = {"completions": 1} if kind == "Job" else {}
+        metadata = {**about(name, job), "resourceVersion": str(version)}
+        annotations = {"batch.kubernetes.io/job-completion-index": "0", "edl-airflow/wanted": "1"}
+        thing = {"kind": kind, "metadata": {**metadata, "annotations": annotations}, "spec": spec, "status": {}}
+        change = WatchEvent("MODIFIED", str(version), [thing])
+        known._applied(watched, change, watched.apply(change))
+
+    first = known._status("job")
+    told("Pod", "other-0", "other", 2)
+    assert known._status("job") is first
+    told("Pod", "job-0", "job", 3)
+    assert [one.pod for one in known._status("job").instances] == ["job-0"]
+    told("Pod", "job-0", "other", 4)
+    assert known._status("job").instances == ()

@@ -409,6 +409,35 @@ async def test_the_last_words_are_told(
     assert [lines.get_nowait() for _ in range(lines.qsize())] == [LogLine(0, text) for text in rest]
 
 
+async def test_no_more_logs_are_open_than_may_be(kubelet: Kubelet) -> None:
+    """Others wait until one has ended, and are read then: no line is lost."""
+    streams, lines, most = asyncio.Semaphore(2), asyncio.Queue[LogLine | None](), 0
+    pods = _PodStates()
+    ended = {"state": {"terminated": {}}, "name": "instance", "restartCount": 0}
+    pods.now = {f"p{number}": {"status": {"phase": "Succeeded", "containerStatuses": [ended]}} for number in range(5)}
+    log, open_now = kubelet.log, 0
+
+    async def counted(request: web.Request) -> web.StreamResponse:
+        nonlocal most, open_now
+        open_now += 1
+        most = max(most, open_now)
+        await asyncio.sleep(0.02)
+        answer = await log(request)
+        open_now -= 1
+        return answer
+
+    kubelet.log = counted  # type: ignore[method-assign]
+    for name in pods.now:
+        kubelet.blocks[name, False] = [f"{AT}1.5Z of {name}\n".encode()]
+    async with kubelet.opened() as api, asyncio.TaskGroup() as tasks:
+        for number, name in enumerate(pods.now):
+            source = LogSource(number, name, lambda: None, streams)
+            tasks.create_task(logs._follow_pod(api, source, pods, lines, None))
+    told = [lines.get_nowait() for _ in range(lines.qsize())]
+    assert sorted(line.text for line in told if line) == [f"of {name}" for name in sorted(pods.now)]
+    assert most == 2
+
+
 @pytest.mark.parametrize("last", [None, 2])
 async def test_a_line_with_an_earlier_stamp_is_told_once(last: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runtimes stamp what comes by stdout and by stderr apart, so what is written first may be stamped last."""
