@@ -15,7 +15,7 @@ import msgspec
 from edl_runtime.concurrency import first_completed, unless_stopped
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.external.address import ServerAddress, check_distinct
-from edl_runtime.external.connection import connect
+from edl_runtime.external.connection import CHECK_TIMEOUT_S, watch_connection
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
 from edl_runtime.protocol.oip import ModelSignature
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 CHECK_EVERY_S = 0.2
 """How often a server is asked whether its model is ready: a killed one has to leave within half a second."""
-
-CHECK_TIMEOUT_S = 2.0
-"""A server that takes longer to tell whether its model is ready leaves the pool."""
 
 REPORT_EVERY_S = 5.0
 
@@ -152,7 +149,7 @@ class _Watched:
     def __init__(self, server: ServerAddress, settings: RuntimeSettings, trust: Trust | None) -> None:
         self.cause = ""
         self._address = str(server)
-        self._connection = connect(self._address, settings, trust=trust, timeout_s=CHECK_TIMEOUT_S)
+        self._connection = watch_connection(server, settings, trust)
         self._thread = ThreadPoolExecutor(1, f"edl watches {self._address}")
 
     def __enter__(self) -> Self:
