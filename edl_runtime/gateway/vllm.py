@@ -94,7 +94,8 @@ def _scored(holder: Raw, ids: Sequence[int]) -> list[Raw]:
         raise BadAnswerError(f"its prompt_logprobs are no list: {error}") from None
     if len(found) != len(ids):
         raise BadAnswerError(f"it scored {len(found)} positions of {len(ids)} tokens")
-    if b'"logprob":null' in bytes(raw or b"").replace(b'"logprob": ', b'"logprob":'):
+    text = bytes(raw or b"")
+    if b'"logprob":null' in text or b'"logprob": null' in text:
         raise BadAnswerError("it scored a token with null")
     for place, (scores, token) in enumerate(zip(found[1:], ids[1:], strict=True), 1):
         # vLLM puts the token that is there first; reading no further is what makes this cheap

@@ -72,7 +72,7 @@ class FakeTeacher:
             return Response(status_code=499)
         if self.fault == "refusal":
             return Response(encode({"error": {"message": "too much for me", "code": 400}}), 400)
-        if self.fault == "error":
+        if self.fault == "error" or (self.fault == "error on 490" and 490 in rows_of(body)[0]):
             return Response(encode({"error": {"message": "out of memory"}}), 500)
         if body.get("stream"):
             return StreamingResponse(_stream(broken=self.fault == "broken stream"), media_type="text/event-stream")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import msgspec
@@ -42,9 +43,6 @@ class FakeProcess:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-
-    def suspend(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
 
 
 @contextmanager
@@ -114,4 +112,42 @@ def sequences(count: int, tokens: int = 12) -> list[list[int]]:
     return [[(7 * row + 3 * place) % 490 + 1 for place in range(2 + (row * 5) % tokens)] for row in range(count)]
 
 
-Json = Mapping[str, Any] | Sequence[Any]
+class World(NamedTuple):
+    """A gateway's URL of a pool, the pool's teachers, and its registry."""
+
+    url: str
+    teachers: list[FakeProcess]
+    settings: RuntimeSettings
+
+    def rows_asked(self) -> list[int]:
+        """Return how many rows each teacher has been asked."""
+        return [teacher.asked("rows") for teacher in self.teachers]
+
+    def metric(self, name: str) -> float:
+        """Return one of the gateway's counts of the pool; 0 if it does not follow the pool."""
+        return metric(self.url, name)
+
+    def wait_all_good(self) -> None:
+        """Wait until no teacher is in quarantine."""
+        wait_until(lambda: self.metric("teachers") == len(self.teachers))
+
+
+def metric(url: str, name: str) -> float:
+    """Return one of a gateway's counts of the pool at that URL; 0 if it does not follow the pool."""
+    text = httpx.get(url.replace(f"/pools/{POOL}", "/metrics"), timeout=PATIENCE_S, trust_env=False).text
+    found = re.search(rf'^edl_gateway_{name}(?:_total)?{{pool="{POOL}"}} (\S+)$', text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+@contextmanager
+def world(redis_url: str, *kinds: str) -> Iterator[World]:
+    """Run a pool of these kinds of fake teachers behind a gateway. All are good."""
+    namespace = f"test-{uuid.uuid4().hex[:8]}"
+    settings = RuntimeSettings(redis_url=redis_url, namespace=namespace, lease_ttl_s=600.0)
+    with ExitStack() as stack:
+        fakes = [stack.enter_context(fake_teacher(kind)) for kind in kinds]
+        stack.enter_context(registered(settings, *(fake.address for fake in fakes)))
+        made = World(stack.enter_context(running_gateway(settings)), fakes, settings)
+        wait_healthy(made.url)
+        made.wait_all_good()
+        yield made
