@@ -33,6 +33,9 @@ LONGEST_NAME = 1000
 CHECK_TIMEOUT_S = 2.0
 """A server that takes longer to tell whether its model is ready leaves the pool."""
 
+LLM_CHECK_TIMEOUT_S = 15.0
+"""The same of one of a language model, which may spend seconds on writing the scores of a batch."""
+
 PROBE_LIMIT = 256 * 1024 * 1024
 """Most bytes of one row, or of a fixed batch, in all inputs together: the request with which a server is tried."""
 
@@ -84,17 +87,21 @@ def connect(
         raise missing_library(str(server), error) from None
 
 
+def check_timeout_s(server: ServerAddress) -> float:
+    """Return how long a server may take to tell whether its model is ready."""
+    return LLM_CHECK_TIMEOUT_S if server.llm else CHECK_TIMEOUT_S
+
+
 def watch_connection(server: ServerAddress, settings: RuntimeSettings, trust: Trust | None) -> Watched:
-    """Return a connection that `edl register` watches a server by; each call takes `CHECK_TIMEOUT_S` at most."""
+    """Return a connection that `edl register` watches a server by; each call takes `check_timeout_s` at most."""
+    limit_s = check_timeout_s(server)
     if server.llm is None:
-        return connect(str(server), settings, trust=trust, timeout_s=CHECK_TIMEOUT_S)
+        return connect(str(server), settings, trust=trust, timeout_s=limit_s)
     from edl_runtime.external.llm import LlmConnection
 
     trust = trust if server.scheme.endswith("https") else None
     token = settings.teacher_token
-    return LlmConnection(
-        server, TeacherConnection(server.endpoint, token=token, timeout_s=CHECK_TIMEOUT_S, trust=trust)
-    )
+    return LlmConnection(server, TeacherConnection(server.endpoint, token=token, timeout_s=limit_s, trust=trust))
 
 
 def _transport(server: ServerAddress, settings: RuntimeSettings, timeout_s: float, trust: Trust | None) -> Transport:
