@@ -38,6 +38,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `discovery_token` (EDL_DISCOVERY_TOKEN): its bearer token; required unless it listens on loopback.
     - `monitor_token` (EDL_MONITOR_TOKEN): the bearer token for the metrics of `edl monitor`; required unless it
       listens on loopback.
+    - `gateway_token` (EDL_GATEWAY_TOKEN): the token of an `edl gateway`, which clients send as a bearer token or as the
+      password in its URL; required unless it listens on loopback.
     - `job_server_token` (EDL_JOB_SERVER_TOKEN): the bearer token of a JobServer; required unless it listens on
       loopback.
     - `namespace` (EDL_NAMESPACE): prefix of all keys, so that several teams share one Redis.
@@ -59,8 +61,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `teacher_tls_name` (EDL_TEACHER_TLS_NAME): the name that teachers' certificates hold, as teachers come and go at
       addresses that nobody knows before; empty for the host at which each is reached.
     - `tls_cert`, `tls_key` (EDL_TLS_CERT, EDL_TLS_KEY): PEM files with the certificate, and those between it and the
-      authority's, that a teacher or `edl discovery` shows, and with its private key, which may stand in the same file.
-      It speaks nothing but TLS then. Both are read when it starts.
+      authority's, that a teacher, `edl discovery` or `edl gateway` shows, and with its private key, which may stand in
+      the same file. It speaks nothing but TLS then. Both are read when it starts.
     - `lease_ttl_s` (EDL_LEASE_TTL_S): a registration expires if it is not renewed for this long.
     - `result_file` (EDL_RESULT_FILE): the file to which a student writes its result; see `edl_runtime.result`.
     - `checkpoint_stream` (EDL_CHECKPOINT_STREAM): the Redis stream of complete checkpoints, see
@@ -85,6 +87,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     discovery_url: str = ""
     discovery_token: str = ""
     monitor_token: str = ""
+    gateway_token: str = ""
     job_server_token: str = ""
     namespace: str = "default"
     job: str = ""
@@ -138,6 +141,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         check_token(named("teacher_token"), self.teacher_token)
         check_token(named("discovery_token"), self.discovery_token)
         check_token(named("monitor_token"), self.monitor_token)
+        check_token(named("gateway_token"), self.gateway_token)
         check_token(named("job_server_token"), self.job_server_token)
 
     def _check_checkpoint(self) -> None:

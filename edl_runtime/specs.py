@@ -34,7 +34,14 @@ CHECKPOINT_EVERY_S = 300.0
 """Default interval between checkpoints."""
 
 SECRET_VARIABLES = frozenset(
-    {"EDL_DISCOVERY_TOKEN", "EDL_JOB_SERVER_TOKEN", "EDL_MONITOR_TOKEN", "EDL_REDIS_URL", "EDL_TEACHER_TOKEN"}
+    {
+        "EDL_DISCOVERY_TOKEN",
+        "EDL_GATEWAY_TOKEN",
+        "EDL_JOB_SERVER_TOKEN",
+        "EDL_MONITOR_TOKEN",
+        "EDL_REDIS_URL",
+        "EDL_TEACHER_TOKEN",
+    }
 )
 """Variables that may hold a password or token: never part of a spec, log, argument or file."""
 

@@ -30,6 +30,7 @@ from edl_runtime.cli import SUMMARIES, edl
 from edl_runtime.distill import metrics as reader_metrics
 from edl_runtime.elastic.rendezvous.redis_store import Event, EventKind
 from edl_runtime.errors import EdlError
+from edl_runtime.gateway import metrics as gateway_metrics
 from edl_runtime.monitor import exporter
 from edl_runtime.protocol.errors import ProtocolError
 from edl_runtime.store import keys
@@ -123,7 +124,7 @@ def _plain(text: str) -> str:
 
 
 def metrics() -> str:
-    """The metrics of teachers, students and `edl monitor`."""
+    """The metrics of teachers, students, `edl gateway` and `edl monitor`."""
     teacher = [
         [f"`{each.name}{'_total' * (each.type == 'counter')}`", each.documentation] for each in _teacher_metrics()
     ]
@@ -133,6 +134,11 @@ def metrics() -> str:
         for listed, end in kinds
         for name, label, meaning, _ in listed
     ]
+    gateway = [
+        [f"`edl_gateway_{name}{end}`", f"`{label}`", meaning]
+        for listed, end in ((gateway_metrics._COUNTERS, "_total"), (gateway_metrics._GAUGES, ""))  # noqa: SLF001 - as above
+        for name, label, meaning, _ in listed
+    ]
     monitor = [
         [f"`{name}`", ", ".join(f"`{label}`" for label in labels), meaning]
         for name, meaning, labels in exporter._METRICS  # noqa: SLF001 - as above
@@ -140,7 +146,7 @@ def metrics() -> str:
     head = ["metric", "labels", "meaning"]
     return (
         f"## Of a teacher\n\n{table(['metric', 'meaning'], teacher)}\n\n## Of a student\n\n{table(head, student)}\n\n"
-        f"## Of `edl monitor`\n\n{table(head, monitor)}"
+        f"## Of `edl gateway`\n\n{table(head, gateway)}\n\n## Of `edl monitor`\n\n{table(head, monitor)}"
     )
 
 

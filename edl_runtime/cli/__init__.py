@@ -29,6 +29,7 @@ SUMMARIES = {
     "discovery": "Serve discovery of teachers over HTTP.",
     "drain": "Take a teacher out of its pool.",
     "events": "Show the events of a job's trainers.",
+    "gateway": "Serve pools of language models to trainers over HTTP.",
     "jobs": "Show jobs and pools.",
     "logs": "Show the output of a job's instances.",
     "monitor": "Show jobs, pools, targets and reserved resources, live.",

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from edl_runtime.cli.options import print_json_line, read_settings
 from edl_runtime.errors import SpecError
-from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.protocol.llm import KINDS, LOGPROBS_MODES, TOKENS_IN_FLIGHT
+from edl_runtime.protocol.oip import TOKENIZER_FILES, ModelSignature
 from edl_runtime.specs import check_name
+
+if TYPE_CHECKING:
+    from edl_runtime.external.address import ServerAddress
 
 _TENSOR = "NAME:DATATYPE:SIZE.SIZE…"
 
@@ -22,7 +28,7 @@ _TENSOR = "NAME:DATATYPE:SIZE.SIZE…"
 @click.option("--model", default="", help="Name of the model on that server.")
 @click.option(
     "--protocol",
-    type=click.Choice(["oip", "paddle-serving", "paddle-pipeline"]),
+    type=click.Choice(["oip", "paddle-serving", "paddle-pipeline", *KINDS]),
     default="oip",
     show_default=True,
     help="What the server speaks.",
@@ -35,6 +41,21 @@ _TENSOR = "NAME:DATATYPE:SIZE.SIZE…"
 )
 @click.option("--outputs", multiple=True, metavar=_TENSOR, help="An output, likewise.")
 @click.option("--max-batch", type=click.IntRange(min=1), help="Most rows of a request; by default what Triton tells.")
+@click.option("--max-logprobs", type=click.IntRange(min=-1), help="Of a language model: vLLM's flag; -1 for any.")
+@click.option(
+    "--logprobs-mode", type=click.Choice(LOGPROBS_MODES), help="Likewise; by default vLLM's own, raw_logprobs."
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder of a language model's tokenizer: a teacher with another one can't join. By default the server's, if "
+    "it is here.",
+)
+@click.option(
+    "--tokens-in-flight",
+    type=click.IntRange(min=1),
+    help=f"Most tokens that a language model is asked at a time; by default {TOKENS_IN_FLIGHT:,}.",
+)
 @click.option(
     "--server",
     "addresses",
@@ -69,6 +90,10 @@ def register(
     inputs: tuple[str, ...],
     outputs: tuple[str, ...],
     max_batch: int | None,
+    max_logprobs: int | None,
+    logprobs_mode: str | None,
+    tokenizer: Path | None,
+    tokens_in_flight: int | None,
     addresses: tuple[str, ...],
     advertise: str,
     weight: float,
@@ -78,7 +103,8 @@ def register(
 ) -> None:
     """Bring servers that are not ours into a pool, each while its model is ready.
 
-    Triton, KServe, MLServer and OpenVINO speak oip; Paddle Serving has two protocols of its own. Runs beside the server
+    Triton, KServe, MLServer and OpenVINO speak oip; Paddle Serving has two protocols of its own. vllm, sglang and swift
+    (`swift deploy`) serve language models, which `edl gateway` asks. Runs beside the server
     until SIGTERM or Ctrl-C, then leaves the pool. Needs the registry in EDL_REDIS_URL. EDL_TEACHER_TOKEN is sent to the
     server as a bearer token.
     """
@@ -101,8 +127,11 @@ def register(
             inputs=tuple(parse_tensor(one, "--inputs") for one in inputs),
             outputs=tuple(parse_tensor(one, "--outputs") for one in outputs),
             max_batch=max_batch,
+            max_logprobs=max_logprobs,
+            logprobs_mode=logprobs_mode or "",
+            tokens_in_flight=tokens_in_flight,
         )
-        servers.append(server)
+        servers.append(_with_tokenizer(server, tokenizer) if tokenizer else server)
     options = RegisterOptions(pool=pool, servers=servers, advertise=advertise, weight=weight, drain_s=drain_s)
     joined: set[str] = set()
 
@@ -121,6 +150,16 @@ def register(
             ready_file.unlink(missing_ok=True)
 
     asyncio.run(keep_registered(options, settings, on_joined, on_left))
+
+
+def _with_tokenizer(server: ServerAddress, folder: Path) -> ServerAddress:
+    """Return the address with what the folder tells of the tokenizer. Raises SpecError without one."""
+    from edl_runtime.external.llm import describe_tokenizer
+
+    known = describe_tokenizer(folder)
+    if not known.digest:
+        raise SpecError("--tokenizer", str(folder), f"a folder with {' or '.join(TOKENIZER_FILES)}")
+    return msgspec.structs.replace(server, tokenizer=known.digest, vocab_size=known.vocab_size)
 
 
 def _remove_stale(ready_file: Path) -> None:

@@ -8,14 +8,21 @@
 | `paddle-serving+http://…`, `paddle-serving+grpc://…` | the same over HTTP and gRPC |
 | `paddle-pipeline+http://HOST:PORT/NAME` | a Python pipeline of Paddle Serving; needs `input` and `output` |
 | `paddle-pipeline+grpc://HOST:PORT/NAME` | the same over gRPC |
+| `vllm+http://HOST:PORT/MODEL` | vLLM's server of a language model, of which `edl gateway` asks scores |
+| `sglang+http://HOST:PORT/MODEL` | SGLang's |
+| `swift+http://HOST:PORT/MODEL` | that of `swift deploy` |
 
-With `s` behind the scheme (`oip+https`, `oip+grpcs`) through TLS. The query says what the server does not:
+With `s` behind the scheme (`oip+https`, `vllm+https`, `oip+grpcs`) through TLS. The query says what the server does
+not:
 
 | `?…&…` | |
 | --- | --- |
 | `input=NAME:DATATYPE:SIZE.SIZE…` | once for each input; the first size is the batch, -1 any size |
 | `output=…` | an output |
 | `max_batch=ROWS` | the most rows of a request |
+| `max_logprobs=K`, `logprobs_mode=MODE` | of a language model: vLLM's flags of these names |
+| `tokenizer=DIGEST`, `vocab_size=N` | of its tokenizer, as `edl register --tokenizer` finds them |
+| `tokens_in_flight=N` | the most tokens that it is asked at a time |
 """
 
 from __future__ import annotations
@@ -23,20 +30,26 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 import msgspec
 
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.address import endpoint_of
+from edl_runtime.protocol.llm import KINDS, LOGPROBS_MODES, Kind
 from edl_runtime.protocol.oip import TensorSpec
 
 SCHEMES = (
     *("oip+http", "oip+https", "oip+grpc", "oip+grpcs"),
     *("paddle-serving+brpc", "paddle-serving+http", "paddle-serving+grpc"),
     *("paddle-pipeline+http", "paddle-pipeline+grpc"),
+    *(f"{kind}+{carrier}" for kind in KINDS for carrier in ("http", "https")),
 )
+
+_NUMBERS = {"max_batch": 1, "max_logprobs": -1, "vocab_size": 1, "tokens_in_flight": 1}
+"""The numbers of a query, and the least that each may be."""
+_WORDS = ("logprobs_mode", "tokenizer")
 
 
 class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +61,11 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     max_batch: int | None = None
+    max_logprobs: int | None = None
+    logprobs_mode: str = ""
+    tokenizer: str = ""
+    vocab_size: int | None = None
+    tokens_in_flight: int | None = None
 
     def __post_init__(self) -> None:
         """Raise SpecError for what is no address."""
@@ -57,8 +75,12 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
         endpoint_of(self.endpoint, "server")
         if not self.model:
             raise SpecError("model", self.model, "the name of a model on the server")
-        if self.max_batch is not None and self.max_batch < 1:
-            raise SpecError("max_batch", self.max_batch, "1 or more rows")
+        for name, least in _NUMBERS.items():
+            given = getattr(self, name)
+            if given is not None and given < least:
+                raise SpecError(name, given, f"{least} or more")
+        if self.logprobs_mode not in ("", *LOGPROBS_MODES):
+            raise SpecError("logprobs_mode", self.logprobs_mode, " or ".join(LOGPROBS_MODES))
 
     @classmethod
     def parse(cls, text: str, field: str = "teacher address") -> Self:
@@ -71,27 +93,31 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
         if url.scheme not in SCHEMES:
             raise SpecError(field, text, f"an address as in oip+http://HOST:PORT/MODEL, by one of {', '.join(SCHEMES)}")
         query = parse_qs(url.query, keep_blank_values=True)
-        rows = query.pop("max_batch", [None])[-1]
+        numbers = {name: query.pop(name)[-1] for name in _NUMBERS if name in query}
+        words = {name: query.pop(name)[-1] for name in _WORDS if name in query}
         tensors = {
             f"{kind}s": tuple(parse_tensor(one, f"{field}: {kind}") for one in query.pop(kind, ()))
             for kind in ("input", "output")
         }
-        if query or url.fragment or not (rows is None or re.fullmatch(r"\d{1,9}", rows, re.ASCII)):
-            allowed = "behind the ?: input, output and max_batch, a number"
+        wrong = [name for name, number in numbers.items() if not re.fullmatch(r"-?\d{1,9}", number, re.ASCII)]
+        if query or url.fragment or wrong:
+            allowed = f"behind the ?: input, output, {', '.join(_WORDS)}, and with a number {', '.join(_NUMBERS)}"
             raise SpecError(field, text, allowed)
-        return cls(
-            scheme=url.scheme,
-            endpoint=url.netloc,
-            model=unquote(url.path.removeprefix("/").removesuffix("/")),
-            max_batch=None if rows is None else int(rows),
-            **tensors,
-        )
+        given: dict[str, Any] = {name: int(number) for name, number in numbers.items()} | words | tensors
+        model = unquote(url.path.removeprefix("/").removesuffix("/"))
+        return cls(scheme=url.scheme, endpoint=url.netloc, model=model, **given)
 
     def reached_at(self, host: str) -> Self:
         """Return the address by which others reach it, at `host` instead of the one here; empty for the same one."""
         _, port = endpoint_of(self.endpoint)
         host = f"[{host}]" if ":" in host else host
         return msgspec.structs.replace(self, endpoint=f"{host}:{port}") if host else self
+
+    @property
+    def llm(self) -> Kind | None:
+        """Whose protocol a server of a language model speaks; None for one of tensors."""
+        protocol = self.scheme.partition("+")[0]
+        return next((kind for kind in KINDS if kind == protocol), None)
 
     @property
     def identity(self) -> tuple[str, str, int, str]:
@@ -111,7 +137,7 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
         query = [
             *(("input", _tensor_text(one)) for one in self.inputs),
             *(("output", _tensor_text(one)) for one in self.outputs),
-            *([("max_batch", self.max_batch)] if self.max_batch else []),
+            *((name, getattr(self, name)) for name in (*_NUMBERS, *_WORDS) if getattr(self, name) not in (None, "")),
         ]
         more = f"?{urlencode(query, safe=':')}" if query else ""
         return f"{self.scheme}://{self.endpoint}/{quote(self.model, safe='')}{more}"

@@ -30,6 +30,12 @@ MOST_TENSORS = 4096
 LONGEST_NAME = 1000
 """Most characters of an input's or output's name."""
 
+CHECK_TIMEOUT_S = 2.0
+"""A server that takes longer to tell whether its model is ready leaves the pool."""
+
+LLM_CHECK_TIMEOUT_S = 15.0
+"""The same of one of a language model, which may spend seconds on writing the scores of a batch."""
+
 PROBE_LIMIT = 256 * 1024 * 1024
 """Most bytes of one row, or of a fixed batch, in all inputs together: the request with which a server is tried."""
 
@@ -54,6 +60,14 @@ class Transport(Protocol):
     def infer(self, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> dict[str, Array]: ...
 
 
+class Watched(Protocol):
+    """A connection to a server that is asked again and again. Errors as those of `ExternalConnection`."""
+
+    def close(self) -> None: ...
+    def ready(self) -> bool: ...
+    def signature(self) -> ModelSignature: ...
+
+
 def connect(
     address: str, settings: RuntimeSettings, *, trust: Trust | None = None, timeout_s: float | None = None
 ) -> ExternalConnection:
@@ -63,11 +77,31 @@ def connect(
     that of the settings.
     """
     server = ServerAddress.parse(address)
+    if server.llm:
+        allowed = "a server of tensors; students of language models ask an `edl gateway` of its pool"
+        raise SpecError("teacher address", address, allowed)
     limit_s = settings.teacher_timeout_s if timeout_s is None else timeout_s
     try:
         return ExternalConnection(server, _transport(server, settings, limit_s, trust))
     except ImportError as error:
         raise missing_library(str(server), error) from None
+
+
+def check_timeout_s(server: ServerAddress) -> float:
+    """Return how long a server may take to tell whether its model is ready."""
+    return LLM_CHECK_TIMEOUT_S if server.llm else CHECK_TIMEOUT_S
+
+
+def watch_connection(server: ServerAddress, settings: RuntimeSettings, trust: Trust | None) -> Watched:
+    """Return a connection that `edl register` watches a server by; each call takes `check_timeout_s` at most."""
+    limit_s = check_timeout_s(server)
+    if server.llm is None:
+        return connect(str(server), settings, trust=trust, timeout_s=limit_s)
+    from edl_runtime.external.llm import LlmConnection
+
+    trust = trust if server.scheme.endswith("https") else None
+    token = settings.teacher_token
+    return LlmConnection(server, TeacherConnection(server.endpoint, token=token, timeout_s=limit_s, trust=trust))
 
 
 def _transport(server: ServerAddress, settings: RuntimeSettings, timeout_s: float, trust: Trust | None) -> Transport:

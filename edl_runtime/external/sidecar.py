@@ -15,7 +15,7 @@ import msgspec
 from edl_runtime.concurrency import first_completed, unless_stopped
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.external.address import ServerAddress, check_distinct
-from edl_runtime.external.connection import connect
+from edl_runtime.external.connection import check_timeout_s, watch_connection
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
 from edl_runtime.protocol.oip import ModelSignature
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 CHECK_EVERY_S = 0.2
 """How often a server is asked whether its model is ready: a killed one has to leave within half a second."""
-
-CHECK_TIMEOUT_S = 2.0
-"""A server that takes longer to tell whether its model is ready leaves the pool."""
 
 REPORT_EVERY_S = 5.0
 
@@ -80,7 +77,7 @@ async def keep_registered(
     """Register each server while its model is ready, until SIGTERM or SIGINT; then leave the pool and return.
 
     `on_joined` is called with the address each time, and `on_left` afterwards. A server leaves the pool when it refuses
-    connections, reports its model as not ready, does not answer for `CHECK_TIMEOUT_S`, or comes back with a model that
+    connections, reports its model as not ready, does not answer for `check_timeout_s`, or comes back with a model that
     the pool rejects; it is back when that is over. A drained server stays out until the drain is undone.
 
     Raises for the first server that can't join at all: SpecError for a model whose signature the server does not tell,
@@ -152,7 +149,8 @@ class _Watched:
     def __init__(self, server: ServerAddress, settings: RuntimeSettings, trust: Trust | None) -> None:
         self.cause = ""
         self._address = str(server)
-        self._connection = connect(self._address, settings, trust=trust, timeout_s=CHECK_TIMEOUT_S)
+        self._limit_s = check_timeout_s(server) + CHECK_EVERY_S
+        self._connection = watch_connection(server, settings, trust)
         self._thread = ThreadPoolExecutor(1, f"edl watches {self._address}")
 
     def __enter__(self) -> Self:
@@ -191,7 +189,7 @@ class _Watched:
     async def _is_ready(self) -> bool:
         try:
             # The connection's own limit comes first, unless an answer drips or a name is not resolved.
-            async with asyncio.timeout(CHECK_TIMEOUT_S + CHECK_EVERY_S):
+            async with asyncio.timeout(self._limit_s):
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.ready)
         except (OSError, ProtocolError, TeacherError) as error:
             self.cause = str(error) or type(error).__name__

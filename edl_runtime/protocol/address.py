@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hmac
 import ipaddress
 from urllib.parse import urlsplit
@@ -47,6 +48,17 @@ def check_exposure(host: str, token: str, variable: str) -> None:
         loopback = host == "localhost"
     if not loopback and not token:
         raise SpecError("host", host, f"127.0.0.1 (or ::1), unless {variable} holds a token")
+
+
+def password_of(given: bytes) -> bytes:
+    """Return the password of an Authorization header by the scheme Basic; empty without one."""
+    scheme, _, encoded = given.partition(b" ")
+    if scheme.lower() != b"basic":
+        return b""
+    try:
+        return base64.b64decode(encoded, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def has_token(given: bytes | str, token: str) -> bool:

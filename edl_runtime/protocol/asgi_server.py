@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from edl_runtime.protocol.address import has_token
+from edl_runtime.protocol.address import has_token, password_of
 from edl_runtime.protocol.listener import ConnectionTable, accepting, listen
 
 IDLE_CHECK_S = 5.0
@@ -25,7 +25,7 @@ IDLE_CHECK_S = 5.0
 TCP_TIMEOUT_S = 10.0
 """After so long a connection is dropped whose client does not read."""
 SHUTDOWN_TIMEOUT_S = 3.0
-"""Longest time to finish open requests."""
+"""Longest time to finish open requests, by default."""
 
 _AUTHENTICATED = "edl.authenticated"
 """In a request's state: the function to call when its token is right."""
@@ -41,11 +41,16 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, listener: socket.socket, *, connections: int, tls: ssl.SSLContext | None = None
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    connections: int,
+    tls: ssl.SSLContext | None = None,
+    finish_s: float = SHUTDOWN_TIMEOUT_S,
 ) -> AsyncIterator[str]:
     """Serve `app` during the block, whose value is the URL; then finish open requests, and close the listener.
 
-    `connections`: most at once, see `ConnectionTable`.
+    `connections`: most at once, see `ConnectionTable`. `finish_s`: the longest time for open requests.
     """
     table: ConnectionTable[_Connection] = ConnectionTable(connections)
     config = uvicorn.Config(
@@ -57,7 +62,7 @@ async def serving(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=round(SHUTDOWN_TIMEOUT_S),
+        timeout_graceful_shutdown=round(finish_s),
     )
     config.load()
     server = _Server(config)
@@ -130,17 +135,24 @@ def _url(listener: socket.socket, scheme: str) -> str:
 class BearerAuth:
     """Requires the bearer token on all routes but those below `open_paths`. Put it around the application.
 
-    `variable`: where a refused client finds the token. Reports authenticated connections to the server.
+    `variable`: where a refused client finds the token. With `as_password`, clients may send it as the password in a URL
+    instead. Reports authenticated connections to the server.
     """
 
-    def __init__(self, app: ASGIApp, token: str, variable: str, open_paths: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, token: str, variable: str, open_paths: tuple[str, ...] = (), *, as_password: bool = False
+    ) -> None:
         self._app = app
         self._token = token
         self._variable = variable
         self._open_paths = open_paths
+        self._as_password = as_password
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        allowed = has_token(dict(scope["headers"]).get(b"authorization", b""), self._token)
+        header = dict(scope["headers"]).get(b"authorization", b"")
+        if self._as_password and (password := password_of(header)):
+            header = b"Bearer " + password
+        allowed = has_token(header, self._token)
         if allowed and (report := scope.get("state", {}).get(_AUTHENTICATED)):
             report()
         if allowed or scope["path"].startswith(self._open_paths):

@@ -168,8 +168,12 @@ class TeacherConnection:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of what is below the model's path, as "/config". Raises OSError, ProtocolError."""
+        return self.get_path(self._model_path + path)
+
+    def get_path(self, path: str) -> tuple[int, bytes]:
+        """Return status and body of what is at any path of the server. Raises as `get`."""
         with self._link as stream:
-            status, body = self._get(stream, self._model_path + path)
+            status, body = self._get(stream, path)
             return status, bytes(body)
 
     def _exchange_shared(self, request: EncodedRequest, *, alone: bool) -> dict[str, Array] | None:

@@ -9,6 +9,7 @@ import msgspec
 
 from edl_runtime.balance.assign import assign
 from edl_runtime.errors import SpecError
+from edl_runtime.protocol.llm import LLM_EXTENSION, llm_server
 from edl_runtime.protocol.oip import JOIN_EXTENSION, TOKENIZER_EXTENSION, ModelSignature
 from edl_runtime.specs import check_weight
 
@@ -79,12 +80,13 @@ def _described(signature: ModelSignature) -> dict[str, str]:
         "versions": ", ".join(signature.versions),
         **{f"{kind} {one.name!r}": f"{one.datatype} {list(one.shape)}" for kind, one in tensors},
         "tokenizer": signature.tokenizer,
+        "logprobs_mode": server.logprobs_mode if (server := llm_server(signature)) else "",
         "extensions": ", ".join(name for name in signature.extensions if not _is_compared_alone(name)) or "empty",
     }
 
 
 def _is_compared_alone(extension: str) -> bool:
-    return extension == JOIN_EXTENSION or extension.startswith(TOKENIZER_EXTENSION)
+    return extension == JOIN_EXTENSION or extension.startswith((TOKENIZER_EXTENSION, LLM_EXTENSION))
 
 
 def _tensor_names(signature: ModelSignature) -> dict[str, str]:

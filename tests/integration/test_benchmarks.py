@@ -77,6 +77,14 @@ def test_a_student_is_measured_with_and_without_distillation() -> None:
 
 
 @pytest.mark.deep
+def test_a_gateway_is_compared_with_one_teacher() -> None:
+    """Times of the same request, and what it costs."""
+    found = result_of("gateway.py", "--k", "2", "--tokens", "64", "--rows", "4")
+    assert found["gateway, s"] > 0
+    assert found["one teacher, s"] > 0
+
+
+@pytest.mark.deep
 def test_leases_and_acknowledgements_of_the_ledger_are_measured() -> None:
     """One at a time and in batches; a checkpoint of 100,000 shards has a state of a few bytes."""
     found = result_of("ledger.py", "--quick")

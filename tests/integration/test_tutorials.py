@@ -54,6 +54,7 @@ def test_its_dags_are_dags(page: str, tmp_path: Path) -> None:
         ("distil-your-own-model", r"accuracy 0\.9\d\d"),
         ("make-your-script-elastic", r"(?s)loss \d\.\d+ after 16 steps.*loss \d\.\d+ after 800 steps.*\b800 +100\b"),
         ("make-a-pytorch-script-elastic", r"(?s)0 of 2 begins after step 0\b.* 0 of 1 begins after step [1-9].*: done"),
+        ("llm-teachers", r"(?s)learned: from 7\.\d\d to 3\.\d\d bits.*edl_gateway_answers_total\{pool=.chars.\} 24"),
         ("follow-traffic", r"(?s)default.*day"),
     ],
 )
@@ -68,8 +69,9 @@ def test_its_commands_do_what_it_says(page: str, printed: str, tmp_path: Path) -
         command.write_text(f'#!/bin/sh\nexec {shlex.quote(torch)} "$@"\n')
         command.chmod(0o755)
     pytest.importorskip("mlxtend")  # of the extra `demo`, with scikit-learn
-    (port,) = free_ports(1)
-    commands = commands.replace("9000", str(port))
+    shown = sorted({*re.findall(r"\b900\d\b", commands)})
+    ports = dict(zip(shown, map(str, free_ports(len(shown))), strict=True))
+    commands = re.sub(r"\b900\d\b", lambda found: ports[found[0]], commands)
     # `edl resize` is typed by a person, who waits until the job is there
     commands = re.sub(r"edl resize (\w+)", r"until edl jobs \1 >/dev/null 2>&1; do sleep 0.2; done; \g<0>", commands)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}

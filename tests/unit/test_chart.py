@@ -14,7 +14,12 @@ from support.paths import DEPLOY
 import edl_runtime
 from edl_runtime.cli import edl
 
-EVERYTHING = {"capacity__create": "true", "controller__allNamespaces": "true", "dashboard__create": "true"}
+EVERYTHING = {
+    "capacity__create": "true",
+    "controller__allNamespaces": "true",
+    "dashboard__create": "true",
+    "gateway__create": "true",
+}
 
 Objects = dict[tuple[str, str], dict[str, Any]]
 
@@ -54,6 +59,12 @@ def test_what_nodes_have_free_is_read_by_the_same_role() -> None:
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "edl-controller", "namespace": "edl"}]
 
 
+def test_a_gateway_is_that_of_its_file() -> None:
+    """It is made on demand, and nothing else changes by it."""
+    more = by_name(rendered(gateway__create="true"))
+    assert more == by_name(rendered()) | applied("gateway.yaml")
+
+
 def test_a_controller_of_all_namespaces_is_that_of_the_files() -> None:
     """With the flag that the file's head adds."""
     more = by_name(rendered(controller__allNamespaces="true"))
@@ -87,7 +98,7 @@ def test_pods_have_no_rights_that_they_do_not_need() -> None:
     objects = by_name(rendered(**EVERYTHING))
     assert "Secret" not in {kind for kind, _ in objects}
     pods = [one["spec"]["template"]["spec"] for one in objects.values() if "template" in one.get("spec", {})]
-    assert len(pods) == 4
+    assert len(pods) == 5
     for pod in pods:
         assert pod["securityContext"]["runAsNonRoot"]
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

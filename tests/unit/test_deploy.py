@@ -48,7 +48,7 @@ def test_each_file_begins_with_what_it_is_and_how_to_apply_it(file: Path) -> Non
     assert list(yaml.safe_load_all(text))
 
 
-@pytest.mark.parametrize("name", ["redis", "discovery"])
+@pytest.mark.parametrize("name", ["redis", "discovery", "gateway"])
 def test_no_password_or_token_stands_in_a_file(name: str) -> None:
     """The command that makes the secret stands there in its place, and names the key that is read."""
     text = (DEPLOY / f"{name}.yaml").read_text()

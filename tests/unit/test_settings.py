@@ -106,12 +106,13 @@ def test_secrets_are_told_apart() -> None:
         teacher_token="t",
         discovery_token="d",
         monitor_token="m",
+        gateway_token="g",
         job_server_token="j",
         pool="p",
     )
     plain, secret = split_secrets(settings.to_env())
     assert plain == {"EDL_POOL": "p"}
-    tokens = {f"EDL_{name}_TOKEN" for name in ("DISCOVERY", "JOB_SERVER", "MONITOR", "TEACHER")}
+    tokens = {f"EDL_{name}_TOKEN" for name in ("DISCOVERY", "GATEWAY", "JOB_SERVER", "MONITOR", "TEACHER")}
     assert set(secret) == {"EDL_REDIS_URL", *tokens}
 
 

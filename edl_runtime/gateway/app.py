@@ -1,0 +1,202 @@
+"""The HTTP routes of a gateway, as trainers know them from vLLM, SGLang, TRL and ms-swift."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive
+
+from edl_runtime.concurrency import first_completed
+from edl_runtime.errors import EdlError, SpecError
+from edl_runtime.gateway import requests
+from edl_runtime.gateway.errors import (
+    FollowedPoolsError,
+    NoGoodTeacherError,
+    PartFailedError,
+    RequestRefusedError,
+    TeacherFailedError,
+)
+from edl_runtime.gateway.gateway import Gateway
+from edl_runtime.gateway.metrics import GONE, GatewayCollector
+from edl_runtime.gateway.pool import FollowedPool
+from edl_runtime.gateway.vllm import encode
+from edl_runtime.log import get_logger
+from edl_runtime.protocol.asgi_server import BearerAuth, http_error_response, json_response, read_body
+from edl_runtime.specs import check_name
+from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_client import unavailable_if_lost
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+BODY_LIMIT = 256 * 1024 * 1024
+"""Most bytes of a request: a trainer's whole batch."""
+BODY_WITHIN_S = 120.0
+RETRY_AFTER_S = 5
+"""What a caller is told that should ask again."""
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_HEALTH_PATHS = "/v1/health/"
+
+_STATUS_CODES: dict[type[EdlError], int] = {
+    SpecError: 400,
+    RequestRefusedError: 400,
+    NoGoodTeacherError: 503,
+    PartFailedError: 503,
+    TeacherFailedError: 503,
+    FollowedPoolsError: 503,
+    RegistryUnavailableError: 503,
+}
+
+_FORMS: dict[str, Callable[[bytes], requests.Request]] = {
+    "/v1/completions": requests.Completions,
+    "/inference/v1/generate": requests.TokensInOut,
+    "/generate": requests.Generate,
+    "/get_sequence_logprobs/": requests.SequenceLogprobs,
+    "/infer/": requests.SwiftInfer,
+    "/v1/chat/completions": requests.Chat,
+}
+"""What is asked by POST, below a pool's URL."""
+
+log = get_logger(__name__)
+
+
+def build_app(gateway: Gateway, client: Redis, *, token: str) -> ASGIApp:
+    """Return the ASGI application; all routes but its own health require `token`, unless that is empty."""
+    routes = _Routes(gateway, client)
+    app = Starlette(
+        routes=[
+            Route("/v1/health/live", routes.live),
+            Route("/v1/health/ready", routes.ready),
+            Route("/metrics", routes.metrics),
+            *(Route(f"/pools/{{pool}}{path}", routes.health) for path in ("/health", "/health/", "/ready")),
+            Route("/pools/{pool}/v1/models", routes.models),
+            *(
+                Route(f"/pools/{{pool}}{slashed}", routes.answering(path, form), methods=["POST"])
+                for path, form in _FORMS.items()
+                for slashed in {path, path.removesuffix("/")}
+            ),
+        ],
+        middleware=[
+            Middleware(
+                BearerAuth, token=token, variable="EDL_GATEWAY_TOKEN", open_paths=(_HEALTH_PATHS,), as_password=True
+            )
+        ],
+        exception_handlers={HTTPException: http_error_response},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Routes:
+    def __init__(self, gateway: Gateway, client: Redis) -> None:
+        self._gateway = gateway
+        self._client = client
+        self._collector = GatewayCollector(gateway.pools)
+
+    async def live(self, _: HttpRequest) -> Response:
+        return json_response({"live": True})
+
+    async def ready(self, _: HttpRequest) -> Response:
+        try:
+            with unavailable_if_lost(self._client):
+                await self._client.ping()
+        except RegistryUnavailableError:  # its address is not public
+            return json_response({"ready": False, "error": "Redis is unavailable"}, 503)
+        return json_response({"ready": True})
+
+    async def metrics(self, _: HttpRequest) -> Response:
+        return Response(self._collector.render(), media_type=METRICS_TYPE)
+
+    async def health(self, request: HttpRequest) -> Response:
+        async def answer(pool: FollowedPool) -> Response:
+            if await pool.is_healthy():
+                return json_response({"status": "ok"})
+            return _refusal(503, f"pool {pool.name!r} has no good teacher; see `edl pools {pool.name}`")
+
+        return await self._answer(request, "/health", answer)
+
+    async def models(self, request: HttpRequest) -> Response:
+        async def answer(pool: FollowedPool) -> Response:
+            model = await pool.model(requests.ALL_KINDS)
+            about = {"id": model.id, "object": "model", "owned_by": "edl", "max_model_len": model.server.max_model_len}
+            return json_response({"object": "list", "data": [about]})
+
+        return await self._answer(request, "/v1/models", answer)
+
+    def answering(
+        self, path: str, form: Callable[[bytes], requests.Request]
+    ) -> Callable[[HttpRequest], Awaitable[Response]]:
+        """Return the endpoint of a route whose requests have this form."""
+
+        async def endpoint(request: HttpRequest) -> Response:
+            async def answer(pool: FollowedPool) -> Response:
+                body = await read_body(request, limit=BODY_LIMIT, within_s=BODY_WITHIN_S)
+                asked = await asyncio.to_thread(form, body)
+                answered = self._begin(request, asked) if asked.streams else _whole(pool, asked)
+                return await first_completed(answered, _gone(request.receive))
+
+            return await self._answer(request, path, answer)
+
+        return endpoint
+
+    async def _answer(
+        self, request: HttpRequest, path: str, answer: Callable[[FollowedPool], Awaitable[Response]]
+    ) -> Response:
+        """Return what `answer` does about the pool of the path; errors become answers, and are logged here."""
+        name = request.path_params["pool"]
+        try:
+            async with self._gateway.pool(check_name("pool", name)) as pool:
+                response = await answer(pool)
+        except tuple(_STATUS_CODES) as error:
+            status = next(status for kind, status in _STATUS_CODES.items() if isinstance(error, kind))
+            log.warning("request.refused", pool=name, route=path, status=status, cause=str(error))
+            response = _refusal(status, str(error))
+        self._collector.requests[name[:100], path, response.status_code] += 1
+        return response
+
+    async def _begin(self, request: HttpRequest, asked: requests.Request) -> Response:
+        """Return a response that hands on a teacher's answer as it comes; its first bytes are there."""
+        chunks = self._chunks(request.path_params["pool"], asked)
+        first = await anext(chunks, b"")
+
+        async def all_chunks() -> AsyncIterator[bytes]:
+            async with aclosing(chunks):
+                yield first
+                try:
+                    async for chunk in chunks:
+                        yield chunk
+                except TeacherFailedError as error:
+                    log.warning("stream.failed", pool=request.path_params["pool"], cause=str(error))
+                    yield b"data: " + encode({"error": {"message": str(error)}}) + b"\n\n"
+
+        return StreamingResponse(all_chunks(), media_type="text/event-stream")
+
+    async def _chunks(self, name: str, asked: requests.Request) -> AsyncGenerator[bytes, None]:
+        async with self._gateway.pool(name) as pool, pool.stream(asked) as response:
+            async for chunk in response.aiter_raw():
+                yield chunk
+
+
+async def _whole(pool: FollowedPool, asked: requests.Request) -> Response:
+    return Response(await pool.answer(asked), media_type="application/json")
+
+
+async def _gone(receive: Receive) -> Response:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    return Response(status_code=GONE)
+
+
+def _refusal(status: int, reason: str) -> Response:
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
+    return Response(encode({"error": reason}), status, headers, "application/json")

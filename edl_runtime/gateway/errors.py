@@ -1,0 +1,69 @@
+"""Errors of the gateway; each becomes an HTTP status in `edl_runtime.gateway.app`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl_runtime.errors import EdlError
+
+
+class GatewayError(EdlError):
+    """Raised when the gateway can't answer, or can't serve."""
+
+
+class RequestRefusedError(GatewayError):
+    """Raised for a request that no teacher of the pool can ever answer; its text says why."""
+
+
+@dataclass(eq=False, repr=False)
+class TeacherFailedError(GatewayError):
+    """Raised when a teacher does not answer, or answers wrongly; `unreached`: it never had the request."""
+
+    address: str
+    reason: str
+    unreached: bool = False
+
+    def __str__(self) -> str:
+        return f"teacher {self.address}: {self.reason}"
+
+
+@dataclass(eq=False, repr=False)
+class NoGoodTeacherError(GatewayError):
+    """Raised when a pool has had no teacher for a request for `waited_s`; `quarantined`: its others, and why."""
+
+    pool: str
+    waited_s: float
+    quarantined: tuple[str, ...]
+
+    def __str__(self) -> str:
+        others = "; ".join(self.quarantined)
+        return (
+            f"pool {self.pool!r} had no teacher for this request for {self.waited_s:.0f} s"
+            f"{f' (in quarantine: {others})' if others else ''}; see `edl pools {self.pool}`, and start one"
+        )
+
+
+@dataclass(eq=False, repr=False)
+class PartFailedError(GatewayError):
+    """Raised when several teachers, one after the other, have failed to answer the same part of a request."""
+
+    pool: str
+    tries: int
+    last: str
+
+    def __str__(self) -> str:
+        return f"{self.tries} teachers of pool {self.pool!r} failed at the same sequences; the last one: {self.last}"
+
+
+@dataclass(eq=False, repr=False)
+class FollowedPoolsError(GatewayError):
+    """Raised when a request names one more pool than a gateway follows."""
+
+    pool: str
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"this gateway follows {self.limit} pools, and pool {self.pool!r} would be one more; run another `edl "
+            "gateway`, or try again when others have had no request for a while"
+        )

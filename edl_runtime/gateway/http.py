@@ -1,0 +1,151 @@
+"""Requests to teachers over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from edl_runtime.errors import clipped
+from edl_runtime.gateway.errors import RequestRefusedError, TeacherFailedError
+from edl_runtime.gateway.requests import Question
+from edl_runtime.gateway.teachers import LlmTeacher
+from edl_runtime.parsing import JsonDecoder
+from edl_runtime.protocol.errors import MOST_TOLD
+from edl_runtime.protocol.tls import client_trust
+from edl_runtime.settings import RuntimeSettings
+
+if TYPE_CHECKING:
+    import httpx
+
+CONNECT_WITHIN_S = 5.0
+SILENT_AFTER_S = 600.0
+"""A teacher sends nothing while it computes; a part that takes longer is asked of another one."""
+KEPT_S = 2.0
+"""How long connections are kept; servers close theirs after 5 s."""
+MOST_CONNECTIONS = 1000
+REASON_LIMIT = 64 * 1024
+
+_REFUSALS = frozenset({400, 404, 405, 413, 415, 422})
+"""Answers that every teacher of the pool would give: the request is wrong, or their version has no such route."""
+
+
+class TeacherClient:
+    """Asks teachers. A context manager."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        """Raise SpecError for certificates that can't be read."""
+        self._trust = client_trust(settings)
+        token = settings.teacher_token
+        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        self._transports: dict[bool, httpx.AsyncHTTPTransport] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for transport in self._transports.values():
+            await transport.aclose()
+
+    async def get(self, teacher: LlmTeacher, path: str) -> bytes:
+        """Return what is at a path. Raises as `ask`."""
+        async with self._exchange("GET", teacher, Question(path, b"", 1 << 22)) as response:
+            return await self._read(teacher, response, 1 << 22)
+
+    async def ask(self, teacher: LlmTeacher, question: Question) -> bytes:
+        """Return a teacher's answer.
+
+        Raises RequestRefusedError for what it refuses as every teacher would, TeacherFailedError for all else.
+        """
+        async with self._exchange("POST", teacher, question) as response:
+            return await self._read(teacher, response, question.answer_limit)
+
+    @asynccontextmanager
+    async def stream(self, teacher: LlmTeacher, question: Question) -> AsyncIterator[httpx.Response]:
+        """Yield a teacher's answer, its body unread. Raises as `ask`, also in the block."""
+        async with self._exchange("POST", teacher, question) as response:
+            yield response
+
+    @asynccontextmanager
+    async def _exchange(self, method: str, teacher: LlmTeacher, question: Question) -> AsyncIterator[httpx.Response]:
+        import httpx
+
+        times = httpx.Timeout(SILENT_AFTER_S, connect=CONNECT_WITHIN_S)
+        extensions: dict[str, Any] = {"timeout": times.as_dict()}
+        if self._trust and self._trust.name:
+            extensions["sni_hostname"] = self._trust.name
+        url = teacher.url + question.path
+        request = httpx.Request(method, url, content=question.body, headers=self._headers, extensions=extensions)
+        try:
+            response = await self._transport(is_tls=teacher.url.startswith("https:")).handle_async_request(request)
+            try:
+                if response.status_code != 200:
+                    raise await self._failure(teacher, response)
+                yield response
+            finally:
+                await response.aclose()
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise TeacherFailedError(teacher.address, _named(error), unreached=True) from None
+        except (httpx.TransportError, OSError) as error:
+            raise TeacherFailedError(teacher.address, _named(error)) from None
+
+    def _transport(self, *, is_tls: bool) -> httpx.AsyncHTTPTransport:
+        """Return the transport with TLS or without: certificates are slow to load, and most need none."""
+        import httpx
+
+        if is_tls not in self._transports:
+            verify = self._trust.context if self._trust else True
+            limits = httpx.Limits(max_connections=MOST_CONNECTIONS, keepalive_expiry=KEPT_S)
+            self._transports[is_tls] = httpx.AsyncHTTPTransport(verify=verify if is_tls else False, limits=limits)
+        return self._transports[is_tls]
+
+    async def _read(self, teacher: LlmTeacher, response: httpx.Response, limit: int) -> bytes:
+        content = bytearray()
+        async for chunk in response.aiter_raw():
+            content += chunk
+            if len(content) > limit:
+                raise TeacherFailedError(teacher.address, f"its answer has more than {limit} bytes")
+        return bytes(content)
+
+    async def _failure(self, teacher: LlmTeacher, response: httpx.Response) -> Exception:
+        body = bytearray()
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > REASON_LIMIT:
+                break
+        status = response.status_code
+        reason = f"it answered {status}: {_reason(bytes(body))}"
+        if status in _REFUSALS:
+            return RequestRefusedError(f"teacher {teacher.address} refuses it: {reason}")
+        return TeacherFailedError(teacher.address, reason)
+
+
+def _named(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    """An error as vLLM and SGLang answer it, of several versions."""
+
+    error: _Error | str | None = None
+    message: str = ""
+    detail: Any = None
+
+
+_refusal_decoder = JsonDecoder(_Refusal)
+
+
+def _reason(body: bytes) -> str:
+    """Return the words of a refusal."""
+    try:
+        found = _refusal_decoder.decode(body)
+    except msgspec.DecodeError:
+        return clipped(body.decode("utf-8", "replace"), MOST_TOLD)
+    inner = found.error.message if isinstance(found.error, _Error) else found.error
+    return clipped(inner or found.message or str(found.detail or "no reason given"), MOST_TOLD)

@@ -1,0 +1,93 @@
+"""What is asked of a teacher about sequences of tokens, and the scores that it answers. No I/O.
+
+A position's scores have the token that is really there first, whatever its rank, then the others by rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from edl_runtime.gateway.errors import RequestRefusedError
+from edl_runtime.protocol.llm import RAW_LOGPROBS, LlmServer
+
+NO_SCALING = (0.0, 1.0)
+"""Temperatures that scores are not divided by: with 0, only the generated token is meant, of which there is one."""
+
+BYTES_PER_SCORE = 200
+"""Most bytes of a score in JSON; 35 to 75 are usual."""
+MORE_BYTES = 1 << 20
+LARGEST_VOCABULARY = 1_000_000
+ANSWER_LIMIT = 1 << 30
+"""Most bytes of any answer of a teacher."""
+
+
+class Score(NamedTuple):
+    """A token's log-probability at a position, and its rank from 1."""
+
+    token: int
+    logprob: float
+    rank: int
+
+
+Positions = list[list[Score] | None]
+"""Of a sequence; None is the first position, before which nothing is, and those that were not asked for."""
+
+
+class Scoring(msgspec.Struct, frozen=True, kw_only=True):
+    """How sequences are scored.
+
+    - `k`: scores of each position besides the token that is there; -1 for all; None for no scores.
+    - `max_tokens`: tokens to generate behind each sequence.
+    """
+
+    k: int | None = None
+    temperature: float | None = None
+    max_tokens: int = 1
+
+    def check(self, server: LlmServer) -> None:
+        """Raise RequestRefusedError for what the pool's teachers, with the limits of `server`, can't answer."""
+        if self.k is None:
+            return
+        most = server.max_logprobs
+        if self.k < -1:
+            raise RequestRefusedError(f"the number of logprobs is {self.k}, allowed is -1 for all, or 0 or more")
+        if most >= 0 and not 0 <= self.k <= most:
+            raise RequestRefusedError(
+                f"the number of logprobs is {self.k}, allowed are 0 to {most} in this pool: start its teachers with "
+                "a larger --max-logprobs, and `edl register` with the same"
+            )
+        if server.logprobs_mode == RAW_LOGPROBS and self.temperature not in (None, *NO_SCALING):
+            raise RequestRefusedError(
+                f"the temperature is {self.temperature}, but raw logprobs don't depend on it: set it to 1.0, or start "
+                "the teachers and `edl register` with --logprobs-mode processed_logprobs"
+            )
+
+    def answer_limit(self, tokens: int, server: LlmServer) -> int:
+        """Return the most bytes that an answer to so many tokens may have."""
+        k = (server.vocab_size or LARGEST_VOCABULARY) if self.k == -1 else self.k or 0
+        return min(ANSWER_LIMIT, MORE_BYTES + (tokens + self.max_tokens) * (k + 2) * BYTES_PER_SCORE)
+
+
+def check_sequences(rows: Sequence[Sequence[int]], server: LlmServer, max_tokens: int) -> None:
+    """Raise RequestRefusedError for a sequence that is empty or too long, or has numbers outside the vocabulary."""
+    if not rows:
+        raise RequestRefusedError("it has no sequence")
+    for row, ids in enumerate(rows):
+        if not ids:
+            raise RequestRefusedError(f"sequence {row} is empty")
+        longest = server.max_model_len
+        if longest is not None and len(ids) + max_tokens > longest:
+            more = f" and {max_tokens} to generate" if max_tokens else ""
+            raise RequestRefusedError(f"sequence {row} has {len(ids)} tokens{more}, allowed are {longest} in all")
+        if min(ids) < 0 or (server.vocab_size is not None and max(ids) >= server.vocab_size):
+            wrong = next(one for one in ids if one < 0 or (server.vocab_size is not None and one >= server.vocab_size))
+            most = "" if server.vocab_size is None else f" to {server.vocab_size - 1}"
+            raise RequestRefusedError(f"sequence {row} has token {wrong}, allowed are 0{most or ' and above'}")
+
+
+def top_k(scores: Sequence[Score], k: int) -> list[Score]:
+    """Return the `k` scores of the lowest ranks, by rank."""
+    return sorted(scores, key=lambda score: score.rank)[:k]

@@ -1,0 +1,78 @@
+"""Whether a teacher scores one sequence alike each time it is asked: prefix caches have broken that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from edl_runtime.gateway import sglang, vllm
+from edl_runtime.gateway.requests import Question
+from edl_runtime.gateway.scoring import Positions, Scoring
+from edl_runtime.gateway.vllm import BadAnswerError
+from edl_runtime.parsing import JsonDecoder
+from edl_runtime.protocol.llm import LlmServer
+
+TIMES = 3
+TOKENS = 48
+"""More than a block of vLLM's prefix cache has, which is 16."""
+K = 4
+TOLERANCE = 0.2
+"""Sums of 16-bit numbers in another order differ by less."""
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_models_decoder = JsonDecoder(_Models)
+
+
+def check_serves(content: bytes, model: str) -> None:
+    """Raise BadAnswerError unless a server's /v1/models has the model."""
+    try:
+        ids = [one.id for one in _models_decoder.decode(content).data]
+    except msgspec.DecodeError as error:
+        raise BadAnswerError(f"its /v1/models is invalid: {error}") from None
+    if model not in ids:
+        raise BadAnswerError(f"it serves {', '.join(map(repr, ids[:20])) or 'no model'}, not {model!r}")
+
+
+def test_ids(server: LlmServer) -> list[int]:
+    """Return a sequence that any server of these limits can score."""
+    most = min(TOKENS, (server.max_model_len or TOKENS) - 1)
+    return [place % ((server.vocab_size or TOKENS) - 1) + 1 for place in range(max(1, most))]
+
+
+def test_question(model: str, server: LlmServer) -> Question:
+    """Return what is asked `TIMES` times."""
+    scoring = _scoring(server)
+    limit = scoring.answer_limit(TOKENS, server)
+    if server.kind == "sglang":
+        return Question(sglang.GENERATE, sglang.question([test_ids(server)], scoring), limit)
+    return Question(vllm.COMPLETIONS, vllm.question(model, [test_ids(server)], scoring), limit)
+
+
+def _scoring(server: LlmServer) -> Scoring:
+    return Scoring(k=K if server.max_logprobs < 0 else min(K, server.max_logprobs), temperature=1.0)
+
+
+def check_alike(server: LlmServer, answers: Sequence[bytes]) -> None:
+    """Raise BadAnswerError unless all answers have the same scores."""
+    ids, k = test_ids(server), _scoring(server).k or 0
+    first, *others = [_positions(server, content, ids, k) for content in answers]
+    for other in others:
+        for place, (one, two) in enumerate(zip(first, other, strict=True)):
+            if one and two and abs(one[0].logprob - two[0].logprob) > TOLERANCE:
+                scores = f"{one[0].logprob:.3f}, then {two[0].logprob:.3f}"
+                raise BadAnswerError(f"it scores one sequence differently each time: token {place} {scores}")
+
+
+def _positions(server: LlmServer, content: bytes, ids: Sequence[int], k: int) -> Positions:
+    if server.kind == "sglang":
+        return sglang.positions_of(sglang.read_items(content, 1).rows[0], ids, k)
+    return vllm.positions_of(vllm.read_choices(content, 1).rows[0], ids)

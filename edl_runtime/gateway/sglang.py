@@ -1,0 +1,157 @@
+"""Scores in SGLang's form: its `/generate` with `return_logprob`. No I/O."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edl_runtime.gateway.scoring import Positions, Score, Scoring, top_k
+from edl_runtime.gateway.vllm import MOST_NEGATIVE, Answer, BadAnswerError, Usage, check_text, encode, raws_decoder
+from edl_runtime.parsing import JsonDecoder
+
+GENERATE = "/generate"
+
+Raw = msgspec.Raw
+
+_Entry = tuple[float | None, int, Any]
+
+
+class _MetaInfo(msgspec.Struct):
+    input_token_logprobs: list[_Entry] | None = None
+    input_top_logprobs: list[list[_Entry] | None] | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Item(msgspec.Struct):
+    meta_info: _MetaInfo
+
+
+class _TokensOnly(msgspec.Struct):
+    input_token_logprobs: list[_Entry] | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _ItemTokensOnly(msgspec.Struct):
+    meta_info: _TokensOnly
+
+
+_item_decoder = JsonDecoder(_Item)
+_tokens_decoder = JsonDecoder(_ItemTokensOnly)
+
+
+def question(rows: Sequence[Sequence[int]], scoring: Scoring) -> bytes:
+    """Return the body of a request for scores."""
+    temperature = {} if scoring.temperature is None else {"temperature": scoring.temperature}
+    return encode(
+        {
+            "input_ids": rows,
+            "sampling_params": {"max_new_tokens": 0, **temperature},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": scoring.k or 0,
+            "return_text_in_logprobs": False,
+        }
+    )
+
+
+def read_items(content: bytes, count: int, *, as_list: bool = True) -> Answer:
+    """Return an answer with `count` items, a list or a single one. Raises BadAnswerError."""
+    check_text(content)
+    try:
+        items = raws_decoder.decode(content) if as_list else [Raw(content)]
+        metas = [_tokens_decoder.decode(item).meta_info for item in items]
+    except msgspec.DecodeError as error:
+        raise BadAnswerError(f"its answer is none of /generate: {error}") from None
+    if len(items) != count:
+        raise BadAnswerError(f"it answered {len(items)} items to {count}")
+    prompt, completion = sum(one.prompt_tokens for one in metas), sum(one.completion_tokens for one in metas)
+    return Answer(items, {}, Usage(prompt, completion, prompt + completion))
+
+
+def check_scores(item: Raw, ids: Sequence[int]) -> None:
+    """Raise BadAnswerError unless an item scores the last of these tokens, as many as it has scores."""
+    try:
+        found = _tokens_decoder.decode(item).meta_info.input_token_logprobs
+    except msgspec.DecodeError as error:
+        raise BadAnswerError(f"its scores are invalid: {error}") from None
+    _check_tokens(found or [], ids[-len(found or []) :])
+
+
+def _check_tokens(found: Sequence[_Entry], ids: Sequence[int]) -> None:
+    if len(found) != len(ids):
+        raise BadAnswerError(f"it scored {len(found)} positions of {len(ids)} tokens")
+    for place, ((logprob, token, _), wanted) in enumerate(zip(found, ids, strict=True)):
+        if token != wanted or (logprob is None and place):
+            raise BadAnswerError(f"position {place} scores token {token} with {logprob}, and {wanted} is there")
+
+
+def positions_of(item: Raw, ids: Sequence[int], k: int) -> Positions:
+    """Return the scores in an item about these tokens, with `k` others of each position. Raises BadAnswerError.
+
+    The rank of a token that is not among them is k + 1: SGLang does not tell.
+    """
+    try:
+        meta = _item_decoder.decode(item).meta_info
+    except msgspec.DecodeError as error:
+        raise BadAnswerError(f"its scores are invalid: {error}") from None
+    tokens = meta.input_token_logprobs or []
+    _check_tokens(tokens, ids)
+    tops = (meta.input_top_logprobs or [None] * len(ids)) if k else [None] * len(ids)
+    if len(tops) != len(ids):
+        raise BadAnswerError(f"it has the best tokens of {len(tops)} positions, of {len(ids)}")
+    positions: Positions = []
+    for place, ((logprob, token, _), top) in enumerate(zip(tokens, tops, strict=True)):
+        if place == 0 or logprob is None:
+            positions.append(None)
+            continue
+        if len(top or []) < k:
+            raise BadAnswerError(f"position {place} has {len(top or [])} of {k} best tokens")
+        scores = [
+            Score(one, MOST_NEGATIVE if value is None else value, rank)
+            for rank, (value, one, _) in enumerate((top or [])[:k], 1)
+        ]
+        real = next((score for score in scores if score.token == token), Score(token, logprob, k + 1))
+        positions.append([real, *(score for score in scores if score.token != token)])
+    return positions
+
+
+def item(positions: Positions, ids: Sequence[int], k: int, flat: str = "") -> Raw:
+    """Return an item with these scores; `flat` is "" for lists of lists, "flat" or "b64" for SGLang's shorter forms."""
+    first = [None, ids[0], None]
+    tokens = [first, *([scores[0].logprob, scores[0].token, None] for scores in positions[1:] if scores)]
+    meta: dict[str, Any] = {
+        "prompt_tokens": len(ids),
+        "completion_tokens": 0,
+        "finish_reason": {"type": "length", "length": 0},
+        "input_token_logprobs": tokens,
+    }
+    tops = [top_k(scores, k) for scores in positions[1:] if scores]
+    if any(len(top) < k for top in tops):
+        raise BadAnswerError(f"a position has fewer than {k} best tokens")
+    if k and flat:
+        meta |= _flat(tops, k, as_base64=flat == "b64")
+    elif k:
+        meta["input_top_logprobs"] = [None, *([[one.logprob, one.token, None] for one in top] for top in tops)]
+    return Raw(encode({"text": "", "output_ids": [], "meta_info": meta}))
+
+
+def _flat(tops: Sequence[Sequence[Score]], k: int, *, as_base64: bool) -> dict[str, Any]:
+    values = np.array([[score.logprob for score in top] for top in tops], np.float32).reshape(-1, k)
+    ids = np.array([[score.token for score in top] for top in tops], np.int32).reshape(-1, k)
+    about = {"input_top_logprobs_shape": [len(tops), k], "input_top_logprobs_null_prefix": 1}
+    name = "input_top_logprobs_{}_flat{}".format
+    if not as_base64:
+        return {name("val", ""): values.ravel().tolist(), name("idx", ""): ids.ravel().tolist(), **about}
+    return {
+        name("val", "_b64"): base64.b64encode(values.tobytes()).decode(),
+        name("val", "_b64_dtype"): "float32",
+        name("idx", "_b64"): base64.b64encode(ids.tobytes()).decode(),
+        name("idx", "_b64_dtype"): "int32",
+        **about,
+    }

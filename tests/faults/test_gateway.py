@@ -1,0 +1,303 @@
+"""A gateway whose teachers die, lie, hang or are not there: each request is answered once, rightly, or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from support.llm.processes import (
+    POOL,
+    World,
+    fake_teacher,
+    first_line,
+    metric,
+    post,
+    process,
+    registered,
+    running_gateway,
+    sequences,
+    wait_healthy,
+    world,
+)
+from support.llm.scores import logprobs
+from support.network.certificates import Authority
+from support.teachers.process import PATIENCE_S, wait_until
+
+from edl_runtime.gateway.pool import MOST_TRIES
+from edl_runtime.registry.pools import get_pool
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.redis_client import connect
+from edl_runtime.store.redis_server import RedisServer
+
+ROWS = sequences(400, 40)
+BODY = {"model": "fake", "prompt": ROWS, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 2}
+
+
+@pytest.fixture(scope="module")
+def shared(redis_server: RedisServer) -> Iterator[World]:
+    """A pool of two vLLM servers."""
+    with world(redis_server.url, "vllm", "vllm") as made:
+        yield made
+
+
+@pytest.fixture
+def pair(shared: World) -> Iterator[World]:
+    """A pool of two vLLM servers, which are right when a test begins."""
+    yield shared
+    for fake in shared.teachers:
+        fake.behave()
+    shared.wait_all_good()
+
+
+def check_right(response: httpx.Response, rows: list[list[int]] = ROWS) -> None:
+    """Check that a request of `rows` was answered: each row once, in order, by right scores."""
+    assert response.status_code == 200, response.text
+    choices = response.json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(len(rows)))
+    for choice, ids in zip(choices, rows, strict=True):
+        last = len(ids) - 1
+        assert choice["prompt_logprobs"][last][str(ids[last])]["logprob"] == logprobs(ids, last)[ids[last]]
+
+
+@contextmanager
+def asking(url: str, timeout_s: float = PATIENCE_S) -> Iterator[Future[httpx.Response]]:
+    """Send a request in a thread; yields its future."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(httpx.post, f"{url}/v1/completions", json=BODY, timeout=timeout_s, trust_env=False)
+
+
+def quarantined(settings: RuntimeSettings) -> dict[str, str]:
+    """Return the pool's teachers in quarantine, as `edl pools` shows them, and why."""
+
+    async def read() -> dict[str, str]:
+        async with connect(settings.redis_url) as client:
+            info = await get_pool(client, settings.namespace, POOL)
+        return {one.address: one.quarantine.reason for one in info.teachers if one.quarantine}
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("kind", ["vllm", pytest.param("sglang", marks=pytest.mark.deep)])
+def test_parts_of_a_killed_teacher_are_asked_of_another(redis_server: RedisServer, kind: str) -> None:
+    """SIGKILL while it computes: only its part is asked again, and the answer is whole and in order."""
+    with world(redis_server.url, kind, kind) as made:
+        killed, other = made.teachers
+        killed.behave(slow_s=1000)
+        other.behave(slow_s=2)  # so that it is not idle, which would hedge what is to be lost
+        with asking(made.url) as answer:
+            wait_until(lambda: killed.asked("running"))
+            killed.kill()
+            check_right(answer.result())
+        assert made.metric("retries") >= 1
+        assert other.asked("rows") < len(ROWS) + 50, "each row once, and its self-tests"
+
+
+def test_a_request_waits_for_an_empty_pool(settings: RuntimeSettings) -> None:
+    """It is answered when a teacher joins; the health route says 503 meanwhile, which makes TRL wait."""
+    with running_gateway(settings) as url, asking(url) as answer:
+        assert httpx.get(f"{url}/health", timeout=PATIENCE_S, trust_env=False).status_code == 503
+        wait_until(lambda: metric(url, "tokens_waiting") == 0 and not answer.done())
+        with fake_teacher() as fake, registered(settings, fake.address):
+            check_right(answer.result())
+
+
+def test_a_pool_that_stays_empty_says_when_to_ask_again(settings: RuntimeSettings) -> None:
+    """503 with Retry-After, after the time given; never 504, which ends a run."""
+    with running_gateway(settings, "--wait-s", 0.2) as url:
+        response = post(f"{url}/v1/completions", BODY)
+        assert response.status_code == 503
+        assert int(response.headers["Retry-After"]) > 0
+        assert f"edl pools {POOL}" in response.json()["error"]
+        assert httpx.get(f"{url}/v1/models", timeout=PATIENCE_S, trust_env=False).status_code == 503
+
+
+def test_the_part_of_a_hung_teacher_is_hedged(pair: World) -> None:
+    """A second teacher is asked too, its answer counts, and the first one's request is cancelled."""
+    hung, _ = pair.teachers
+    hung.behave(slow_s=1000)
+    check_right(post(f"{pair.url}/v1/completions", BODY))
+    assert pair.metric("hedges") >= 1
+    assert pair.metric("hedges_won") >= 1
+    wait_until(lambda: hung.asked("gone") and not hung.asked("running"))
+
+
+def test_a_caller_that_hangs_up_frees_its_teachers(pair: World) -> None:
+    """Its parts are cancelled where they run, and the next request is answered."""
+    before = sum(fake.asked("gone") for fake in pair.teachers)
+    for fake in pair.teachers:
+        fake.behave(slow_s=1000)
+    with asking(pair.url, timeout_s=1.5) as answer:
+        wait_until(lambda: all(fake.asked("running") for fake in pair.teachers) or answer.done())
+        with pytest.raises(httpx.ReadTimeout):
+            answer.result()
+    wait_until(lambda: not any(fake.asked("running") for fake in pair.teachers))
+    assert sum(fake.asked("gone") for fake in pair.teachers) > before
+    for fake in pair.teachers:
+        fake.behave()
+    check_right(post(f"{pair.url}/v1/completions", BODY))
+    assert pair.metric("tokens_in_flight") == 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "other ids",
+        *(
+            pytest.param(fault, marks=pytest.mark.deep)
+            for fault in ("half", "garbage", "huge", "NaN", "null", "a row less", "a row more", "error")
+        ),
+    ],
+)
+def test_a_teacher_that_answers_wrongly_is_found(pair: World, fault: str) -> None:
+    """Its part is asked of another one; `edl pools` shows why it is in quarantine, and it is back once it is right."""
+    liar, _ = pair.teachers
+    liar.behave(fault=fault)
+    check_right(post(f"{pair.url}/v1/completions", BODY))
+    (reason,) = wait_until(lambda: quarantined(pair.settings)).values()
+    assert reason
+    liar.behave()
+    pair.wait_all_good()
+
+
+def test_a_teacher_that_scores_differently_each_time_is_left_out(settings: RuntimeSettings) -> None:
+    """Its self-test finds it before a student asks it, as no answer alone shows it."""
+    with fake_teacher() as good, fake_teacher() as bad, running_gateway(settings) as url:
+        bad.behave(fault="differs")
+        with registered(settings, good.address, bad.address):
+            wait_healthy(url)
+            found = wait_until(lambda: quarantined(settings))
+            assert list(found) == [bad.address]
+            assert "differently each time" in found[bad.address]
+            check_right(post(f"{url}/v1/completions", BODY))
+            assert bad.asked("rows") % 3 == 0, "its self-tests alone"
+
+
+def test_a_request_that_all_teachers_fail_ends(pair: World) -> None:
+    """It may be the cause: after some tries it is answered 503, with the last teacher's words."""
+    for fake in pair.teachers:
+        fake.behave(fault="error on 490")
+    response = post(f"{pair.url}/v1/completions", BODY | {"prompt": [[1, 490]]})
+    assert response.status_code == 503
+    assert f"{MOST_TRIES} teachers" in response.json()["error"]
+    assert "out of memory" in response.json()["error"]
+
+
+def test_a_teacher_s_refusal_is_the_caller_s(pair: World) -> None:
+    """What one refuses, all would: 400 with its words, and it stays in use."""
+    for fake in pair.teachers:
+        fake.behave(fault="refusal")
+    response = post(f"{pair.url}/v1/completions", BODY)
+    assert response.status_code == 400
+    assert "too much for me" in response.json()["error"]
+    assert pair.metric("teachers") == 2
+
+
+def test_a_stream_that_breaks_says_so(pair: World) -> None:
+    """Its caller has had a part of it, so it can't be begun anew."""
+    for fake in pair.teachers:
+        fake.behave(fault="broken stream")
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    response = post(f"{pair.url}/v1/chat/completions", body)
+    assert response.text.startswith("data: ")
+    assert '"error"' in response.text.splitlines()[-2]
+
+
+def test_a_token_is_needed(settings: RuntimeSettings) -> None:
+    """As a bearer token, or as the password in the URL, as trainers' clients send no header of their own."""
+    secured = msgspec.structs.replace(settings, gateway_token="s3cret")
+    with fake_teacher() as fake, registered(settings, fake.address), running_gateway(secured) as url:
+        with_token = url.replace("http://", "http://edl:s3cret@")
+        wait_healthy(with_token)
+        check_right(post(f"{with_token}/v1/completions", BODY))
+        check_right(post(f"{url}/v1/completions", BODY, headers={"Authorization": "Bearer s3cret"}))
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic !"}):
+            for route in ("/v1/completions", "/infer/"):
+                assert post(url + route, BODY, headers=headers).status_code == 401
+        assert httpx.get(f"{url}/health", timeout=PATIENCE_S, trust_env=False).status_code == 401
+    with process("-m", "edl_runtime.cli", "gateway", "--host", "0.0.0.0", env=settings.to_env()) as exposed:
+        assert exposed.wait(PATIENCE_S) == 78
+        assert "EDL_GATEWAY_TOKEN" in exposed.communicate()[1]
+
+
+def test_it_speaks_tls(settings: RuntimeSettings, tmp_path: Path) -> None:
+    """With the certificate of EDL_TLS_CERT, and nothing else."""
+    authority = Authority(tmp_path / "ours")
+    certificate = authority.sign("127.0.0.1")
+    shown = msgspec.structs.replace(settings, tls_cert=str(certificate.cert), tls_key=str(certificate.key))
+    with running_gateway(shown) as url:
+        trusted = ssl.create_default_context(cafile=str(authority.ca))
+        with httpx.Client(verify=trusted, timeout=PATIENCE_S, trust_env=False) as client:
+            assert client.get(f"{url}/health").status_code == 503
+        with pytest.raises(httpx.TransportError):
+            httpx.get(url.replace("https:", "http:") + "/health", timeout=PATIENCE_S, trust_env=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "query", "said"),
+    [
+        ("other", "?tokenizer=abc", "name is other and the pool's fake"),
+        ("fake", "?tokenizer=def", "tokenizer is def and the pool's abc"),
+        pytest.param(
+            "fake",
+            "?tokenizer=abc&logprobs_mode=processed_logprobs",
+            "logprobs_mode is processed_logprobs",
+            marks=pytest.mark.deep,
+        ),
+    ],
+)
+def test_another_model_does_not_join(settings: RuntimeSettings, model: str, query: str, said: str) -> None:
+    """`edl register` names both sides, and ends as a restart can't help."""
+    settings = msgspec.structs.replace(settings, lease_ttl_s=3.0)  # the pool's model may be that of dead teachers
+    with (
+        fake_teacher() as one,
+        fake_teacher("sglang", model=model) as two,
+        registered(settings, f"{one.address}?tokenizer=abc"),
+    ):
+        command = ["-m", "edl_runtime.cli", "register", "--pool", POOL, "--server", two.address + query]
+        with process(*command, env=settings.to_env()) as refused:
+            assert refused.wait(PATIENCE_S) == 78
+            assert said in refused.communicate()[1]
+
+
+def test_a_model_that_the_server_has_not_is_named(settings: RuntimeSettings) -> None:
+    """With those that it has."""
+    with fake_teacher() as fake:
+        command = ["register", "--pool", POOL, "--protocol", "vllm", "--url", fake.url, "--model", "other"]
+        with process("-m", "edl_runtime.cli", *command, env=settings.to_env()) as refused:
+            assert refused.wait(PATIENCE_S) == 78
+            assert "no model 'other', but 'fake'" in refused.communicate()[1]
+
+
+def test_requests_are_answered_while_redis_is_away(own_redis: RedisServer) -> None:
+    """The pool's last members are asked on, and new ones are seen when it is back."""
+    with world(own_redis.url, "vllm") as made:
+        own_redis.stop()
+        check_right(post(f"{made.url}/v1/completions", BODY))
+        own_redis.start()
+        with fake_teacher() as more, registered(made.settings, more.address):
+            wait_until(lambda: made.metric("teachers") == 2)
+
+
+def test_a_gateway_that_ends_finishes_its_requests(settings: RuntimeSettings) -> None:
+    """After SIGTERM what is open is answered, and nothing new."""
+    command = ["-m", "edl_runtime.cli", "gateway", "--json"]
+    with (
+        fake_teacher() as fake,
+        registered(settings, fake.address),
+        process(*command, env=settings.to_env()) as gateway,
+    ):
+        url = msgspec.json.decode(first_line(gateway))["url"] + f"/pools/{POOL}"
+        wait_healthy(url)
+        fake.behave(slow_s=1.0)
+        with asking(url) as answer:
+            wait_until(lambda: fake.asked("running"))
+            gateway.terminate()
+            check_right(answer.result())
+        assert gateway.wait(PATIENCE_S) == 0

@@ -1,0 +1,136 @@
+"""vLLM's and SGLang's forms of scores, and what is made of one for the other."""
+
+from __future__ import annotations
+
+import contextlib
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given
+
+from edl_runtime.gateway import sglang, vllm
+from edl_runtime.gateway.errors import RequestRefusedError
+from edl_runtime.gateway.scoring import Positions, Score, Scoring, check_sequences, top_k
+from edl_runtime.gateway.vllm import BadAnswerError, Raw
+from edl_runtime.protocol.llm import LlmServer
+
+K = 3
+
+
+@st.composite
+def scored(draw: st.DrawFn) -> tuple[list[int], Positions]:
+    """Return a sequence, and scores of it: the token that is there has some rank, the others are the best K."""
+    ids = draw(st.lists(st.integers(0, 50), min_size=1, max_size=8))
+    positions: Positions = [None]
+    for token in ids[1:]:
+        best = draw(st.lists(st.integers(0, 50), min_size=K, max_size=K, unique=True))
+        values = sorted(draw(st.lists(st.floats(-20, 0), min_size=K + 1, max_size=K + 1)), reverse=True)
+        scores = [Score(one, value, rank) for rank, (one, value) in enumerate(zip(best, values, strict=False), 1)]
+        if token not in best:
+            scores.append(Score(token, values[K], K + 1))
+        positions.append(vllm.real_first(scores, token))
+    return ids, positions
+
+
+@given(scored())
+def test_scores_survive_both_forms(given_scores: tuple[list[int], Positions]) -> None:
+    """Written and read again, by either form, they are the same."""
+    ids, positions = given_scores
+    choice, item = vllm.choice(positions), sglang.item(positions, ids, K)
+    vllm.check_scores(choice, ids)
+    sglang.check_scores(item, ids)
+    assert vllm.positions_of(choice, ids) == positions
+    assert sglang.positions_of(item, ids, K) == positions
+
+
+@given(scored())
+def test_what_trl_reads_of_both_forms_is_the_same(given_scores: tuple[list[int], Positions]) -> None:
+    """The best K by rank, whichever teacher answered."""
+    ids, positions = given_scores
+    translated = vllm.positions_of(vllm.choice(sglang.positions_of(sglang.item(positions, ids, K), ids, K)), ids)
+    for one, two in zip(positions, translated, strict=True):
+        assert (one and top_k(one, K)) == (two and top_k(two, K))
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_read_or_refused(content: bytes) -> None:
+    """Nothing but BadAnswerError comes out of a teacher's answer."""
+    for read in (lambda: vllm.read_choices(content, 1), lambda: sglang.read_items(content, 1)):
+        with contextlib.suppress(BadAnswerError):
+            read()
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda some: st.lists(some, max_size=3)))
+def test_scores_of_any_shape_are_read_or_refused(value: object) -> None:
+    """Also where JSON is right, and its content is not."""
+    ids = [5, 6]
+    for holder in ({"prompt_logprobs": value}, {"prompt_logprobs": [None, {"6": value}]}):
+        with contextlib.suppress(BadAnswerError):
+            vllm.positions_of(Raw(msgspec.json.encode(holder)), ids)
+    for meta in ({"input_token_logprobs": value}, {"input_token_logprobs": [[None, 5, None], value]}):
+        with contextlib.suppress(BadAnswerError):
+            sglang.positions_of(Raw(msgspec.json.encode({"meta_info": meta})), ids, 1)
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        ([None], "1 positions of 2"),
+        ([None, {"7": {"logprob": -1.0, "rank": 1}}], "without its token 6"),
+        ([None, None], "without its token 6"),
+        ([None, {"6": {"logprob": None, "rank": 1}}], "null"),
+        (None, "no list"),
+        ("all", "no list"),
+    ],
+)
+def test_wrong_scores_are_found(scores: object, said: str) -> None:
+    """With what is wrong of them."""
+    with pytest.raises(BadAnswerError, match=said):
+        vllm.check_scores(Raw(msgspec.json.encode({"prompt_logprobs": scores})), [5, 6])
+
+
+def test_the_token_that_is_there_may_stand_anywhere() -> None:
+    """It is looked for where it does not come first, as vLLM has it."""
+    entries = {"7": {"logprob": -1.0, "rank": 1}, "6": {"logprob": -2.0, "rank": 2}}
+    vllm.check_scores(Raw(msgspec.json.encode({"prompt_logprobs": [None, entries]})), [5, 6])
+
+
+def test_choices_are_numbered_anew_and_usage_is_added() -> None:
+    """The choices' other bytes are as they came, also what this process knows nothing of."""
+    part = b'{"id":"a","choices":[{"index":0,"text":"x","new":[1.50]}],"usage":{"prompt_tokens":3,"total_tokens":4}}'
+    joined = vllm.join([vllm.read_choices(part, 1), vllm.read_choices(part, 1)])
+    assert b'"choices":[{"index":0,"text":"x","new":[1.50]},{"index":1,"text":"x","new":[1.50]}]' in joined
+    assert msgspec.json.decode(joined)["usage"] == {"prompt_tokens": 6, "completion_tokens": 0, "total_tokens": 8}
+
+
+@pytest.mark.parametrize(
+    ("scoring", "server", "said"),
+    [
+        (Scoring(k=21), {}, "0 to 20"),
+        (Scoring(k=-2), {"max_logprobs": -1}, "-2"),
+        (Scoring(k=5, temperature=0.5), {}, "processed_logprobs"),
+    ],
+)
+def test_what_can_t_be_scored_is_refused(scoring: Scoring, server: dict[str, int], said: str) -> None:
+    """By the pool's limits."""
+    with pytest.raises(RequestRefusedError, match=said):
+        scoring.check(LlmServer(kind="vllm", **server))  # type: ignore[arg-type]
+
+
+def test_what_can_be_scored_is_not_refused() -> None:
+    """Any temperature without scores, or with processed ones; 0 and 1 with raw ones; all tokens without a limit."""
+    raw = LlmServer(kind="vllm")
+    for scoring in (Scoring(temperature=0.7), Scoring(k=5, temperature=0.0), Scoring(k=20, temperature=1.0)):
+        scoring.check(raw)
+    Scoring(k=5, temperature=0.7).check(LlmServer(kind="vllm", logprobs_mode="processed_logprobs"))
+    Scoring(k=-1).check(LlmServer(kind="vllm", max_logprobs=-1))
+
+
+def test_tokens_outside_the_vocabulary_are_refused() -> None:
+    """With their place."""
+    server = LlmServer(kind="vllm", vocab_size=10, max_model_len=4)
+    check_sequences([[0, 9]], server, 1)
+    for rows, said in (([[1], [3, 10]], "sequence 1 has token 10, allowed are 0 to 9"), ([[1] * 4], "4 in all")):
+        with pytest.raises(RequestRefusedError, match=said):
+            check_sequences(rows, server, 1)

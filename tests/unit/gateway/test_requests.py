@@ -1,0 +1,98 @@
+"""Trainers' requests: which teachers can answer them, and what these are asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from edl_runtime.gateway.errors import RequestRefusedError
+from edl_runtime.gateway.requests import Completions, Generate, PoolModel, Request, SequenceLogprobs, TokensInOut
+from edl_runtime.protocol.llm import LlmServer
+
+MODEL = PoolModel("net", LlmServer(kind="vllm", max_logprobs=-1, logprobs_mode="processed_logprobs"))
+TRL = {"prompt": [[1, 2], [3]], "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 3}
+SLIME = {
+    "input_ids": [[1, 2], [3]],
+    "sampling_params": {"max_new_tokens": 0},
+    "return_logprob": True,
+    "logprob_start_len": 0,
+    "top_logprobs_num": 3,
+}
+
+
+def asked(request: Request, kind: Any, rows: range = range(1, 2)) -> Any:
+    """Return the JSON that a teacher is asked."""
+    request.check(MODEL)
+    return msgspec.json.decode(request.question(kind, rows).body)
+
+
+@pytest.mark.parametrize(
+    ("more", "kinds"),
+    [
+        ({}, {"vllm", "sglang"}),
+        ({"max_tokens": 2}, {"vllm"}),
+        ({"prompt_logprobs": -1}, {"vllm"}),
+        ({"n": 2}, {"vllm"}),
+        ({"echo": True}, {"vllm"}),
+        ({"prompt": "text"}, {"vllm"}),
+        ({"prompt_logprobs": None}, {"vllm", "sglang", "swift"}),
+    ],
+)
+def test_only_pure_scores_are_translated(more: dict[str, Any], kinds: set[str]) -> None:
+    """SGLang's servers can't answer the rest in vLLM's form."""
+    assert Completions(msgspec.json.encode(TRL | more)).kinds == kinds
+
+
+@pytest.mark.parametrize(
+    ("more", "kinds"),
+    [
+        ({}, {"vllm", "sglang"}),
+        ({"logprob_start_len": 1}, {"sglang"}),
+        ({"token_ids_logprob": [4]}, {"sglang"}),
+        ({"image_data": ["x", None]}, {"sglang"}),
+        ({"image_data": None}, {"vllm", "sglang"}),
+        ({"top_logprobs_num": [1, 2]}, {"sglang"}),
+        ({"return_text_in_logprobs": True}, {"sglang"}),
+        ({"sampling_params": [{}, {}]}, {"sglang"}),
+    ],
+)
+def test_what_only_sglang_knows_goes_there(more: dict[str, Any], kinds: set[str]) -> None:
+    """Everything else is asked of vLLM too."""
+    assert Generate(msgspec.json.encode(SLIME | more)).kinds == kinds
+
+
+def test_a_part_s_question_has_its_rows_and_all_other_fields() -> None:
+    """In the caller's own form as they are, also fields that nobody here knows."""
+    assert asked(Completions(msgspec.json.encode(TRL | {"new": {"a": 1}})), "vllm") == {
+        **TRL,
+        "prompt": [[3]],
+        "model": "net",
+        "new": {"a": 1},
+    }
+    by_row = {"rid": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}], "new": 5}
+    found = asked(Generate(msgspec.json.encode(SLIME | by_row)), "sglang")
+    assert found == {**SLIME, "input_ids": [[3]], "rid": ["b"], "sampling_params": [{"n": 2}], "new": 5}
+
+
+def test_questions_are_translated() -> None:
+    """By the table of docs/how-to/llm-teachers.md."""
+    scores = {"prompt": [[3]], "model": "net", "max_tokens": 1, "prompt_logprobs": 3}
+    assert asked(Generate(msgspec.json.encode(SLIME)), "vllm") == scores
+    of_sglang = {**SLIME, "input_ids": [[3]], "return_text_in_logprobs": False}
+    of_sglang["sampling_params"] = {"max_new_tokens": 0, "temperature": 1.0}
+    assert asked(Completions(msgspec.json.encode(TRL)), "sglang") == of_sglang
+    own = {"sequences": [[1, 2], [3]], "prompt_lengths": [1, 1], "top_logprobs": 3}
+    for kind, wanted in (("vllm", scores | {"temperature": 1.0}), ("sglang", of_sglang)):
+        assert asked(SequenceLogprobs(msgspec.json.encode(own)), kind) == wanted
+    tokens = {"token_ids": [3], "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 3}}
+    assert asked(TokensInOut(msgspec.json.encode(tokens)), "sglang", range(1)) == of_sglang
+
+
+@pytest.mark.parametrize("form", [Completions, Generate, SequenceLogprobs, TokensInOut])
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"prompt": {}}', b"{" * 5000, b'{"input_ids": 5}', b"\xff"])
+def test_malformed_requests_are_refused(form: Any, content: bytes) -> None:
+    """Never with another error."""
+    with pytest.raises(RequestRefusedError):
+        form(content)
