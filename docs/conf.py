@@ -35,6 +35,8 @@ myst_url_schemes = ["http", "https", "repository"]
 
 html_theme = "pydata_sphinx_theme"
 html_title = f"edl-airflow {release}"
+html_favicon = "../edl_airflow/plugin/static/icon.svg"
+html_search_scorer = str(DOCS / "_static" / "scorer.js")
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import click
@@ -49,6 +50,14 @@ def test_its_objects_are_those_of_the_files() -> None:
     assert by_name(rendered()) == applied("redis.yaml", "discovery.yaml", "controller.yaml", "role.yaml")
 
 
+def test_its_controller_has_the_rights_of_the_file() -> None:
+    """Also seen where there is no Helm: the rules are plain YAML in a template."""
+    (rules,) = re.findall(
+        r'(?s)define "edl.controllerRules" -}}\n(.*?){{- end }}', (CHART / "templates/_helpers.tpl").read_text()
+    )
+    assert yaml.safe_load(rules) == applied("controller.yaml")["Role", "edl-controller"]["rules"]
+
+
 def test_what_nodes_have_free_is_read_by_the_same_role() -> None:
     """And by the controller, by the binding that its file's head makes."""
     more = by_name(rendered(capacity__create="true"))
@@ -91,6 +100,41 @@ def test_a_value_that_there_is_not_is_refused() -> None:
     """A slip of the pen does not go unnoticed."""
     with pytest.raises(HelmError, match="'adress' not allowed"):
         rendered(redis__adress="redis.example:6379")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("controller__maxLoad", "3", "maximum"),
+        ("redis__storage", "lots", "redis/storage"),
+        ("airflow__namespace", "My_Airflow", "airflow/namespace"),
+        ("redis__tls", "true", "set redis.create=false"),
+        ("redis__address", "redis.example:6379", "set redis.create=false"),
+    ],
+)
+def test_a_value_that_would_fail_later_or_change_nothing_is_refused(name: str, value: str, words: str) -> None:
+    """By words that name it, before anything is installed."""
+    with pytest.raises(HelmError, match=words):
+        rendered(**{name: value})
+
+
+def test_all_pods_run_on_the_nodes_that_values_name() -> None:
+    """Redis too."""
+    more = {"nodeSelector__pool": "system", "tolerations[0]__key": "system", "tolerations[0]__operator": "Exists"}
+    objects = by_name(rendered(**EVERYTHING, **more))
+    pods = [one["spec"]["template"]["spec"] for one in objects.values() if "template" in one.get("spec", {})]
+    assert len(pods) == 4
+    for pod in pods:
+        assert pod["nodeSelector"] == {"pool": "system"}
+        assert pod["tolerations"] == [{"key": "system", "operator": "Exists"}]
+
+
+def test_a_second_namespace_shares_the_account_of_airflow() -> None:
+    """Which Helm would refuse to make twice; its rights there are its own release's."""
+    objects = by_name(rendered(role__serviceAccount="false"))
+    assert ("ServiceAccount", "edl") not in objects
+    (subject,) = objects["RoleBinding", "edl"]["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": "edl", "namespace": "airflow"}
 
 
 def test_pods_have_no_rights_that_they_do_not_need() -> None:

@@ -12,6 +12,12 @@ enableServiceLinks: false
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{ toYaml . | nindent 2 }}
 {{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{ toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{- define "edl.podSecurity" -}}
@@ -30,6 +36,9 @@ capabilities:
 {{/* host:port of Redis, as pods of any namespace reach it. */}}
 {{- define "edl.redisAddress" -}}
 {{- if .Values.redis.create -}}
+{{- if or .Values.redis.address .Values.redis.tls -}}
+{{ fail "redis.address and redis.tls are for a Redis that is there: set redis.create=false, or leave them out" }}
+{{- end -}}
 edl-redis.{{ .Release.Namespace }}:6379
 {{- else -}}
 {{ required "redis.address is empty: it names the Redis to use where redis.create is false" .Values.redis.address }}

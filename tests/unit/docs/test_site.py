@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page
+from support.browser.chromium import faults_of, new_page, running_chromium
 from support.paths import ROOT
 
 import edl_runtime
@@ -24,6 +30,47 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run([sys.executable, "-c", BUILD, folder], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Write nothing: only what is missing is of interest, and the browser says that."""
+
+
+@pytest.fixture
+def page(site: Path) -> Iterator[Page]:
+    """This version's start page in a browser, from a server of the folder with both versions."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with running_chromium() as browser:
+                page = new_page(browser.new_context(bypass_csp=True))
+                page.goto(f"http://127.0.0.1:{server.server_port}/{edl_runtime.__version__}/index.html")
+                yield page
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.timeout(900)
+def test_a_reader_finds_pages_before_decisions_and_the_other_version(page: Page) -> None:
+    """By the keyboard alone; nothing that the page needs is missing, nor what a screen reader needs."""
+    missing: list[str] = []
+    page.on("response", lambda response: missing.append(response.url) if response.status >= 400 else None)
+    page.reload()
+    page.locator(".version-switcher__menu a", has_text="0.0.9").first.wait_for(state="attached")
+    themes = "label-content-name-mismatch"  # its buttons are named otherwise than they are labelled
+    assert [fault for fault in faults_of(page) if not fault.startswith(themes)] == []
+    page.keyboard.press("Control+k")
+    page.keyboard.type("token")
+    page.keyboard.press("Enter")
+    page.get_by_text("Search finished").wait_for()
+    links = [link.get_attribute("href") or "" for link in page.locator("#search-results ul.search > li > a").all()]
+    decisions = ["/adr/" in link or link.startswith("adr/") for link in links]
+    assert decisions == sorted(decisions)
+    assert any(decisions)
+    assert missing == []
 
 
 @pytest.mark.slow
