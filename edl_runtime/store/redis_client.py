@@ -81,9 +81,9 @@ def _place_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
     del place["host"], place["port"]
     is_tls = place.pop("connection_class", None) is not None
-    tls = {name: value for name, value in place.items() if name.startswith("ssl_")} | ({"ssl": True} if is_tls else {})
+    trust = {name: value for name, value in place.items() if name.startswith("ssl_")}
     login = {"username": sentinel_url.username or None, "password": sentinel_url.password or None}
-    sentinels = Sentinels(sentinel_url, {**options, **tls, **login})
+    sentinels = Sentinels(sentinel_url, {**options, **trust, **login}, tls=is_tls)
     return {**place, "sentinels": sentinels, "connection_class": MasterTlsConnection if is_tls else MasterConnection}
 
 

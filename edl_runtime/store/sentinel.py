@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from redis.asyncio import Redis
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as NotConnectedError
@@ -25,12 +24,13 @@ class Master(NamedTuple):
 class Sentinels:
     """The sentinels of one master. `epoch` is the highest that they have named; -1 before the first.
 
-    `options`: of the connections to them, as TLS and time limits.
+    `options`: of the connections to them, as login, trust and time limits.
     """
 
-    def __init__(self, url: SentinelUrl, options: dict[str, Any]) -> None:
+    def __init__(self, url: SentinelUrl, options: dict[str, Any], *, tls: bool) -> None:
         self.epoch = -1
         self._url = url
+        self._connection_class = SSLConnection if tls else Connection
         self._options = options
 
     def __str__(self) -> str:
@@ -71,9 +71,11 @@ class Sentinels:
 
     async def _ask(self, host: str, port: int) -> dict[str, Master]:
         """Return the masters that a sentinel knows, by name. Raises redis's ConnectionError with its address."""
+        asked = self._connection_class(host=host, port=port, protocol=2, **self._options)
         try:
-            async with Redis(host=host, port=port, **self._options) as client:
-                states = cast("dict[str, dict[str, Any]]", await client.sentinel_masters())
+            await asked.connect()  # type: ignore[no-untyped-call]
+            await asked.send_command("SENTINEL", "MASTERS")
+            answer: list[list[str]] = await asked.read_response()
         except AuthenticationError:
             cause = (
                 "it refuses this login; add ?sentinel_password=… to the URL, and sentinel_username=… if it has users"
@@ -81,7 +83,10 @@ class Sentinels:
             raise NotConnectedError(f"{host_and_port(host, port)}: {cause}") from None
         except (RedisError, OSError) as error:
             raise NotConnectedError(f"{host_and_port(host, port)}: {error or type(error).__name__}") from None
-        return {name: Master(of["ip"], of["port"], of["config-epoch"]) for name, of in states.items()}
+        finally:
+            await asked.disconnect(nowait=True)
+        states = [dict(zip(fields[::2], fields[1::2], strict=True)) for fields in answer]
+        return {of["name"]: Master(of["ip"], int(of["port"]), int(of["config-epoch"])) for of in states}
 
 
 def is_most(answers: Sequence[object], asked: Sequence[object]) -> bool:

@@ -103,7 +103,7 @@ class WatchedRedis:
             f"sentinel monitor {MASTER} 127.0.0.1 {ports[0]} 2",
             f"sentinel auth-pass {MASTER} {PASSWORD}",
             f"sentinel down-after-milliseconds {MASTER} {DOWN_AFTER_MS}",
-            f"sentinel failover-timeout {MASTER} 3000",
+            f"sentinel failover-timeout {MASTER} 1000",
         ]
         self.sentinels = [Sentinel(folder / f"sentinel-{port}", port, watch, tls) for port in ports[-3:]]
 
@@ -155,6 +155,25 @@ class WatchedRedis:
     def replicas(self) -> list[Node]:
         master = self.master
         return [node for node in self.nodes if node is not master]
+
+    def cut_replicas(self) -> None:
+        """Let no write reach the replicas from now on: those that the master confirms are lost with it."""
+        for replica in self.replicas:
+            replica.ask("CONFIG", "SET", "masterauth", "sesame")
+        self.master.ask("CLIENT", "KILL", "TYPE", "replica")
+
+    def replace_master(self) -> Node:
+        """Kill the master, wait for another, start the old one as its replica, and return the new one."""
+        old = self.master
+        old.kill()
+        new = self.await_failover(old)
+        old.follow(new)
+        old.start()
+        for node in self.nodes:
+            node.ask("CONFIG", "SET", "masterauth", PASSWORD)
+        self.await_replicas()
+        self.await_sentinels()
+        return new
 
     def await_failover(self, old: Node) -> Node:
         """Wait until another node than this one is the master for all sentinels, and return it."""
