@@ -30,9 +30,10 @@ GPU_DRIVER = Path("/proc/driver/nvidia/gpus")
 class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one instance, read from EDL_ variables.
 
-    - `redis_url` (EDL_REDIS_URL): `redis://` or `rediss://` with user and password; empty for no registry.
-    - `redis_for_pods` (EDL_REDIS_FOR_PODS): "host:port" at which pods reach the same Redis, for `edl submit`; empty if
-      they reach it as this command does.
+    - `redis_url` (EDL_REDIS_URL): `redis://` or `rediss://` with user and password, or `redis+sentinel://` as in
+      `redis+sentinel://:PASSWORD@host1:26379,host2:26379/MASTER/0`; empty for no registry.
+    - `redis_for_pods` (EDL_REDIS_FOR_PODS): "host:port" at which pods reach the same Redis, for `edl submit`, with
+      commas for several sentinels; empty if they reach it as this command does.
     - `discovery_url` (EDL_DISCOVERY_URL): `http://` or `https://` of the `edl discovery` server that assigns teachers
       to students; used when `redis_url` is empty.
     - `discovery_token` (EDL_DISCOVERY_TOKEN): its bearer token; required unless it listens on loopback.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 from airflow.sdk import BaseHook
@@ -21,17 +21,20 @@ from edl_runtime.parsing import JsonDecoder
 from edl_runtime.pods import Pod
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.redis_url import DEFAULT_PORT, SENTINEL_PORT
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
 DEFAULT_CONN_ID = "edl_default"
 REDIS_AT_LEAST = (6, 2)
-DEFAULT_PORT = 6379
 
 _DEFAULTS = RuntimeSettings()
 
 _VARIABLE = r"(?!EDL_)[A-Za-z_]\w*\*?"
+
+_HOST = r"[\w.-]+(:\d{1,5})?"
+_HOSTS = rf"{_HOST}(,{_HOST})*"
 
 _YES = frozenset({"true", "1", "yes", "on"})
 
@@ -116,7 +119,8 @@ async def _ask_redis(edl_connection: EdlConnection) -> tuple[tuple[int, ...], st
     from redis.exceptions import RedisError
 
     from edl_runtime.store import redis_client
-    from edl_runtime.store.redis_client import address_of, connect
+    from edl_runtime.store.redis_client import connect
+    from edl_runtime.store.redis_url import address_of
 
     client = connect(edl_connection.redis_url)
     try:
@@ -139,7 +143,8 @@ class EdlConnection(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of an `edl` connection. `redis_url` has the password in it: never log, store or serialise this.
 
     - `pass_on`: environment variables that instances get, too; a "*" at the end stands for any ending.
-    - `redis_url_inside`: the address of the same Redis inside the cluster; empty if it is the same address.
+    - `redis_url_inside`: the address of the same Redis inside the cluster; empty if it is the same address. Both name
+      sentinels where the connection names their master.
     - `teacher_token`: students authenticate to teachers by it; empty on the local backend, which serves loopback only.
     """
 
@@ -160,21 +165,14 @@ class EdlConnection(msgspec.Struct, frozen=True, kw_only=True):
         if connection.conn_type != CONN_TYPE:
             raise SpecError(f"{fields.where}, type", connection.conn_type, repr(CONN_TYPE))
         backend = fields.check("Backend", "backend", "local|kubernetes", "'local' or 'kubernetes'", "local")
-        host, allowed = connection.host or "", "the name or address of a Redis 6.2 or newer, as in 127.0.0.1"
-        if not re.fullmatch(r"[\w.-]+|[\da-fA-F:.]+(%\w+)?", host):
-            shown = host.rpartition("@")[2]  # a password may precede it
-            raise SpecError(f"{fields.where}, field 'Redis host'", shown, allowed)
-        port = connection.port or DEFAULT_PORT
-        if not 0 < port < 1 << 16:
-            raise SpecError(f"{fields.where}, field 'Redis port'", port, "1 to 65535")
+        redis = _RedisPlace.of(connection, fields)
         namespace = fields.check(
             "Namespace", "namespace", r"[A-Za-z0-9._-]+", "letters, digits and . _ - alone", _DEFAULTS.namespace
         )
-        tls = str(extra.get("tls") or "").lower() in _YES
         allowed = "names of variables, as in 'AWS_PROFILE, AWS_ACCESS_*', and none that begins with EDL_"
         pass_on = fields.check("Variables to pass on", "pass_on", rf"(?a:{_VARIABLE}([\s,]+{_VARIABLE})*)", allowed, "")
         known = cls(
-            redis_url=_redis_url(connection, host, port, tls=tls),
+            redis_url=redis.url(),
             namespace=namespace,
             place=_local_place(fields) if backend == "local" else _kubernetes_place(fields),
             pass_on=tuple(pass_on.replace(",", " ").split()),
@@ -184,10 +182,9 @@ class EdlConnection(msgspec.Struct, frozen=True, kw_only=True):
         if not connection.password:
             allowed = "the password of Redis: pods reach it, and each other, over a network"
             raise SpecError(f"{fields.where}, field 'Redis password'", "", allowed)
-        inside, inside_port = _inside(fields, host, port)
         return msgspec.structs.replace(
             known,
-            redis_url_inside=_redis_url(connection, inside, inside_port, tls=tls),
+            redis_url_inside=redis.url(redis.inside(fields)),
             teacher_token=_teacher_token(connection.password, namespace),
         )
 
@@ -245,23 +242,61 @@ def _pod(fields: _Fields) -> Pod:
         raise SpecError(field, str(error), allowed) from None
 
 
-def _inside(fields: _Fields, host: str, port: int) -> tuple[str, int]:
-    """Return the host and port of Redis for pods."""
-    allowed = "a host, or host:port, as in edl-redis.ml.svc:6379"
-    given = fields.check("Redis for pods", "redis_for_pods", r"[\w.-]+(:\d{1,5})?", allowed, "")
-    if not given:
-        return host, port
-    inside, _, inside_port = given.partition(":")
-    return inside, int(inside_port or port)
-
-
 def _teacher_token(password: str, namespace: str) -> str:
     """Derive a token from Redis's password, one way, so that all who know the password get the same."""
     return hmac.new(password.encode(), f"edl teachers of {namespace}".encode(), "sha256").hexdigest()
 
 
-def _redis_url(connection: Connection, host: str, port: int, *, tls: bool) -> str:
-    login = quote(connection.login or "", safe="")
-    password = quote(connection.password or "", safe="")
-    user = f"{login}:{password}@" if login or password else ""
-    return f"{'rediss' if tls else 'redis'}://{user}{f'[{host}]' if ':' in host else host}:{port}/0"
+class _RedisPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where Redis is, and the login.
+
+    - `hosts`: "host:port", or several with commas: of sentinels, if there is a `master`, which they know by that name.
+    - `options`: of the URL, the password of the sentinels among them.
+    """
+
+    hosts: str
+    port: int
+    login: str
+    tls: bool
+    master: str
+    options: str
+
+    @classmethod
+    def of(cls, connection: Connection, fields: _Fields) -> Self:
+        """Read the fields that name Redis. Raises SpecError."""
+        allowed = "the name that the sentinels know the master by, as in mymaster"
+        master = fields.check("Sentinel master", "sentinel_master", r"[\w.-]+", allowed, "")
+        host, allowed = connection.host or "", "the name or address of a Redis 6.2 or newer, as in 127.0.0.1"
+        if master:
+            allowed = "the sentinels, as in sentinel-0:26379,sentinel-1:26379"
+        if not re.fullmatch(_HOSTS if master else r"[\w.-]+|[\da-fA-F:.]+(%\w+)?", host):
+            shown = host.rpartition("@")[2]  # a password may precede it
+            raise SpecError(f"{fields.where}, field 'Redis host'", shown, allowed)
+        port = connection.port or (SENTINEL_PORT if master else DEFAULT_PORT)
+        if not 0 < port < 1 << 16:
+            raise SpecError(f"{fields.where}, field 'Redis port'", port, "1 to 65535")
+        login, password = quote(connection.login or "", safe=""), quote(connection.password or "", safe="")
+        sentinels_own = fields.check("Sentinel password", "sentinel_password", ".*", "a text", "") if master else ""
+        return cls(
+            hosts=f"[{host}]" if not master and ":" in host else host,
+            port=port,
+            login=f"{login}:{password}@" if login or password else "",
+            tls=str(fields.extra.get("tls") or "").lower() in _YES,
+            master=master,
+            options=f"?{urlencode({'sentinel_password': sentinels_own})}" if sentinels_own else "",
+        )
+
+    def inside(self, fields: _Fields) -> str:
+        """Return the hosts for pods; empty for the same. Raises SpecError."""
+        allowed = "a host, or host:port, as in edl-redis.ml.svc:6379"
+        pattern = _HOSTS if self.master else _HOST
+        return fields.check("Redis for pods", "redis_for_pods", pattern, allowed, "")
+
+    def url(self, hosts: str = "") -> str:
+        """Return the URL with the login, for these hosts or its own; `port` is that of hosts without one."""
+        each = [
+            host if re.search(r":\d+$", host) else f"{host}:{self.port}" for host in (hosts or self.hosts).split(",")
+        ]
+        scheme = f"redis{'s' if self.tls else ''}{'+sentinel' if self.master else ''}"
+        path = f"{self.master}/0" if self.master else "0"
+        return f"{scheme}://{self.login}{','.join(each)}/{path}{self.options}"

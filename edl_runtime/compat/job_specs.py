@@ -11,7 +11,8 @@ from edl_runtime.errors import SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec
 
-_HOST_AND_PORT = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\]):\d{1,5}")
+_ADDRESS = r"([\w.-]+|\[[\da-fA-F:.]+\]):\d{1,5}"
+_ADDRESSES = re.compile(rf"{_ADDRESS}(,{_ADDRESS})*")
 
 
 def job_spec(
@@ -57,10 +58,10 @@ def checkpoints_of_pods(url: str) -> str:
 
 
 def redis_of_pods(settings: RuntimeSettings) -> str:
-    """Return the address of Redis as pods reach it, with its password. Raises SpecError."""
+    """Return the address of Redis, or of its sentinels, as pods reach it, with its password. Raises SpecError."""
     if not settings.redis_for_pods:
         return settings.redis_url
-    if not _HOST_AND_PORT.fullmatch(settings.redis_for_pods):
+    if not _ADDRESSES.fullmatch(settings.redis_for_pods):
         raise SpecError("EDL_REDIS_FOR_PODS", settings.redis_for_pods, "host:port, as in edl-redis.ml.svc:6379")
     parts = urlsplit(settings.redis_url)
     login, at, _ = parts.netloc.rpartition("@")

@@ -171,12 +171,14 @@ class Ledger:
         self._leasing = asyncio.Lock()
         self._call = secrets.randbits(40)
 
-    async def begin(self, generation: int) -> set[int]:
+    async def begin(self, generation: int, *, after: int = 0) -> set[int]:
         """Start a generation: earlier ones can't change the ledger any more. Leases are kept.
 
-        Each worker of the generation may call it. Returns the tickets that this worker still holds.
+        Each worker of the generation may call it. `after` is a generation that has begun, perhaps this one: a ledger
+        without it is that of a master which Sentinel has replaced, and counts as lost. Returns the tickets that this
+        worker still holds.
         """
-        held = await self._run("ledger_begin", generation, self._worker)
+        held = await self._run("ledger_begin", generation, self._worker, after)
         self.generation = generation
         with malformed_if_unreadable(self._keys[1]):
             return {int(ticket) for ticket in held}

@@ -11,6 +11,10 @@
 -- Answers {'registered', fence, now in ms, id of the newest event, state, leases, records, beats}, the last four as flat
 -- lists; {'superseded'}: a later agent has the index; {'taken'}: another run has the job.
 
+-- How many numbers of generations are skipped when an older copy of Redis's data is used. There is less than one a second, and
+-- Redis's replicas are some seconds late at most.
+local SKIPPED = 100
+
 -- The longest recent gap between a member's heartbeats, in ms. Decays by a quarter of the time that passes, so that one
 -- slow moment does not lengthen leases for good.
 local function lateness(before, elapsed)
@@ -67,7 +71,8 @@ end
 
 -- Redis has restarted and may have lost data: drop all members, who register again as in an empty Redis. The newest state
 -- that any of them has seen counts, whichever comes first.
-local is_new = get('history') ~= history()
+local known_history = get('history')
+local is_new = known_history ~= history()
 if is_new then
   redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
   unset('suspected_at', 'suspected_by', 'suspected_for')
@@ -78,6 +83,10 @@ if is_new or is_behind then
 end
 if known.highest > number('number') or not get('number') then
   set('number', known.highest)
+end
+-- Agents that come back late, and checkpoints, may have numbers that Redis has lost with its last writes: skip them.
+if is_new and known_history then
+  set('number', number('number') + SKIPPED)
 end
 local is_newer = generation.number > number('current')
 if is_newer then

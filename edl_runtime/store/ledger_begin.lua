@@ -1,12 +1,13 @@
 -- Let this generation change the ledger, and no earlier one. The number never goes back.
 --
 --   KEYS: as listed in _ledger.lua
---   ARGV[1] generation, ARGV[2] worker
+--   ARGV[1] generation, ARGV[2] worker, ARGV[3] a generation that has begun, as the worker knows: this is another, older
+--   ledger if it has not, as in a master that was replaced and still runs
 --
 -- Answers {'ok', the tickets that the worker holds ...}; {'missing'}; {'stale', generation} when a later one has begun.
 
 local state = read_state()
-if is_missing(state) then
+if is_missing(state) or state.generation < tonumber(ARGV[3]) then
   return {'missing'}
 end
 if state.generation > tonumber(ARGV[1]) then

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
 from edl_runtime.errors import SpecError
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.store.errors import MalformedRecordError, RegistryTimeoutError, RegistryUnavailableError
+from edl_runtime.store.redis_url import ALLOWED, SCHEMES, SentinelUrl, address_of, is_sentinel_url, without_secrets
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 1.0
 ANSWER_TIMEOUT_S = 1.5
 """Longest wait for an answer. A command that blocks in Redis has to block for less."""
-
-_SCHEMES = ("redis://", "rediss://", "unix://")
 
 _NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b")
 """Error codes of a Redis that can't serve at the moment; in a script's error the code is in the middle of the text."""
@@ -37,7 +35,9 @@ _MISREAD = re.compile(
 
 
 def connect(url: str, *, connections: int | None = None) -> Redis:
-    """Return a client of the Redis at `url` (redis://, rediss:// or unix://, with user and password in it).
+    """Return a client of the Redis at `url`: redis://, rediss:// or unix://, with user and password in it.
+
+    Or of the master that Sentinel names, wherever it is: redis+sentinel:// or rediss+sentinel://, see `SentinelUrl`.
 
     Connects with the first command, tries each command once and fails after `ANSWER_TIMEOUT_S`; the caller retries.
     Texts are returned as str, with escapes for bytes that are no UTF-8. Close it (`async with`). Raises SpecError for
@@ -50,38 +50,41 @@ def connect(url: str, *, connections: int | None = None) -> Redis:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
-    allowed = "redis://, rediss:// or unix://, as in redis://127.0.0.1:6379/0"
-    if not url.startswith(_SCHEMES):
-        raise SpecError("redis_url", _without_secrets(url), allowed)
-    options = {
+    if not url.startswith(SCHEMES):
+        raise SpecError("redis_url", without_secrets(url), ALLOWED)
+    options: dict[str, Any] = {
         "decode_responses": True,
         "encoding_errors": "backslashreplace",  # such a record can't be ours; decoding must not fail here
         "retry": Retry(NoBackoff(), 0),
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": ANSWER_TIMEOUT_S,
     }
+    options |= _place_of(url, options)
+    if connections is None:
+        return Redis.from_pool(ConnectionPool(**options))
+    return Redis.from_pool(BlockingConnectionPool(max_connections=connections, timeout=ANSWER_TIMEOUT_S, **options))
+
+
+def _place_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of connections to the Redis at `url`, or to the master. Raises SpecError."""
+    from redis.asyncio.connection import parse_url
+
+    sentinel_url = SentinelUrl.parse(url) if is_sentinel_url(url) else None
     try:
-        if connections is None:
-            return Redis.from_pool(ConnectionPool.from_url(url, **options))
-        limits = {"max_connections": connections, "timeout": ANSWER_TIMEOUT_S}
-        return Redis.from_pool(BlockingConnectionPool.from_url(url, **limits, **options))
+        place: dict[str, Any] = dict(parse_url(sentinel_url.redis if sentinel_url else url))
     except ValueError:  # a malformed IPv6 address, port or option
-        raise SpecError("redis_url", address_of(url), allowed) from None
+        raise SpecError("redis_url", address_of(url), ALLOWED) from None
+    if sentinel_url is None:
+        return place
 
+    from edl_runtime.store.sentinel import MasterConnection, MasterTlsConnection, Sentinels
 
-def address_of(url: str) -> str:
-    """Return "host:port" (or a socket's path) of a Redis URL for messages, without user and password."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or 6379
-    except ValueError:  # a malformed IPv6 address or port
-        return _without_secrets(url)
-    return parts.path if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{port}"
-
-
-def _without_secrets(url: str) -> str:
-    """Return the part of a text, which may not be a URL, that is safe to show: no user, password or options."""
-    return url.rpartition("@")[2].partition("?")[0]
+    del place["host"], place["port"]
+    is_tls = place.pop("connection_class", None) is not None
+    trust = {name: value for name, value in place.items() if name.startswith("ssl_")}
+    login = {"username": sentinel_url.username or None, "password": sentinel_url.password or None}
+    sentinels = Sentinels(sentinel_url, {**options, **trust, **login}, tls=is_tls)
+    return {**place, "sentinels": sentinels, "connection_class": MasterTlsConnection if is_tls else MasterConnection}
 
 
 @contextmanager
@@ -178,6 +181,8 @@ def _text(name: str) -> str:
 
 def _address(client: Redis) -> str:
     where = client.connection_pool.connection_kwargs
+    if "sentinels" in where:
+        return str(where["sentinels"])
     return str(where.get("path") or f"{where.get('host', 'localhost')}:{where.get('port', 6379)}")
 
 

@@ -45,6 +45,16 @@ def test_the_reader_is_compared_with_the_plain_source_and_with_another_option() 
         assert found[name] > 0
 
 
+def test_all_that_a_job_has_in_redis_expires() -> None:
+    """Whatever agents, ledger, progress and checkpoints of ended jobs have written; and Redis's use is measured."""
+    found = result_of("redis_use.py", "--jobs", "30", "--seconds", "1")
+    assert found["a job with one instance"]["commands_per_s"] > 0
+    assert found["one of the students"]["bytes"] > 0
+    ended = found["ended"]
+    assert (ended["keys_that_never_expire"], ended["keys_left"]) == (0, 0)
+    assert ended["keys_of_a_job"] >= 7
+
+
 @pytest.mark.deep
 def test_the_reader_of_samples_is_measured_with_samples_held_and_dropped() -> None:
     """In the format "sample" there is a ratio for a consumer that drops each sample at once, too."""

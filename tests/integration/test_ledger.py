@@ -138,6 +138,17 @@ async def test_who_is_of_an_old_generation_or_of_none_yet_changes_nothing(ledger
     assert [shard.name for shard in await leased(early, 3)] == ABC
 
 
+async def test_the_ledger_of_a_replaced_master_counts_as_lost(ledger_of: Make) -> None:
+    """It still has the generation before the failover: who knows of a later one takes nothing of it."""
+    before, later = ledger_of("w1"), ledger_of("w2")
+    await before.restore(None, 6)
+    with pytest.raises(LedgerMissingError):
+        await later.begin(107, after=106)
+    assert [shard.name for shard in await leased(before)] == ["a"]
+    assert await before.begin(107, after=6) == {0}
+    assert await later.begin(107, after=107) == set()
+
+
 async def test_an_answer_that_was_lost_before_the_job_went_back_is_void(ledger_of: Make) -> None:
     """Until then asking again gives the same shards; afterwards they may be another's."""
     one, other = ledger_of("w1"), ledger_of("w2")

@@ -507,7 +507,7 @@ async def test_an_older_redis_gets_back_what_was_seen_since_in_its_generation(ow
         await restart(own_redis, client)
         view = await first.heartbeat()
         assert before.now <= view.now < before.now + 0.5
-        assert (view.generation, view.number, view.stop) == (before.generation, 1, "deadline")
+        assert (view.generation, view.number, view.stop) == (before.generation, 101, "deadline")
         assert (view.finished, view.left) == (frozenset({"1-a"}), frozenset({"2-a"}))
         assert (ids(view), set(view.granted)) == (["0-a"], {"1-a", "3-a"})
         plan = plan_generation(msgspec.structs.replace(view, quiet_until=0.0, stop=None), BOUNDS, "0-a")
@@ -516,6 +516,24 @@ async def test_an_older_redis_gets_back_what_was_seen_since_in_its_generation(ow
         view = await fourth.heartbeat()
         assert (sorted(ids(view)), view.granted, view.state) == (["0-a", "1-a", "3-a"], {}, "active")
         assert (await kinds(client, "n")).count("restored") == 1
+
+
+async def test_a_number_that_an_older_redis_has_lost_is_not_given_again(own_redis: RedisServer) -> None:
+    """Who has it returns after others have gone on without it, and does not take their generation for its own."""
+    async with connect(own_redis.url) as client:
+        first, second = await group(client, "n", 2, quiet_s=0.001)
+        await client.save()
+        lost = await first.membership.propose(msgspec.structs.replace(first.again(), members=("0-a",)))
+        await first.heartbeat()
+        await restart(own_redis, client)
+        await second.heartbeat()
+        await later(client, 0.1)
+        await second.heartbeat()
+        after = await second.membership.propose(msgspec.structs.replace(second.again(), members=("1-a",)))
+        assert lost
+        assert after
+        assert (lost.number, after.number) == (2, 102)
+        assert (await first.heartbeat()).generation == after
 
 
 async def test_what_only_one_has_seen_counts_in_an_older_redis(own_redis: RedisServer) -> None:

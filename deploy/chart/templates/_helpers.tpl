@@ -58,7 +58,8 @@ edl-redis.{{ .Release.Namespace }}:6379
 {{- define "edl.registryVariables" -}}
 {{ include "edl.secretVariable" (dict "name" "REDIS_PASSWORD" "secret" .Values.redis.secret) }}
 - name: EDL_REDIS_URL
-  value: {{ .Values.redis.tls | ternary "rediss" "redis" }}://:$(REDIS_PASSWORD)@{{ include "edl.redisAddress" . }}/0
+  {{- $sentinel := and .Values.redis.sentinelMaster (not .Values.redis.create) }}
+  value: {{ .Values.redis.tls | ternary "rediss" "redis" }}{{ if $sentinel }}+sentinel{{ end }}://:$(REDIS_PASSWORD)@{{ include "edl.redisAddress" . }}/{{ if $sentinel }}{{ $sentinel }}/{{ end }}0
 - name: EDL_NAMESPACE
   value: {{ .Values.registryNamespace }}
 {{- end }}

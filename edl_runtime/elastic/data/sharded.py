@@ -54,12 +54,14 @@ class _LedgerPosition(msgspec.Struct, kw_only=True):
     """How far all ranks are.
 
     - `ledger`: the state to start from, None for a new one. `live`: Redis has a later one, which some rank uses.
+    - `used`: the last generation that has used it, as far as this rank knows.
     - `positions`: records applied of each ticket after `step`.
     """
 
     step: int = 0
     ledger: LedgerState | None = None
     live: bool = False
+    used: int = 0
     positions: dict[int, int] = {}
 
 
@@ -132,7 +134,7 @@ class ShardedData:
         training = self._training
         with self._note_missing_ledger():
             if self._entered != training.session.generation:  # it leaves before it has entered this one
-                self._ledger.begin(training.session.generation)
+                self._ledger.begin(training.session.generation, after=self._position.used)
             if not self._missing:
                 step = training.train_state.steps
                 state = self._ledger.commit(step, self._position.positions)
@@ -198,9 +200,10 @@ class ShardedData:
         if training.over or session.generation != generation:
             return False
         with self._note_missing_ledger():
-            self._keep(self._ledger.begin(generation))
+            self._keep(self._ledger.begin(generation, after=generation))  # rank 0 has begun it
             self._acknowledge()
         self._position.live = True
+        self._position.used = generation
         self._entered = generation
         return True
 
@@ -213,7 +216,7 @@ class ShardedData:
     def _repair(self, generation: int) -> None:
         training, position = self._training, self._position
         if position.live:
-            self._ledger.begin(generation)
+            self._ledger.begin(generation, after=position.used)
             self._ledger.release(training.train_state.steps, position.positions, training.session.names)
         else:
             self._ledger.restore(position.ledger, generation)

@@ -129,6 +129,17 @@ def test_pods_reach_redis_by_a_name_of_their_own() -> None:
     assert urlsplit(_cluster({"redis_for_pods": "edl-redis"}).secrets({})["EDL_REDIS_URL"]).port == 6379
 
 
+def test_sentinels_name_the_master_for_tasks_and_pods() -> None:
+    """By a master's name; a sentinel without a port has the connection's, or Sentinel's usual one."""
+    extra = {"sentinel_master": "main", "sentinel_password": "a&b", "tls": True}
+    outside = _cluster(extra, host="one:7000,two", port=None)
+    assert outside.redis_url == "rediss+sentinel://:top-secret@one:7000,two:26379/main/0?sentinel_password=a%26b"
+    inside = _cluster({"sentinel_master": "main", "redis_for_pods": "three,four:7001"}, port=7002)
+    assert inside.secrets({})["EDL_REDIS_URL"] == "redis+sentinel://:top-secret@three:7002,four:7001/main/0"
+    with pytest.raises(SpecError, match=r"Redis host.*sentinel-0:26379,sentinel-1:26379"):
+        _cluster(extra, host="one,,two")
+
+
 def test_students_and_teachers_in_pods_have_a_token_in_common() -> None:
     """The same for all who have the connection, another for each namespace, and nothing of the password is in it."""
     token = _cluster().secrets({})["EDL_TEACHER_TOKEN"]

@@ -19,6 +19,11 @@ from edl_runtime.settings import RuntimeSettings
         ("redis://:sesame@127.0.0.1:6379/0", "edl-redis.ml.svc:6380", "redis://:sesame@edl-redis.ml.svc:6380/0"),
         ("rediss://ada:a%40b@[::1]:6379/3", "[fd00::1]:6379", "rediss://ada:a%40b@[fd00::1]:6379/3"),
         ("redis://localhost", "10.96.0.7:6379", "redis://10.96.0.7:6379"),
+        (
+            "redis+sentinel://:s@a,b/main/0?x=1",
+            "c.ml:26379,d.ml:26379",
+            "redis+sentinel://:s@c.ml:26379,d.ml:26379/main/0?x=1",
+        ),
     ],
 )
 def test_pods_reach_the_same_redis_by_their_own_address(url: str, for_pods: str, reached: str) -> None:

@@ -12,7 +12,8 @@ import edl_runtime.store
 from edl_runtime.errors import SpecError
 from edl_runtime.store import keys
 from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
-from edl_runtime.store.redis_client import address_of, connect, unavailable_if_lost
+from edl_runtime.store.redis_client import connect, unavailable_if_lost
+from edl_runtime.store.redis_url import address_of
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,11 @@ from edl_runtime.store.redis_client import address_of, connect, unavailable_if_l
         ("unix://:secret@/run/redis.sock", "/run/redis.sock"),
         ("redis://:secret@cache.example:port/0", "cache.example:port/0"),
         ("redis://:secret@[::1:6379?password=secret", "[::1:6379"),
+        (
+            "redis+sentinel://:secret@one:7000,two/main/0?sentinel_password=secret",
+            "the master 'main' of the sentinels one:7000, two:26379",
+        ),
+        ("redis+sentinel://:secret@one", "one"),
     ],
 )
 def test_an_address_has_no_secrets(url: str, address: str) -> None:
@@ -41,6 +47,11 @@ def test_an_address_has_no_secrets(url: str, address: str) -> None:
         ("redis://:secret@h:port/0", "h:port/0"),
         ("redis://:secret@h:1?db=secret", "h:1"),
         ("redis://:secret@[::1", "[::1"),
+        ("redis+sentinel://:secret@one,two?sentinel_password=secret", "one,two"),
+        ("redis+sentinel://:secret@one,two/main/first", "one,two/main/first"),
+        ("rediss+sentinel://:secret@one,,two/main", "one,,two/main"),
+        ("redis+sentinel://:secret@[::1/main", "[::1/main"),
+        ("redis+sentinel://:secret@one/main?socket_timeout=secret", "the master 'main' of the sentinels one:26379"),
     ],
 )
 async def test_what_is_no_redis_url_is_refused_without_its_password(url: str, shown: str) -> None:
