@@ -123,7 +123,7 @@ def test_all_pods_run_on_the_nodes_that_values_name() -> None:
     more = {"nodeSelector__pool": "system", "tolerations[0]__key": "system", "tolerations[0]__operator": "Exists"}
     objects = by_name(rendered(**EVERYTHING, **more))
     pods = [one["spec"]["template"]["spec"] for one in objects.values() if "template" in one.get("spec", {})]
-    assert len(pods) == 4
+    assert len(pods) == 5
     for pod in pods:
         assert pod["nodeSelector"] == {"pool": "system"}
         assert pod["tolerations"] == [{"key": "system", "operator": "Exists"}]
