@@ -56,8 +56,12 @@ class Node(RedisServer):
         with self.client() as client:
             return client.execute_command(*command)
 
+    def _url(self, port: int) -> str:
+        url = super()._url(port)
+        return f"rediss{url.removeprefix('redis')}?ssl_ca_certs={self._tls.ca}" if self._tls else url
+
     def client(self) -> redis.Redis:
-        return redis.Redis(port=self.port, password=self._password, decode_responses=True, retry=Retry(NoBackoff(), 0))
+        return redis.Redis.from_url(self._url(self.port), decode_responses=True, retry=Retry(NoBackoff(), 0))
 
     def follow(self, master: Node) -> None:
         """Be a replica of this master from the next start on, as a configuration says that Sentinel has rewritten."""
