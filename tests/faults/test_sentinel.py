@@ -75,7 +75,7 @@ def test_a_failover_in_mid_training_loses_and_doubles_no_record(
     tmp_path: Path, watched: WatchedRedis, settings: RuntimeSettings, *, lossy: bool
 ) -> None:
     """Trainers, ledger and checkpoints go back together, whether or not the new master has the last writes."""
-    train_through_failovers(watched, settings, tmp_path / "out", shards=30, failovers=1, lossy=lossy)
+    train_through_failovers(watched, settings, tmp_path / "out", shards=150, failovers=1, lossy=lossy)
 
 
 @pytest.mark.deep
@@ -84,7 +84,7 @@ def test_twenty_failovers_lose_and_double_no_record(
     tmp_path: Path, watched: WatchedRedis, settings: RuntimeSettings
 ) -> None:
     """In one training, each with lost writes; the old master comes back as a replica each time."""
-    train_through_failovers(watched, settings, tmp_path / "out", shards=400, failovers=20, lossy=True)
+    train_through_failovers(watched, settings, tmp_path / "out", shards=2000, failovers=20, lossy=True)
 
 
 @pytest.mark.parametrize("failovers", [1, pytest.param(20, marks=pytest.mark.deep)])

@@ -24,10 +24,9 @@ def test_the_nightly_dag_grows_ends_in_time_and_its_checkpoints_are_evaluated(ai
     lines: list[str] = []
     run, night = grown_night(airflow, "edl_nightly_elastic_training", lines)
     log = "\n".join(client.log(run, next(task for task in client.tasks(run) if task.task_id == "train")))
-    for instance in (0, 1):
-        line = rf"\[{instance}(?: rank {instance})?\] continues from step \d+ as one of {instance + 1}"
-        found = re.findall(line, log)
-        assert len(found) == len(set(found)) > 0, log  # more than one if a slow machine formed another generation
+    found = re.findall(r"\[0(?: rank 0)?\] continues from step \d+ as one of 1", log)
+    assert len(found) == len(set(found)) > 0, log  # more than one if a slow machine formed another generation
+    assert "[1" not in log  # none has failed, so the first instance's output is enough
     assert any(line.startswith("train: step ") and "2 instances" in line for line in lines)
 
     airflow.wait_until(
