@@ -1,9 +1,10 @@
-"""Waiting for the first of several coroutines."""
+"""Waiting: for the first of several coroutines, and for an event, so long and no longer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -24,6 +25,17 @@ async def first_completed(*waits: Coroutine[Any, Any, T]) -> T:
 async def unless_stopped(stop: asyncio.Event, wait: Coroutine[Any, Any, T]) -> T | None:
     """Return what `wait` returns, or None when `stop` comes first."""
     return await first_completed(wait, _none_when_set(stop))
+
+
+async def wait_for_event(event: asyncio.Event, limit_s: float) -> bool:
+    """Wait until the event is set, for `limit_s` at most; return whether it is.
+
+    Unlike asyncio.wait_for on Python 3.11 it loses no cancellation that comes as the event is set.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    return event.is_set()
 
 
 async def _none_when_set(event: asyncio.Event) -> None:

@@ -20,6 +20,7 @@ from edl_runtime.autoscale.cluster.snapshot import take_snapshot as take_cluster
 from edl_runtime.autoscale.history import RescaleOutcome
 from edl_runtime.autoscale.outlook import ExpectedPlan, expected_plans
 from edl_runtime.backends.interface import JobStatus
+from edl_runtime.concurrency import wait_for_event
 from edl_runtime.errors import BackendError, EdlError
 from edl_runtime.monitor.snapshot import UNKNOWN, JobLine, MonitorSnapshot, PoolLine, take_snapshot
 from edl_runtime.store.errors import RegistryError
@@ -137,9 +138,7 @@ class LiveReader:
                 if not first.done():
                     first.set_result(None)
                 rest = max(every_s(len(self._last.jobs)), REST * (loop.time() - began))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(rest):
-                        await self._again.wait()
+                await wait_for_event(self._again, rest)
         except asyncio.CancelledError:
             if not first.done():
                 first.set_exception(_edited())

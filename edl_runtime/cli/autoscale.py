@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import sys
 import time
@@ -24,6 +23,7 @@ from edl_runtime.autoscale.traffic.sources.learner import check_source
 from edl_runtime.autoscale.traffic.windows import TrafficWindows
 from edl_runtime.cli import backends
 from edl_runtime.cli.options import print_json_line, print_table, read_settings
+from edl_runtime.concurrency import wait_for_event
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -124,10 +124,7 @@ async def _passes(
                 click.echo(f"edl: {error}; tries again in {every_s:g} s", err=True)
             if every_s is None:
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(every_s):
-                    await ends.wait()
-            if ends.is_set():
+            if await wait_for_event(ends, every_s):
                 return
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from edl_runtime.backends.local.instances import ProcessTable
 from edl_runtime.checkpoint.storage import storage_at
-from edl_runtime.concurrency import unless_stopped
+from edl_runtime.concurrency import unless_stopped, wait_for_event
 from edl_runtime.demo.command import log_from, log_level_option, make_log_dir, run_command
 from edl_runtime.demo.errors import JobServerRefusedError, JobServerUnavailableError
 from edl_runtime.demo.pod_processes import LocalPod, PodScript
@@ -117,12 +117,6 @@ async def _run(job: PaddleJob, settings: RuntimeSettings, script: PodScript) -> 
         await NodePods(server, job, settings, script, processes=processes, stop=stop).run(first)
 
 
-async def _wait(event: asyncio.Event, limit_s: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
-            await event.wait()
-
-
 def local_pods(pods: PodSet) -> dict[str, Pod]:
     """Return the pods that are on this node, by id."""
     own = _own_addresses()
@@ -183,14 +177,14 @@ class NodePods:
                     if self._pods and all(pod.succeeded for pod in self._pods.values()):
                         return
                     await unless_stopped(self._stop, self._report(wanted))
-                    await _wait(self._wake, POLL_EVERY_S)
+                    await wait_for_event(self._wake, POLL_EVERY_S)
                     wanted = await unless_stopped(self._stop, self._server.query_pods()) or wanted
                     lost_at = time.monotonic() + SERVER_WAIT_S
                 except (JobServerUnavailableError, JobServerRefusedError) as error:
                     if time.monotonic() >= lost_at:
                         raise
                     log.warning("server.unavailable", cause=str(error), retry_in_s=POLL_EVERY_S)
-                    await _wait(self._stop, POLL_EVERY_S)
+                    await wait_for_event(self._stop, POLL_EVERY_S)
         finally:
             stopping.cancel()
             await self._end()

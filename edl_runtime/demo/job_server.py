@@ -9,6 +9,7 @@ import signal
 
 import click
 
+from edl_runtime.concurrency import wait_for_event
 from edl_runtime.demo.command import log_from, log_level_option, run_command
 from edl_runtime.demo.pod_sets import DEFAULT_JOB, Nodes, PodSet, first_pods, job_name, next_pods
 from edl_runtime.demo.rest import PodReport, RuntimeReport, build_app
@@ -59,10 +60,7 @@ class ScheduledJob:
     async def run(self, stop: asyncio.Event) -> None:
         """Begin a stage each `every_s`, until `stop` is set."""
         while not stop.is_set():
-            try:
-                async with asyncio.timeout(self._every_s):
-                    await stop.wait()
-            except TimeoutError:
+            if not await wait_for_event(stop, self._every_s):
                 self.change()
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from edl_runtime.backends.local.instances import InstanceProcess, InstanceSlot, ProcessTable
 from edl_runtime.backends.local.job_folders import tail
 from edl_runtime.backends.restarts import FailJob, Restart, RestartPolicy, decide_restart
+from edl_runtime.concurrency import wait_for_event
 from edl_runtime.demo.errors import PERMANENT, PodFailedError
 from edl_runtime.exit_status import describe_exit
 from edl_runtime.log import get_logger
@@ -146,9 +146,7 @@ class LocalPod:
 
     async def _rest(self, delay_s: float) -> None:
         self._set_running(False)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(delay_s):
-                await self._slot.leave.wait()
+        await wait_for_event(self._slot.leave, delay_s)
 
     def _failure(self, exit_code: int, reason: str = "") -> PodFailedError:
         file = self._script.log(self.pod_id)

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from itertools import count, islice
 from pathlib import Path
@@ -40,6 +39,7 @@ from edl_runtime.backends.local.backend import (
 from edl_runtime.backends.local.instances import FailureDetail, InstanceLauncher, InstanceSlot, ProcessTable
 from edl_runtime.backends.local.job_folders import JobFolder, WorkFolder, prune_runs
 from edl_runtime.backends.restarts import FailJob, GiveUpInstance, Restart, RestartPolicy, decide_restart
+from edl_runtime.concurrency import wait_for_event
 from edl_runtime.errors import EX_CONFIG, EX_DRAINED, SpecError
 from edl_runtime.exit_status import describe_exit
 from edl_runtime.parsing import JsonDecoder
@@ -208,9 +208,7 @@ class SupervisedJob:
             delay_s = self._decide_restart(slot, exit_code, started, time.monotonic())
             if delay_s is None:
                 return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await slot.leave.wait()
+            if await wait_for_event(slot.leave, delay_s):
                 return
             slot.update(phase="running", started_at=time.time(), exit_code=None, restarts=slot.status.restarts + 1)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl_runtime.checkpoint.folder_lease import JobFolderLeases
+from edl_runtime.concurrency import wait_for_event
 from edl_runtime.elastic.agent.entrypoint import Entrypoint, PortReservation, check_host
 from edl_runtime.elastic.agent.failures import FailureStreak, FailureVerdict, PeerState, WorkerFailure, judge_failure
 from edl_runtime.elastic.agent.reconciler import DesiredState, KillWorker, WorkerState, is_ending, reconcile
@@ -155,9 +156,7 @@ class Agent:
                 with suppress(RegistryUnavailableError):
                     await self._store.leave()
                 return agent_exit
-            with suppress(TimeoutError):
-                async with asyncio.timeout(rest_s):
-                    await self._wake.wait()
+            await wait_for_event(self._wake, rest_s)
 
     def _on_update(self, update: WorkerUpdate) -> None:
         if not isinstance(update, Heartbeat | StepDone):

@@ -9,6 +9,7 @@ import mmap
 import termios
 from typing import NamedTuple, Protocol
 
+from edl_runtime.concurrency import wait_for_event
 from edl_runtime.teacher.shm.arena import Arena
 
 
@@ -82,14 +83,10 @@ class SlotQueue:
 
     async def all_answered(self, limit_s: float) -> bool:
         """Wait until nothing is in flight; return whether that was within `limit_s`."""
-        if self.in_flight:
-            self._all_answered.clear()
-            try:
-                async with asyncio.timeout(limit_s):
-                    await self._all_answered.wait()
-            except TimeoutError:
-                return False
-        return True
+        if not self.in_flight:
+            return True
+        self._all_answered.clear()
+        return await wait_for_event(self._all_answered, limit_s)
 
 
 # Side buffers for slow bodies
