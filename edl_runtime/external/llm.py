@@ -11,7 +11,15 @@ from edl_runtime.external.address import ServerAddress
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.errors import InferenceError, ModelNotReadyError, ProtocolError
-from edl_runtime.protocol.llm import RAW_LOGPROBS, TOKENS_IN_FLIGHT, Kind, LlmServer, llm_signature
+from edl_runtime.protocol.llm import (
+    RAW_LOGPROBS,
+    TOKENS_IN_FLIGHT,
+    Kind,
+    LlmServer,
+    ServedModel,
+    llm_signature,
+    served_models,
+)
 from edl_runtime.protocol.oip import TOKENIZER_EXTENSION, ModelSignature
 
 HEALTH_PATHS: dict[Kind, str] = {"vllm": "/health", "sglang": "/ready", "swift": "/health"}
@@ -66,28 +74,15 @@ class LlmConnection:
         )
         return llm_signature(found.id, server, (TOKENIZER_EXTENSION + digest,) if digest else ())
 
-    def _models(self) -> list[_Model]:
+    def _models(self) -> list[ServedModel]:
         status, body = self._client.get_path("/v1/models")
         if status != 200:
             reason = f"/v1/models: {body[:200].decode('utf-8', 'replace')}"
             raise InferenceError(self._client.address, status, reason, retryable=status >= 500)
         try:
-            return _models_decoder.decode(body).data
+            return served_models(body)
         except msgspec.DecodeError as error:
             raise ProtocolError(f"{self._address}: its /v1/models is invalid: {error}") from None
-
-
-class _Model(msgspec.Struct):
-    id: str
-    root: str | None = None
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-_models_decoder = JsonDecoder(_Models)
 
 
 class Tokenizer(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ No I/O. A request is read when it is made, checked against what the pool's teach
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -38,6 +38,28 @@ class PoolModel(NamedTuple):
 
     id: str
     server: LlmServer
+
+
+def scores_question(kind: Kind, model: PoolModel, rows: Sequence[Sequence[int]], scoring: Scoring) -> Question:
+    """Return what to ask a teacher of vLLM's or SGLang's form for the scores of these sequences."""
+    limit = scoring.answer_limit(sum(map(len, rows)), model.server)
+    if kind == "sglang":
+        return Question(sglang.GENERATE, sglang.question(rows, scoring), limit)
+    return Question(vllm.COMPLETIONS, vllm.question(model.id, rows, scoring), limit)
+
+
+def read_scores(
+    kind: Kind, content: bytes, rows: Sequence[Sequence[int]], k: int
+) -> tuple[Answer, Iterator[Positions]]:
+    """Return the answer to `scores_question`, and the scores of one sequence after the other.
+
+    Raises BadAnswerError, also while the scores are read.
+    """
+    if kind == "sglang":
+        answer = sglang.read_items(content, len(rows))
+        return answer, (sglang.positions_of(item, ids, k) for item, ids in zip(answer.rows, rows, strict=True))
+    answer = vllm.read_choices(content, len(rows))
+    return answer, (vllm.positions_of(choice, ids) for choice, ids in zip(answer.rows, rows, strict=True))
 
 
 class Request(Protocol):
@@ -89,6 +111,13 @@ class Rows(NamedTuple):
     @property
     def tokens(self) -> list[int]:
         return [len(one) for one in self.ids] or [len(one) // BYTES_PER_TOKEN + 1 for one in self.texts]
+
+    def check(self, server: LlmServer, max_tokens: int) -> None:
+        """Raise RequestRefusedError for what the pool's teachers can't take; only they know how long a text is."""
+        if self.ids:
+            check_sequences(self.ids, server, max_tokens)
+        elif not self.texts:
+            raise RequestRefusedError("it has no sequence")
 
     def cut(self, rows: range) -> Any:
         """Return these rows as the request has them."""
@@ -160,25 +189,20 @@ class Completions:
         self._model = model
         _check_model(self._view.model, model)
         self._scoring.check(model.server)
-        if self._rows.ids:
-            check_sequences(self._rows.ids, model.server, self._scoring.max_tokens)
-        elif not self._rows.texts:
-            raise RequestRefusedError("it has no sequence")
+        self._rows.check(model.server, self._scoring.max_tokens)
 
     def question(self, kind: Kind, rows: range) -> Question:
-        limit = self._scoring.answer_limit(sum(self.tokens[_cut(rows)]), self._model.server)
         if kind == "sglang" and self._scoring.k is not None:
-            return Question(sglang.GENERATE, sglang.question(self._ids(rows), self._scoring), limit)
+            return scores_question(kind, self._model, self._ids(rows), self._scoring)
+        limit = self._scoring.answer_limit(sum(self.tokens[_cut(rows)]), self._model.server)
         body = encode({**self._fields, "model": self._model.id, "prompt": self._rows.cut(rows)})
         return Question(vllm.COMPLETIONS, body, ANSWER_LIMIT if self._scoring.k is None else limit)
 
     def read(self, kind: Kind, rows: range, content: bytes) -> Answer:
         k = self._scoring.k
         if kind == "sglang" and k is not None:
-            answer, ids = sglang.read_items(content, len(rows)), self._ids(rows)
-            answer.rows = [
-                vllm.choice(sglang.positions_of(item, one, k)) for item, one in zip(answer.rows, ids, strict=True)
-            ]
+            answer, scores = read_scores(kind, content, self._ids(rows), k)
+            answer.rows = [vllm.choice(positions) for positions in scores]
             answer.head = {"object": Raw(b'"text_completion"'), "model": Raw(encode(self._model.id))}
             return answer
         answer = vllm.read_choices(content, len(rows) * self._n)
@@ -227,7 +251,7 @@ class TokensInOut:
         self._scoring = Scoring(
             k=params.prompt_logprobs, temperature=params.temperature, max_tokens=params.max_tokens or 0
         )
-        self._server = LlmServer(kind="vllm")
+        self._model = PoolModel("", LlmServer(kind="vllm"))
         self.hedged = params.prompt_logprobs is not None
         self.tokens = [len(self._view.token_ids)]
         plain = (params.n or 1) == 1 and params.logprobs is None and params.prompt_logprob_token_ids is None
@@ -239,24 +263,23 @@ class TokensInOut:
     def check(self, model: PoolModel) -> None:
         if self._view.stream:
             raise RequestRefusedError("stream is true, allowed is false")
-        self._server = model.server
+        self._model = model
         _check_model(self._view.model, model)
         self._scoring.check(model.server)
         check_sequences([self._view.token_ids], model.server, self._scoring.max_tokens)
 
-    def question(self, kind: Kind, rows: range) -> Question:
-        limit = (
-            self._scoring.answer_limit(self.tokens[0], self._server) if self._scoring.k is not None else ANSWER_LIMIT
-        )
+    def question(self, kind: Kind, rows: range) -> Question:  # noqa: ARG002 - there is one
         if kind == "sglang":
-            return Question(sglang.GENERATE, sglang.question([self._view.token_ids][: len(rows)], self._scoring), limit)
+            return scores_question(kind, self._model, [self._view.token_ids], self._scoring)
+        scored = self._scoring.k is not None
+        limit = self._scoring.answer_limit(self.tokens[0], self._model.server) if scored else ANSWER_LIMIT
         return Question("/inference/v1/generate", self._body, limit)
 
-    def read(self, kind: Kind, rows: range, content: bytes) -> Answer:
+    def read(self, kind: Kind, rows: range, content: bytes) -> Answer:  # noqa: ARG002 - there is one
         ids = self._view.token_ids
         if kind == "sglang":
-            answer = sglang.read_items(content, len(rows))
-            scores = vllm.prompt_logprobs(sglang.positions_of(answer.rows[0], ids, self._scoring.k or 0))
+            answer, (positions,) = read_scores(kind, content, [ids], self._scoring.k or 0)
+            scores = vllm.prompt_logprobs(positions)
             choice = {"index": 0, "token_ids": [], "finish_reason": "length", "logprobs": None}
             whole = {"request_id": "", "choices": [choice], "prompt_logprobs": scores, "usage": answer.usage}
             return Answer([Raw(encode(whole))])
@@ -353,17 +376,12 @@ class Generate:
             raise RequestRefusedError("stream is true, allowed is false")
         self._model = model
         self._scoring.check(model.server)
-        if self._rows.ids:
-            check_sequences(self._rows.ids, model.server, self._scoring.max_tokens)
-        elif not self._rows.texts:
-            raise RequestRefusedError("it has no sequence")
+        self._rows.check(model.server, self._scoring.max_tokens)
 
     def question(self, kind: Kind, rows: range) -> Question:
-        limit = self._scoring.answer_limit(sum(self.tokens[_cut(rows)]), self._model.server)
         if kind == "vllm":
-            scoring = msgspec.structs.replace(self._scoring, max_tokens=1)
-            body = vllm.question(self._model.id, self._rows.ids[_cut(rows)], scoring)
-            return Question(vllm.COMPLETIONS, body, limit)
+            return scores_question(kind, self._model, self._rows.ids[_cut(rows)], self._scoring)
+        limit = self._scoring.answer_limit(sum(self.tokens[_cut(rows)]), self._model.server)
         fields = {name: self._by_row(name, raw, rows) for name, raw in self._fields.items()}
         body = encode({**fields, self._name: self._rows.cut(rows)})
         return Question(sglang.GENERATE, body, ANSWER_LIMIT if self._scoring.k is None else limit)
@@ -378,10 +396,9 @@ class Generate:
     def read(self, kind: Kind, rows: range, content: bytes) -> Answer:
         ids, k = self._rows.ids[_cut(rows)], self._scoring.k
         if kind == "vllm":
-            answer = vllm.read_choices(content, len(rows))
+            answer, scores = read_scores(kind, content, ids, k or 0)
             answer.rows = [
-                sglang.item(vllm.positions_of(choice, one), one, k or 0, self._flat)
-                for choice, one in zip(answer.rows, ids, strict=True)
+                sglang.item(positions, one, k or 0, self._flat) for positions, one in zip(scores, ids, strict=True)
             ]
             return answer
         answer = sglang.read_items(content, len(rows), as_list=not self._rows.single)
@@ -442,22 +459,13 @@ class SequenceLogprobs:
                 raise RequestRefusedError(f"prompt_lengths[{row}] is {length}, allowed are 0 to {len(ids)}")
 
     def question(self, kind: Kind, rows: range) -> Question:
-        ids = self._view.sequences[_cut(rows)]
-        limit = self._scoring.answer_limit(sum(map(len, ids)), self._model.server)
-        if kind == "sglang":
-            return Question(sglang.GENERATE, sglang.question(ids, self._scoring), limit)
-        return Question(vllm.COMPLETIONS, vllm.question(self._model.id, ids, self._scoring), limit)
+        return scores_question(kind, self._model, self._view.sequences[_cut(rows)], self._scoring)
 
     def read(self, kind: Kind, rows: range, content: bytes) -> Answer:
         """Return each row as JSON of its scores from its prompt's end on."""
-        found, k = [], self._view.top_logprobs
-        is_sglang = kind == "sglang"
-        answer = sglang.read_items(content, len(rows)) if is_sglang else vllm.read_choices(content, len(rows))
-        for row, raw in zip(rows, answer.rows, strict=True):
-            ids = self._view.sequences[row]
-            positions = sglang.positions_of(raw, ids, k) if is_sglang else vllm.positions_of(raw, ids)
-            found.append(Raw(encode(positions[self._view.prompt_lengths[row] :])))
-        return Answer(found)
+        _, scores = read_scores(kind, content, self._view.sequences[_cut(rows)], self._view.top_logprobs)
+        lengths = self._view.prompt_lengths[_cut(rows)]
+        return Answer([Raw(encode(positions[length:])) for positions, length in zip(scores, lengths, strict=True)])
 
     def join(self, answers: Sequence[Answer]) -> bytes:
         rows = [_positions_decoder.decode(row) for answer in answers for row in answer.rows]

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from edl_runtime.gateway import sglang, vllm
-from edl_runtime.gateway.requests import Question
+from edl_runtime.gateway.requests import PoolModel, Question, read_scores, scores_question
 from edl_runtime.gateway.scoring import Positions, Scoring
 from edl_runtime.gateway.vllm import BadAnswerError
-from edl_runtime.parsing import JsonDecoder
-from edl_runtime.protocol.llm import LlmServer
+from edl_runtime.protocol.llm import LlmServer, served_models
 
 TIMES = 3
 TOKENS = 48
@@ -21,21 +19,10 @@ TOLERANCE = 0.2
 """Sums of 16-bit numbers in another order differ by less."""
 
 
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-_models_decoder = JsonDecoder(_Models)
-
-
 def check_serves(content: bytes, model: str) -> None:
     """Raise BadAnswerError unless a server's /v1/models has the model."""
     try:
-        ids = [one.id for one in _models_decoder.decode(content).data]
+        ids = [one.id for one in served_models(content)]
     except msgspec.DecodeError as error:
         raise BadAnswerError(f"its /v1/models is invalid: {error}") from None
     if model not in ids:
@@ -50,11 +37,7 @@ def test_ids(server: LlmServer) -> list[int]:
 
 def test_question(model: str, server: LlmServer) -> Question:
     """Return what is asked `TIMES` times."""
-    scoring = _scoring(server)
-    limit = scoring.answer_limit(TOKENS, server)
-    if server.kind == "sglang":
-        return Question(sglang.GENERATE, sglang.question([test_ids(server)], scoring), limit)
-    return Question(vllm.COMPLETIONS, vllm.question(model, [test_ids(server)], scoring), limit)
+    return scores_question(server.kind, PoolModel(model, server), [test_ids(server)], _scoring(server))
 
 
 def _scoring(server: LlmServer) -> Scoring:
@@ -73,6 +56,5 @@ def check_alike(server: LlmServer, answers: Sequence[bytes]) -> None:
 
 
 def _positions(server: LlmServer, content: bytes, ids: Sequence[int], k: int) -> Positions:
-    if server.kind == "sglang":
-        return sglang.positions_of(sglang.read_items(content, 1).rows[0], ids, k)
-    return vllm.positions_of(vllm.read_choices(content, 1).rows[0], ids)
+    _, (positions,) = read_scores(server.kind, content, [ids], k)
+    return positions

@@ -41,7 +41,25 @@ class LlmServer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens_in_flight: int = TOKENS_IN_FLIGHT
 
 
+class ServedModel(msgspec.Struct):
+    """A model that a server lists; `root`: its folder or its name elsewhere."""
+
+    id: str
+    root: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[ServedModel]
+
+
 _decoder = JsonDecoder(LlmServer)
+_models_decoder = JsonDecoder(_Models)
+
+
+def served_models(content: bytes) -> list[ServedModel]:
+    """Return the models in an answer of `/v1/models`. Raises msgspec.DecodeError."""
+    return _models_decoder.decode(content).data
 
 
 def llm_signature(model: str, server: LlmServer, tokenizer: tuple[str, ...]) -> ModelSignature:
