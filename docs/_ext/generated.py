@@ -135,9 +135,9 @@ def metrics() -> str:
         for name, label, meaning, _ in listed
     ]
     gateway = [
-        [f"`edl_gateway_{name}{end}`", f"`{label}`", meaning]
+        [f"`edl_gateway_{name}{end}`", "`pool`", meaning]
         for listed, end in ((gateway_metrics._COUNTERS, "_total"), (gateway_metrics._GAUGES, ""))  # noqa: SLF001 - as above
-        for name, label, meaning, _ in listed
+        for name, meaning, _ in listed
     ]
     monitor = [
         [f"`{name}`", ", ".join(f"`{label}`" for label in labels), meaning]

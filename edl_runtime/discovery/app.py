@@ -22,13 +22,19 @@ from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.pool_reports import StudentReport
-from edl_runtime.protocol.asgi_server import BearerAuth, http_error_response, json_response, read_body
+from edl_runtime.protocol.asgi_server import (
+    BearerAuth,
+    http_error_response,
+    json_response,
+    read_body,
+    wait_disconnected,
+)
 from edl_runtime.registry.errors import UnknownPoolError
+from edl_runtime.registry.health import HEALTH_PATHS, health_routes
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.pools import get_pool, list_pools
 from edl_runtime.specs import check_name
 from edl_runtime.store.errors import RegistryUnavailableError
-from edl_runtime.store.redis_client import unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -93,8 +99,7 @@ async def _send_assignments(session: StudentSession, send: Send) -> str:
 
 
 async def _disconnect(receive: Receive) -> str:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await wait_disconnected(receive)
     return "it disconnected"
 
 
@@ -105,7 +110,6 @@ STATUS_LIMIT = 64 * 1024
 STATUS_WITHIN_S = REPORT_EVERY_S
 """Longest time to receive it."""
 
-_HEALTH_PATHS = "/v1/health/"
 _STATUS_CODES: dict[type[EdlError], int] = {
     SpecError: 400,
     UnknownPoolError: 404,
@@ -119,14 +123,13 @@ def build_app(registry: StudentRegistry, client: Redis, namespace: str, *, token
     routes = _Routes(registry, client, namespace)
     return Starlette(
         routes=[
-            Route("/v1/health/live", routes.live),
-            Route("/v1/health/ready", routes.ready),
+            *health_routes(client),
             Route("/v1/pools", routes.pools),
             Route("/v1/pools/{pool}", routes.pool),
             Route("/v1/pools/{pool}/students/{student}", AssignmentStream(registry), methods=["GET"]),
             Route("/v1/pools/{pool}/students/{student}/status", routes.status, methods=["PUT"]),
         ],
-        middleware=[Middleware(BearerAuth, token=token, variable="EDL_DISCOVERY_TOKEN", open_paths=(_HEALTH_PATHS,))],
+        middleware=[Middleware(BearerAuth, token=token, variable="EDL_DISCOVERY_TOKEN", open_paths=(HEALTH_PATHS,))],
         exception_handlers={HTTPException: http_error_response, **dict.fromkeys(_STATUS_CODES, _error_response)},
     )
 
@@ -136,17 +139,6 @@ class _Routes:
         self._registry = registry
         self._client = client
         self._namespace = namespace
-
-    async def live(self, _: Request) -> Response:
-        return json_response({"live": True})
-
-    async def ready(self, _: Request) -> Response:
-        try:
-            with unavailable_if_lost(self._client):
-                await self._client.ping()
-        except RegistryUnavailableError:  # its address is not public
-            return json_response({"ready": False, "error": "Redis is unavailable"}, 503)
-        return json_response({"ready": True})
 
     async def pools(self, _: Request) -> Response:
         return json_response(await list_pools(self._client, self._namespace))

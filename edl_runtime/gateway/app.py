@@ -26,14 +26,21 @@ from edl_runtime.gateway.errors import (
     TeacherFailedError,
 )
 from edl_runtime.gateway.gateway import Gateway
-from edl_runtime.gateway.metrics import GONE, GatewayCollector
+from edl_runtime.gateway.metrics import GatewayCollector
 from edl_runtime.gateway.pool import FollowedPool
 from edl_runtime.gateway.vllm import encode
 from edl_runtime.log import get_logger
-from edl_runtime.protocol.asgi_server import BearerAuth, http_error_response, json_response, read_body
+from edl_runtime.protocol.asgi_server import (
+    BearerAuth,
+    http_error_response,
+    json_response,
+    read_body,
+    wait_disconnected,
+)
+from edl_runtime.registry.health import HEALTH_PATHS, health_routes
 from edl_runtime.specs import check_name
 from edl_runtime.store.errors import RegistryUnavailableError
-from edl_runtime.store.redis_client import unavailable_if_lost
+from edl_runtime.teacher.metrics import CONTENT_TYPE, DROPPED
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -44,8 +51,6 @@ BODY_WITHIN_S = 120.0
 RETRY_AFTER_S = 5
 """What a caller is told that should ask again."""
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_HEALTH_PATHS = "/v1/health/"
 
 _STATUS_CODES: dict[type[EdlError], int] = {
     SpecError: 400,
@@ -72,11 +77,10 @@ log = get_logger(__name__)
 
 def build_app(gateway: Gateway, client: Redis, *, token: str) -> ASGIApp:
     """Return the ASGI application; all routes but its own health require `token`, unless that is empty."""
-    routes = _Routes(gateway, client)
+    routes = _Routes(gateway)
     app = Starlette(
         routes=[
-            Route("/v1/health/live", routes.live),
-            Route("/v1/health/ready", routes.ready),
+            *health_routes(client),
             Route("/metrics", routes.metrics),
             *(Route(f"/pools/{{pool}}{path}", routes.health) for path in ("/health", "/health/", "/ready")),
             Route("/pools/{pool}/v1/models", routes.models),
@@ -88,7 +92,7 @@ def build_app(gateway: Gateway, client: Redis, *, token: str) -> ASGIApp:
         ],
         middleware=[
             Middleware(
-                BearerAuth, token=token, variable="EDL_GATEWAY_TOKEN", open_paths=(_HEALTH_PATHS,), as_password=True
+                BearerAuth, token=token, variable="EDL_GATEWAY_TOKEN", open_paths=(HEALTH_PATHS,), as_password=True
             )
         ],
         exception_handlers={HTTPException: http_error_response},
@@ -98,24 +102,12 @@ def build_app(gateway: Gateway, client: Redis, *, token: str) -> ASGIApp:
 
 
 class _Routes:
-    def __init__(self, gateway: Gateway, client: Redis) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._client = client
         self._collector = GatewayCollector(gateway.pools)
 
-    async def live(self, _: HttpRequest) -> Response:
-        return json_response({"live": True})
-
-    async def ready(self, _: HttpRequest) -> Response:
-        try:
-            with unavailable_if_lost(self._client):
-                await self._client.ping()
-        except RegistryUnavailableError:  # its address is not public
-            return json_response({"ready": False, "error": "Redis is unavailable"}, 503)
-        return json_response({"ready": True})
-
     async def metrics(self, _: HttpRequest) -> Response:
-        return Response(self._collector.render(), media_type=METRICS_TYPE)
+        return Response(self._collector.render(), media_type=CONTENT_TYPE)
 
     async def health(self, request: HttpRequest) -> Response:
         async def answer(pool: FollowedPool) -> Response:
@@ -192,9 +184,8 @@ async def _whole(pool: FollowedPool, asked: requests.Request) -> Response:
 
 
 async def _gone(receive: Receive) -> Response:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    return Response(status_code=GONE)
+    await wait_disconnected(receive)
+    return Response(status_code=DROPPED)
 
 
 def _refusal(status: int, reason: str) -> Response:

@@ -180,6 +180,12 @@ async def read_body(request: Request, *, limit: int, within_s: float) -> bytes:
     return bytes(body)
 
 
+async def wait_disconnected(receive: Receive) -> None:
+    """Wait until the client has hung up; its request's body has to be read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return `content` as JSON."""
     return Response(msgspec.json.encode(content), status, headers, "application/json")
