@@ -23,20 +23,17 @@ from edl_runtime.backends.errors import (
 from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, token_owner
 from edl_runtime.backends.kubernetes import capacity, log_archive, logs, manifests, names
 from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest, Outage
-from edl_runtime.backends.kubernetes.informer import Informer, KnownJob
+from edl_runtime.backends.kubernetes.informer import EventsOf, Informer, KnownJob, status_of
 from edl_runtime.backends.kubernetes.job_status import (
     bounds,
     desired_instances,
-    job_status,
     lacks_pods,
-    refusals,
 )
 from edl_runtime.backends.kubernetes.node_informer import NodeInformer
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
     is_creating_containers,
     is_leaving,
-    start_delays,
     trim_pod,
 )
 from edl_runtime.backends.kubernetes.resize import is_resized_alone, resize_owner
@@ -137,7 +134,7 @@ class KubernetesBackend:
                 if owner is None:
                     await _rehearse(api, manifest, spec)
                     if created := await _create(api, manifest, spec.name):
-                        return _status_of(KnownJob(await _start_or_delete(api, created, spec, secrets), []))
+                        return status_of(KnownJob(await _start_or_delete(api, created, spec, secrets), []))
                     continue
                 if is_leaving(owner):
                     await _wait_until_gone(api, owner)
@@ -174,13 +171,13 @@ class KubernetesBackend:
 
     async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
         if self._informer and (resized := await self._resize_known(self._informer, name, instances, token)):
-            return _status_of(resized)
+            return status_of(resized)
         async with self._api(changing=name) as api:
             while True:
                 owner = await _existing_owner(api, name)
                 found = KnownJob(owner, await _pods(api, owner))
                 try:
-                    return _status_of(await _resize(api, found, instances, token))
+                    return status_of(await _resize(api, found, instances, token))
                 except ConflictError:
                     continue
 
@@ -302,7 +299,7 @@ async def _cluster_use(api: KubernetesClient) -> capacity.ClusterUse:
 async def _resize(api: KubernetesClient, job: KnownJob, instances: int, token: str | None) -> KnownJob:
     """Return the job as changed. Raises ConflictError if it has changed since it was read."""
     owner, name = job.owner, job.owner["metadata"]["name"]
-    status = _status_of(job)
+    status = status_of(job)
     if token not in (None, status.token):
         raise JobReplacedError(name)
     if is_leaving(owner) or status.has_ended:
@@ -500,25 +497,14 @@ async def _statuses(api: KubernetesClient, jobs: builtins.list[KnownJob]) -> bui
         if any(is_creating_containers(pod) for job in jobs for pod in job.pods)
         else []
     )
-    return [_status_of(job, refused, delayed) for job in jobs]
+    return [status_of(job, refused, delayed) for job in jobs]
 
 
-def _by_uid(events: builtins.list[Manifest]) -> dict[str, builtins.list[Manifest]]:
+def _by_uid(events: builtins.list[Manifest]) -> EventsOf:
     found: dict[str, builtins.list[Manifest]] = defaultdict(list)
     for event in events:
         found[event["involvedObject"].get("uid", "")].append(event)
-    return found
-
-
-def _status_of(
-    job: KnownJob,
-    refused: Mapping[str, builtins.list[Manifest]] = {},
-    delayed: Mapping[str, builtins.list[Manifest]] = {},
-) -> JobStatus:
-    """Return a job's status. `refused`, `delayed`: events by the uid of the Job or pod that they are about."""
-    of_job = refused.get(job.owner["metadata"]["uid"], []) if lacks_pods(job.owner, job.pods) else []
-    of_pods = [event for pod in job.pods for event in delayed.get(pod["metadata"]["uid"], [])]
-    return job_status(job.owner, job.pods, time.time(), refusals(of_job, job.pods), start_delays(of_pods, job.pods))
+    return lambda uid: found.get(uid, [])
 
 
 async def _delete_with_logs(api: KubernetesClient, owner: Manifest) -> None:

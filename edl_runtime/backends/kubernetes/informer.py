@@ -323,6 +323,23 @@ class KnownJob(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "pods", [pod for pod in self.pods if is_pod_of(pod, self.owner)])
 
 
+EventsOf = Callable[[str], builtins.list[Manifest]]
+"""Returns the events about the object with a uid."""
+
+
+def no_events(_: str) -> builtins.list[Manifest]:
+    """Return none: for a status that needs no explanation."""
+    return []
+
+
+def status_of(job: KnownJob, refused: EventsOf = no_events, delayed: EventsOf = no_events) -> JobStatus:
+    """Return a job's status. `refused`: of pods that could not be created; `delayed`: of those that don't start."""
+    owner, pods = job.owner, job.pods
+    of_job = refused(owner["metadata"]["uid"]) if lacks_pods(owner, pods) else []
+    of_pods = [event for pod in pods if is_creating_containers(pod) for event in delayed(pod["metadata"]["uid"])]
+    return job_status(owner, pods, time.time(), refusals(of_job, pods), start_delays(of_pods, pods))
+
+
 class Informer(Watches):
     """The jobs of a namespace."""
 
@@ -470,15 +487,7 @@ class Informer(Watches):
         job = self._job(name)
         if job is None:
             raise UnknownJobError(name, sorted({*self._jobs.subjects, *self._deployments.subjects}))
-        owner, pods = job.owner, job.pods
-        events = self._events.of(owner["metadata"]["uid"]) if lacks_pods(owner, pods) else []
-        of_pods = [
-            event
-            for pod in pods
-            if is_creating_containers(pod)
-            for event in self._events_of_pods.of(pod["metadata"]["uid"])
-        ]
-        return job_status(owner, pods, time.time(), refusals(events, pods), start_delays(of_pods, pods))
+        return status_of(job, self._events.of, self._events_of_pods.of)
 
     def _job(self, name: str) -> KnownJob | None:
         owner = self._owner(name)
