@@ -19,7 +19,6 @@ from support.llm.processes import (
     first_line,
     metric,
     post,
-    process,
     registered,
     running_gateway,
     sequences,
@@ -28,7 +27,7 @@ from support.llm.processes import (
 )
 from support.llm.scores import logprobs
 from support.network.certificates import Authority
-from support.teachers.process import PATIENCE_S, wait_until
+from support.teachers.process import PATIENCE_S, process, wait_until
 
 from edl_runtime.gateway.pool import MOST_TRIES
 from edl_runtime.registry.pools import get_pool

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import msgspec
-from support.paths import TESTS
-from support.teachers.process import PATIENCE_S, wait_until
+from support.teachers.process import PATIENCE_S, process, wait_until
 
 from edl_runtime.settings import RuntimeSettings
 
@@ -43,25 +40,6 @@ class FakeProcess:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-
-
-@contextmanager
-def process(*command: object, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Start a command; it is killed at the end at the latest."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
-    started = subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        cwd=TESTS,
-        env={**clean, **(env or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.communicate()
 
 
 def first_line(started: subprocess.Popen[str]) -> str:

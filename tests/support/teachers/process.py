@@ -50,9 +50,16 @@ def running_teacher(model: str, *flags: str, env: Mapping[str, str] | None = Non
 @contextmanager
 def starting_teacher(model: str, *flags: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
     """Start `edl teacher`, ready or not; it is killed at the end at the latest."""
+    with process("-m", "edl_runtime.cli", "teacher", "--json", "--model", model, *flags, env=env) as started:
+        yield started
+
+
+@contextmanager
+def process(*command: object, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Run Python with these arguments, and with no EDL variables but `env`; it is killed at the end at the latest."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "edl_runtime.cli", "teacher", "--json", "--model", model, *flags],
+    started = subprocess.Popen(
+        [sys.executable, *map(str, command)],
         cwd=TESTS,
         env={**clean, **(env or {})},
         stdout=subprocess.PIPE,
@@ -60,10 +67,10 @@ def starting_teacher(model: str, *flags: str, env: Mapping[str, str] | None = No
         text=True,
     )
     try:
-        yield process
+        yield started
     finally:
-        process.kill()
-        process.communicate()
+        started.kill()
+        started.communicate()
 
 
 def wait_until(condition: Callable[[], T], within_s: float = PATIENCE_S) -> T:
