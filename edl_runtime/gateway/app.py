@@ -153,7 +153,8 @@ class _Routes:
             status = next(status for kind, status in _STATUS_CODES.items() if isinstance(error, kind))
             log.warning("request.refused", pool=name, route=path, status=status, cause=str(error))
             response = _refusal(status, str(error))
-        self._collector.requests[name[:100], path, response.status_code] += 1
+        if followed := self._gateway.pools.get(name):  # other names are anything that callers make up
+            followed.stats.requests[path, response.status_code] += 1
         return response
 
     async def _begin(self, request: HttpRequest, asked: requests.Request) -> Response:

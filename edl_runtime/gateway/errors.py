@@ -17,11 +17,16 @@ class RequestRefusedError(GatewayError):
 
 @dataclass(eq=False, repr=False)
 class TeacherFailedError(GatewayError):
-    """Raised when a teacher does not answer, or answers wrongly; `unreached`: it never had the request."""
+    """Raised when a teacher does not answer, or answers wrongly.
+
+    - `unreached`: it never had the request.
+    - `answered`: it did answer, so that the request may be the cause.
+    """
 
     address: str
     reason: str
     unreached: bool = False
+    answered: bool = False
 
     def __str__(self) -> str:
         return f"teacher {self.address}: {self.reason}"

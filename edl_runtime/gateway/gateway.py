@@ -59,8 +59,10 @@ class Gateway:
         try:
             while True:
                 await asyncio.sleep(SWEEP_EVERY_S)
-                for name in [name for name in self.pools if self._is_idle(name)]:
-                    await self.pools.pop(name).stop()
+                for name in list(self.pools):
+                    if self._is_idle(name):  # asked only now, as each stop takes a while
+                        del self._requests[name], self._used_at[name]
+                        await self.pools.pop(name).stop()
         finally:
             for followed in self.pools.values():
                 await followed.stop()

@@ -28,8 +28,8 @@ KEPT_S = 2.0
 MOST_CONNECTIONS = 1000
 REASON_LIMIT = 64 * 1024
 
-_REFUSALS = frozenset({400, 404, 405, 413, 415, 422})
-"""Answers that every teacher of the pool would give: the request is wrong, or their version has no such route."""
+_REFUSALS = frozenset({400, 405, 413, 415, 422})
+"""Answers that every teacher of the pool would give. A 404 is none: this one may serve another model now."""
 
 
 class TeacherClient:
@@ -106,7 +106,8 @@ class TeacherClient:
         async for chunk in response.aiter_raw():
             content += chunk
             if len(content) > limit:
-                raise TeacherFailedError(teacher.address, f"its answer has more than {limit} bytes")
+                reason = f"its answer has more than {limit} bytes"
+                raise TeacherFailedError(teacher.address, reason, answered=True)
         return bytes(content)
 
     async def _failure(self, teacher: LlmTeacher, response: httpx.Response) -> Exception:
@@ -119,7 +120,7 @@ class TeacherClient:
         reason = f"it answered {status}: {_reason(bytes(body))}"
         if status in _REFUSALS:
             return RequestRefusedError(f"teacher {teacher.address} refuses it: {reason}")
-        return TeacherFailedError(teacher.address, reason)
+        return TeacherFailedError(teacher.address, reason, answered=True)
 
 
 def _named(error: Exception) -> str:

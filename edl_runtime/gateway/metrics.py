@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -44,7 +43,6 @@ class GatewayCollector:
     """A Prometheus collector of the pools that a gateway follows, and of its answers by pool, route and status."""
 
     def __init__(self, pools: Mapping[str, FollowedPool]) -> None:
-        self.requests: Counter[tuple[str, str, int]] = Counter()
         self._pools = pools
 
     def render(self) -> bytes:
@@ -61,8 +59,9 @@ class GatewayCollector:
 
         text = f"Requests by route and status; {DROPPED}: the caller hung up."
         family = CounterMetricFamily("edl_gateway_requests", text, labels=["pool", "route", "status"])
-        for (pool, route, status), count in sorted(self.requests.items()):
-            family.add_metric([pool, route, str(status)], count)
+        for pool, followed in sorted(self._pools.items()):
+            for (route, status), count in sorted(followed.stats.requests.items()):
+                family.add_metric([pool, route, str(status)], count)
         yield family
         for kind, metrics in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
             for name, text, value_of in metrics:

@@ -143,10 +143,21 @@ class FollowedPool:
         while True:
             teacher = await self._take(request, tokens, failed)
             try:
-                return await self._ask_hedged(request, rows, tokens, teacher)
+                answer = await self._ask_hedged(request, rows, tokens, teacher)
             except TeacherFailedError as error:
                 failed.append(error)
                 self.stats.retries += 1
+            else:
+                self._blame(failed)
+                return answer
+
+    def _blame(self, failed: list[TeacherFailedError]) -> None:
+        """Put those into quarantine that failed at what another teacher has answered: it was not the request."""
+        for error in failed:
+            teacher = self.queue.teachers.get(error.address)
+            if teacher and error.answered:
+                teacher.fail(error.reason)
+        self.queue.changed()
 
     async def _take(self, request: Request, tokens: int, failed: list[TeacherFailedError]) -> LlmTeacher:
         tries = sum(not error.unreached for error in failed)
@@ -202,7 +213,7 @@ class FollowedPool:
             content = await self._http.ask(teacher, request.question(teacher.kind, rows))
             answer = await asyncio.to_thread(request.read, teacher.kind, rows, content)
         except BadAnswerError as error:
-            failure = TeacherFailedError(teacher.address, str(error))
+            failure = TeacherFailedError(teacher.address, str(error), answered=True)
             self._note_failure(teacher, failure)
             raise failure from None
         except TeacherFailedError as error:
@@ -215,7 +226,11 @@ class FollowedPool:
 
     def _note_failure(self, teacher: LlmTeacher, error: TeacherFailedError) -> None:
         self.stats.failures += 1
-        teacher.fail(error.reason)
+        log.warning("part.failed", pool=self.name, teacher=teacher.address, cause=error.reason)
+        if error.answered:
+            teacher.doubt()
+        else:
+            teacher.fail(error.reason)
         self.queue.changed()
 
     # The registry, and the teachers' health

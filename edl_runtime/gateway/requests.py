@@ -194,7 +194,7 @@ class Completions:
     def question(self, kind: Kind, rows: range) -> Question:
         if kind == "sglang" and self._scoring.k is not None:
             return scores_question(kind, self._model, self._ids(rows), self._scoring)
-        limit = self._scoring.answer_limit(sum(self.tokens[_cut(rows)]), self._model.server)
+        limit = self._scoring.answer_limit(self._n * sum(self.tokens[_cut(rows)]), self._model.server)
         body = encode({**self._fields, "model": self._model.id, "prompt": self._rows.cut(rows)})
         return Question(vllm.COMPLETIONS, body, ANSWER_LIMIT if self._scoring.k is None else limit)
 
@@ -347,6 +347,7 @@ class Generate:
         self._model = PoolModel("", LlmServer(kind="sglang"))
         self.tokens = self._rows.tokens
         params = self._read_params(view.sampling_params)
+        self._n = params.n or 1
         self.hedged = view.return_logprob is True
         k = view.top_logprobs_num or 0
         scored = view.return_logprob is True and isinstance(k, int)
@@ -359,7 +360,6 @@ class Generate:
             and view.logprob_start_len == 0
             and not view.return_text_in_logprobs
             and (params.max_new_tokens if params.max_new_tokens is not None else 16) <= 1
-            and (params.n or 1) == 1
             and all(name in _KNOWN or bytes(raw) in (b"null", b"false") for name, raw in self._fields.items())
         )
         self.kinds: frozenset[Kind] = frozenset(("vllm", "sglang") if translatable else ("sglang",))
@@ -374,6 +374,8 @@ class Generate:
     def check(self, model: PoolModel) -> None:
         if self._streams:
             raise RequestRefusedError("stream is true, allowed is false")
+        if self._n != 1:  # SGLang answers more items than it was asked about
+            raise RequestRefusedError(f"n is {self._n}, allowed is 1")
         self._model = model
         self._scoring.check(model.server)
         self._rows.check(model.server, self._scoring.max_tokens)
@@ -482,7 +484,8 @@ class SequenceLogprobs:
 
     def _binary(self, rows: Sequence[Positions]) -> bytes:
         lengths = [len(positions) for positions in rows]
-        shape = len(rows), max(lengths), self._view.top_logprobs
+        most = max((len(scores or []) for positions in rows for scores in positions), default=0)
+        shape = len(rows), max(lengths), min(self._view.top_logprobs, max(1, most))  # K may be above the vocabulary
         logprobs, ids = np.full(shape, -np.inf, np.float32), np.zeros(shape, np.int32)
         actual, actual_ids = np.full((*shape[:2], 1), -np.inf, np.float32), np.zeros((*shape[:2], 1), np.int32)
         for row, positions in enumerate(rows):

@@ -6,7 +6,7 @@ A position's scores have the token that is really there first, whatever its rank
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -20,8 +20,13 @@ BYTES_PER_SCORE = 200
 """Most bytes of a score in JSON; 35 to 75 are usual."""
 MORE_BYTES = 1 << 20
 LARGEST_VOCABULARY = 1_000_000
+MOST_TOKEN = 2**31 - 1
+"""Token numbers are INT32 in several forms."""
 ANSWER_LIMIT = 1 << 30
 """Most bytes of any answer of a teacher."""
+
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKEN)]
 
 
 class Score(NamedTuple):
@@ -52,8 +57,9 @@ class Scoring(msgspec.Struct, frozen=True, kw_only=True):
         if self.k is None:
             return
         most = server.max_logprobs
-        if self.k < -1:
-            raise RequestRefusedError(f"the number of logprobs is {self.k}, allowed is -1 for all, or 0 or more")
+        size = server.vocab_size or LARGEST_VOCABULARY
+        if most < 0 and not -1 <= self.k <= size:
+            raise RequestRefusedError(f"the number of logprobs is {self.k}, allowed are 0 to {size}, or -1 for all")
         if most >= 0 and not 0 <= self.k <= most:
             raise RequestRefusedError(
                 f"the number of logprobs is {self.k}, allowed are 0 to {most} in this pool: start its teachers with "
@@ -82,10 +88,10 @@ def check_sequences(rows: Sequence[Sequence[int]], server: LlmServer, max_tokens
         if longest is not None and len(ids) + max_tokens > longest:
             more = f" and {max_tokens} to generate" if max_tokens else ""
             raise RequestRefusedError(f"sequence {row} has {len(ids)} tokens{more}, allowed are {longest} in all")
-        if min(ids) < 0 or (server.vocab_size is not None and max(ids) >= server.vocab_size):
-            wrong = next(one for one in ids if one < 0 or (server.vocab_size is not None and one >= server.vocab_size))
-            most = "" if server.vocab_size is None else f" to {server.vocab_size - 1}"
-            raise RequestRefusedError(f"sequence {row} has token {wrong}, allowed are 0{most or ' and above'}")
+        most = MOST_TOKEN if server.vocab_size is None else server.vocab_size - 1
+        if min(ids) < 0 or max(ids) > most:
+            wrong = next(one for one in ids if not 0 <= one <= most)
+            raise RequestRefusedError(f"sequence {row} has token {wrong}, allowed are 0 to {most}")
 
 
 def top_k(scores: Sequence[Score], k: int) -> list[Score]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edl_runtime.gateway.scoring import Positions, Score, Scoring, top_k
+from edl_runtime.gateway.scoring import Positions, Score, Scoring, TokenId, top_k
 from edl_runtime.gateway.vllm import MOST_NEGATIVE, Answer, BadAnswerError, Usage, check_text, encode, raws_decoder
 from edl_runtime.parsing import JsonDecoder
 
@@ -17,7 +17,7 @@ GENERATE = "/generate"
 
 Raw = msgspec.Raw
 
-_Entry = tuple[float | None, int, Any]
+_Entry = tuple[float | None, TokenId, Any]
 
 
 class _MetaInfo(msgspec.Struct):
@@ -77,10 +77,10 @@ def read_items(content: bytes, count: int, *, as_list: bool = True) -> Answer:
 def check_scores(item: Raw, ids: Sequence[int]) -> None:
     """Raise BadAnswerError unless an item scores the last of these tokens, as many as it has scores."""
     try:
-        found = _tokens_decoder.decode(item).meta_info.input_token_logprobs
+        found = _tokens_decoder.decode(item).meta_info.input_token_logprobs or []
     except msgspec.DecodeError as error:
         raise BadAnswerError(f"its scores are invalid: {error}") from None
-    _check_tokens(found or [], ids[-len(found or []) :])
+    _check_tokens(found, ids[max(0, len(ids) - len(found)) :])
 
 
 def _check_tokens(found: Sequence[_Entry], ids: Sequence[int]) -> None:

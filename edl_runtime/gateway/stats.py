@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 
 class PoolStats(msgspec.Struct):
     """Counts of one pool since it was first asked.
 
+    - `requests`: by route and status.
     - `answers`, `sequences`, `tokens`, `answer_s`: whole answers, what was in them, and how long they took, added up.
     - `parts`, `failures`, `retries`: parts that teachers answered, failed at, and that another was asked.
     - `hedges`, `hedges_won`: parts that a second teacher was asked, the first being slow; and that it answered first.
     """
 
+    requests: Counter[tuple[str, int]] = msgspec.field(default_factory=Counter)
     answers: int = 0
     sequences: int = 0
     tokens: int = 0

@@ -54,6 +54,11 @@ class LlmTeacher:
         self.health.quarantine(reason)
         self.failed.set()
 
+    def doubt(self) -> None:
+        """Have it tested at once, before it gets more."""
+        self.tested = False
+        self.failed.set()
+
 
 def common_model(teachers: Iterable[LlmTeacher]) -> PoolModel:
     """Return what one or more teachers of a pool have in common: the least of their limits."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from edl_runtime.gateway.scoring import Positions, Score, Scoring
+from edl_runtime.gateway.scoring import Positions, Score, Scoring, TokenId
 from edl_runtime.parsing import JsonDecoder
 
 COMPLETIONS = "/v1/completions"
@@ -51,7 +51,7 @@ class _Entry(msgspec.Struct):
 _choices_decoder = JsonDecoder(_Choices)
 fields_decoder = JsonDecoder(dict[str, Raw])
 raws_decoder = JsonDecoder(list[Raw])
-_position_decoder = JsonDecoder(dict[int, _Entry] | None)
+_position_decoder = JsonDecoder(dict[TokenId, _Entry] | None)
 
 
 def question(model: str, rows: Sequence[Sequence[int]], scoring: Scoring) -> bytes:
@@ -69,6 +69,8 @@ def read_choices(content: bytes, count: int) -> Answer:
         raise BadAnswerError(f"its answer is no completion: {error}") from None
     if len(found.choices) != count:
         raise BadAnswerError(f"it answered {len(found.choices)} choices to {count}")
+    if any(bytes(memoryview(choice)[:1]) != b"{" for choice in found.choices):
+        raise BadAnswerError("a choice of its answer is no object")
     return Answer(found.choices, head, found.usage or Usage())
 
 

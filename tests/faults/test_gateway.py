@@ -148,6 +148,7 @@ def test_a_caller_that_hangs_up_frees_its_teachers(pair: World) -> None:
     "fault",
     [
         "other ids",
+        "other model",
         *(
             pytest.param(fault, marks=pytest.mark.deep)
             for fault in ("half", "garbage", "huge", "NaN", "null", "a row less", "a row more", "error")
@@ -186,6 +187,7 @@ def test_a_request_that_all_teachers_fail_ends(pair: World) -> None:
     assert response.status_code == 503
     assert f"{MOST_TRIES} teachers" in response.json()["error"]
     assert "out of memory" in response.json()["error"]
+    assert pair.metric("quarantined") == 0, "others' requests go on"
 
 
 def test_a_teacher_s_refusal_is_the_caller_s(pair: World) -> None:

@@ -261,6 +261,7 @@ def test_invalid_requests_are_refused(vllm: World) -> None:
         response = httpx.post(base + path, content=content, timeout=PATIENCE_S, trust_env=False)
         assert response.status_code == status, path
         assert response.json()["error"]
+    assert "Bad_Name" not in httpx.get(f"{base}/metrics", timeout=PATIENCE_S, trust_env=False).text
     assert httpx.get(f"{vllm.url}/v1/completions", timeout=PATIENCE_S, trust_env=False).status_code == 405
 
 

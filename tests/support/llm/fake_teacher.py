@@ -46,7 +46,8 @@ class FakeTeacher:
         return Response(status_code=503 if self.fault == "not ready" else 200)
 
     async def models(self, _: Request) -> Response:
-        about = {"id": self.model, "object": "model", "root": self.model, "max_model_len": self.max_model_len}
+        model = "other" if self.fault == "other model" else self.model
+        about = {"id": model, "object": "model", "root": model, "max_model_len": self.max_model_len}
         return Response(encode({"object": "list", "data": [about]}))
 
     async def behave(self, request: Request) -> Response:
@@ -72,6 +73,8 @@ class FakeTeacher:
             return Response(status_code=499)
         if self.fault == "refusal":
             return Response(encode({"error": {"message": "too much for me", "code": 400}}), 400)
+        if self.fault == "other model":
+            return Response(encode({"error": {"message": "no such model", "code": 404}}), 404)
         if self.fault == "error" or (self.fault == "error on 490" and 490 in rows_of(body)[0]):
             return Response(encode({"error": {"message": "out of memory"}}), 500)
         if body.get("stream"):

@@ -90,6 +90,20 @@ def test_wrong_scores_are_found(scores: object, said: str) -> None:
         vllm.check_scores(Raw(msgspec.json.encode({"prompt_logprobs": scores})), [5, 6])
 
 
+def test_numbers_that_no_token_has_are_found() -> None:
+    """Else they would not fit into the arrays of other forms."""
+    huge = Raw(b'{"prompt_logprobs":[null,{"6":{"logprob":-1.0,"rank":1},"%d":{"logprob":-2.0,"rank":2}}]}' % 10**30)
+    with pytest.raises(BadAnswerError, match="position 1"):
+        vllm.positions_of(huge, [5, 6])
+    with pytest.raises(BadAnswerError):
+        vllm.read_choices(b'{"choices":[3]}', 1)
+
+
+def test_sglang_need_not_score_the_prompt() -> None:
+    """By its default for logprob_start_len it scores none of it."""
+    sglang.check_scores(Raw(b'{"meta_info":{"input_token_logprobs":[]}}'), [5, 6])
+
+
 def test_the_token_that_is_there_may_stand_anywhere() -> None:
     """It is looked for where it does not come first, as vLLM has it."""
     entries = {"7": {"logprob": -1.0, "rank": 1}, "6": {"logprob": -2.0, "rank": 2}}

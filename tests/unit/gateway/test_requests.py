@@ -96,3 +96,18 @@ def test_malformed_requests_are_refused(form: Any, content: bytes) -> None:
     """Never with another error."""
     with pytest.raises(RequestRefusedError):
         form(content)
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (Completions, {"prompt_logprobs": 2**40}),
+        (Completions, {"prompt": [[2**40]]}),
+        (SequenceLogprobs, {"sequences": [[1]], "prompt_lengths": [0], "top_logprobs": 10**9}),
+        (Generate, {"input_ids": [[1]], "return_logprob": True, "sampling_params": {"n": 2}}),
+    ],
+)
+def test_what_no_server_could_take_is_refused(request_: Any, said: dict[str, Any]) -> None:
+    """Before anybody makes room for it, though the pool has no limits of its own."""
+    with pytest.raises(RequestRefusedError, match="allowed"):
+        asked(request_(msgspec.json.encode(TRL | said)), "vllm")
