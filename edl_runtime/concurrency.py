@@ -1,8 +1,9 @@
-"""Waiting: for the first of several coroutines, and for an event, so long and no longer."""
+"""Waiting: for the first of several coroutines, for an event so long and no longer, and for the end of the process."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -36,6 +37,14 @@ async def wait_for_event(event: asyncio.Event, limit_s: float) -> bool:
         async with asyncio.timeout(limit_s):
             await event.wait()
     return event.is_set()
+
+
+def event_of_termination() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set from now on, instead of ending the process; needs a running loop."""
+    event = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
+    return event
 
 
 async def _none_when_set(event: asyncio.Event) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from edl_runtime.autoscale.traffic.sources.learner import check_source
 from edl_runtime.autoscale.traffic.windows import TrafficWindows
 from edl_runtime.cli import backends
 from edl_runtime.cli.options import print_json_line, print_table, read_settings
-from edl_runtime.concurrency import wait_for_event
+from edl_runtime.concurrency import event_of_termination, wait_for_event
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -104,9 +103,7 @@ async def _passes(
     *,
     dry_run: bool,
 ) -> None:
-    ends = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ends.set)
+    ends = event_of_termination()
     async with connect(settings.redis_url) as client, backends.watch_backend(settings) as backend:
         if rules.windows and rules.windows.traffic:
             try:

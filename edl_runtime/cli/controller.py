@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 
 import click
 import msgspec
@@ -14,7 +13,7 @@ from edl_runtime.cli.autoscale import Changes, max_load_option, named_policy, po
 from edl_runtime.cli.backends import kubernetes_place
 from edl_runtime.cli.options import print_json_line, read_settings
 from edl_runtime.compat.job_specs import checkpoints_of_pods, redis_of_pods
-from edl_runtime.concurrency import first_completed
+from edl_runtime.concurrency import event_of_termination, first_completed
 from edl_runtime.errors import SpecError
 
 
@@ -89,9 +88,7 @@ def controller(
     )
 
     async def run() -> None:
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        stop = event_of_termination()
 
         async def stopped() -> None:
             await stop.wait()

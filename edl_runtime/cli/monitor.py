@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import click
 from edl_runtime.autoscale import history
 from edl_runtime.cli import backends
 from edl_runtime.cli.options import parse_duration, print_json_line, print_table, read_settings
-from edl_runtime.concurrency import unless_stopped
+from edl_runtime.concurrency import event_of_termination, unless_stopped
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.monitor.snapshot import HEADINGS, MonitorSnapshot, summary_row, take_snapshot
 from edl_runtime.monitor.terminal import live, print_picture
@@ -91,9 +90,7 @@ async def _show_once(settings: RuntimeSettings, *, as_json: bool) -> None:
 
 async def _watch(settings: RuntimeSettings, every_s: float, metrics: str | None, *, as_json: bool) -> None:
     """Refresh until SIGTERM or SIGINT, also while the backend or Redis is down."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = event_of_termination()
     on_screen = sys.stdout.isatty() and not as_json
     complain = _Complaints()
     async with _redis(settings) as client, backends.watch_backend(settings) as backend:

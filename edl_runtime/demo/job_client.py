@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import time
 from contextlib import AsyncExitStack, suppress
@@ -16,7 +15,7 @@ import msgspec
 
 from edl_runtime.backends.local.instances import ProcessTable
 from edl_runtime.checkpoint.storage import storage_at
-from edl_runtime.concurrency import unless_stopped, wait_for_event
+from edl_runtime.concurrency import event_of_termination, unless_stopped, wait_for_event
 from edl_runtime.demo.command import log_from, log_level_option, make_log_dir, run_command
 from edl_runtime.demo.errors import JobServerRefusedError, JobServerUnavailableError
 from edl_runtime.demo.pod_processes import LocalPod, PodScript
@@ -100,9 +99,7 @@ def _lock(log_dir: Path) -> None:
 
 
 async def _run(job: PaddleJob, settings: RuntimeSettings, script: PodScript) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = event_of_termination()
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(JobServerClient(job.server, job.id, settings.job_server_token))
         first = await server.wait_for_pods(stop)

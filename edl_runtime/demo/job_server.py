@@ -9,7 +9,7 @@ import signal
 
 import click
 
-from edl_runtime.concurrency import wait_for_event
+from edl_runtime.concurrency import event_of_termination, wait_for_event
 from edl_runtime.demo.command import log_from, log_level_option, run_command
 from edl_runtime.demo.pod_sets import DEFAULT_JOB, Nodes, PodSet, first_pods, job_name, next_pods
 from edl_runtime.demo.rest import PodReport, RuntimeReport, build_app
@@ -124,9 +124,7 @@ async def _serve(job: ScheduledJob, host: str, port: int, settings: RuntimeSetti
         raise SpecError("job_server", f"no module {error.name}", "the extra edl-airflow[discovery]") from None
     from edl_runtime.protocol.tls import server_tls_context
 
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = event_of_termination()
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, job.change)
     app = build_app(job.pods, on_pod=job.report_pod, on_runtime=job.report_runtime, token=settings.job_server_token)
     tls = server_tls_context(settings)

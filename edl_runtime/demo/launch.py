@@ -17,6 +17,7 @@ import msgspec
 
 from edl_runtime.backends.local.instances import InstanceProcess, ProcessTable
 from edl_runtime.backends.local.job_folders import tail
+from edl_runtime.concurrency import event_of_termination
 from edl_runtime.demo.command import log_from, log_level_option, make_log_dir, run_command
 from edl_runtime.demo.pod_sets import PodSet, job_name
 from edl_runtime.demo.rest import JobServerClient
@@ -83,9 +84,7 @@ def launch(
 async def _run(
     job: PaddleJob, settings: RuntimeSettings, command: tuple[str, ...], logs: Path, gear: Gear, *, print_config: bool
 ) -> int:
-    leave = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, leave.set)
+    leave = event_of_termination()
     async with JobServerClient(job.server, job.id, settings.job_server_token) as server:
         pods = await server.wait_for_pods(leave)
     if pods is None:

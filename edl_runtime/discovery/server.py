@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from collections.abc import Callable
 
+from edl_runtime.concurrency import event_of_termination
 from edl_runtime.discovery.app import build_app
 from edl_runtime.discovery.assignments import StudentRegistry
 from edl_runtime.errors import SpecError
@@ -42,9 +41,7 @@ async def serve(host: str, port: int, settings: RuntimeSettings, on_ready: Calla
     if not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", "the Redis that pools register in, as in redis://127.0.0.1:6379/0")
     shown = server_tls_context(settings)
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = event_of_termination()
     most = connection_limit(CONNECTION_LIMIT, each=1, beside=REDIS_LIMIT + OTHER_FILES)
     async with connect(settings.redis_url, connections=REDIS_LIMIT) as client:
         registry = StudentRegistry(client, settings.namespace, ttl_s=settings.lease_ttl_s, most_pools=POOL_LIMIT)

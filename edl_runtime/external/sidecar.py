@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from edl_runtime.concurrency import first_completed, unless_stopped
+from edl_runtime.concurrency import event_of_termination, first_completed, unless_stopped
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.external.address import ServerAddress, check_distinct
 from edl_runtime.external.connection import check_timeout_s, watch_connection
@@ -86,9 +85,7 @@ async def keep_registered(
     """
     if not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", f"the Redis of pool {options.pool!r}, as in redis://127.0.0.1:6379/0")
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = event_of_termination()
     async with redis_client.connect(settings.redis_url) as client:
         service = Service(settings.namespace, options.pool)
 

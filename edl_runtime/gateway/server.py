@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-import signal
 import socket
 import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edl_runtime.concurrency import first_completed
+from edl_runtime.concurrency import event_of_termination, first_completed
 from edl_runtime.errors import SpecError
 from edl_runtime.gateway.app import build_app
 from edl_runtime.gateway.errors import GatewayError
@@ -48,9 +47,7 @@ async def serve(
     if not 0 <= wait_s < math.inf:
         raise SpecError("wait_s", wait_s, "a number of seconds, 0 or more")
     shown = server_tls_context(settings)
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = event_of_termination()
     async with connect(settings.redis_url, connections=REDIS_LIMIT) as client, TeacherClient(settings) as http:
         gateway = Gateway(client, http, settings, wait_s)
         app = build_app(gateway, client, token=settings.gateway_token)

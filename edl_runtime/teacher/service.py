@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import math
 import re
-import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -15,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from edl_runtime.concurrency import first_completed, unless_stopped
+from edl_runtime.concurrency import event_of_termination, first_completed, unless_stopped
 from edl_runtime.errors import EdlError, SpecError, missing_library
 from edl_runtime.log import get_logger
 from edl_runtime.pool_reports import TeacherReport
@@ -100,9 +99,7 @@ async def serve(
         raise SpecError("EDL_REDIS_URL", "", f"the Redis of pool {options.pool!r}, as in redis://127.0.0.1:6379/0")
     tls = server_tls_context(settings)
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = event_of_termination()
     async with AsyncExitStack() as stack:
         # First, because importing the client takes a while, and a teacher that is ready should register at once.
         client = await stack.enter_async_context(connect(settings.redis_url)) if options.pool else None
