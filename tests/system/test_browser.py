@@ -56,4 +56,6 @@ def test_the_trigger_form_starts_a_run_with_its_values(airflow: Airflow, page: P
     page.goto(f"{laptop.url}{links['Students']}")
     page.get_by_text("distilled, seed 0: accuracy").first.wait_for()
     page.screenshot(path=SCREENSHOTS / "student.png")
-    assert len(client.xcom(run, "distill")["metrics"]["answered"]) == 2
+    answered = client.xcom(run, "distill")["metrics"]["answered"]
+    assert sum(answered.values()) == 3 * 3 * 62 + 1  # seeds, epochs, batches; and one for the held-out digits
+    assert len(answered) <= 2  # the second one may come when the student has ended
