@@ -80,7 +80,7 @@ class Lease:
         self._keeping.cancel()
         await asyncio.wait([self._keeping])
         with suppress(RegistryUnavailableError):  # the lease will expire
-            await self._run("release", self._member.id, self.fence)
+            await self._run("release", self._member.id, self._holder)
         if not self._keeping.cancelled():
             self._keeping.result()  # raise an unexpected error that nobody waited for
 
@@ -110,7 +110,7 @@ class Lease:
     async def _renew(self) -> None:
         report = self._make_report()
         text = "" if report is None else msgspec.json.encode(report).decode()
-        answer: str = await self._run("renew", self._member.id, self.fence, _ms(self._ttl_s), text, self._holder)
+        answer: str = await self._run("renew", self._member.id, self._holder, _ms(self._ttl_s), text)
         if answer == "drained":
             raise DrainedError(self._service.pool, self._member.id)
         if answer == "taken":

@@ -2,7 +2,7 @@
 --
 -- The keys are those of one service (a pool's teachers or students):
 --   KEYS[1] leases    sorted set, member id -> deadline in ms of the clock
---   KEYS[2] records   hash, member id -> JSON of the member, beginning {"fence":N,
+--   KEYS[2] records   hash, member id -> JSON of the member, beginning {"fence":N,"holder":"NAME",
 --   KEYS[3] contract  string, JSON of the signature that all members share; gone with the last member
 --   KEYS[4] events    stream of {joined|left|expired|drained = member id}, the last 1,000 or so
 --   KEYS[5] fence     counter, the last fencing token
@@ -44,7 +44,6 @@ local function purge(now)
   end
 end
 
-local function fence_of(id)
-  local record = redis.call('HGET', KEYS[2], id)
-  return record and string.match(record, '^{"fence":(%d+)')
+local function fence_and_holder(id)
+  return string.match(redis.call('HGET', KEYS[2], id) or '', '^{"fence":(%d+),"holder":"(%x+)"')
 end

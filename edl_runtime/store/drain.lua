@@ -7,10 +7,10 @@
 
 purge(now_ms())
 
-local record = redis.call('HGET', KEYS[2], ARGV[1])
-if not record then
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then
   return 0
 end
-redis.call('HSET', KEYS[8], ARGV[1], string.match(record, '^{"fence":%d+,"holder":"(%x+)"') or '')
+local _, holder = fence_and_holder(ARGV[1])
+redis.call('HSET', KEYS[8], ARGV[1], holder or '')
 drop(ARGV[1], 'drained')
 return 1

@@ -65,9 +65,9 @@ def reported(populated: dict[str, str]) -> dict[str, str]:
             for role, member, report in roles:
                 service = Service(namespace, "digits", role)
                 [record] = await client.hmget(keys.service_key(service, "records"), [member])
-                fence = msgspec.json.decode(record)["fence"]
-                words = [member, fence, 600_000, msgspec.json.encode(report).decode(), ""]
-                assert await run_script(client, "renew", keys.service_keys(service), words) == str(fence)
+                held = msgspec.json.decode(record)
+                words = [member, held["holder"], 600_000, msgspec.json.encode(report).decode()]
+                assert await run_script(client, "renew", keys.service_keys(service), words) == str(held["fence"])
 
     asyncio.run(say())
     return populated

@@ -37,13 +37,13 @@ async def client(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Asy
 
 async def join(client: Redis, name: str) -> int:
     """Register a teacher; return its fence."""
-    words = [name, round(TTL_S * 1000), f'{{"holder":"h","id":"{name}","address":"{name}:1"}}', ""]
+    words = [name, round(TTL_S * 1000), f'{{"holder":"a","id":"{name}","address":"{name}:1"}}', ""]
     _, fence = await run_script(client, "register", keys.service_keys(SERVICE), words)
     return int(fence)
 
 
 async def renew(client: Redis, name: str, fence: int) -> None:
-    words = [name, fence, round(TTL_S * 1000), '{"busy":0.5,"over_s":10.0}', "h"]
+    words = [name, "a", round(TTL_S * 1000), '{"busy":0.5,"over_s":10.0}']
     assert await run_script(client, "renew", keys.service_keys(SERVICE), words) == str(fence)
 
 
@@ -84,7 +84,7 @@ async def test_reports_grow_old_though_the_clock_is_set_back(client: Redis) -> N
     assert (await read_demands(client, "n", ["pool"]))["pool"].teachers == {"t": TeacherReport(busy=0.5, over_s=10.0)}
     for _ in range(2):
         await later(client, TTL_S - 0.1)
-        words = ["t", fence, round(TTL_S * 1000), "", "h"]
+        words = ["t", "a", round(TTL_S * 1000), ""]
         await run_script(client, "renew", keys.service_keys(SERVICE), words)
     demand = (await read_demands(client, "n", ["pool"]))["pool"]
     assert demand.teachers == {"t": None}
