@@ -61,6 +61,21 @@ class PartFailedError(GatewayError):
 
 
 @dataclass(eq=False, repr=False)
+class NoRoomError(GatewayError):
+    """Raised for a request of `size` bytes when other requests leave less memory `free` of the `most` for all."""
+
+    size: int
+    free: int
+    most: int
+
+    def __str__(self) -> str:
+        return (
+            f"this request takes up to {self.size >> 20} MiB of memory, and others leave {self.free >> 20} of "
+            f"{self.most >> 20} MiB; try again later, send fewer sequences at once, or run another `edl gateway`"
+        )
+
+
+@dataclass(eq=False, repr=False)
 class FollowedPoolsError(GatewayError):
     """Raised when a request names one more pool than a gateway follows."""
 
