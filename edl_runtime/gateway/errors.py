@@ -62,16 +62,16 @@ class PartFailedError(GatewayError):
 
 @dataclass(eq=False, repr=False)
 class NoRoomError(GatewayError):
-    """Raised for a request of `size` bytes when other requests leave less memory `free` of the `most` for all."""
+    """Raised when a request needs more memory than other requests leave of the `most` for all; in MiB."""
 
-    size: int
+    needed: int
     free: int
     most: int
 
     def __str__(self) -> str:
         return (
-            f"this request takes up to {self.size >> 20} MiB of memory, and others leave {self.free >> 20} of "
-            f"{self.most >> 20} MiB; try again later, send fewer sequences at once, or run another `edl gateway`"
+            f"this request takes up to {self.needed} MiB of memory, and others leave {self.free} of {self.most} MiB; "
+            "try again later, send fewer sequences at once, or run another `edl gateway`"
         )
 
 

@@ -29,7 +29,7 @@ class Room:
                     self._freed.clear()
                     await self._freed.wait()
         except TimeoutError:
-            raise NoRoomError(size, self._free, self.size) from None
+            raise NoRoomError(size >> 20, self._free >> 20, self.size >> 20) from None
         self._free -= size
         try:
             yield
