@@ -53,7 +53,10 @@ class WaitTimeoutError(EdlError):
     missing: str
 
     def __str__(self) -> str:
-        return f"waited {self.waited_s:.0f} s for {self.name!r}: {self.missing}"
+        return (
+            f"waited {self.waited_s:.0f} s for {self.name!r}: {self.missing}; see `edl jobs`, or give the sensor a "
+            "longer timeout"
+        )
 
 
 class TaskKilledError(EdlError):

@@ -24,8 +24,8 @@ def write_result(
 ) -> None:
     """Hand `checkpoint` (path or URL of the trained model) and `metrics` (JSON) to the task that started this script.
 
-    A relative path is made absolute. Does nothing if the script was started by hand. Raises SpecError for more than
-    4096 bytes of JSON.
+    A relative path is made absolute. `settings` are by default those of the environment. Does nothing if the script was
+    started by hand. Raises SpecError for more than 4096 bytes of JSON.
     """
     settings = settings or RuntimeSettings.from_env(os.environ)
     if not settings.result_file:

@@ -257,6 +257,8 @@ def _stand_in(kind: str, name: str) -> Any:
         return moment
     if kind == "FolderHolder":
         return FolderHolder(namespace="NAMESPACE", job="JOB", since=0.0, task="TASK")
+    if kind == "UnreadableCheckpointError":
+        return UnreadableCheckpointError("URL", "PROBLEM")
     return {"bool": False}.get(kind, name)
 
 

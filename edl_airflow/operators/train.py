@@ -138,6 +138,7 @@ class EdlTrainOperator(EdlOperator):
         The task's documentation lists fields with another meaning, or none. Raises SpecError for an invalid manifest.
 
         :param manifest: a file's path, or the YAML itself, of several lines. Its `workspace` is the trainer's `cwd`
+        :param task_id: the task's id, as of any operator
         :param name: the name of the job, where the file has several
         :param given: parameters of the operator; they override the manifest
         """

@@ -31,7 +31,9 @@ class SourceUnavailableError(SourceError, ConnectionError):
     cause: str
 
     def __str__(self) -> str:
-        return f"{self.source} can't be read ({self.cause})"
+        return (
+            f"{self.source} can't be read ({self.cause}); try again, or see that it runs and that its address is right"
+        )
 
 
 @dataclass(eq=False, repr=False)

@@ -57,6 +57,9 @@ async def rescale(
 ) -> RescaleOutcome:
     """Make one pass; with `dry_run` only decide.
 
+    `backend` runs the jobs that `client`, a connection to Redis, has in `namespace`. `policy` decides how many
+    instances each job gets, within `rules`.
+
     Raises RegistryUnavailableError; BackendError when the snapshot can't be taken or none of the jobs can be resized;
     RescalingError if this pass or the one before it takes too long.
     """

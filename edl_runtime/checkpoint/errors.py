@@ -84,20 +84,31 @@ class UnreadableCheckpointError(CheckpointError):
     If it `is_draft`, it was never finished: it is being written, or its writer has died.
     """
 
-    state: ClassVar[str]
+    state: ClassVar[str] = "unreadable"
     is_draft = False
 
     url: str
     problem: str
 
-    def __str__(self) -> str:
+    @property
+    def finding(self) -> str:
+        """What is wrong, without what to do."""
         return f"checkpoint {self.url} is {self.state}: {self.problem}"
+
+    def __str__(self) -> str:
+        return self.finding
 
 
 class DamagedCheckpointError(UnreadableCheckpointError):
     """Raised when a checkpoint differs from what was written; `problem` says which file and how."""
 
     state = "damaged"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.finding}; restore that file from a copy, or remove the checkpoint: trainings go on from the "
+            "newest whole one"
+        )
 
 
 class UnfinishedCheckpointError(UnreadableCheckpointError):
@@ -140,7 +151,7 @@ class NoWholeCheckpointError(CheckpointError, ValueError):
 
     def __str__(self) -> str:
         return (
-            f"no checkpoint at {self.url} is intact, {self.damaged} damaged: {self.first}. See "
+            f"no checkpoint at {self.url} is intact, {self.damaged} damaged: {self.first.finding}. See "
             f"`edl checkpoints verify {self.url}`; restore the missing files from a copy, or remove the checkpoints or "
             "use another folder (EDL_CHECKPOINT) to start from scratch"
         )

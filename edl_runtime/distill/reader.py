@@ -168,7 +168,7 @@ class DistillReader:
     def report(
         self, *, loss: float | None = None, note: str | None = None, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Add to the job's progress what only the script knows; None leaves a value unchanged."""
+        """Add to the job's progress what only the script knows: `loss`, `note` and `metrics` as in `JobReporter`."""
         self._reporter.report(loss=loss, note=note, metrics=metrics)
 
     def stats(self) -> ReaderStats:

@@ -71,7 +71,7 @@ class JobReporter:
         self.close()
 
     def advance(self, samples: int) -> None:
-        """Note that a batch of so many samples was trained. Readers that have this reporter do it themselves."""
+        """Note that a batch of so many `samples` was trained. Readers that have this reporter do it themselves."""
         self._start()
         with self._lock:
             self._steps += 1
@@ -87,7 +87,7 @@ class JobReporter:
     ) -> None:
         """Set what is reported from now on; None leaves a value unchanged, as do `metrics` those of other names.
 
-        `note`: what is done now, in your words.
+        `loss`: the last step's. `epoch`: counted as the script does. `note`: what is done now, in your words.
         """
         self._start()
         with self._lock:
@@ -97,12 +97,12 @@ class JobReporter:
             self._metrics |= {name: float(value) for name, value in (metrics or {}).items()}
 
     def follow(self, stats: Callable[[], ReaderStats]) -> None:
-        """Include the counts of a reader."""
+        """Include the counts of a reader, which `stats` returns."""
         self._readers.add(stats)
         self._start()
 
     def unfollow(self, stats: Callable[[], ReaderStats]) -> None:
-        """Keep the final counts of a reader, and release the reader."""
+        """Keep the final counts of a reader, and release the reader; `stats` as given to `follow`."""
         self._readers.remove(stats)
 
     def stats(self) -> ReaderStats:

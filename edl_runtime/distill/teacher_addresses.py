@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Fixed(msgspec.Struct, frozen=True):
-    """Teachers at known addresses, without Redis: "host:port", or another server's, as "oip+http://host:port/model".
+    """Teachers at known `addresses`, without Redis: "host:port", or another server's, "oip+http://host:port/model".
 
     Raises SpecError.
     """

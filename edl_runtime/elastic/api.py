@@ -247,6 +247,7 @@ class Run:
         - `dataset`: has a length and items by index, the same on each instance. For iterable datasets use `shards`.
         - `global_batch`: samples of a step, of all ranks together. The order of samples and the loss are then the same
           with any number of instances. Or `instance_batch`: samples of a step on each rank; see `wrap(scaling=…)`.
+        - `epochs`: how often all samples are trained. `shuffle`: another order in each, which `seed` decides.
         - `micro_batch`: most samples of a batch that the script gets; gradients are accumulated.
         - `num_workers`, `collate_fn`: as in paddle.io.DataLoader.
 
@@ -296,7 +297,8 @@ class Run:
         - `read`: returns the records of a shard, always the same in the same order.
         - `names`: the shards, the same list on each instance; None for a stream, to which others add shards.
         - `batch_size`: most records of a batch. No batch has records of two shards.
-        - `shuffle`: another order in each epoch. `failure_limit`: a shard that can't be read so often is set aside.
+        - `epochs`: how often all shards are read. `shuffle`: another order in each, which `seed` decides.
+        - `failure_limit`: a shard that can't be read so often is set aside. `collate_fn`: as in paddle.io.DataLoader.
 
         Raises SpecError, also without Redis or a job's name, and ShardsChangedError if the training began with other
         shards.
@@ -337,7 +339,7 @@ class Run:
         return self._training("run.step").step(loss)
 
     def mean(self, value: Any) -> float:
-        """Return the mean of a number over all ranks, the same on each, so that they decide alike.
+        """Return the mean of `value`, a number, over all ranks, the same on each, so that they decide alike.
 
         All ranks call it at the same place in the loop over the data; a rank without a batch there does not count.
         After an epoch's batches, in the loop over `data.epochs()`, all count. Raises StepError where some do not call

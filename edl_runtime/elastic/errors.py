@@ -20,7 +20,10 @@ class GroupLostError(ElasticError, ConnectionError):
     reason: str
 
     def __str__(self) -> str:
-        return f"generation {self.generation} failed: {self.reason}"
+        return (
+            f"generation {self.generation} failed: {self.reason}; the next one goes on from the last step of all "
+            "ranks. If that fails as well, `edl logs` shows why an instance ends"
+        )
 
 
 @dataclass(eq=False, repr=False)

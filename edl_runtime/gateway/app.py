@@ -21,6 +21,7 @@ from edl_runtime.gateway import requests
 from edl_runtime.gateway.errors import (
     FollowedPoolsError,
     NoGoodTeacherError,
+    NoRoomError,
     PartFailedError,
     RequestRefusedError,
     TeacherFailedError,
@@ -28,10 +29,12 @@ from edl_runtime.gateway.errors import (
 from edl_runtime.gateway.gateway import Gateway
 from edl_runtime.gateway.metrics import GatewayCollector
 from edl_runtime.gateway.pool import FollowedPool
+from edl_runtime.gateway.room import Room
 from edl_runtime.gateway.vllm import encode
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.asgi_server import (
     BearerAuth,
+    body_size,
     http_error_response,
     json_response,
     read_body,
@@ -45,9 +48,12 @@ from edl_runtime.teacher.metrics import CONTENT_TYPE, DROPPED
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-BODY_LIMIT = 256 * 1024 * 1024
-"""Most bytes of a request: a trainer's whole batch."""
 BODY_WITHIN_S = 120.0
+MEMORY = 1 << 30
+"""Most bytes of memory for the requests that are read or answered at a time."""
+NUMBERS = 12
+TEXT = 4
+"""Bytes of memory that a byte of a body takes until it is answered, of numbers as Python has them and of text."""
 RETRY_AFTER_S = 5
 """What a caller is told that should ask again."""
 
@@ -56,21 +62,22 @@ _STATUS_CODES: dict[type[EdlError], int] = {
     SpecError: 400,
     RequestRefusedError: 400,
     NoGoodTeacherError: 503,
+    NoRoomError: 503,
     PartFailedError: 503,
     TeacherFailedError: 503,
     FollowedPoolsError: 503,
     RegistryUnavailableError: 503,
 }
 
-_FORMS: dict[str, Callable[[bytes], requests.Request]] = {
-    "/v1/completions": requests.Completions,
-    "/inference/v1/generate": requests.TokensInOut,
-    "/generate": requests.Generate,
-    "/get_sequence_logprobs/": requests.SequenceLogprobs,
-    "/infer/": requests.SwiftInfer,
-    "/v1/chat/completions": requests.Chat,
+_FORMS: dict[str, tuple[Callable[[bytes], requests.Request], int]] = {
+    "/v1/completions": (requests.Completions, NUMBERS),
+    "/inference/v1/generate": (requests.TokensInOut, NUMBERS),
+    "/generate": (requests.Generate, NUMBERS),
+    "/get_sequence_logprobs/": (requests.SequenceLogprobs, NUMBERS),
+    "/infer/": (requests.SwiftInfer, TEXT),
+    "/v1/chat/completions": (requests.Chat, TEXT),
 }
-"""What is asked by POST, below a pool's URL."""
+"""What is asked by POST, below a pool's URL, and what a body consists of."""
 
 log = get_logger(__name__)
 
@@ -85,8 +92,8 @@ def build_app(gateway: Gateway, client: Redis, *, token: str) -> ASGIApp:
             *(Route(f"/pools/{{pool}}{path}", routes.health) for path in ("/health", "/health/", "/ready")),
             Route("/pools/{pool}/v1/models", routes.models),
             *(
-                Route(f"/pools/{{pool}}{slashed}", routes.answering(path, form), methods=["POST"])
-                for path, form in _FORMS.items()
+                Route(f"/pools/{{pool}}{slashed}", routes.answering(path, form, takes), methods=["POST"])
+                for path, (form, takes) in _FORMS.items()
                 for slashed in {path, path.removesuffix("/")}
             ),
         ],
@@ -105,6 +112,7 @@ class _Routes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._collector = GatewayCollector(gateway.pools)
+        self._room = Room(MEMORY)
 
     async def metrics(self, _: HttpRequest) -> Response:
         return Response(self._collector.render(), media_type=CONTENT_TYPE)
@@ -126,16 +134,18 @@ class _Routes:
         return await self._answer(request, "/v1/models", answer)
 
     def answering(
-        self, path: str, form: Callable[[bytes], requests.Request]
+        self, path: str, form: Callable[[bytes], requests.Request], takes: int
     ) -> Callable[[HttpRequest], Awaitable[Response]]:
-        """Return the endpoint of a route whose requests have this form."""
+        """Return the endpoint of a route whose requests have this form; a byte of them `takes` so many of memory."""
+        limit = MEMORY // takes
 
         async def endpoint(request: HttpRequest) -> Response:
             async def answer(pool: FollowedPool) -> Response:
-                body = await read_body(request, limit=BODY_LIMIT, within_s=BODY_WITHIN_S)
-                asked = await asyncio.to_thread(form, body)
-                answered = self._begin(request, asked) if asked.streams else _whole(pool, asked)
-                return await first_completed(answered, _gone(request.receive))
+                async with self._room.hold(body_size(request, limit) * takes, pool.wait_s):
+                    body = await read_body(request, limit=limit, within_s=BODY_WITHIN_S)
+                    asked = await asyncio.to_thread(form, body)
+                    answered = self._begin(request, asked) if asked.streams else _whole(pool, asked)
+                    return await first_completed(answered, _gone(request.receive))
 
             return await self._answer(request, path, answer)
 
@@ -153,6 +163,7 @@ class _Routes:
             status = next(status for kind, status in _STATUS_CODES.items() if isinstance(error, kind))
             log.warning("request.refused", pool=name, route=path, status=status, cause=str(error))
             response = _refusal(status, str(error))
+            error.__traceback__ = error.__context__ = None  # a cycle by way of the frames, with the whole request
         if followed := self._gateway.pools.get(name):  # other names are anything that callers make up
             followed.stats.requests[path, response.status_code] += 1
         return response

@@ -61,6 +61,21 @@ class PartFailedError(GatewayError):
 
 
 @dataclass(eq=False, repr=False)
+class NoRoomError(GatewayError):
+    """Raised when a request needs more memory than other requests leave of the `most` for all; in MiB."""
+
+    needed: int
+    free: int
+    most: int
+
+    def __str__(self) -> str:
+        return (
+            f"this request takes up to {self.needed} MiB of memory, and others leave {self.free} of {self.most} MiB; "
+            "try again later, send fewer sequences at once, or run another `edl gateway`"
+        )
+
+
+@dataclass(eq=False, repr=False)
 class FollowedPoolsError(GatewayError):
     """Raised when a request names one more pool than a gateway follows."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 CONNECT_WITHIN_S = 5.0
 SILENT_AFTER_S = 600.0
 """A teacher sends nothing while it computes; a part that takes longer is asked of another one."""
+BODY_WITHIN_S = 120.0
+"""It sends an answer in one go, once it has begun to."""
 KEPT_S = 2.0
 """How long connections are kept; servers close theirs after 5 s."""
 MOST_CONNECTIONS = 1000
@@ -103,11 +106,16 @@ class TeacherClient:
 
     async def _read(self, teacher: LlmTeacher, response: httpx.Response, limit: int) -> bytes:
         content = bytearray()
-        async for chunk in response.aiter_raw():
-            content += chunk
-            if len(content) > limit:
-                reason = f"its answer has more than {limit} bytes"
-                raise TeacherFailedError(teacher.address, reason, answered=True)
+        try:
+            async with asyncio.timeout(BODY_WITHIN_S):
+                async for chunk in response.aiter_raw():
+                    content += chunk
+                    if len(content) > limit:
+                        reason = f"its answer has more than {limit} bytes"
+                        raise TeacherFailedError(teacher.address, reason, answered=True)
+        except TimeoutError:
+            reason = f"its answer did not end within {BODY_WITHIN_S:.0f} s of its begin"
+            raise TeacherFailedError(teacher.address, reason, answered=True) from None
         return bytes(content)
 
     async def _failure(self, teacher: LlmTeacher, response: httpx.Response) -> Exception:

@@ -40,7 +40,7 @@ log = get_logger(__name__)
 
 
 class FollowedPool:
-    """A pool whose teachers answer requests; it is followed from `start` to `stop`.
+    """A pool whose teachers answer requests; it is followed from `start` to `stop`. They wait for `wait_s` at most.
 
     The gateway is one of the pool's students in the registry: `edl pools` shows its teachers in quarantine, and
     autoscaling sees its demand. It shares the pool's teachers with other gateways.
@@ -53,7 +53,7 @@ class FollowedPool:
         self._redis = redis
         self._http = http
         self._settings = settings
-        self._wait_s = wait_s
+        self.wait_s = wait_s
         self._hedging = HedgingPolicy(time.monotonic())
         self._listed = asyncio.Event()
         self._demand = DemandMeter(self._counts, want=None)
@@ -93,7 +93,7 @@ class FollowedPool:
             have, need = " and ".join(sorted(there)), " or ".join(sorted(kinds))
             raise RequestRefusedError(f"pool {self.name!r} has teachers of {have}, but this request needs {need}")
         if not self.queue.good(kinds):
-            self.queue.give_back(await self.queue.take(kinds, 0, (), self._wait_s), 0)
+            self.queue.give_back(await self.queue.take(kinds, 0, (), self.wait_s), 0)
         return common_model(self.queue.good(kinds))
 
     async def answer(self, request: Request) -> bytes:
@@ -137,15 +137,15 @@ class FollowedPool:
             finally:
                 self.queue.give_back(teacher, tokens)
 
-    async def _answer_part(self, request: Request, rows: range) -> Answer:
+    async def _answer_part(self, request: Request, rows: range, *before: TeacherFailedError) -> Answer:
         tokens = sum(request.tokens[rows.start : rows.stop])
-        failed: list[TeacherFailedError] = []
+        failed = list(before)
         while True:
             teacher = await self._take(request, tokens, failed)
             try:
                 answer = await self._ask_hedged(request, rows, tokens, teacher)
             except TeacherFailedError as error:
-                failed.append(error)
+                failed.append(error.with_traceback(None))  # without the frames that have this list
                 self.stats.retries += 1
             else:
                 self._blame(failed)
@@ -163,30 +163,44 @@ class FollowedPool:
         tries = sum(not error.unreached for error in failed)
         if tries >= MOST_TRIES:
             raise PartFailedError(self.name, tries, str(failed[-1]))
-        return await self.queue.take(request.kinds, tokens, {error.address for error in failed}, self._wait_s)
+        return await self.queue.take(request.kinds, tokens, {error.address for error in failed}, self.wait_s)
 
     async def _ask_hedged(self, request: Request, rows: range, tokens: int, first: LlmTeacher) -> Answer:
-        """Ask a teacher, and an idle one too if it is slow; the first good answer counts."""
+        """Ask a teacher, an idle one too if it is slow, and any if it leaves the pool; the first good answer counts."""
         asked = {self._start(request, rows, tokens, first): first}
+        elsewhere = asyncio.create_task(self._answer_elsewhere(request, rows, first))
         scale = max(tokens, MIN_TOKENS) / MIN_TOKENS
         try:
             while True:
                 alone = request.hedged and len(asked) == 1
                 delay_s = self._hedging.delay_s * scale if alone else None
-                done, _ = await asyncio.wait(asked, timeout=delay_s, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
+                waits = {elsewhere, *asked}
+                done, _ = await asyncio.wait(waits, timeout=delay_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in done & asked.keys():
                     teacher = asked.pop(task)
                     if task.exception() is None:
                         self.stats.hedges_won += teacher is not first
                         return task.result()
-                    if not asked or not isinstance(task.exception(), TeacherFailedError):
+                    is_last = not asked and not first.left.is_set()
+                    if is_last or not isinstance(task.exception(), TeacherFailedError):
                         return task.result()  # raises
+                if elsewhere in done:
+                    return elsewhere.result()
                 if not done and (second := self._hedge(request, tokens, first)):
                     asked[self._start(request, rows, tokens, second)] = second
         finally:
-            for task in asked:
+            for task in (elsewhere, *asked):
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(elsewhere, *asked, return_exceptions=True)
+
+    async def _answer_elsewhere(self, request: Request, rows: range, first: LlmTeacher) -> Answer:
+        """Return the answer of others once `first` has left the pool: it may be stopped, and never answer."""
+        await first.left.wait()
+        self.stats.retries += 1
+        log.info("part.asked_elsewhere", pool=self.name, left=first.address)
+        return await self._answer_part(
+            request, rows, TeacherFailedError(first.address, "it has left the pool", unreached=True)
+        )
 
     def _start(self, request: Request, rows: range, tokens: int, teacher: LlmTeacher) -> asyncio.Task[Answer]:
         """Ask a taken teacher; it is given back even if the task is cancelled before it runs."""
@@ -252,6 +266,8 @@ class FollowedPool:
             if address not in there or there[address].fence != teacher.fence:
                 del self.queue.teachers[address]
                 self._tests.pop(teacher).cancel()
+                if address not in there:  # one that is there has registered anew
+                    teacher.left.set()
         for address, member in there.items():
             server = llm_server(member.signature)
             if server is None or address in self.queue.teachers:

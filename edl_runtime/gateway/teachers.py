@@ -24,6 +24,7 @@ class LlmTeacher:
     - `tested`: whether it has passed its self-test; only then, and out of quarantine, is it `good`.
     - `tokens`, `parts`: what it is asked now.
     - `failed`: set when it has to be tested again.
+    - `left`: set when it is in the pool no more.
     """
 
     def __init__(self, member: Member, server: LlmServer) -> None:
@@ -38,6 +39,7 @@ class LlmTeacher:
         self.health = TeacherHealth(member.address)
         self.tested = False
         self.failed = asyncio.Event()
+        self.left = asyncio.Event()
         self.tokens = 0
         self.parts = 0
 

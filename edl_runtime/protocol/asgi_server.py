@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager, contextmanager
 import msgspec
 import uvicorn
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from edl_runtime.protocol.address import has_token, password_of
-from edl_runtime.protocol.listener import ConnectionTable, accepting, listen
+from edl_runtime.protocol.listener import MAX_NEW_CONNECTIONS, ConnectionTable, accepting, listen
 
 IDLE_CHECK_S = 5.0
 """How often connections are checked; those without a request since the last check are closed."""
@@ -52,7 +52,9 @@ async def serving(
 
     `connections`: most at once, see `ConnectionTable`. `finish_s`: the longest time for open requests.
     """
-    table: ConnectionTable[_Connection] = ConnectionTable(connections)
+    # a client that opens hundreds at once sends its requests afterwards; without TLS they take little memory
+    most_new = MAX_NEW_CONNECTIONS if tls else connections
+    table: ConnectionTable[_Connection] = ConnectionTable(connections, most_new)
     config = uvicorn.Config(
         app,
         http=_Connection,
@@ -166,8 +168,16 @@ class BearerAuth:
         await refusal(scope, receive, send)
 
 
+def body_size(request: Request, limit: int) -> int:
+    """Return how long a request's body will be, at most. Raises HTTPException for one longer than `limit` bytes."""
+    size = int(request.headers.get("Content-Length", limit))
+    if size > limit:
+        raise HTTPException(413, f"at most {limit} bytes are allowed")
+    return size
+
+
 async def read_body(request: Request, *, limit: int, within_s: float) -> bytes:
-    """Return a request's body. Raises HTTPException for one that is longer than `limit` bytes, or late."""
+    """Return a request's body. Raises HTTPException for one that is longer than `limit` bytes, late or broken off."""
     body = bytearray()
     try:
         async with asyncio.timeout(within_s):
@@ -177,6 +187,8 @@ async def read_body(request: Request, *, limit: int, within_s: float) -> bytes:
                     raise HTTPException(413, f"at most {limit} bytes are allowed")
     except TimeoutError:
         raise HTTPException(408, f"the body did not come within {within_s:.0f} s") from None
+    except ClientDisconnect:  # whoever sent it has ended; nobody reads this
+        raise HTTPException(400, "the body was broken off") from None
     return bytes(body)
 
 

@@ -60,7 +60,10 @@ def shape_fits(shape: tuple[int, ...], allowed: tuple[int, ...]) -> bool:
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One input or output of a model; -1 in `shape` is any size, and the first axis is the batch."""
+    """One input or output of a model, its `name` and OIP's `datatype`, as "FP32".
+
+    -1 in `shape` is any size, and the first axis is the batch.
+    """
 
     name: str
     datatype: Datatype

@@ -41,7 +41,7 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def list_shards(url: str) -> list[str]:
-    """Return the paths or URLs of the shards at a path or URL, in order: names for `run.shards`.
+    """Return the paths or URLs of the shards at `url`, a path or URL, in order: names for `run.shards`.
 
     Only looks that they are all there; `read_shard` finds those that are damaged. Raises UnfinishedDatasetError,
     DatasetStoreError, and SpecError.
@@ -58,10 +58,11 @@ def list_shards(url: str) -> list[str]:
 
 
 def read_shard(path: str, start: int = 0) -> Iterator[tuple[Any, ...]]:
-    """Yield the samples of a shard, in order; `start` is the number of the first, and those before are not decoded.
+    """Yield the samples of the shard at `path`, a path or URL, in order, from number `start` on.
 
-    Values have the types that the reader gave. The whole file is read and checked before the first sample, and kept in
-    memory meanwhile. Raises DamagedShardError, DatasetStoreError, and SpecError, also without pyarrow.
+    Those before are not decoded. Values have the types that the reader gave. The whole file is read and checked before
+    the first sample, and kept in memory meanwhile. Raises DamagedShardError, DatasetStoreError, and SpecError, also
+    without pyarrow.
     """
     folder, _, file = path.rpartition("/")
     found = _SHARD_NAME.fullmatch(file)

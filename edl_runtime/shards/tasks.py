@@ -40,7 +40,7 @@ NoTaskReason = Literal["pass before", "pass after", "no more available", "all fa
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """A leased task: `number` of the list, counted from 0, in a pass.
+    """A leased task: `number` of the list, in pass `pass_number`, both counted from 0; `shards` are what to read.
 
     - `failures`: how often it has failed in this pass, or was not finished in time.
     - `token`: identifies the lease; another lease of the same task has another one.
@@ -54,7 +54,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoTask(msgspec.Struct, frozen=True):
-    """Why there is no task now, and which pass is the current one.
+    """Why there is no task now, the `reason`; `pass_number` is the current pass, counted from 0.
 
     - "pass before": the pass that was asked for is over.
     - "pass after": an earlier one is not over yet.
@@ -104,6 +104,7 @@ class TasksReport(msgspec.Struct, frozen=True, kw_only=True):
 class TaskQueue:
     """A job's tasks, as one reader uses them. Every method raises RegistryUnavailableError and may then be repeated.
 
+    `client` is a connection to Redis, where `job` has its tasks in `namespace`.
     `worker` names the reader to people. `timeout_s` is how long it may hold a task, by Redis's clock, and `retries`
     how many failures a task may have in a pass; with one more it is failed. Methods raise TasksMissingError when Redis
     has no tasks of the job. Raises SpecError.
@@ -134,8 +135,9 @@ class TaskQueue:
         self._token = _new_token()
 
     async def set_dataset(self, shards: Sequence[str], *, shards_per_task: int = 1) -> None:
-        """Make the tasks of these shards, in this order. A job's first list holds; `retries` are the last caller's.
+        """Make the tasks of `shards`, `shards_per_task` of them each, in this order.
 
+        A job's first list holds; `retries` are the last caller's.
         Raises TasksDifferError for another list, SpecError for an empty one.
         """
         if not shards:
@@ -154,7 +156,7 @@ class TaskQueue:
         await ledger.close_stream()
 
     async def get(self, pass_number: int) -> Task | NoTask:
-        """Lease a task of this pass, counted from 0, for `timeout_s`. The first call for the next pass starts it."""
+        """Lease a task of pass `pass_number` for `timeout_s`. The first call for the next pass starts it."""
         async with self._getting:
             token = self._token
             kind, first, second, *failures = await self._run(
@@ -167,15 +169,18 @@ class TaskQueue:
         return Task(number=first, pass_number=pass_number, shards=self._decode(second), failures=count, token=token)
 
     async def finish(self, task: Task) -> None:
-        """Make a task done. Raises TaskLostError, and changes nothing, if this reader does not hold it any more."""
+        """Make `task` done. Raises TaskLostError, and changes nothing, if this reader does not hold it any more."""
         await self._end(task, "done")
 
     async def fail(self, task: Task, reason: str) -> bool:
-        """Return a task that can't be read; return whether it has failed too often now. Raises as `finish` does."""
+        """Return `task`, which can't be read for this `reason`; return whether it has failed too often now.
+
+        Raises as `finish` does.
+        """
         return await self._end(task, "failed", reason[:MAX_REASON_LENGTH])
 
     async def release(self, task: Task) -> None:
-        """Return a task that was not finished, without counting a failure. Raises as `finish` does."""
+        """Return `task`, which was not finished, without counting a failure. Raises as `finish` does."""
         await self._end(task, "back")
 
     async def report(self) -> TasksReport:
@@ -202,7 +207,7 @@ class TaskQueue:
         )
 
     async def requeue(self, number: int | None = None) -> int:
-        """Put tasks that have failed in the current pass back, with no failures: this one, or all. Return how many."""
+        """Put tasks that have failed in the current pass back, with no failures: `number`, or all. Return how many."""
         _, count = await self._run("ledger_task_requeue", "" if number is None else number)
         return int(count)
 
@@ -248,7 +253,11 @@ class TaskQueue:
 
 
 class BlockingTaskQueue(Blocking[TaskQueue]):
-    """`TaskQueue`'s methods without `await`, for any thread; see `Blocking`. Raises SpecError as `TaskQueue` does."""
+    """`TaskQueue`'s methods without `await`, for any thread. Raises SpecError as `TaskQueue` does.
+
+    `redis_url` is the Redis where `job` has its tasks in `namespace`; `worker`, `timeout_s` and `retries` are those of
+    `TaskQueue`. While Redis is unavailable a call is repeated for up to `wait_s`. A context manager.
+    """
 
     def __init__(
         self,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import signal
+import socket
 import ssl
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import msgspec
+import psutil
 import pytest
 from support.llm.processes import (
     POOL,
@@ -29,7 +33,13 @@ from support.llm.scores import logprobs
 from support.network.certificates import Authority
 from support.teachers.process import PATIENCE_S, process, wait_until
 
+from edl_runtime.gateway.errors import TeacherFailedError
+from edl_runtime.gateway.http import TeacherClient
 from edl_runtime.gateway.pool import MOST_TRIES
+from edl_runtime.gateway.requests import Question
+from edl_runtime.gateway.teachers import LlmTeacher
+from edl_runtime.protocol.llm import LlmServer, llm_signature
+from edl_runtime.registry.members import Member
 from edl_runtime.registry.pools import get_pool
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
@@ -125,6 +135,71 @@ def test_the_part_of_a_hung_teacher_is_hedged(pair: World) -> None:
     assert pair.metric("hedges") >= 1
     assert pair.metric("hedges_won") >= 1
     wait_until(lambda: hung.asked("gone") and not hung.asked("running"))
+
+
+@pytest.mark.parametrize("leaves", ["drained", pytest.param("found", marks=pytest.mark.deep)])
+def test_the_part_of_a_stopped_teacher_is_asked_of_a_busy_one(redis_server: RedisServer, leaves: str) -> None:
+    """Nothing is idle to hedge with; when it has left the pool, as `edl register` finds out within 15 s, others answer.
+
+    What it answers when it goes on is nobody's any more.
+    """
+    with world(redis_server.url, "vllm") as made, fake_teacher() as stopped, ExitStack() as stack:
+        (busy,) = made.teachers
+        sidecar = stack.enter_context(registered(made.settings, stopped.address))
+        wait_until(lambda: made.metric("teachers") == 2)
+        busy.behave(slow_s=1)
+        stopped.behave(slow_s=1)
+        answers = [stack.enter_context(asking(made.url)) for _ in range(4)]
+        wait_until(lambda: stopped.asked("running"))
+        stopped.process.send_signal(signal.SIGSTOP)
+        if leaves == "drained":
+            sidecar.terminate()
+        for answer in answers:
+            check_right(answer.result())
+        stopped.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: not stopped.asked("running"))
+        assert made.metric("sequences") == len(answers) * len(ROWS)
+
+
+def test_a_teacher_that_drips_its_answer_is_given_up(
+    settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends a byte now and then, so that no read of the socket is late."""
+    monkeypatch.setattr("edl_runtime.gateway.http.BODY_WITHIN_S", 0.5)
+
+    async def ask(address: str) -> None:
+        server = LlmServer(kind="vllm")
+        teacher = LlmTeacher(Member(id="1", address=address, signature=llm_signature("fake", server, ())), server)
+        async with TeacherClient(settings) as client:
+            await client.ask(teacher, Question("/v1/completions", msgspec.json.encode(BODY)))
+
+    with fake_teacher() as fake:
+        fake.behave(fault="drip")
+        with pytest.raises(TeacherFailedError, match="did not end"):
+            asyncio.run(ask(fake.address))
+
+
+def test_a_refused_request_and_a_broken_one_leave_nothing(settings: RuntimeSettings) -> None:
+    """No memory of what was read, which is a dozen times the body, and no traceback in the log."""
+    command = ["-m", "edl_runtime.cli", "gateway", "--json"]
+    with (
+        fake_teacher() as fake,
+        registered(settings, fake.address),
+        process(*command, env=settings.to_env()) as gateway,
+    ):
+        url = msgspec.json.decode(first_line(gateway))["url"] + f"/pools/{POOL}"
+        wait_healthy(url)
+        memory = psutil.Process(gateway.pid).memory_info
+        before = memory().rss
+        rows = [[300] * 4000] * 1000
+        assert post(f"{url}/v1/completions", BODY | {"prompt": [*rows, []]}).status_code == 400
+        wait_until(lambda: memory().rss < before + (80 << 20), within_s=10)
+        host, port = re.findall(r"//([^:]+):(\d+)", url)[0]
+        with socket.create_connection((host, int(port))) as caller:
+            caller.sendall(b"POST /pools/llm/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        check_right(post(f"{url}/v1/completions", BODY))
+        gateway.terminate()
+        assert "Traceback" not in gateway.communicate()[1]
 
 
 def test_a_caller_that_hangs_up_frees_its_teachers(pair: World) -> None:

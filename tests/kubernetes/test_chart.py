@@ -84,3 +84,30 @@ async def test_the_chart_runs_all_that_it_names(restricted: Cluster, installed: 
     )
     windows = await asyncio.to_thread(kubectl, restricted, "get", "configmap", "edl-windows", "-o", "yaml")
     assert "cluster: 40%" in windows
+
+
+async def test_an_upgrade_keeps_what_redis_has(restricted: Cluster, installed: list[str]) -> None:
+    """With values that restart Redis, more objects and fewer; a rollback brings the first ones back."""
+    redis = ("exec", "edl-redis-0", "--", "redis-cli", "--raw")
+
+    async def upgraded(*command: str) -> str:
+        await asyncio.to_thread(helm, *command)
+        return await asyncio.to_thread(kubectl, restricted, *redis, "get", "kept")
+
+    await ready_pod(restricted, "app.kubernetes.io/name=edl-redis")
+    assert "OK" in await asyncio.to_thread(kubectl, restricted, *redis, "set", "kept", "7")
+    first = await asyncio.to_thread(kubectl, restricted, "get", "pod", "edl-redis-0", "-o", "jsonpath={.metadata.uid}")
+    changed = values(
+        redis__resources__limits__memory="2Gi",
+        registryNamespace="other",
+        dashboard__create="false",
+        role__create="false",
+    )
+    assert (await upgraded("upgrade", "edl", str(CHART), "--skip-crds", *installed, *changed)).strip() == "7"
+    second = await asyncio.to_thread(kubectl, restricted, "get", "pod", "edl-redis-0", "-o", "jsonpath={.metadata.uid}")
+    assert first != second, "it was restarted"
+    names = await asyncio.to_thread(kubectl, restricted, "get", "deployments", "-o", "name")
+    assert "edl-monitor" not in names
+    namespace, *_, wait, limit, config = installed
+    assert (await upgraded("rollback", "edl", "1", namespace, wait, limit, config)).strip() == "7"
+    assert "edl-monitor" in await asyncio.to_thread(kubectl, restricted, "get", "deployments", "-o", "name")

@@ -137,6 +137,39 @@ def test_a_second_namespace_shares_the_account_of_airflow() -> None:
     assert subject == {"kind": "ServiceAccount", "name": "edl", "namespace": "airflow"}
 
 
+def unchangeable(one: dict[str, Any]) -> Any:
+    """Return what Kubernetes lets no upgrade change of an object."""
+    spec = one.get("spec", {})
+    if one["kind"] == "StatefulSet":
+        return {name: value for name, value in spec.items() if name not in {"replicas", "template", "updateStrategy"}}
+    return one.get("roleRef") or (one["kind"] == "Deployment" and spec["selector"])
+
+
+def test_an_upgrade_may_change_all_values_but_those_of_redis_s_volume() -> None:
+    """Kubernetes would refuse the others in the middle of the upgrade; `values.yaml` says so of these."""
+    more = {
+        "image__tag": "next",
+        "registryNamespace": "other",
+        "redis__image": "redis:8",
+        "redis__secret__name": "other",
+        "redis__resources__limits__memory": "2Gi",
+        "discovery__replicas": "3",
+        "controller__replicas": "1",
+        "controller__checkpoint": "/data",
+        "airflow__namespace": "other",
+        "nodeSelector__pool": "system",
+    }
+    before, after = by_name(rendered()), by_name(rendered(**EVERYTHING, **more))
+    kept = before.keys() & after.keys()
+    assert len(kept) > 10
+    assert [name for name in kept if unchangeable(before[name]) != unchangeable(after[name])] == []
+    for value in ({"redis__storage": "2Gi"}, {"redis__storageClass": "fast"}):
+        grown = by_name(rendered(**value))
+        assert [name for name in before if unchangeable(before[name]) != unchangeable(grown[name])] == [
+            ("StatefulSet", "edl-redis")
+        ]
+
+
 def test_pods_have_no_rights_that_they_do_not_need() -> None:
     """None is root, writes to its image or has an account's token without a role; no password is among the objects."""
     objects = by_name(rendered(**EVERYTHING))

@@ -46,12 +46,7 @@ STARVATION_S = 14_400.0
 def decide(
     jobs: Sequence[Workload], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
 ) -> dict[str, Target]:
-    """Return the target of each job, by name in the order given.
-
-    `capacity`: what all instances together may use, by resource; other resources are limited by the nodes alone.
-    `now_s`: by the clock of the jobs' times. `pause_s`: how long a resize stops a job. Instances on nodes that are not
-    in `nodes` count as unplaced.
-    """
+    """Return the target of each job, by name in the order given; the arguments are those of `Policy`."""
     by_rank = sorted(jobs, key=lambda job: _rank(job, now_s))
     allocator = Allocator(by_rank, nodes, capacity)
     _admit(allocator, now_s)

@@ -14,7 +14,12 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class Policy(Protocol):
-    """Arguments and result are those of `edl_runtime.autoscale.policy.decide.decide`."""
+    """Returns the target of each of `jobs`, by name, as `edl_runtime.autoscale.policy.decide.decide` does.
+
+    - `nodes`: where instances may be. Those on other nodes count as unplaced.
+    - `capacity`: what all instances together may use, by resource; other resources are limited by the nodes alone.
+    - `now_s`: by the clock of the jobs' times. `pause_s`: how long a resize stops a job.
+    """
 
     def __call__(
         self,

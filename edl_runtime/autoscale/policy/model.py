@@ -57,7 +57,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, or a pool, as it is now.
+    """A job, or a pool, as it is now; `name` is unique among them.
 
     - `bounds`: the minimum and maximum of instances. It may also have none, and then waits.
     - `resources`: what one instance needs, by name as in {"gpu": 1, "cpu": 4}; at least one of them above 0. They
@@ -137,7 +137,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A node, and what is `free` beside the instances there, by resource. Raises SpecError.
+    """A node by its `name`, and what is `free` beside the instances there, by resource. Raises SpecError.
 
     It has nothing of a resource that `free` does not name, even when instances with that resource leave.
     """

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[[Mapping[str, Array]], Mapping[str, Array]])
 
 
 def served(*, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], version: str = "") -> Callable[[F], F]:
-    """Declare a function's inputs and outputs, so that `edl teacher --model package.module:function` can serve it.
+    """Declare a function's `inputs` and `outputs`, so that `edl teacher --model package.module:function` can serve it.
 
         @served(inputs=[TensorSpec("image", "FP32", (-1, 784))], outputs=[TensorSpec("logits", "FP32", (-1, 10))])
         def teach(inputs): return {"logits": inputs["image"] @ WEIGHTS}

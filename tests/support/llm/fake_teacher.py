@@ -77,8 +77,8 @@ class FakeTeacher:
             return Response(encode({"error": {"message": "no such model", "code": 404}}), 404)
         if self.fault == "error" or (self.fault == "error on 490" and 490 in rows_of(body)[0]):
             return Response(encode({"error": {"message": "out of memory"}}), 500)
-        if body.get("stream"):
-            return StreamingResponse(_stream(broken=self.fault == "broken stream"), media_type="text/event-stream")
+        if body.get("stream") or self.fault == "drip":
+            return StreamingResponse(_stream(self.fault), media_type="text/event-stream")
         right = encode(getattr(self, _ANSWERS[request.url.path])(body))
         return Response(_SPOILT.get(self.fault, bytes)(right), media_type="application/json")
 
@@ -195,10 +195,13 @@ def _changed(answer: Any, fault: str) -> Any:
     return answer
 
 
-async def _stream(*, broken: bool) -> Any:
+async def _stream(fault: str) -> Any:
+    while fault == "drip":
+        yield b" "
+        await asyncio.sleep(0.1)
     for word in ("one", "two", "three"):
         yield b"data: " + encode({"choices": [{"index": 0, "delta": {"content": word}}]}) + b"\n\n"
-        if broken:
+        if fault == "broken stream":
             raise ConnectionAbortedError
     yield b"data: [DONE]\n\n"
 
@@ -232,7 +235,7 @@ async def main() -> None:
     ]
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with serving(Starlette(routes=routes), open_listener("127.0.0.1", 0), connections=100) as url:
+    async with serving(Starlette(routes=routes), open_listener("127.0.0.1", 0), connections=4000) as url:
         print(url, flush=True)  # noqa: T201 - whoever started it reads this
         await stop.wait()
 
