@@ -105,7 +105,10 @@ MAX_LOG_RETRY_DELAY_S = 30.0
 
 
 class LogSource(msgspec.Struct, frozen=True):
-    """A pod to read. `opened` is called when its log is open, and when there is none. `streams`: see `follow`."""
+    """A pod to read. `streams`: see `follow`.
+
+    `opened` is called when its log is open, and when there is none or its node does not serve it.
+    """
 
     instance: int
     pod: str
@@ -398,6 +401,7 @@ async def _follow_pod(
             async with source.streams or nullcontext():
                 await reader.read_on()
         except ClusterUnavailableError:  # a connection or node; the job's watches notice if the cluster is away
+            source.opened()  # a deletion does not wait for a lost node
             has_ended_by_itself = False
         except ClusterError as error:
             if error.status == 404:
