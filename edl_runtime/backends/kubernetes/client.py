@@ -145,7 +145,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class _Decoder(Protocol[Decoded_co]):
-    def decode(self, content: bytes) -> Decoded_co: ...
+    def decode(self, content: bytes | bytearray) -> Decoded_co: ...
 
 
 class _ListMetadata(msgspec.Struct, frozen=True):
@@ -187,7 +187,7 @@ class _ListDecoder:
         self._kind = kind
         self._read = read
 
-    def decode(self, content: bytes) -> tuple[builtins.list[Manifest], _ListMetadata]:
+    def decode(self, content: bytes | bytearray) -> tuple[builtins.list[Manifest], _ListMetadata]:
         """Return what is kept of the objects. Raises msgspec.DecodeError."""
         found = _list_decoder.decode(content)
         items = [_checked(self._read(item), "name") for item in found.items]
@@ -203,7 +203,7 @@ class _EventDecoder:
         self._kind = kind
         self._read = read
 
-    def decode(self, content: bytes) -> tuple[str, Manifest]:
+    def decode(self, content: bytes | bytearray) -> tuple[str, Manifest]:
         """Return both; of an error, its status. Raises msgspec.DecodeError."""
         event = _event_decoder.decode(content)
         if event.type == "ERROR":
@@ -530,7 +530,10 @@ class KubernetesClient:
 
     async def _answer(self, decoder: _Decoder[Answer], request: _Request) -> Answer:
         async with await self._open(request) as response:
-            return _decode_body(await response.read(), decoder)
+            content = bytearray()  # `response.read()` holds a list of thousands of pods twice
+            async for block in response.content.iter_any():
+                content += block
+            return _decode_body(content, decoder)
 
     async def _open(self, request: _Request) -> ClientResponse:
         response = await self._send(request)
@@ -570,7 +573,7 @@ def _abort_connection(response: ClientResponse) -> None:
     response.close()
 
 
-def _decode_body(content: bytes, decoder: _Decoder[Answer]) -> Answer:
+def _decode_body(content: bytes | bytearray, decoder: _Decoder[Answer]) -> Answer:
     """Decode a response. Raises _ServerBusyError if it is not from an API server, as a proxy's error page."""
     try:
         return decoder.decode(content)
