@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
+import _scale_triggerers
 import msgspec
 from _scale_world import TEACHERS, TRAINERS, fake_pod, spec_of
 
@@ -32,6 +33,7 @@ from edl_runtime.cli import autoscale, backends, jobs
 from edl_runtime.cli.options import read_settings
 from edl_runtime.monitor.snapshot import take_snapshot
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store import keys
 from edl_runtime.store.redis_client import connect
 
 SETTLES_S = 5.0
@@ -209,8 +211,45 @@ async def follow(settings: RuntimeSettings, found: list[Figure]) -> None:
             each.cancel()
 
 
+async def lose_triggerer(settings: RuntimeSettings, found: list[Figure]) -> None:
+    """A triggerer follows half of the trainings and is killed; another follows all of them, by their first look."""
+    home = Path(os.environ["AIRFLOW_HOME"])
+    os.environ |= _scale_triggerers.airflow_environment(settings, home)
+
+    from edl_airflow.runtime.spec import KubernetesBackendRef, TaskSpec
+    from edl_airflow.triggers.task import EdlTaskTrigger
+
+    place = KubernetesBackendRef(namespace=settings.kube_namespace, conn_id="cluster", pod=fake_pod())
+    names = [status.name for status in await backends.open_backend(settings).list() if status.kind == "trainer"][::2]
+    specs = (
+        TaskSpec(conn_id="edl", place=place, token="benchmark/0", trainer_job=spec_of(name, "trainer"))
+        for name in names
+    )
+    _scale_triggerers.defer({spec.name: EdlTaskTrigger(msgspec.to_builtins(spec)) for spec in specs}, home)
+    looked = [keys.started_by(settings.namespace, name) for name in names]
+    async with connect(settings.redis_url) as client:
+
+        async def all_looked() -> None:
+            while await client.exists(*looked) < len(looked):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+        await client.delete(*looked)
+        with _scale_triggerers.triggerer(home / "first.log") as first:
+            with figure("a triggerer, its start", found):
+                await all_looked()
+            with _scale_triggerers.triggerer(home / "second.log") as second:
+                while _scale_triggerers.alive_triggerers() < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(1.0)
+                await asyncio.sleep(SETTLES_S)
+                await client.delete(*looked)
+                _scale_triggerers.kill(first)
+                with figure("a triggerer, after a death", found) as one:
+                    await all_looked()
+                one.extra = {"tasks": len(names), "runner_mb": _scale_triggerers.most_mb(second)}
+
+
 LINES: dict[str, Callable[[RuntimeSettings, list[Figure]], Coroutine[Any, Any, None] | None]] = {
-    line.__name__: line for line in (first_pass, idle_pass, list_jobs, monitor, one_job, follow)
+    line.__name__: line for line in (first_pass, idle_pass, list_jobs, monitor, one_job, follow, lose_triggerer)
 }
 
 

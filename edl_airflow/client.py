@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from edl_runtime.registry.members import Member
     from edl_runtime.store.keys import Role
 
+REDIS_CONNECTIONS = 64
+"""How many connections to a Redis the clients of one event loop share: a triggerer follows hundreds of tasks."""
+
 LOG_POSITION_TTL_S = 24 * 3600
 """How long the position in a job's log is kept after the last line."""
 
@@ -42,28 +46,47 @@ STARTED_BY_TTL_S = 30 * 24 * 3600
 """How long it is kept which try has started a job: longer than a training takes."""
 
 
-@asynccontextmanager
-async def open_client(edl_connection: EdlConnection) -> AsyncIterator[EdlClient]:
-    """Open a client, and close its sockets on exit.
+_shared: dict[tuple[asyncio.AbstractEventLoop, str], tuple[Redis, set[object]]] = {}
+"""The client of each event loop and Redis, and who uses it."""
 
-    Sends nothing to Redis yet, so work that needs only the backend continues while Redis is away.
+
+@asynccontextmanager
+async def open_client(edl_connection: EdlConnection, *, waits: bool = False) -> AsyncIterator[EdlClient]:
+    """Open a client, and close its sockets on exit, unless others of this event loop still use them.
+
+    Sends nothing to Redis yet, so work that needs only the backend continues while Redis is away. `waits`: it has a
+    connection to Redis of its own, because its commands block there.
     """
     async with watching_backend(edl_connection.place) as backend:
-        # In a thread: it imports Redis's client, which would block the event loop for a second
-        client = await asyncio.to_thread(EdlClient, edl_connection, backend)
-        try:
-            yield client
-        finally:
-            await client.close()
+        await asyncio.to_thread(import_module, "redis.asyncio")  # it would block the event loop for a second
+        redis_of = connect if waits else _shared_redis
+        async with redis_of(edl_connection.redis_url) as redis:
+            yield await asyncio.to_thread(EdlClient, edl_connection, backend, redis)
+
+
+@asynccontextmanager
+async def _shared_redis(url: str) -> AsyncIterator[Redis]:
+    key, user = (asyncio.get_running_loop(), url), object()
+    if key not in _shared:
+        _shared[key] = connect(url, connections=REDIS_CONNECTIONS), set()
+    redis, users = _shared[key]
+    users.add(user)
+    try:
+        yield redis
+    finally:
+        users.remove(user)
+        if not users:
+            del _shared[key]
+            await redis.aclose()
 
 
 class EdlClient:
     """The `backend`, the `secrets` for its instances, and the state in Redis. Made by `open_client`.
 
-    Every method but `close` raises RegistryUnavailableError.
+    Every method raises RegistryUnavailableError.
     """
 
-    def __init__(self, edl_connection: EdlConnection, backend: Backend) -> None:
+    def __init__(self, edl_connection: EdlConnection, backend: Backend, client: Redis) -> None:
         from edl_runtime.checkpoint import checkpoint_events
         from edl_runtime.elastic.rendezvous import group_status, redis_store, requests
         from edl_runtime.registry import directory, pools
@@ -71,14 +94,10 @@ class EdlClient:
         self.namespace = edl_connection.namespace
         self.secrets = edl_connection.secrets(os.environ)
         self.backend = backend
-        self._client = connect(edl_connection.redis_url)
+        self._client = client
         self._checkpoints, self._rendezvous = checkpoint_events, redis_store
         self._group_status, self._requests = group_status, requests
         self._directory, self._pools = directory, pools
-
-    async def close(self) -> None:
-        """Close the sockets."""
-        await self._client.aclose()
 
     @property
     def redis(self) -> Redis:

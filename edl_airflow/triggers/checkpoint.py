@@ -98,7 +98,7 @@ class CheckpointProducer(SharedStreamProducer):
         yield asked, ""
         self._cursor = CheckpointCursor(await asked, self._conn_id, self._stream)
         try:
-            async with open_client(await load_connection_eventually(self._conn_id)) as client:
+            async with open_client(await load_connection_eventually(self._conn_id), waits=True) as client:
                 last_id = await self._cursor.get() or await self._end(client, self._cursor)
                 while True:
                     for last_id, checkpoint in await self._next(client, last_id):  # noqa: B020 (the next begins there)

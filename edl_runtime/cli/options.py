@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import click
@@ -81,13 +82,10 @@ def print_json_line(value: Any) -> None:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table. Columns are never cut, so that names can be copied."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from rich.cells import cell_len
 
-    table = Table(*headings, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console = Console()
-    console.width = Console(width=2**16).measure(table).maximum
-    console.print(table)
+    lines = [line for row in (headings, *rows) for line in zip_longest(*map(str.splitlines, row), fillvalue="")]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    for number, line in enumerate(lines):
+        cells = [cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)]
+        click.secho("  ".join(cells), bold=number == 0)

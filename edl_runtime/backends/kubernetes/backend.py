@@ -29,12 +29,12 @@ from edl_runtime.backends.kubernetes.job_status import (
     desired_instances,
     lacks_pods,
 )
+from edl_runtime.backends.kubernetes.kept_fields import read_node, read_owner, read_pod
 from edl_runtime.backends.kubernetes.node_informer import NodeInformer
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
     is_creating_containers,
     is_leaving,
-    trim_pod,
 )
 from edl_runtime.backends.kubernetes.resize import is_resized_alone, resize_owner
 from edl_runtime.backends.kubernetes.rights import missing_rights, needed_rights
@@ -161,7 +161,7 @@ class KubernetesBackend:
             return await self._informer.list()
         async with self._api() as api:
             owners, (pods, _) = await asyncio.gather(
-                _owners(api), api.list("Pod", labels=names.selector(), trim=trim_pod)
+                _owners(api), api.list("Pod", labels=names.selector(), read=read_pod)
             )
             by_job: dict[str, list[Manifest]] = defaultdict(list)
             for pod in pods:
@@ -265,7 +265,7 @@ class KubernetesBackend:
         else:
             async with self._api() as api:
                 owners, (pods, _), use = await asyncio.gather(
-                    _owners(api), api.list("Pod", labels=names.selector()), _cluster_use(api)
+                    _owners(api), api.list("Pod", labels=names.selector(), read=read_pod), _cluster_use(api)
                 )
         if found := capacity.cluster_capacity(use, pods, owners, self._namespace):
             return found
@@ -286,14 +286,14 @@ async def _cluster_use(api: KubernetesClient) -> capacity.ClusterUse:
     quotas, _ = await api.list("ResourceQuota")
     try:
         nodes, pods = await asyncio.gather(
-            api.list_all_namespaces("Node", capacity.trim_node),
-            api.list_all_namespaces("Pod", capacity.pod_usage, fields=capacity.SCHEDULED_PODS),
+            api.list_all_namespaces("Node", read_node),
+            api.list_all_namespaces("Pod", capacity.read_usage, fields=capacity.SCHEDULED_PODS),
         )
     except ClusterError as error:
         if error.status != 403:
             raise
         return capacity.ClusterUse(quotas=quotas, nodes=None, pods=[], why=str(error))
-    return capacity.ClusterUse(quotas=quotas, nodes=nodes, pods=pods)
+    return capacity.ClusterUse(quotas=quotas, nodes=nodes, pods=[pod["usage"] for pod in pods])
 
 
 async def _resize(api: KubernetesClient, job: KnownJob, instances: int, token: str | None) -> KnownJob:
@@ -326,7 +326,7 @@ async def _existing_owner(api: KubernetesClient, name: str) -> Manifest:
 
 async def _owners(api: KubernetesClient) -> list[Manifest]:
     """Return the Jobs and Deployments of all jobs."""
-    found = await asyncio.gather(*(api.list(kind, labels=names.selector()) for kind in OWNERS))
+    found = await asyncio.gather(*(api.list(kind, labels=names.selector(), read=read_owner) for kind in OWNERS))
     return [owner for owners, _ in found for owner in owners]
 
 
@@ -480,7 +480,7 @@ async def _status(api: KubernetesClient, owner: Manifest) -> JobStatus:
 
 
 async def _pods(api: KubernetesClient, owner: Manifest) -> builtins.list[Manifest]:
-    pods, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]), trim=trim_pod)
+    pods, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]), read=read_pod)
     return pods
 
 

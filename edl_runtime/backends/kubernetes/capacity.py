@@ -6,12 +6,14 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from edl_runtime.backends.interface import Capacity, NodeCapacity
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.job_status import pool_pods
+from edl_runtime.backends.kubernetes.kept_fields import read_pod
 from edl_runtime.backends.kubernetes.pod_status import index_of, is_leaving, pod_has_ended
 from edl_runtime.pods import PODS, Manifest, amount, reserved_resources, resource_name
 
@@ -101,19 +103,10 @@ def pod_usage(pod: Manifest) -> PodUsage:
     return PodUsage(uid, sys.intern(where), {sys.intern(name): much for name, much in reserved_resources(pod).items()})
 
 
-def trim_pod_usage(pod: Manifest) -> Manifest:
-    """Return a pod's metadata without labels and the like, and its PodUsage as "usage"."""
+def read_usage(content: bytes) -> dict[str, Any]:
+    """Return a pod in JSON as its metadata without labels and the like, and its PodUsage as "usage"."""
+    pod = read_pod(content)
     return {"metadata": {part: pod["metadata"].get(part, "") for part in _IDENTITY}, "usage": pod_usage(pod)}
-
-
-def trim_node(node: Manifest) -> Manifest:
-    """Return what is needed of a node, without its list of images and the like."""
-    metadata, spec, status = (node.get(part) or {} for part in ("metadata", "spec", "status"))
-    return {
-        "metadata": {part: metadata.get(part) for part in ("name", "uid", "resourceVersion", "labels")},
-        "spec": {part: spec.get(part) for part in ("unschedulable", "taints")},
-        "status": {part: status.get(part) for part in ("allocatable", "conditions")},
-    }
 
 
 def node_capacities(nodes: Iterable[Manifest], pods: Iterable[PodUsage], gone: set[str]) -> tuple[NodeCapacity, ...]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -64,8 +64,8 @@ class Outage:
 Manifest = dict[str, Any]
 Answer = TypeVar("Answer")
 Decoded_co = TypeVar("Decoded_co", covariant=True)
-Kept = TypeVar("Kept")
-Trim = Callable[[Manifest], Mapping[str, Any]]
+Read = Callable[[bytes], Manifest]
+"""Returns what is kept of an object in JSON. Raises msgspec.DecodeError."""
 
 MAX_OUTAGE_S = 300.0
 """How long a request is repeated while the API server is away or busy."""
@@ -145,7 +145,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class _Decoder(Protocol[Decoded_co]):
-    def decode(self, content: bytes) -> Decoded_co: ...
+    def decode(self, content: bytes | bytearray) -> Decoded_co: ...
 
 
 class _ListMetadata(msgspec.Struct, frozen=True):
@@ -160,40 +160,58 @@ class _List(msgspec.Struct, frozen=True):
 
 class _Event(msgspec.Struct, frozen=True):
     type: str
-    object: Manifest
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for an event without a valid object."""
-        if self.type != "ERROR":
-            _check(self.object, "resourceVersion", *(() if self.type == "BOOKMARK" else ("name",)))
+    object: msgspec.Raw
 
 
-def _check(thing: Manifest, *needed: str) -> None:
-    """Raise ValueError for an object without these metadata. Forget who has set which field: nobody reads that."""
+def read_whole(content: bytes) -> Manifest:
+    """Return the object without who has set which field: nobody reads that."""
+    thing = _decoder.decode(content)
+    metadata = thing.get("metadata")
+    if isinstance(metadata, dict):
+        metadata.pop("managedFields", None)
+    return thing
+
+
+def _checked(thing: Manifest, *needed: str) -> Manifest:
+    """Return the object. Raises msgspec.DecodeError if it is without these metadata."""
     metadata = thing.get("metadata")
     if not isinstance(metadata, dict) or not all(isinstance(metadata.get(field), str) for field in needed):
-        raise ValueError(f"an object without {' and '.join(needed)} in its metadata")
-    metadata.pop("managedFields", None)
+        raise msgspec.DecodeError(f"an object without {' and '.join(needed)} in its metadata")
+    return thing
 
 
-class _ListDecoder(Generic[Kept]):
-    """Decodes a list object by object, so that no more of them is in memory than what `keep` returns."""
+class _ListDecoder:
+    """Decodes a list of a kind object by object, so that no more of them is in memory than what `read` returns."""
 
-    def __init__(self, keep: Callable[[Manifest], Kept]) -> None:
-        self._keep = keep
+    def __init__(self, kind: str, read: Read) -> None:
+        self._kind = kind
+        self._read = read
 
-    def decode(self, content: bytes) -> tuple[builtins.list[Kept], _ListMetadata]:
+    def decode(self, content: bytes | bytearray) -> tuple[builtins.list[Manifest], _ListMetadata]:
         """Return what is kept of the objects. Raises msgspec.DecodeError."""
         found = _list_decoder.decode(content)
-        return [self._kept(item) for item in found.items], found.metadata
+        items = [_checked(self._read(item), "name") for item in found.items]
+        for item in items:
+            item["kind"] = self._kind
+        return items, found.metadata
 
-    def _kept(self, item: msgspec.Raw) -> Kept:
-        thing = _decoder.decode(item)
-        try:
-            _check(thing, "name")
-        except ValueError as error:
-            raise msgspec.DecodeError(str(error)) from None
-        return self._keep(thing)
+
+class _EventDecoder:
+    """Decodes an event of a watch of a kind to its type and what `read` returns of its object."""
+
+    def __init__(self, kind: str, read: Read) -> None:
+        self._kind = kind
+        self._read = read
+
+    def decode(self, content: bytes | bytearray) -> tuple[str, Manifest]:
+        """Return both; of an error, its status. Raises msgspec.DecodeError."""
+        event = _event_decoder.decode(content)
+        if event.type == "ERROR":
+            return event.type, _decoder.decode(event.object)
+        if event.type == "BOOKMARK":
+            return event.type, _checked(_decoder.decode(event.object), "resourceVersion")
+        thing = _checked(self._read(event.object), "resourceVersion", "name")
+        return event.type, {**thing, "kind": self._kind}
 
 
 @asynccontextmanager
@@ -269,33 +287,30 @@ class KubernetesClient:
         return found["metadata"] if found else None
 
     async def list(
-        self, kind: str, *, labels: str = "", fields: str = "", trim: Trim | None = None
+        self, kind: str, *, labels: str = "", fields: str = "", read: Read = read_whole
     ) -> tuple[list[Manifest], str]:
-        """Return the objects, or what `trim` leaves of each, and the resourceVersion of the list."""
+        """Return what `read` returns of each object, and the resourceVersion of the list."""
         query = {"labelSelector": labels, "fieldSelector": fields}
-        decoder = _ListDecoder(lambda thing: {**(trim(thing) if trim else thing), "kind": kind})
-        items, metadata = await self._request(_Request("GET", self._path(kind), query), decoder)
+        items, metadata = await self._request(_Request("GET", self._path(kind), query), _ListDecoder(kind, read))
         return items, metadata.version
 
-    async def list_all_namespaces(
-        self, kind: str, keep: Callable[[Manifest], Kept], *, fields: str = ""
-    ) -> builtins.list[Kept]:
-        """Return what `keep` returns for each object of all namespaces, or of a kind without namespaces.
+    async def list_all_namespaces(self, kind: str, read: Read, *, fields: str = "") -> builtins.list[Manifest]:
+        """Return what `read` returns of each object of all namespaces, or of a kind without namespaces.
 
         Reads and keeps one page at a time, to save memory. Raises ResourceVersionExpiredError if the list expires
         between two pages each time.
         """
         for _ in range(MAX_LIST_ATTEMPTS - 1):
             with suppress(ResourceVersionExpiredError):
-                return await self._list_pages(kind, keep, fields)
-        return await self._list_pages(kind, keep, fields)
+                return await self._list_pages(kind, read, fields)
+        return await self._list_pages(kind, read, fields)
 
-    async def _list_pages(self, kind: str, keep: Callable[[Manifest], Kept], fields: str) -> builtins.list[Kept]:
+    async def _list_pages(self, kind: str, read: Read, fields: str) -> builtins.list[Manifest]:
         group, plural = _PATHS[kind]
         query = {"fieldSelector": fields, "limit": str(PAGE_SIZE)}
-        kept: list[Kept] = []
+        kept: list[Manifest] = []
         while True:
-            found, metadata = await self._request(_Request("GET", f"{group}/{plural}", query), _ListDecoder(keep))
+            found, metadata = await self._request(_Request("GET", f"{group}/{plural}", query), _ListDecoder(kind, read))
             kept += found
             if not metadata.more:
                 return kept
@@ -393,24 +408,21 @@ class KubernetesClient:
                 yield objects
 
     async def changes(
-        self, kind: str, *, labels: str = "", fields: str = "", trim: Trim | None = None
+        self, kind: str, *, labels: str = "", fields: str = "", read: Read = read_whole
     ) -> AsyncIterator[WatchEvent]:
         """List, then yield all changes; list again when the resourceVersion has expired. Never ends.
 
-        `trim`: returns what of each object is yielded.
+        `read`: returns what of each object is yielded.
         """
         while True:
-            items, version = await self.list(kind, labels=labels, fields=fields, trim=trim)
+            items, version = await self.list(kind, labels=labels, fields=fields, read=read)
             yield WatchEvent("LISTED", version, items)
             del items
             with suppress(ResourceVersionExpiredError):
-                async for change in self._events(kind, labels, fields, version):
-                    if trim and change.objects:
-                        trimmed = [{**trim(thing), "kind": kind} for thing in change.objects]
-                        change = msgspec.structs.replace(change, objects=trimmed)  # noqa: PLW2901 - the rest of it
+                async for change in self._events(kind, labels, fields, version, read):
                     yield change
 
-    async def _events(self, kind: str, labels: str, fields: str, version: str) -> AsyncIterator[WatchEvent]:
+    async def _events(self, kind: str, labels: str, fields: str, version: str, read: Read) -> AsyncIterator[WatchEvent]:
         query = {
             "labelSelector": labels,
             "fieldSelector": fields,
@@ -418,6 +430,7 @@ class KubernetesClient:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_TIMEOUT_S),
         }
+        decoder = _EventDecoder(kind, read)
         while True:
             pause_s = 0.0
             try:
@@ -427,12 +440,11 @@ class KubernetesClient:
                     async for line, ends in read_lines(response):
                         if not ends:
                             continue
-                        event = _decode_body(line, _event_decoder)
-                        if event.type == "ERROR":
-                            raise _error_for(event.object.get("code", 500), event.object)
-                        version = event.object["metadata"]["resourceVersion"]
-                        things = [] if event.type == "BOOKMARK" else [{**event.object, "kind": kind}]
-                        yield WatchEvent(event.type, version, things)
+                        what, thing = _decode_body(line, decoder)
+                        if what == "ERROR":
+                            raise _error_for(thing.get("code", 500), thing)
+                        version = thing["metadata"]["resourceVersion"]
+                        yield WatchEvent(what, version, [] if what == "BOOKMARK" else [thing])
             except (BrokenStreamError, _ServerBusyError):
                 pause_s = RECONNECT_DELAY_S
             yield WatchEvent("CLOSED", version)
@@ -518,7 +530,10 @@ class KubernetesClient:
 
     async def _answer(self, decoder: _Decoder[Answer], request: _Request) -> Answer:
         async with await self._open(request) as response:
-            return _decode_body(await response.read(), decoder)
+            content = bytearray()  # `response.read()` holds a list of thousands of pods twice
+            async for block in response.content.iter_any():
+                content += block
+            return _decode_body(content, decoder)
 
     async def _open(self, request: _Request) -> ClientResponse:
         response = await self._send(request)
@@ -558,7 +573,7 @@ def _abort_connection(response: ClientResponse) -> None:
     response.close()
 
 
-def _decode_body(content: bytes, decoder: _Decoder[Answer]) -> Answer:
+def _decode_body(content: bytes | bytearray, decoder: _Decoder[Answer]) -> Answer:
     """Decode a response. Raises _ServerBusyError if it is not from an API server, as a proxy's error page."""
     try:
         return decoder.decode(content)

@@ -26,17 +26,18 @@ from edl_runtime.backends.kubernetes.client import (
     KubernetesClient,
     Manifest,
     Outage,
-    Trim,
+    Read,
     WatchEvent,
     open_client,
+    read_whole,
 )
 from edl_runtime.backends.kubernetes.job_status import job_status, lacks_pods, refusals, true_conditions
+from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
     is_creating_containers,
     is_pod_of,
     start_delays,
-    trim_pod,
 )
 from edl_runtime.errors import BackendError
 
@@ -65,7 +66,7 @@ class Indexer:
     """The objects of one kind that a watch has reported, by subject.
 
     `labels`, `fields`: selectors of the objects to watch, of all namespaces if `everywhere`. `subject_of`: returns the
-    subject of an object. `trim`: returns what is kept of one, with its metadata's name, namespace, uid and
+    subject of an object. `read`: returns what is kept of one, with its metadata's name, namespace, uid and
     resourceVersion. `is_optional`: without the right to watch it, the cache is complete, and `refused` is the error.
     """
 
@@ -76,14 +77,14 @@ class Indexer:
         *,
         labels: str = "",
         fields: str = "",
-        trim: Trim | None = None,
+        read: Read = read_whole,
         everywhere: bool = False,
         is_optional: bool = False,
     ) -> None:
         self.kind = kind
         self.labels = labels
         self.fields = fields
-        self.trim = trim
+        self.read = read
         self.everywhere = everywhere
         self.is_optional = is_optional
         self.error: BackendError | None = None
@@ -289,7 +290,7 @@ class Watches:
             pause_s = RETRY_AFTER_S
             try:
                 async for change in api.changes(
-                    indexer.kind, labels=indexer.labels, fields=indexer.fields, trim=indexer.trim
+                    indexer.kind, labels=indexer.labels, fields=indexer.fields, read=indexer.read
                 ):
                     self._applied(indexer, change, indexer.apply(change))
                     await self._notify()
@@ -347,9 +348,9 @@ class Informer(Watches):
         self, connect: Callable[[], AbstractAsyncContextManager[ApiClient]], namespace: str, outage: Outage
     ) -> None:
         ours = names.selector()
-        self._jobs = Indexer("Job", _job_of, labels=ours)
-        self._deployments = Indexer("Deployment", _job_of, labels=ours)
-        self._pods = Indexer("Pod", _job_of, labels=ours, trim=trim_pod)
+        self._jobs = Indexer("Job", _job_of, labels=ours, read=read_owner)
+        self._deployments = Indexer("Deployment", _job_of, labels=ours, read=read_owner)
+        self._pods = Indexer("Pod", _job_of, labels=ours, read=read_pod)
         self._events = Indexer("Event", _uid_of, fields="involvedObject.kind=Job,reason=FailedCreate")
         self._events_of_pods = Indexer("Event", _uid_of, fields=POD_EVENT_SELECTOR)
         owners = (self._jobs, self._deployments)

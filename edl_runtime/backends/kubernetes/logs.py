@@ -105,7 +105,10 @@ MAX_LOG_RETRY_DELAY_S = 30.0
 
 
 class LogSource(msgspec.Struct, frozen=True):
-    """A pod to read. `opened` is called when its log is open, and when there is none. `streams`: see `follow`."""
+    """A pod to read. `streams`: see `follow`.
+
+    `opened` is called when its log is open, and when there is none or its node does not serve it.
+    """
 
     instance: int
     pod: str
@@ -398,6 +401,7 @@ async def _follow_pod(
             async with source.streams or nullcontext():
                 await reader.read_on()
         except ClusterUnavailableError:  # a connection or node; the job's watches notice if the cluster is away
+            source.opened()  # a deletion does not wait for a lost node
             has_ended_by_itself = False
         except ClusterError as error:
             if error.status == 404:
@@ -441,7 +445,8 @@ class _Reader:
             await self._read_end(self._last)
             self._last = None
         pod, opened = self._source.pod, self._source.opened
-        async for part in _read_chunks(self._api, pod, after=self.offset, follow=True, opened=opened):
+        reading = _read_chunks(self._api, pod, after=self.offset, follow=True, is_retried=False, opened=opened)
+        async for part in reading:
             if self._rest and part.offset > self._rest.offset:
                 await self.put_rest()
             self._rest = None  # else this part repeats it, and may be complete now
@@ -458,7 +463,8 @@ class _Reader:
 
     async def _read_end(self, last: int) -> None:
         """Queue the current last lines. One more is read, as the position for `last=0`."""
-        found = [part async for part in _read_chunks(self._api, self._source.pod, last=last + 1)]
+        reading = _read_chunks(self._api, self._source.pod, last=last + 1, is_retried=False)
+        found = [part async for part in reading]
         if found and not found[-1].ends:
             del found[-1]
         for part in _last(found, last):
@@ -478,9 +484,10 @@ async def _read_chunks(
     after: LogOffset = START_OF_LOG,
     follow: bool = False,
     previous: bool = False,
+    is_retried: bool = True,
     opened: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[LogChunk]:
-    """Yield the lines of a pod's log after a position."""
+    """Yield the lines of a pod's log after a position. `is_retried`: see `KubernetesClient.stream`."""
     query = {
         "container": names.CONTAINER,
         "timestamps": "true",
@@ -490,7 +497,7 @@ async def _read_chunks(
         "sinceTime": after.since,
     }
     offset, begins = START_OF_LOG, True
-    opening = api.stream(api.log_path(pod), query, silent_s=LOG_SILENCE_S, is_retried=not follow)
+    opening = api.stream(api.log_path(pod), query, silent_s=LOG_SILENCE_S, is_retried=is_retried)
     async with opening as response:
         opened()
         async for line, ends in read_lines(response, LONGEST_LINE):

@@ -72,11 +72,6 @@ _ID = re.compile(r"\b[0-9a-f]{64}\b")
 _NO_RUNTIME = ("No module named edl_runtime", "No module named 'edl_runtime'", '"python": executable file not found')
 
 
-_KEPT_OF_PODS = frozenset({"nodeName", "overhead", "schedulingGates"})
-_LEFT_OUT_OF_METADATA = frozenset({"generateName", "ownerReferences", "selfLink"})
-_KEPT_OF_CONTAINERS = frozenset({"name", "resources", "restartPolicy"})
-
-
 class ObservedInstance(msgspec.Struct, frozen=True, kw_only=True):
     """An instance as seen by its pod. `permanent`: no restart can repair its problem."""
 
@@ -201,21 +196,6 @@ def is_pod_of(pod: Manifest, owner: Manifest) -> bool:
     """Whether the pod is of this owner, not of an earlier one with its name."""
     run = pod["metadata"]["labels"].get(names.RUN)
     return run is None or bool(run == owner["metadata"]["uid"])
-
-
-def trim_pod(pod: Manifest) -> Manifest:
-    """Return what statuses and capacities need of a pod, without its environment and volumes: there are thousands."""
-    spec = mapping_at(pod, "spec")
-    containers = {
-        part: [{field: one[field] for field in _KEPT_OF_CONTAINERS & one.keys()} for one in mappings_at(spec, part)]
-        for part in ("containers", "initContainers")
-    }
-    metadata = {field: value for field, value in pod["metadata"].items() if field not in _LEFT_OUT_OF_METADATA}
-    return {
-        **pod,
-        "metadata": metadata,
-        "spec": {**{field: spec[field] for field in _KEPT_OF_PODS & spec.keys()}, **containers},
-    }
 
 
 def pod_has_ended(pod: Manifest) -> bool:

@@ -17,7 +17,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     site = FakeClient()
 
     @asynccontextmanager
-    async def open_made_up(_: object) -> AsyncIterator[FakeClient]:
+    async def open_made_up(_: object, **_more: object) -> AsyncIterator[FakeClient]:
         yield site
 
     for module in (

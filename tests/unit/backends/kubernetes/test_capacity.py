@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from edl_runtime.backends.interface import Capacity, InstanceStatus, NodeCapacity
@@ -13,8 +14,8 @@ from edl_runtime.backends.kubernetes.capacity import (
     node_capacities,
     pod_usage,
     quota_capacity,
-    trim_node,
 )
+from edl_runtime.backends.kubernetes.kept_fields import read_node
 from edl_runtime.pods import amount, requested_amount, reserved_resources
 
 GI = 1 << 30
@@ -35,6 +36,11 @@ def node(name: str = "a", *, ready: str = "True", unschedulable: bool = False, *
             "conditions": [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}],
         },
     }
+
+
+def kept(node: dict[str, Any]) -> dict[str, Any]:
+    """A node as the API server sends it, without what is not kept."""
+    return read_node(msgspec.json.encode(node))
 
 
 def container(cpu: str = "", **more: Any) -> dict[str, Any]:
@@ -83,7 +89,7 @@ def test_nodes_have_what_pods_have_not_asked_for() -> None:
         pod(container("2"), uid="deleted", deleted="2026-11-22T09:08:44Z"),
         pod({"resources": {"requests": {"memory": "2Gi", GPU: "1", "rdma/hca": "1"}}}),
     ]
-    assert node_capacities(map(trim_node, nodes), map(pod_usage, pods), {"leaves"}) == (
+    assert node_capacities(map(kept, nodes), map(pod_usage, pods), {"leaves"}) == (
         NodeCapacity(
             name="a",
             total={"cpu": 4, "memory": 8 * GI, "gpu": 2, "pods": 3, "rdma/hca": 4},
@@ -114,7 +120,7 @@ def test_a_node_that_takes_no_pods_has_what_is_there(how: dict[str, Any]) -> Non
         pod(container("8"), on="b"),
     ]
     (there,) = node_capacities(
-        [trim_node(node(cpu="64", memory="8Gi", gpus="8", pods="110", **how))], map(pod_usage, pods), {"leaves"}
+        [kept(node(cpu="64", memory="8Gi", gpus="8", pods="110", **how))], map(pod_usage, pods), {"leaves"}
     )
     assert there.total == {"cpu": 1.5, "memory": GI, "gpu": 0, "pods": 2}
     assert there.free == dict.fromkeys(there.total, 0)
@@ -130,9 +136,7 @@ def test_a_node_says_who_may_be_there() -> None:
         {"key": "drained", "value": "now", "effect": "NoExecute", "timeAdded": "2026-11-22T09:08:44Z"},
     ]
     metadata = {"name": "a", "labels": labels}
-    (there,) = node_capacities(
-        [trim_node({**node(cpu="4"), "metadata": metadata, "spec": {"taints": taints}})], [], set()
-    )
+    (there,) = node_capacities([kept({**node(cpu="4"), "metadata": metadata, "spec": {"taints": taints}})], [], set())
     assert there.labels == labels
     assert there.taints == (
         {"key": "node-role.kubernetes.io/control-plane", "value": "", "effect": "NoSchedule"},

@@ -13,7 +13,8 @@ import structlog
 
 from edl_runtime.backends.errors import ClusterUnavailableError, ResourceVersionExpiredError, UnknownJobError
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
-from edl_runtime.backends.kubernetes.client import MAX_LIST_ATTEMPTS, PAGE_SIZE, KubernetesClient
+from edl_runtime.backends.kubernetes.client import MAX_LIST_ATTEMPTS, PAGE_SIZE, KubernetesClient, read_whole
+from edl_runtime.backends.kubernetes.kept_fields import read_pod
 
 HEAD = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
 BUSY, ABSENT = (
@@ -77,7 +78,7 @@ async def test_a_list_of_another_shape_is_taken_for_a_server_that_is_away(said: 
     async with answering(strange, _page("a", version="1"), strange, _page("a")) as (api, asked):
         things, version = await api.list("Pod")
         assert ([*map(_name, things)], version) == (["a"], "1")
-        assert await api.list_all_namespaces("Pod", _name) == ["a"]
+        assert [*map(_name, await api.list_all_namespaces("Pod", read_whole))] == ["a"]
     assert len(asked) == 4
 
 
@@ -203,7 +204,8 @@ async def test_of_all_namespaces_only_what_is_needed_is_kept() -> None:
     """Page by page, and anew where the server has forgotten where it was."""
     pages = (_page("a", more="1"), FORGOTTEN, _page("b", "a", more="2"), _page("c"))
     async with answering(*pages) as (api, asked):
-        assert await api.list_all_namespaces("Pod", _name, fields="x=1") == ["b", "a", "c"]
+        pods = await api.list_all_namespaces("Pod", read_pod, fields="x=1")
+    assert pods == [{"metadata": {"name": name}, "kind": "Pod"} for name in ("b", "a", "c")]
     first = f"/api/v1/pods?fieldSelector=x%3D1&limit={PAGE_SIZE}"
     assert asked == [first, f"{first}&continue=1", first, f"{first}&continue=2"]
 
@@ -212,5 +214,5 @@ async def test_a_server_that_always_forgets_is_not_asked_for_ever() -> None:
     """Whoever wants to know is told."""
     async with answering(*[_page("a", more="1"), FORGOTTEN] * MAX_LIST_ATTEMPTS) as (api, asked):
         with pytest.raises(ResourceVersionExpiredError, match="too old"):
-            await api.list_all_namespaces("Node", _name)
+            await api.list_all_namespaces("Node", read_whole)
     assert len(asked) == 2 * MAX_LIST_ATTEMPTS

@@ -326,6 +326,27 @@ async def test_a_log_that_ends_before_its_container_is_read_on(
     assert await told(Restarting([], [])) == ["half and half"]
 
 
+class Lost(Broken):
+    """Of a node that does not answer."""
+
+    async def log(self, request: web.Request) -> web.StreamResponse:  # noqa: ARG002
+        return web.json_response({"message": "dial tcp 10.0.0.1:10250: connect: no route to host"}, status=500)
+
+
+@pytest.mark.parametrize("last", [None, 40])
+async def test_who_waits_for_a_log_to_open_does_not_wait_for_a_lost_node(last: int | None) -> None:
+    """A deletion goes on, while the log is asked for again."""
+    lost, opened = Lost([], []), asyncio.Event()
+    await lost.pods.renew(pod("running"))
+    async with lost.opened() as api:
+        source = LogSource(0, "p", opened.set)
+        reading = asyncio.create_task(logs._follow_pod(api, source, lost.pods, asyncio.Queue(), last))
+        await opened.wait()
+        assert not reading.done()
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
 class Refusing(Broken):
     """Lets nobody read."""
 
