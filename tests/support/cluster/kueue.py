@@ -22,6 +22,8 @@ from support.network.certificates import Authority
 from support.network.ports import free_ports
 from support.paths import ROOT
 
+from edl_runtime.backends.kubernetes.pod_status import condition
+
 BUILT = ROOT / ".kueue"
 
 READY_WITHIN_S = 120.0
@@ -32,6 +34,13 @@ POD = {"cpu": "20m"}
 _API = "/apis/kueue.x-k8s.io/v1beta2"
 _DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _WEBHOOKS = "/apis/admissionregistration.k8s.io/v1"
+_METRICS = "/etc/kueue/metrics"
+_SEES_CERTIFICATES = (
+    *("unshare", "--map-root-user", "--mount", "sh", "-c"),
+    f'mount -t tmpfs none /etc && mkdir -p {_METRICS} && ln -s "$0" {_METRICS}/certs && exec "$@"',
+)
+"""Runs a command that finds a folder's certificates where Kueue has those of its metrics, whatever it is configured."""
+
 _HAVE_FINALIZERS = ("workloads", "localqueues", "clusterqueues", "resourceflavors")
 
 
@@ -39,7 +48,8 @@ async def unavailable_reason(cluster: Cluster) -> str:
     """Return why there is no Kueue for tests, empty if there is one."""
     if not (BUILT / "kueue").exists():
         return "no Kueue here: `make kueue` builds it where Go is to be had"
-    if (await cluster.request("GET", _API))["kind"] == "APIResourceList":
+    groups = (await _request(cluster, "GET", "/apis"))["groups"]
+    if any(group["name"] == "kueue.x-k8s.io" for group in groups):
         return "this cluster has a Kueue of its own"
     return ""
 
@@ -58,7 +68,8 @@ def running_kueue(cluster: Cluster, folder: Path) -> Iterator[None]:
         asyncio.run(_define(cluster, _webhooks(cluster.namespace, webhooks_at, authority.ca.read_bytes())))
         with (folder / "log").open("wb") as log:
             environ = {**os.environ, "KUBECONFIG": cluster.kubeconfig}
-            process = subprocess.Popen([BUILT / "kueue", "--config", config], env=environ, stdout=log, stderr=log)
+            command = [*_SEES_CERTIFICATES, folder, BUILT / "kueue", "--config", config]
+            process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
         try:
             _wait_until_ready(process, f"http://127.0.0.1:{health_at}/readyz", folder / "log")
             asyncio.run(
@@ -82,31 +93,39 @@ async def make_queue(cluster: Cluster, name: str, *, pods: int) -> None:
         "resourceGroups": [{"coveredResources": ["cpu"], "flavors": flavors}],
     }
     queue = f"{cluster.namespace}-{name}"
-    await cluster.request("POST", f"{_API}/clusterqueues", {**_object("ClusterQueue", queue), "spec": spec})
+    await _request(cluster, "POST", f"{_API}/clusterqueues", {**_object("ClusterQueue", queue), "spec": spec})
     local = {**_object("LocalQueue", name), "spec": {"clusterQueue": queue}}
-    await cluster.request("POST", f"{_API}/namespaces/{cluster.namespace}/localqueues", local)
+    await _request(cluster, "POST", f"{_API}/namespaces/{cluster.namespace}/localqueues", local)
 
 
 async def set_quota(cluster: Cluster, name: str, *, pods: int) -> None:
     """Change a queue's quota."""
     path = f"{_API}/clusterqueues/{cluster.namespace}-{name}"
-    spec = (await cluster.request("GET", path))["spec"]
+    spec = (await _request(cluster, "GET", path))["spec"]
     spec["resourceGroups"][0]["flavors"][0]["resources"][0]["nominalQuota"] = f"{20 * pods}m"
-    await cluster.request("PATCH", path, {"spec": spec}, content="application/merge-patch+json")
+    await _request(cluster, "PATCH", path, {"spec": spec}, content="application/merge-patch+json")
 
 
 async def workloads(cluster: Cluster, job: str) -> list[dict[str, Any]]:
     """Return Kueue's Workloads of a Job that have not ended, the oldest first."""
-    found = (await cluster.request("GET", f"{_API}/namespaces/{cluster.namespace}/workloads"))["items"]
+    found = (await _request(cluster, "GET", f"{_API}/namespaces/{cluster.namespace}/workloads"))["items"]
     of_job = [one for one in found if any(owner["name"] == job for owner in one["metadata"]["ownerReferences"])]
     return sorted(
-        (one for one in of_job if not any(_is_finished(each) for each in one.get("status", {}).get("conditions", []))),
+        (one for one in of_job if not condition(one, "Finished")),
         key=lambda one: str(one["metadata"]["creationTimestamp"]),
     )
 
 
-def _is_finished(condition: dict[str, Any]) -> bool:
-    return bool(condition["type"] == "Finished" and condition["status"] == "True")
+async def _request(cluster: Cluster, method: str, path: str, body: Any = None, **more: Any) -> Any:
+    """As that of the cluster; again while the API server begins to serve a new kind of objects."""
+    async with asyncio.timeout(READY_WITHIN_S):
+        while True:
+            try:
+                return await cluster.request(method, path, body, **more)
+            except RuntimeError as error:
+                if error.args[0].get("code") != 429:
+                    raise
+            await asyncio.sleep(0.2)
 
 
 def _object(kind: str, name: str) -> dict[str, Any]:
@@ -151,29 +170,28 @@ def _definitions() -> list[dict[str, Any]]:
 
 async def _define(cluster: Cluster, webhooks: list[dict[str, Any]]) -> None:
     for definition in _definitions():
-        await cluster.request("POST", _DEFINITIONS, definition)
+        await _request(cluster, "POST", _DEFINITIONS, definition)
     for definition in _definitions():
-        versions, names = definition["spec"]["versions"], definition["spec"]["names"]
-        path = f"/apis/{definition['spec']['group']}/{versions[0]['name']}/{names['plural']}"
+        path = f"{_DEFINITIONS}/{definition['metadata']['name']}"
         async with asyncio.timeout(READY_WITHIN_S):
-            while "items" not in await cluster.request("GET", path):  # noqa: ASYNC110 -- no event
+            while not condition(await _request(cluster, "GET", path), "Established"):  # noqa: ASYNC110 -- no event
                 await asyncio.sleep(0.1)
     for webhook in webhooks:
-        await cluster.request("POST", f"{_WEBHOOKS}/{webhook['kind'].lower()}s", webhook)
+        await _request(cluster, "POST", f"{_WEBHOOKS}/{webhook['kind'].lower()}s", webhook)
 
 
 async def _forget(cluster: Cluster) -> None:
     """Delete Kueue's objects, of which none may wait for it."""
     for configuration in _webhooks(cluster.namespace, 0, b""):
         path = f"{_WEBHOOKS}/{configuration['kind'].lower()}s/{configuration['metadata']['name']}"
-        await cluster.request("DELETE", path)
+        await _request(cluster, "DELETE", path)
     for kind in _HAVE_FINALIZERS:
-        for one in (await cluster.request("GET", f"{_API}/{kind}")).get("items", []):
+        for one in (await _request(cluster, "GET", f"{_API}/{kind}")).get("items", []):
             space = f"/namespaces/{one['metadata']['namespace']}" if "namespace" in one["metadata"] else ""
             path, free = f"{_API}{space}/{kind}/{one['metadata']['name']}", {"metadata": {"finalizers": None}}
-            await cluster.request("PATCH", path, free, content="application/merge-patch+json")
+            await _request(cluster, "PATCH", path, free, content="application/merge-patch+json")
     for definition in _definitions():
-        await cluster.request("DELETE", f"{_DEFINITIONS}/{definition['metadata']['name']}")
+        await _request(cluster, "DELETE", f"{_DEFINITIONS}/{definition['metadata']['name']}")
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
