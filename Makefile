@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-pythons test-deep interop test-interop kwok datasets pictures gallery fuzz docs lint fmt lock build helm
+.PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-pythons test-deep interop test-interop kwok kueue datasets pictures gallery fuzz docs lint fmt lock build helm
 
 demo: $(VENV)/ready
 	$(BIN)/python scripts/demo.py
@@ -57,6 +57,15 @@ KWOK_VERSION := v0.8.0
 kwok: .kwok/kwok
 .kwok/kwok:
 	GOBIN=$(CURDIR)/.kwok go install sigs.k8s.io/kwok/cmd/kwok@$(KWOK_VERSION)
+
+# A Kueue controller for its tests on a cluster, in .kueue, where Go can build it (minutes); they skip without
+KUEUE_VERSION := v0.19.2
+kueue: .kueue/kueue
+.kueue/kueue:
+	mkdir -p .kueue
+	folder=$$(go mod download -json sigs.k8s.io/kueue@$(KUEUE_VERSION) | sed -n 's/.*"Dir": "\(.*\)".*/\1/p') && \
+	  cp -r --no-preserve=mode "$$folder/config/components/crd/bases" "$$folder/config/components/webhook" .kueue
+	GOBIN=$(CURDIR)/.kueue go install sigs.k8s.io/kueue/cmd/kueue@$(KUEUE_VERSION)
 
 test-interop: interop
 	$(PYTEST) -m interop tests/interop

@@ -20,6 +20,9 @@ GPU = "nvidia.com/gpu"
 HOME = "/edl"
 """The folder of its own that an instance starts in; it is as long-lived as the pod."""
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""The label by which Kueue knows the queue of a Job or Deployment."""
+
 _UNITS = {
     "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0,
     "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
@@ -93,13 +96,16 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     - `node_selector`: labels of the nodes that it may run on. `tolerations`, `affinity`: as in a pod's spec; without
       an affinity, trainers are placed near each other and teachers apart, where there is room.
     - `priority_class`: empty for the cluster's default.
+    - `queue`: the Kueue queue that admits the job or pool, a LocalQueue of its namespace; empty for the connection's,
+      or none. The label `kueue.x-k8s.io/queue-name` in `labels` means the same.
     - `volumes`: see `Volume`.
     - `secret_env`: environment variables by name, each with the secret that holds it, as "aws/secret-key".
     - `env_from_secrets`: secrets of which every key is an environment variable.
     - `service_account`: empty for the namespace's default. Its token is not mounted.
     - `pull_secrets`: for the image.
-    - `labels`, `annotations`: of the pods and of what owns them, as Kueue's `kueue.x-k8s.io/queue-name`. Those by which
-      jobs are known (`edl-airflow/...`, `batch.kubernetes.io/...`, `app.kubernetes.io/managed-by`) are not to be had.
+    - `labels`, `annotations`: of the pods and of what owns them, as Kueue's `kueue.x-k8s.io/priority-class`. Those by
+      which jobs are known (`edl-airflow/...`, `batch.kubernetes.io/...`, `app.kubernetes.io/managed-by`) are not to be
+      had.
     - `disruptions`: how often the cluster may end an instance of trainers, by an eviction, a preemption or with its
       node, and it is replaced; at the next time its job fails. Unset for the connection's, or 20. An instance of a pool
       is always replaced.
@@ -116,6 +122,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     tolerations: Sequence[dict[str, Any]] = ()
     affinity: dict[str, Any] = {}
     priority_class: str = ""
+    queue: str = ""
     volumes: Sequence[Volume] = ()
     secret_env: dict[str, str] = {}
     env_from_secrets: Sequence[str] = ()
@@ -143,6 +150,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
                 raise SpecError("pod.volumes", path, "each path once")
         for field in ("priority_class", "service_account"):
             _check_object_name(f"pod.{field}", getattr(self, field), empty=True)
+        self._check_queue()
         for field in ("env_from_secrets", "pull_secrets"):
             for name in getattr(self, field):
                 _check_object_name(f"pod.{field}", name)
@@ -167,6 +175,15 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
                 raise SpecError(f"pod.annotations[{key!r}]", text, "text")
         for variable, where in self.secret_env.items():
             _check_secret(variable, where)
+
+    def _check_queue(self) -> None:
+        """Keep the queue in its field, also if the label names it."""
+        if QUEUE_LABEL in self.labels:
+            if self.queue:
+                raise SpecError("pod.labels", QUEUE_LABEL, "'queue' or this label, which are the same, and not both")
+            msgspec.structs.force_setattr(self, "queue", self.labels.pop(QUEUE_LABEL))
+        _check_object_name("pod.queue", self.queue, empty=True)
+        _check_label("pod.queue", QUEUE_LABEL, self.queue)
 
     def _check_resources(self) -> None:
         for name, quantity in self.resources.items():

@@ -132,7 +132,7 @@ def make_plan(
     """
     moment = datetime.fromtimestamp(snapshot.at, UTC)
     active = [job for job in snapshot.jobs if not job.has_ended and job.scaling]
-    resizable = {job.name: job for job in active if _can_be_resized(job)}
+    resizable = {job.name: job for job in active if _can_be_resized(job) or _may_grow_in_queue(job)}
     movable = [job for job in resizable.values() if job.name not in stuck]
     fixed = [job for job in active if job.name in stuck or job.name not in resizable]
     room, why = None, ""
@@ -172,6 +172,7 @@ def make_plan(
                 reason=target.reason,
             )
             for name, target in sorted(targets.items())
+            if _can_be_resized(resizable[name]) or target.instances > resizable[name].wanted
         ),
         notes=tuple(_notes(spans, active)),
         traffic=_measured(snapshot),
@@ -226,8 +227,18 @@ def _reserved(jobs: Sequence[JobStatus], capacity: Capacity) -> dict[str, float]
 
 
 def _can_be_resized(job: JobStatus) -> bool:
-    """Whether a job may be resized here. For a job in a queue, the queue decides."""
+    """Whether a job may be resized here. For a job in a queue, the queue decides; see `_may_grow_in_queue`."""
     return job.kind == "pool" or (job.elastic and not _scaling(job).queue)
+
+
+def _may_grow_in_queue(job: JobStatus) -> bool:
+    """Whether a job in a queue may ask it for one more: once the queue has admitted all before, and they run.
+
+    The quota is the queue's, so the most that waits there is one; it starts when the queue has quota for it.
+    """
+    scaling = _scaling(job)
+    running = [one for one in job.instances if one.phase == "running" and not one.leaving]
+    return job.elastic and scaling.queue_resizes and 0 < job.wanted == len(running) < scaling.bounds.max
 
 
 def _scaling(job: JobStatus) -> Scaling:
@@ -251,21 +262,25 @@ def _to_workload(
     view: _NodeView,
 ) -> Workload:
     scaling = _scaling(job)
+    bounds, limit = scaling.bounds, _limit(job, snapshot, spans, capacity)
+    if not _can_be_resized(job):  # it grows by one, or stays
+        bounds = Bounds(job.wanted, job.wanted + 1)
+        limit = limit and Limit(instances=max(limit.instances, job.wanted), reason=limit.reason)
     nodes = _nodes_of(job, snapshot.capacity)
     began_s = min((one.started_at for one in job.instances if one.started_at), default=job.created_at)
     return Workload(
         name=job.name,
-        bounds=scaling.bounds,
+        bounds=bounds,
         resources=view.needs(scaling),
         nodes=nodes,
         priority=scaling.priority,
         weight=scaling.weight,
         submitted_s=job.created_at,
         changed_s=began_s if any(nodes) else scaling.resized_at,
-        # A pool has no cooldown: its students continue while it is resized.
-        resized_s=None if job.kind == "pool" else scaling.resized_at,
+        # A pool has no cooldown: its students continue while it is resized. Nor has a job in a queue, which only grows.
+        resized_s=None if job.kind == "pool" or scaling.queue else scaling.resized_at,
         speedup=snapshot.speedups.get(job.name),
-        limit=_limit(job, snapshot, spans, capacity),
+        limit=limit,
         resumes=scaling.resumes,
         students=snapshot.students.get(job.name, 0) if job.kind == "pool" else None,
     )

@@ -54,8 +54,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     - `priority`, `weight`: as in its `JobSpec`.
     - `resumes`: whether it continues its work after a suspension: a pool, or elastic trainers with checkpoints.
     - `resized_at`: Unix time of the last resize, or None. Suspending trainers none of which had a node does not count.
-    - `queue`: its Kueue queue, or empty. Kueue alone starts and suspends such a job: it can't be resized to 0, only
-      resized while it runs if Kueue supports that, and only grow once all its pods are admitted.
+    - `queue`: its Kueue queue, or empty. Kueue alone starts and suspends such a job, so it can't be resized to 0. It
+      grows only once all its pods are admitted. `queue_resizes`: whether Kueue lets it be resized while it runs.
     - `node_selector`, `tolerations`: as in a pod's spec. `node_terms`: the node selector terms of its required node
       affinity, of which one has to match, or None. See `edl_runtime.backends.placement`.
     """
@@ -67,6 +67,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     resumes: bool = False
     resized_at: float | None = None
     queue: str = ""
+    queue_resizes: bool = False
     node_selector: dict[str, str] = {}
     tolerations: tuple[dict[str, Any], ...] = ()
     node_terms: tuple[dict[str, Any], ...] | None = None

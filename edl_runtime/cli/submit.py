@@ -29,6 +29,7 @@ from edl_runtime.store.redis_client import connect
 @click.option(
     "--checkpoint", default="", metavar="URL", help="Where checkpoints are kept, in a folder of the job's name."
 )
+@click.option("--queue", default="", metavar="NAME", help="The Kueue queue of the jobs, on Kubernetes.")
 @priority_option
 @weight_option
 @click.option("--json", "as_json", is_flag=True, help="Print each job's status as JSON, a line each.")
@@ -39,6 +40,7 @@ def submit(
     start: int | None,
     workspace: str,
     checkpoint: str,
+    queue: str,
     priority: int,
     weight: float,
     as_json: bool,
@@ -64,6 +66,7 @@ def submit(
             start=start,
             cwd=_folder(workspace or job.trainer.cwd, (Path() if workspace else path.parent) if is_here else None),
             checkpoints=checkpoints,
+            queue=queue,
             priority=priority,
             weight=weight,
         )

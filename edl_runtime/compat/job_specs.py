@@ -8,6 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 from edl_runtime.compat.training_job import TrainingJob
 from edl_runtime.elastic.agent.entrypoint import elastic_job
 from edl_runtime.errors import SpecError
+from edl_runtime.pods import Pod
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, Checkpoint, JobSpec
 
@@ -22,6 +23,7 @@ def job_spec(
     start: int | None = None,
     cwd: str | None = None,
     checkpoints: str = "",
+    queue: str = "",
     priority: int = 0,
     weight: float = 1.0,
 ) -> JobSpec:
@@ -30,6 +32,7 @@ def job_spec(
     - `start`: instances at the start, by default the manifest's `instances`, or the fewest.
     - `cwd`: by default the manifest's workspace.
     - `checkpoints`: where checkpoints are kept, in a folder of the job's name; empty for nowhere.
+    - `queue`: its Kueue queue, by default the manifest's.
 
     Raises SpecError.
     """
@@ -43,7 +46,7 @@ def job_spec(
         instances=1,
         env={**own.to_env(), **keeping, **job.trainer.env},
         cwd=job.trainer.cwd if cwd is None else cwd,
-        pod=job.trainer.pod,
+        pod=Pod(queue=queue).over(job.trainer.pod or Pod()) if queue else job.trainer.pod,
         priority=priority,
         weight=weight,
     )

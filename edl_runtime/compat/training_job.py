@@ -66,7 +66,8 @@ SPEC = _Known(
         "master": "a ledger in Redis assigns samples to trainers",
         "matrix": "the image contains edl_runtime",
         **dict.fromkeys(("mountPath", "mountpath", "nfsmount"), "volumes and VolumeMounts set the mounts"),
-        "podGroupName": "the label kueue.x-k8s.io/queue-name in metadata.labels starts all pods of a job together",
+        "podGroupName": "Kueue starts all pods of a job together: set its queue by the label kueue.x-k8s.io/queue-name "
+        "in metadata.labels, or by `edl submit --queue`",
         **dict.fromkeys(
             ("port", "ports_num", "ports_num_for_sparse", "trainer_port", "trainer_ports_num"),
             "there are no parameter servers, and trainers find each other's ports through Redis",

@@ -57,7 +57,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     call_api = ApiClient.call_api
 
     def counted(self: ApiClient, path: str, method: str, **more: Any) -> Any:
-        is_dry_run = "dryRun" in dict(more["query_params"])
+        is_dry_run = "dryRun" in dict(more.get("query_params", ()))
         sent.append(f"{method} {path}{' (dry run)' if is_dry_run else ''}")
         return call_api(self, path, method, **more)
 

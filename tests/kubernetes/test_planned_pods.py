@@ -19,7 +19,7 @@ async def test_a_job_in_a_queue_of_kueue_stays_suspended_when_it_is_resized(
     backend: KubernetesBackend, cluster: Cluster
 ) -> None:
     """Only Kueue may start it; this cluster has none."""
-    queued = msgspec.structs.replace(job(WAITS, kind="trainer", elastic=True), pod=Pod(labels={names.QUEUE: "gpus"}))
+    queued = msgspec.structs.replace(job(WAITS, kind="trainer", elastic=True), pod=Pod(queue="gpus"))
     submitted = await backend.submit(queued, token="mine", secrets={})
     assert (submitted.phase, submitted.wanted, submitted.is_suspended) == ("pending", 1, False)
     assert submitted.reason == "suspended: it waits in Kueue's queue 'gpus'"
@@ -38,15 +38,13 @@ async def test_a_job_in_a_queue_of_kueue_grows_once_all_its_pods_are_admitted(
 ) -> None:
     """The test does what Kueue does: it gates the pods, starts the job, and removes a pod's gate."""
     gate = {"spec": {"schedulingGates": [{"name": names.ELASTIC_IN_QUEUE}]}}
-    queued = msgspec.structs.replace(
-        job(WAITS, kind="trainer", elastic=True), pod=Pod(labels={names.QUEUE: "gpus"}, template=gate)
-    )
+    queued = msgspec.structs.replace(job(WAITS, kind="trainer", elastic=True), pod=Pod(queue="gpus", template=gate))
     await backend.submit(queued, token="mine", secrets={})
     merge = "application/merge-patch+json"
     path = f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs/job"
     started = await cluster.request("PATCH", path, {"spec": {"suspend": False}}, content=merge)
     assert started["metadata"]["annotations"][names.ELASTIC_IN_QUEUE] == "true"
-    await reach(backend, "job", lambda status: status.reason == "instance 0 waits in Kueue's queue")
+    await reach(backend, "job", lambda status: status.reason == "0 of 1 run; 1 waits in Kueue's queue 'gpus'")
     with pytest.raises(BackendError, match="1 pods of 'job' wait in Kueue's queue 'gpus'"):
         await backend.resize("job", 3)
     (pod,) = await cluster.list_objects("pods")

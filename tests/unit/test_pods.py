@@ -48,6 +48,9 @@ def job(pod: Pod | None) -> JobSpec:
         ("pod.tolerations[0]", {"tolerations": ["gpu"]}),
         ("pod.affinity", {"affinity": "near"}),
         ("pod.priority_class", {"priority_class": "Very High"}),
+        ("pod.queue", {"queue": "Team A"}),
+        ("pod.queue['kueue.x-k8s.io/queue-name']", {"queue": "q" * 64}),
+        ("pod.labels", {"queue": "team-a", "labels": {"kueue.x-k8s.io/queue-name": "team-a"}}),
         ("pod.volumes", {"volumes": Volume(path="/data", claim="data")}),
         ("pod.volumes[0]", {"volumes": [{"path": "/data", "claim": "data"}]}),
         ("pod.volumes", {"volumes": [Volume(path="/data", claim="a"), Volume(path="/data/", claim="b")]}),
@@ -212,6 +215,13 @@ def test_what_is_changed_later_does_not_change_the_pod() -> None:
         {"configMap": {"name": "a"}},
     )
     assert pod.tolerations == ({"key": "a"},)
+
+
+def test_a_queue_is_its_field_and_the_label_that_kueue_knows_it_by() -> None:
+    """The same pod by either; the connection has a default."""
+    by_label = Pod(labels={"kueue.x-k8s.io/queue-name": "team-a", "team": "a"})
+    assert by_label == Pod(queue="team-a", labels={"team": "a"})
+    assert [one.over(by_label).queue for one in (Pod(), Pod(queue="team-b"))] == ["team-a", "team-b"]
 
 
 def test_how_many_disruptions_are_allowed_may_be_the_connections() -> None:

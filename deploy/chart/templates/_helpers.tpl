@@ -102,4 +102,7 @@ edl-redis.{{ .Release.Namespace }}:6379
 - apiGroups: [""]
   resources: [resourcequotas]
   verbs: [list, watch]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [list, watch]
 {{- end }}

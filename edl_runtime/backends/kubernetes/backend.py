@@ -22,14 +22,15 @@ from edl_runtime.backends.errors import (
 )
 from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, token_owner
 from edl_runtime.backends.kubernetes import capacity, log_archive, logs, manifests, names
-from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest, Outage
-from edl_runtime.backends.kubernetes.informer import EventsOf, Informer, KnownJob, status_of
+from edl_runtime.backends.kubernetes.client import UNREADABLE, KubernetesClient, Manifest, Outage
+from edl_runtime.backends.kubernetes.informer import ByUid, Informer, KnownJob, status_of, uid_of_event
 from edl_runtime.backends.kubernetes.job_status import (
     bounds,
     desired_instances,
+    is_queued,
     lacks_pods,
 )
-from edl_runtime.backends.kubernetes.kept_fields import read_node, read_owner, read_pod
+from edl_runtime.backends.kubernetes.kept_fields import read_node, read_owner, read_pod, read_workload
 from edl_runtime.backends.kubernetes.node_informer import NodeInformer
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
@@ -38,6 +39,7 @@ from edl_runtime.backends.kubernetes.pod_status import (
 )
 from edl_runtime.backends.kubernetes.resize import is_resized_alone, resize_owner
 from edl_runtime.backends.kubernetes.rights import missing_rights, needed_rights
+from edl_runtime.backends.kubernetes.workload_status import uid_of_queued
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.pods import Pod
@@ -485,25 +487,40 @@ async def _pods(api: KubernetesClient, owner: Manifest) -> builtins.list[Manifes
 
 
 async def _statuses(api: KubernetesClient, jobs: builtins.list[KnownJob]) -> builtins.list[JobStatus]:
-    """Return the statuses of jobs; events are only listed if they may explain one, once for all jobs."""
+    """Return the statuses of jobs; events and Workloads are only listed if they may explain one, once for all jobs."""
     only = f"involvedObject.uid={jobs[0].owner['metadata']['uid']}" if len(jobs) == 1 else "involvedObject.kind=Job"
     refused = _by_uid(
         (await api.list("Event", fields=f"{only},reason=FailedCreate"))[0]
         if any(lacks_pods(job.owner, job.pods) for job in jobs)
-        else []
+        else [],
+        uid_of_event,
     )
     delayed = _by_uid(
         (await api.list("Event", fields=POD_EVENT_SELECTOR))[0]
         if any(is_creating_containers(pod) for job in jobs for pod in job.pods)
-        else []
+        else [],
+        uid_of_event,
     )
-    return [status_of(job, refused, delayed) for job in jobs]
+    queued = _by_uid(
+        await _workloads(api) if any(is_queued(job.owner, job.pods) for job in jobs) else [], uid_of_queued
+    )
+    return [status_of(job, refused, delayed, queued) for job in jobs]
 
 
-def _by_uid(events: builtins.list[Manifest]) -> EventsOf:
+async def _workloads(api: KubernetesClient) -> builtins.list[Manifest]:
+    """Return Kueue's Workloads; none without Kueue, or without the right to list them."""
+    try:
+        return (await api.list("Workload", read=read_workload))[0]
+    except ClusterError as error:
+        if error.status not in UNREADABLE:
+            raise
+        return []
+
+
+def _by_uid(things: builtins.list[Manifest], uid_of: Callable[[Manifest], str]) -> ByUid:
     found: dict[str, builtins.list[Manifest]] = defaultdict(list)
-    for event in events:
-        found[event["involvedObject"].get("uid", "")].append(event)
+    for thing in things:
+        found[uid_of(thing)].append(thing)
     return lambda uid: found.get(uid, [])
 
 

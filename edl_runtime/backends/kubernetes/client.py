@@ -103,7 +103,11 @@ _PATHS = {
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "TrainingJob": ("/apis/paddlepaddle.org/v1", "trainingjobs"),
+    "Workload": ("/apis/kueue.x-k8s.io/v1beta2", "workloads"),
 }
+UNREADABLE = frozenset({403, 404})
+"""Statuses for lists of a kind that this account may not read, or that the cluster does not have."""
+
 _BUSY_STATUSES = frozenset({429, 500, 502, 503, 504})
 _DRY_RUN = {"dryRun": "All"}
 _TEST_FAILED = "the server rejected our request due to an error in our request"

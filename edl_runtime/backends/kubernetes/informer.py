@@ -23,6 +23,7 @@ from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.client import (
     MAX_OUTAGE_S,
+    UNREADABLE,
     KubernetesClient,
     Manifest,
     Outage,
@@ -31,14 +32,15 @@ from edl_runtime.backends.kubernetes.client import (
     open_client,
     read_whole,
 )
-from edl_runtime.backends.kubernetes.job_status import job_status, lacks_pods, refusals, true_conditions
-from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod
+from edl_runtime.backends.kubernetes.job_status import is_queued, job_status, lacks_pods, refusals, true_conditions
+from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod, read_workload
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
     is_creating_containers,
     is_pod_of,
     start_delays,
 )
+from edl_runtime.backends.kubernetes.workload_status import uid_of_queued
 from edl_runtime.errors import BackendError
 
 if TYPE_CHECKING:
@@ -67,7 +69,8 @@ class Indexer:
 
     `labels`, `fields`: selectors of the objects to watch, of all namespaces if `everywhere`. `subject_of`: returns the
     subject of an object. `read`: returns what is kept of one, with its metadata's name, namespace, uid and
-    resourceVersion. `is_optional`: without the right to watch it, the cache is complete, and `refused` is the error.
+    resourceVersion. `is_optional`: without the right to watch it, or such a kind, the cache is complete, and `refused`
+    is the error.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class Indexer:
         return subjects
 
     def refuse(self, error: ClusterError) -> None:
-        """Know that we may not watch these objects."""
+        """Know that we can't watch these objects."""
         self.clear()
         self.is_known = True
         self.refused = error
@@ -227,7 +230,7 @@ class Watches:
             self._asked_at = clock()
 
     def _silence_s(self) -> float:
-        return max(indexer.silence_s() for indexer in self._indexers)
+        return max(indexer.silence_s() for indexer in self._indexers if self._is_needed(indexer))
 
     @property
     def _address(self) -> str:
@@ -237,7 +240,10 @@ class Watches:
         """Wait until all objects are known and `so()`. Raises the error of a watch."""
         async with self._changed:
             await self._changed.wait_for(
-                lambda: self._error() or (all(indexer.is_known for indexer in self._indexers) and so())
+                lambda: (
+                    self._error()
+                    or (all(indexer.is_known or not self._is_needed(indexer) for indexer in self._indexers) and so())
+                )
             )
         if error := self._error():
             raise error.with_traceback(None)
@@ -285,7 +291,7 @@ class Watches:
     async def _watch(self, api: KubernetesClient, indexer: Indexer) -> None:
         earlier = self._indexers[: self._indexers.index(indexer)]
         async with self._changed:
-            await self._changed.wait_for(lambda: all(one.is_known for one in earlier))
+            await self._changed.wait_for(lambda: all(one.is_known for one in earlier) and self._is_needed(indexer))
         while True:
             pause_s = RETRY_AFTER_S
             try:
@@ -295,7 +301,7 @@ class Watches:
                     self._applied(indexer, change, indexer.apply(change))
                     await self._notify()
             except BackendError as error:
-                if indexer.is_optional and isinstance(error, ClusterError) and error.status == 403:
+                if indexer.is_optional and isinstance(error, ClusterError) and error.status in UNREADABLE:
                     indexer.refuse(error)
                     pause_s = REFUSED_AGAIN_S
                 else:
@@ -304,6 +310,10 @@ class Watches:
             finally:
                 indexer.close()
             await asyncio.sleep(pause_s)
+
+    def _is_needed(self, _: Indexer) -> bool:
+        """Whether the cache is to be filled, now and until it is cleared."""
+        return True
 
     def _applied(self, indexer: Indexer, change: WatchEvent, subjects: set[str]) -> None:
         """A cache has changed, for these subjects."""
@@ -324,21 +334,32 @@ class KnownJob(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "pods", [pod for pod in self.pods if is_pod_of(pod, self.owner)])
 
 
-EventsOf = Callable[[str], builtins.list[Manifest]]
-"""Returns the events about the object with a uid."""
+ByUid = Callable[[str], builtins.list[Manifest]]
+"""Returns the events, or Kueue's Workloads, about the object with a uid."""
 
 
-def no_events(_: str) -> builtins.list[Manifest]:
+def nothing(_: str) -> builtins.list[Manifest]:
     """Return none: for a status that needs no explanation."""
     return []
 
 
-def status_of(job: KnownJob, refused: EventsOf = no_events, delayed: EventsOf = no_events) -> JobStatus:
-    """Return a job's status. `refused`: of pods that could not be created; `delayed`: of those that don't start."""
+def status_of(job: KnownJob, refused: ByUid = nothing, delayed: ByUid = nothing, queued: ByUid = nothing) -> JobStatus:
+    """Return a job's status.
+
+    `refused`: events of pods that could not be created; `delayed`: of those that don't start; `queued`: Workloads.
+    """
     owner, pods = job.owner, job.pods
     of_job = refused(owner["metadata"]["uid"]) if lacks_pods(owner, pods) else []
     of_pods = [event for pod in pods if is_creating_containers(pod) for event in delayed(pod["metadata"]["uid"])]
-    return job_status(owner, pods, time.time(), refusals(of_job, pods), start_delays(of_pods, pods))
+    workloads = [one for thing in (owner, *pods) for one in queued(thing["metadata"]["uid"])]
+    return job_status(
+        owner,
+        pods,
+        time.time(),
+        refusals(of_job, pods),
+        start_delays(of_pods, pods),
+        workloads=workloads if is_queued(owner, pods) else [],
+    )
 
 
 class Informer(Watches):
@@ -351,10 +372,12 @@ class Informer(Watches):
         self._jobs = Indexer("Job", _job_of, labels=ours, read=read_owner)
         self._deployments = Indexer("Deployment", _job_of, labels=ours, read=read_owner)
         self._pods = Indexer("Pod", _job_of, labels=ours, read=read_pod)
-        self._events = Indexer("Event", _uid_of, fields="involvedObject.kind=Job,reason=FailedCreate")
-        self._events_of_pods = Indexer("Event", _uid_of, fields=POD_EVENT_SELECTOR)
-        owners = (self._jobs, self._deployments)
-        super().__init__(connect, namespace, outage, (*owners, self._pods, self._events, self._events_of_pods))
+        self._events = Indexer("Event", uid_of_event, fields="involvedObject.kind=Job,reason=FailedCreate")
+        self._events_of_pods = Indexer("Event", uid_of_event, fields=POD_EVENT_SELECTOR)
+        self._workloads = Indexer("Workload", uid_of_queued, read=read_workload, is_optional=True)
+        self._has_queues = False
+        owners, explaining = (self._jobs, self._deployments), (self._events, self._events_of_pods, self._workloads)
+        super().__init__(connect, namespace, outage, (*owners, self._pods, *explaining))
         self._synced: dict[str, tuple[str, ...]] = {}  # by job, its state that the pods are as new as
         self._stale: dict[str, int] = {}  # by job, the number of the last change that watches may not have seen
         self._awaited: dict[str, Manifest] = {}  # by job, its owner as we have changed it last
@@ -488,7 +511,7 @@ class Informer(Watches):
         job = self._job(name)
         if job is None:
             raise UnknownJobError(name, sorted({*self._jobs.subjects, *self._deployments.subjects}))
-        return status_of(job, self._events.of, self._events_of_pods.of)
+        return status_of(job, self._events.of, self._events_of_pods.of, self._workloads.of)
 
     def _job(self, name: str) -> KnownJob | None:
         owner = self._owner(name)
@@ -499,18 +522,31 @@ class Informer(Watches):
 
     def _clear(self) -> None:
         super()._clear()
+        self._has_queues = False
         self._synced.clear()
         self._stale.clear()
         self._awaited.clear()
         self._statuses.clear()
 
+    def _is_needed(self, indexer: Indexer) -> bool:
+        """Workloads are watched from the first job in a queue on."""
+        return indexer is not self._workloads or self._has_queues
+
     def _applied(self, indexer: Indexer, change: WatchEvent, subjects: set[str]) -> None:
         if change.type in ("LISTED", "DELETED"):
             self._synced = {name: state for name, state in self._synced.items() if self.has(name)}
-        if indexer.kind == "Event":
+        if indexer.kind == "Workload" and change.type != "LISTED":
+            owners = (owner for one in change.objects for owner in one["metadata"].get("ownerReferences", ()))
+            for owner in owners:
+                self._statuses.pop(owner["name"], None)
+            return
+        if indexer.kind in ("Event", "Workload"):
             if subjects:
                 self._statuses.clear()
             return
+        if not self._has_queues and any(names.QUEUE in one["metadata"].get("labels", {}) for one in change.objects):
+            self._workloads.clear()  # its silence begins now
+            self._has_queues = True
         for name in subjects:
             self._statuses.pop(name, None)
             for changed in self._followers.get(name, ()):
@@ -521,7 +557,8 @@ def _job_of(thing: Manifest) -> str:
     return str(thing["metadata"]["labels"][names.JOB])
 
 
-def _uid_of(event: Manifest) -> str:
+def uid_of_event(event: Manifest) -> str:
+    """Return the uid of the object that an event is about."""
     return str(event["involvedObject"].get("uid", ""))
 
 

@@ -16,6 +16,7 @@ from edl_runtime.backends.kubernetes.pod_status import (
     created_at,
     describe_end,
     index_of,
+    is_gated_by_queue,
     is_leaving,
     message_of,
     observed_pool_pod,
@@ -26,6 +27,7 @@ from edl_runtime.backends.kubernetes.pod_status import (
     with_delay,
 )
 from edl_runtime.backends.kubernetes.pod_template import instance_container, mapping_at, mappings_at
+from edl_runtime.backends.kubernetes.workload_status import waiting_message
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.pods import Manifest, kubernetes_name, reserved_resources
 from edl_runtime.specs import Bounds
@@ -47,10 +49,13 @@ def job_status(
     now: float,
     refusals: Sequence[str] = (),
     delays: Mapping[str, str] | None = None,
+    *,
+    workloads: Iterable[Manifest] = (),
 ) -> JobStatus:
     """Return the status of a Deployment or Job at a Unix time.
 
-    `refusals` to create pods and `delays` of pods by name come from events.
+    `refusals` to create pods and `delays` of pods by name come from events. `workloads`: Kueue's, if it waits in a
+    queue.
     """
     annotations = mapping_at(owner, "metadata", "annotations")
     is_pool = owner["kind"] == "Deployment"
@@ -65,6 +70,12 @@ def job_status(
     results = [one for one in seen if one.result is not None]
     newest = max(results, key=lambda one: (one.ended_at, one.status.index), default=None)
     phase = "failed" if never_created else phase
+    reason = about.problem if about else _reason(owner, phase, refusal)
+    gated = {pod["metadata"]["name"] for pod in _gated(pods)}
+    is_active = phase in ("pending", "running")
+    if is_active and is_queued(owner, pods) and (about is None or about.status.pod in gated):
+        running = sum(one.status.phase == "running" for one in seen)
+        reason = _queue_reason(owner, running, len(gated), waiting_message(workloads))
     return JobStatus(
         name=owner["metadata"]["labels"][names.JOB],
         kind="pool" if is_pool else "trainer",
@@ -72,14 +83,14 @@ def job_status(
         token=annotations.get(names.TOKEN, ""),
         digest=annotations.get(names.DIGEST, ""),
         wanted=desired_instances(owner),
-        scaling=scaling(owner, pods) if phase in ("pending", "running") and not is_leaving(owner) else None,
+        scaling=scaling(owner, pods) if is_active and not is_leaving(owner) else None,
         instances=tuple(one.status for one in seen),
         replaced=_replaced(pods) if is_pool else {},
         created_at=float(annotations.get(names.CREATED_AT) or created_at(owner)),
         elastic=elastic,
         starting=names.STARTED not in annotations,
         cwd=annotations.get(names.CWD, ""),
-        reason=about.problem if about else _reason(owner, phase, refusal),
+        reason=reason,
         last_lines=about.last_lines if about else (),
         result=newest.result if newest else None,
         invalid_spec=never_created or bool(about and about.permanent),
@@ -90,6 +101,27 @@ def job_status(
 def is_felt_when_suspended(job: JobStatus) -> bool:
     """Whether suspending the job stops anything: not for trainers none of which has a node yet."""
     return job.kind == "pool" or any(one.node for one in job.instances)
+
+
+def is_queued(owner: Manifest, pods: Sequence[Manifest]) -> bool:
+    """Whether a job, or some of its pods, wait in a queue of Kueue's; its Workloads may explain why."""
+    if names.QUEUE not in owner["metadata"]["labels"] or desired_instances(owner) == 0:
+        return False
+    return bool(owner["spec"].get("suspend")) or bool(_gated(pods))
+
+
+def _gated(pods: Iterable[Manifest]) -> list[Manifest]:
+    return [pod for pod in pods if is_gated_by_queue(pod) and not is_leaving(pod)]
+
+
+def _queue_reason(owner: Manifest, running: int, gated: int, message: str) -> str:
+    """Return the reason of a job that Kueue has not admitted, or not all of it."""
+    queue = f"Kueue's queue {owner['metadata']['labels'][names.QUEUE]!r}"
+    if owner["spec"].get("suspend"):
+        text = f"suspended: it waits in {queue}"
+    else:
+        text = f"{running} of {desired_instances(owner)} run; {gated} {'waits' if gated == 1 else 'wait'} in {queue}"
+    return f"{text}: {message}" if message else text
 
 
 def lacks_pods(owner: Manifest, pods: Sequence[Manifest]) -> bool:
@@ -130,6 +162,7 @@ def scaling(owner: Manifest, pods: Sequence[Manifest]) -> Scaling | None:
         resumes=_resumes(owner),
         resized_at=float(resized_at) if resized_at else None,
         queue=_queue(owner),
+        queue_resizes=bool(_queue(owner)) and is_gated_by_queue(template),
         node_selector=dict(mapping_at(template, "spec", "nodeSelector")),
         tolerations=_tolerations(template),
         node_terms=_node_terms(template),
@@ -343,8 +376,7 @@ def _reason(owner: Manifest, phase: Phase, refusal: str) -> str:
     if phase == "pending" and desired_instances(owner) == 0:
         return SUSPENDED
     if phase == "pending":
-        queue = _queue(owner)
-        return f"suspended: it waits in Kueue's queue {queue!r}" if queue else "suspended"
+        return "suspended"
     kinds = ("Failed", "FailureTarget") if phase == "failed" else ()
     for failure in filter(None, (condition(owner, kind) for kind in kinds)):
         return message_of(failure)

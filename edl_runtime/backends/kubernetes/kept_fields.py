@@ -111,6 +111,19 @@ class _Node(TypedDict, total=False):
     status: _NodeStatus
 
 
+class _OwnedMetadata(_Metadata, total=False):
+    ownerReferences: Any
+
+
+class _Conditions(TypedDict, total=False):
+    conditions: Any
+
+
+class _Workload(TypedDict, total=False):
+    metadata: _OwnedMetadata
+    status: _Conditions
+
+
 def _reader(fields: Any) -> Read:
     return JsonDecoder(fields).decode
 
@@ -123,3 +136,6 @@ read_owner = _reader(_Owner)
 
 read_node = _reader(_Node)
 """Reads what capacities need of a node, without its list of images and the like."""
+
+read_workload = _reader(_Workload)
+"""Reads what statuses need of a Workload of Kueue's, without its pod templates."""

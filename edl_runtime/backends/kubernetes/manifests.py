@@ -43,7 +43,7 @@ def job_manifest(
     if spec.cwd and not spec.cwd.startswith("/"):
         raise SpecError("cwd", spec.cwd, "an absolute path, as in '/data': pods have no folder in common")
     pod = (spec.pod or Pod()).over(defaults)
-    labels = {**pod.labels, **names.labels(spec.name, spec.kind)}
+    labels = {**pod.labels, **names.labels(spec.name, spec.kind), **({names.QUEUE: pod.queue} if pod.queue else {})}
     metadata: Manifest = {
         "name": spec.name,
         "labels": labels,
@@ -103,7 +103,7 @@ def owner_reference(owner: Manifest) -> Manifest:
 
 
 def _is_resized_in_queue(spec: JobSpec, pod: Pod) -> bool:
-    return spec.kind == "trainer" and spec.bounds.min < spec.bounds.max and names.QUEUE in pod.labels
+    return spec.kind == "trainer" and spec.bounds.min < spec.bounds.max and bool(pod.queue)
 
 
 def max_failed_indexes(completions: int, bounds: Bounds, *, elastic: bool) -> int:

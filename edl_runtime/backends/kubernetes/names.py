@@ -27,10 +27,12 @@ CWD = f"{MANAGER}/cwd"
 STARTED = f"{MANAGER}/started"
 MOST_DISRUPTIONS = f"{MANAGER}/most-disruptions"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-QUEUE = "kueue.x-k8s.io/queue-name"
+QUEUE = pods.QUEUE_LABEL
 ELASTIC_IN_QUEUE = "kueue.x-k8s.io/elastic-job"
 """The annotation that asks Kueue to let a Job be resized while it runs. A Kueue that supports it puts a scheduling gate
 of that name on the Job's pods, until the queue has admitted each."""
+QUEUE_GATES = frozenset({ELASTIC_IN_QUEUE, "kueue.x-k8s.io/admission"})
+"""Kueue's scheduling gates of pods that wait for their queue: of an elastic Job, and of a Deployment."""
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 FAILURES = "batch.kubernetes.io/job-index-failure-count"

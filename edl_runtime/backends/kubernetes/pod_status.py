@@ -331,11 +331,9 @@ def _start_problem(pod: Manifest, index: int) -> tuple[str, bool]:
 
 
 def is_gated_by_queue(pod_or_template: Manifest) -> bool:
-    """Whether Kueue has yet to admit a pod of an elastic Job; for a template, whether it admits each pod."""
-    return any(
-        gate.get("name") == names.ELASTIC_IN_QUEUE
-        for gate in mappings_at(mapping_at(pod_or_template, "spec"), "schedulingGates")
-    )
+    """Whether Kueue has yet to admit a pod; for the template of a Job, whether it admits each of its pods."""
+    gates = mappings_at(mapping_at(pod_or_template, "spec"), "schedulingGates")
+    return any(gate.get("name") in names.QUEUE_GATES for gate in gates)
 
 
 def _waiting(pod: Manifest) -> list[Manifest]:

@@ -15,11 +15,12 @@ from edl_runtime.backends.kubernetes.job_status import (
     bounds,
     completions_for,
     desired_instances,
+    failed_indexes,
     is_felt_when_suspended,
     pool_instances,
     pool_pods,
 )
-from edl_runtime.backends.kubernetes.pod_status import is_gated_by_queue, is_leaving, is_pod_of
+from edl_runtime.backends.kubernetes.pod_status import index_of, is_gated_by_queue, is_leaving, is_pod_of
 from edl_runtime.errors import BackendError
 
 
@@ -106,10 +107,11 @@ def _check_queue(owner: Manifest, queue: str, instances: int, pods: Sequence[Man
         )
     if instances < desired_instances(owner):
         return
-    gated = sum(is_pod_of(pod, owner) and is_gated_by_queue(pod) for pod in pods)
-    if gated:
+    admitted = {index_of(pod) for pod in pods if is_pod_of(pod, owner) and not is_gated_by_queue(pod)}
+    waiting = set(range(owner["spec"]["completions"])) - admitted - set(failed_indexes(owner))
+    if waiting:
         raise BackendError(
-            f"{gated} pods of {name!r} wait in Kueue's queue {queue!r}; resize it when they have been admitted"
+            f"{len(waiting)} pods of {name!r} wait in Kueue's queue {queue!r}; resize it when they have been admitted"
         )
 
 

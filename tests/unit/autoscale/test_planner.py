@@ -315,6 +315,29 @@ def test_who_waits_in_a_queue_is_left_alone() -> None:
     assert counts(found) == {"runs": 6}
 
 
+def test_who_runs_in_a_queue_asks_it_for_one_more_at_a_time() -> None:
+    """Once all run that it has, and never for fewer: the queue has the quota, and hears of the growth once."""
+    own = {"queue": "team", "resumes": False, "resized_at": NOON - 1}
+    runs = job("queued", Bounds(1, 4), 1.0, 2, queue_resizes=True, **own)
+    (grows,) = planned([runs], 8.0).changes
+    assert (grows.target, grows.reason) == (3, "grows from 2 to 3")
+    for left_alone in (
+        job("queued", Bounds(1, 4), 1.0, 2, pending=1, queue_resizes=True, **own),
+        job("queued", Bounds(1, 2), 1.0, 2, queue_resizes=True, **own),
+        job("queued", Bounds(1, 4), 1.0, 2, **own),
+        job("queued", Bounds(1, 4), 1.0, 0, wanted=2, queue_resizes=True, **own),
+    ):
+        assert counts(planned([left_alone], 8.0)) == {}
+    assert counts(planned([runs], 2.0)) == {}
+
+
+def test_who_runs_in_a_queue_keeps_what_it_has() -> None:
+    """Where a window or another job's share would have it shrink, it only does not grow."""
+    runs = job("limited", Bounds(1, 4), 1.0, 3, queue="team", queue_resizes=True, resumes=False)
+    assert counts(planned([runs], 10.0, windows=WINDOWS)) == {}
+    assert counts(planned([runs, job("first", Bounds(1, 4), 1.0, 1, priority=9)], 4.0)) == {"first": 1}
+
+
 def test_a_pod_that_is_going_takes_nobodys_place() -> None:
     """Of four, one is evicted and its successor has no place yet: what is free is for that one, and for no other."""
     four = job("job", Bounds(4, 4), 1.0, 4, priority=1)

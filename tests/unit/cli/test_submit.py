@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from edl_runtime.cli.submit import _checkpoints
-from edl_runtime.compat.job_specs import redis_of_pods
+from edl_runtime.compat.job_specs import job_spec, redis_of_pods
+from edl_runtime.compat.training_job import TrainingJob
 from edl_runtime.errors import SpecError
+from edl_runtime.pods import Pod
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Bounds, TrainerSpec
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,21 @@ def test_an_address_that_is_none_is_refused(for_pods: str) -> None:
     with pytest.raises(SpecError, match=r"EDL_REDIS_FOR_PODS: got .* allowed is host:port") as refused:
         redis_of_pods(settings)
     assert "sesame" not in str(refused.value)
+
+
+def test_a_job_gets_the_queue_of_the_command_or_of_its_manifest() -> None:
+    """The command's comes first; the manifest's is Kueue's label."""
+    settings = RuntimeSettings(redis_url="redis://localhost")
+    found = []
+    for labels in ({}, {"kueue.x-k8s.io/queue-name": "team-a"}):
+        trainer = TrainerSpec(command=("python",), pod=Pod(image="train:1", labels=labels))
+        job = TrainingJob(name="job", namespace="", trainer=trainer, bounds=Bounds(1, 2), notes=())
+        for queue in ("", "team-b"):
+            pod = job_spec(job, settings, queue=queue).pod
+            assert pod
+            assert pod.image == "train:1"
+            found.append(pod.queue)
+    assert found == ["", "team-b", "team-a", "team-b"]
 
 
 def test_where_checkpoints_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

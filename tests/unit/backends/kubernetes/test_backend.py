@@ -76,7 +76,7 @@ class Cluster:
     @asynccontextmanager
     async def backend(self) -> AsyncIterator[KubernetesBackend]:
         app = web.Application()
-        for path in ("/{api:api/v1|apis/.*/v1}/namespaces/ns/{kind}", "/{api:.*}/namespaces/ns/{kind}/{name}"):
+        for path in (r"/{api:api/v1|apis/.*/v1\w*}/namespaces/ns/{kind}", "/{api:.*}/namespaces/ns/{kind}/{name}"):
             app.router.add_route("*", path, self.answer)
         async with TestServer(app) as server:
             configuration = Configuration(host=str(server.make_url("")).rstrip("/"))
@@ -136,6 +136,34 @@ async def test_only_what_was_refused_since_the_newest_pod_is_told(second: int, t
 GATE = {"schedulingGates": [{"name": "kueue.x-k8s.io/elastic-job"}]}
 
 
+def pod_of_job(index: int) -> dict[str, Any]:
+    """Return the metadata of one."""
+    about = {"name": f"job-{index}", "uid": f"pod-{index}", "resourceVersion": "1", "labels": {names.JOB: "job"}}
+    owners = [{"uid": "one", "kind": "Job", "name": "job"}]
+    return {**about, "annotations": {names.INDEX: str(index)}, "ownerReferences": owners}
+
+
+@pytest.mark.parametrize(
+    ("refuses", "why"),
+    [({}, ": no quota"), ({"workloads": 403}, ""), ({"workloads": 404}, "")],
+    ids=["Kueue says why", "no right to ask", "no Kueue"],
+)
+@pytest.mark.parametrize("followed", [False, True])
+async def test_why_a_job_waits_in_its_queue_is_read_where_it_can_be(
+    refuses: dict[str, int], why: str, *, followed: bool
+) -> None:
+    """Of a cluster without a job in a queue, nothing of Kueue's is read."""
+    labels = {**names.labels("job", "trainer"), names.QUEUE: "gpus"}
+    queued = {"metadata": {**JOB["metadata"], "labels": labels}, "spec": {"completions": 2, "suspend": True}}
+    about = {"name": "job-job-5d1f", "uid": "w", "resourceVersion": "1", "labels": {"kueue.x-k8s.io/job-uid": "one"}}
+    status = {"conditions": [{"type": "QuotaReserved", "status": "False", "message": "no quota"}]}
+    for jobs, reason in (([JOB], ""), ([queued], f"suspended: it waits in Kueue's queue 'gpus'{why}")):
+        cluster = Cluster(refuses, jobs=jobs, workloads=[{"metadata": about, "status": status}])
+        async with cluster.backend() as backend, backend.following() as watching:
+            assert (await (watching if followed else backend).get("job")).reason == reason
+        assert ("GET workloads" in cluster.requests) == bool(reason)
+
+
 @pytest.mark.parametrize(
     ("has", "instances", "refused"),
     [
@@ -147,11 +175,12 @@ GATE = {"schedulingGates": [{"name": "kueue.x-k8s.io/elastic-job"}]}
         ({}, 2, None),
         ({"suspend": True}, 3, None),
         ({"template": {"spec": GATE}}, 3, None),
+        ({"template": {"spec": GATE}, "pods": 1}, 3, "1 pods of 'job' wait in Kueue's queue 'gpus'"),
         ({"template": {"spec": GATE}}, 0, "Kueue's queue 'gpus': only Kueue may suspend it"),
         ({"template": {"spec": GATE}, "waits": True}, 3, "1 pods of 'job' wait in Kueue's queue 'gpus'"),
         ({"template": {"spec": GATE}, "waits": True}, 1, None),
     ],
-    ids=["Kueue too old", "no change", "has not begun", "grows", "to nothing", "grows again too soon", "shrinks"],
+    ids=["Kueue too old", "no change", "has not begun", "grows", "no pod yet", "to nothing", "too soon", "shrinks"],
 )
 async def test_a_job_in_a_queue_has_no_size_for_which_kueue_would_stop_it(
     has: dict[str, Any], instances: int, refused: str | None
@@ -160,10 +189,9 @@ async def test_a_job_in_a_queue_has_no_size_for_which_kueue_would_stop_it(
     metadata = {**JOB["metadata"], "labels": {**names.labels("job", "trainer"), names.QUEUE: "gpus"}}
     metadata["annotations"] = {names.WANTED: "2", names.BOUNDS: "1:4", names.STARTED: "true"}
     queued = {"metadata": metadata, "spec": {"completions": 2, "template": {"spec": {}}, **has}}
-    about = {"name": "job-0", "uid": "pod", "resourceVersion": "1", "labels": {names.JOB: "job"}}
-    about["ownerReferences"] = [{"uid": "one", "kind": "Job", "name": "job"}]
-    pod = {"metadata": about, "spec": GATE if has.pop("waits", False) else {}}
-    cluster = Cluster({}, jobs=[queued], pods=[pod])
+    waits, count = queued["spec"].pop("waits", False), queued["spec"].pop("pods", 2)
+    pods = [{"metadata": pod_of_job(index), "spec": GATE if waits and index else {}} for index in range(count)]
+    cluster = Cluster({}, jobs=[queued], pods=pods)
     async with cluster.backend() as backend:
         if refused:
             with pytest.raises(BackendError, match=re.escape(refused)):

@@ -76,10 +76,10 @@ def unschedulable(index: int = 0) -> dict[str, Any]:
     return pod(index, phase="Pending", status={"conditions": [condition]})
 
 
-def gated() -> dict[str, Any]:
+def gated(index: int = 0, gate: str = "kueue.x-k8s.io/elastic-job") -> dict[str, Any]:
     condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "it has gates"}
-    one = pod(0, phase="Pending", status={"conditions": [condition]})
-    return {**one, "spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/elastic-job"}]}}
+    one = pod(index, phase="Pending", status={"conditions": [condition]})
+    return {**one, "spec": {"schedulingGates": [{"name": gate}]}}
 
 
 def owner(kind: str, size: int, **more: Any) -> dict[str, Any]:
@@ -478,6 +478,48 @@ def test_a_job_is_pending_while_it_is_suspended() -> None:
     queued = job(suspend=True, labels={"kueue.x-k8s.io/queue-name": "gpus"})
     assert of(queued).reason == "suspended: it waits in Kueue's queue 'gpus'"
     assert of(job(labels={"kueue.x-k8s.io/queue-name": "gpus"})).reason == ""
+
+
+def workload(created: int = 0, **conditions: tuple[str, str]) -> dict[str, Any]:
+    """One of Kueue's, as old as the second says; conditions: each with its status and message."""
+    found = [{"type": name, "status": status, "message": message} for name, (status, message) in conditions.items()]
+    return {"metadata": {"creationTimestamp": f"2026-11-22T09:08:{created:02}Z"}, "status": {"conditions": found}}
+
+
+NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor default, 1 more needed"
+PREEMPTED = "Preempted to accommodate a workload (UID: 7) due to prioritization in the ClusterQueue"
+ADMITTED = workload(QuotaReserved=("True", "Quota reserved"), Admitted=("True", "The workload is admitted"))
+WAITS = workload(1, QuotaReserved=("False", NO_QUOTA))
+IN_QUEUE = {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
+
+
+@pytest.mark.parametrize(
+    ("workloads", "why"),
+    [
+        ([], ""),
+        ([WAITS], f": {NO_QUOTA}"),
+        ([workload(Evicted=("True", PREEMPTED), QuotaReserved=("False", PREEMPTED))], f": {PREEMPTED}"),
+        ([workload(Evicted=("True", PREEMPTED), QuotaReserved=("False", NO_QUOTA))], f": {PREEMPTED}; {NO_QUOTA}"),
+        ([workload(QuotaReserved=("True", ""), Admitted=("False", "It has checks."))], ": It has checks"),
+        ([workload(3, Finished=("True", "replaced"), QuotaReserved=("False", "old")), WAITS], f": {NO_QUOTA}"),
+    ],
+    ids=["Kueue says nothing", "no quota", "just preempted", "preempted", "not checked", "an ended one"],
+)
+def test_a_job_that_waits_in_a_queue_says_why(workloads: list[dict[str, Any]], why: str) -> None:
+    """By what Kueue says of its newest Workload that is not admitted."""
+    found = job_status(job(suspend=True, **IN_QUEUE), [], NOW, workloads=workloads)
+    assert (found.phase, found.reason) == ("pending", f"suspended: it waits in Kueue's queue 'gpus'{why}")
+
+
+def test_a_job_that_grows_in_a_queue_says_how_many_wait() -> None:
+    """A pool's pods wait one by one, behind another gate."""
+    there = [pod(0, RUNNING), pod(1, RUNNING)]
+    grows = job_status(job(4, **IN_QUEUE), [*there, gated(2), gated(3)], NOW, workloads=[ADMITTED, WAITS])
+    assert (grows.phase, grows.reason) == ("running", f"2 of 4 run; 2 wait in Kueue's queue 'gpus': {NO_QUOTA}")
+    teachers = [*there, gated(2, "kueue.x-k8s.io/admission")]
+    grows = job_status(pool(3, **IN_QUEUE), teachers, NOW, workloads=[WAITS])
+    assert (grows.phase, grows.reason) == ("running", f"2 of 3 run; 1 waits in Kueue's queue 'gpus': {NO_QUOTA}")
+    assert job_status(job(2, **IN_QUEUE), there, NOW, workloads=[ADMITTED]).reason == ""
 
 
 QUOTA = 'pods "job-1" is forbidden: exceeded quota: tight, requested: pods=1, used: pods=1, limited: pods=1'
@@ -910,7 +952,11 @@ def test_a_job_tells_what_decides_its_size_until_it_has_ended() -> None:
     )
     assert of(thing).scaling == expected
     thing["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
-    assert of(thing).scaling == msgspec.structs.replace(expected, queue="gpus", resumes=False)
+    queued = msgspec.structs.replace(expected, queue="gpus", resumes=False)
+    assert of(thing).scaling == queued
+    admits_each = {"spec": {**thing["spec"]["template"]["spec"], **gated()["spec"]}}
+    elastic = {**thing, "spec": {**thing["spec"], "template": admits_each}}
+    assert of(elastic).scaling == msgspec.structs.replace(queued, queue_resizes=True)
     del thing["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
     teachers = of(pool(labels={"kueue.x-k8s.io/queue-name": "gpus"})).scaling
     assert teachers

@@ -280,9 +280,12 @@ def test_an_elastic_job_outlives_signals_and_status_78_of_an_instance() -> None:
 )
 def test_kueue_is_asked_to_let_a_job_be_resized(given: Any, annotations: dict[str, str], said: str | None) -> None:
     """It stops one that is resized otherwise, and hears of it only when the job is made."""
-    queued = Pod(image="train:1", labels={"kueue.x-k8s.io/queue-name": "gpus"}, annotations=annotations)
-    assert owner(job(queued, **given))["metadata"]["annotations"].get("kueue.x-k8s.io/elastic-job") == said
-    assert "kueue.x-k8s.io/elastic-job" not in owner(job(**given))["metadata"]["annotations"]
+    metadata = owner(job(Pod(image="train:1", queue="gpus", annotations=annotations), **given))["metadata"]
+    assert metadata["annotations"].get("kueue.x-k8s.io/elastic-job") == said
+    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    metadata = owner(job(**given))["metadata"]
+    assert "kueue.x-k8s.io/elastic-job" not in metadata["annotations"]
+    assert "kueue.x-k8s.io/queue-name" not in metadata["labels"]
 
 
 def test_a_trainer_job_says_how_often_the_cluster_may_end_an_instance() -> None:
