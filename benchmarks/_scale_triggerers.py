@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from edl_runtime.settings import RuntimeSettings
 
 DAG_ID = "deferred"
-HEALTH_CHECK_THRESHOLD_S = 15
+HEALTH_CHECK_THRESHOLD_S = 10
 """How long after its last heartbeat a triggerer counts as dead; Airflow's default is 30."""
 
 

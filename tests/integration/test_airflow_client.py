@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edl_airflow.client import EdlClient, open_client
+from edl_airflow.client import REDIS_CONNECTIONS, EdlClient, open_client
 from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.runtime.spec import LocalBackendRef, LogPosition
 from edl_runtime.checkpoint import checkpoint_events
@@ -27,10 +28,14 @@ async def redis(redis_url: str) -> AsyncIterator[Any]:
 
 
 @pytest.fixture
-async def site(redis_url: str, namespace: str, tmp_path: Path) -> AsyncIterator[EdlClient]:
+def connection(redis_url: str, namespace: str, tmp_path: Path) -> EdlConnection:
+    return EdlConnection(redis_url=redis_url, namespace=namespace, place=LocalBackendRef(str(tmp_path)))
+
+
+@pytest.fixture
+async def site(connection: EdlConnection) -> AsyncIterator[EdlClient]:
     """What a connection leads to."""
-    given = EdlConnection(redis_url=redis_url, namespace=namespace, place=LocalBackendRef(str(tmp_path)))
-    async with open_client(given) as site:
+    async with open_client(connection) as site:
         yield site
 
 
@@ -62,6 +67,18 @@ async def test_what_can_not_be_read_of_a_stream_is_passed_by(
     assert first
     assert (first["step"], second_id, second) == (1, bad_id, None)
     assert await site.next_checkpoints(STREAM, second_id, block_ms=0) == []
+
+
+async def test_tasks_of_one_triggerer_share_connections_but_not_with_one_that_waits(
+    site: EdlClient, connection: EdlConnection
+) -> None:
+    """They stay open until the last has ended, and more tasks than connections wait for their turn."""
+    async with open_client(connection) as other, open_client(connection, waits=True) as waiting:
+        assert other.redis is site.redis
+        assert waiting.redis is not site.redis
+        await asyncio.gather(*(other.save_started_by(f"job-{n}", "mine") for n in range(3 * REDIS_CONNECTIONS)))
+    assert await site.started_by(f"job-{2 * REDIS_CONNECTIONS}") == "mine"
+    assert len(await site.redis.client_list()) < 2 * REDIS_CONNECTIONS
 
 
 async def test_who_has_started_a_job_is_known_to_others(site: EdlClient) -> None:

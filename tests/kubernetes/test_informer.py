@@ -122,7 +122,7 @@ async def test_an_idle_or_closed_follower_has_no_tasks_and_connections(
         assert proxy._peers
     assert asyncio.all_tasks() == tasks
     await eventually(all_closed, "the end of all connections")
-    with pytest.raises(BackendError, match="not followed any more"):
+    with pytest.raises(BackendError, match="are closed"):
         await followed.get("job")
 
     monkeypatch.setattr(informer, "IDLE_TIMEOUT_S", 0.5)

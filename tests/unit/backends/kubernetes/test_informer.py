@@ -12,6 +12,7 @@ from edl_runtime.backends.errors import ClusterError
 from edl_runtime.backends.kubernetes import informer
 from edl_runtime.backends.kubernetes.client import Manifest, Outage, WatchEvent
 from edl_runtime.backends.kubernetes.informer import Indexer, Informer
+from edl_runtime.backends.kubernetes.node_informer import NodeInformer
 
 
 def pod(name: str, version: int, job: str = "job", uid: str = "") -> Manifest:
@@ -273,3 +274,19 @@ def test_a_status_is_computed_again_when_one_of_the_job_s_objects_has_changed() 
     assert [one.pod for one in known._status("job").instances] == ["job-0"]
     told("Pod", "job-0", "other", 4)
     assert known._status("job").instances == ()
+
+
+@pytest.mark.parametrize("namespace", ["default", "another"])
+@pytest.mark.parametrize("of_job", [True, False])
+def test_each_pod_is_reported_by_one_watch(namespace: str, *, of_job: bool) -> None:
+    """One of our jobs here, of those elsewhere, or of anybody else: no pod counts twice, and none is missing."""
+    watches = [*informer_of([], [], [])._indexers, *NodeInformer(no_cluster, "default", Outage())._indexers]
+
+    def is_selected(watch: Indexer) -> bool:
+        is_elsewhere = namespace != "default"
+        if watch.kind != "Pod" or (is_elsewhere and not watch.everywhere):
+            return False
+        selects_jobs = "!edl-airflow/job" not in watch.labels
+        return of_job == selects_jobs and (is_elsewhere or "metadata.namespace!=default" not in watch.fields)
+
+    assert sum(map(is_selected, watches)) == 1
