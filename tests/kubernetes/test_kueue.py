@@ -13,7 +13,9 @@ from redis.asyncio import Redis
 from support.backends.jobs import WAITS, ended, job, reach
 from support.cluster import kueue
 from support.cluster.cluster import Cluster, own_namespace
-from support.cluster.pod_faults import priority_class, without_leftovers
+from support.cluster.manifests import manifests
+from support.cluster.pod_faults import limited_by_role, priority_class, without_leftovers
+from support.cluster.recorder import Recorder, of_kueue, only, verbs_of
 
 from edl_runtime.autoscale.planner import RescalingRules
 from edl_runtime.autoscale.rescale import rescale
@@ -75,10 +77,14 @@ async def uids(cluster: Cluster, name: str) -> dict[str, str]:
 
 
 async def test_a_job_starts_when_its_queue_has_quota_for_it(
-    backend: KubernetesBackend, queued: Cluster, requests: list[str]
+    backend: KubernetesBackend, queued: Cluster, requests: list[str], tmp_path: Path
 ) -> None:
     """Until then it says why it waits; who watches reads Kueue's Workloads once and then hears of changes."""
     await kueue.make_queue(queued, "start", pods=2)
+    limited = await limited_by_role(queued, tmp_path)
+    recorder = Recorder(limited.connect, queued)
+    limited.connect = recorder.open
+    backend = limited.backend(resources=kueue.POD)
     await backend.submit(trainers("first", "start", 2), token="mine", secrets={})
     await runs(backend, "first", 2)
     submitted = await backend.submit(trainers("second", "start", 1), token="mine", secrets={})
@@ -91,6 +97,8 @@ async def test_a_job_starts_when_its_queue_has_quota_for_it(
         assert await watching.delete("first")
         assert (await runs(watching, "second", 1)).reason == ""
         assert not [one for one in requests if one.endswith("/workloads")]
+    granted = verbs_of(only("Role", manifests("role.yaml", queued.namespace)))
+    assert of_kueue(recorder.used) == of_kueue(granted)
 
 
 async def test_a_job_grows_as_far_as_its_queue_has_quota_and_no_trainer_is_stopped(

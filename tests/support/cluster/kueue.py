@@ -100,20 +100,10 @@ async def make_queue(cluster: Cluster, name: str, *, pods: int) -> None:
 
 async def set_quota(cluster: Cluster, name: str, *, pods: int) -> None:
     """Change a queue's quota."""
+    quota = "/spec/resourceGroups/0/flavors/0/resources/0/nominalQuota"
+    change = [{"op": "replace", "path": quota, "value": f"{20 * pods}m"}]
     path = f"{_API}/clusterqueues/{cluster.namespace}-{name}"
-    spec = (await _request(cluster, "GET", path))["spec"]
-    spec["resourceGroups"][0]["flavors"][0]["resources"][0]["nominalQuota"] = f"{20 * pods}m"
-    await _request(cluster, "PATCH", path, {"spec": spec}, content="application/merge-patch+json")
-
-
-async def workloads(cluster: Cluster, job: str) -> list[dict[str, Any]]:
-    """Return Kueue's Workloads of a Job that have not ended, the oldest first."""
-    found = (await _request(cluster, "GET", f"{_API}/namespaces/{cluster.namespace}/workloads"))["items"]
-    of_job = [one for one in found if any(owner["name"] == job for owner in one["metadata"]["ownerReferences"])]
-    return sorted(
-        (one for one in of_job if not condition(one, "Finished")),
-        key=lambda one: str(one["metadata"]["creationTimestamp"]),
-    )
+    await _request(cluster, "PATCH", path, change, content="application/json-patch+json")
 
 
 async def _request(cluster: Cluster, method: str, path: str, body: Any = None, **more: Any) -> Any:

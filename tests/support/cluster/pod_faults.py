@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import yaml
 from support.cluster.cluster import Cluster
-from support.cluster.manifests import account_token, create, created, path_of
+from support.cluster.manifests import account_token, create, created, manifests, path_of
 
 from edl_runtime.backends.interface import Backend
 
@@ -75,6 +75,15 @@ def kubeconfig_with(cluster: Cluster, file: Path, *, port: int = 0, token: str =
         user["user"] = {"token": token}
     file.write_text(yaml.safe_dump(config))
     return str(file)
+
+
+async def limited_by_role(cluster: Cluster, folder: Path) -> Cluster:
+    """Make role.yaml's objects, and return the same namespace with the token of its service account."""
+    await create(cluster, *manifests("role.yaml", cluster.namespace))
+    token = await account_token(cluster, "edl")
+    made = Cluster(kubeconfig_with(cluster, folder / "kubeconfig", token=token), cluster.image)
+    made.namespace = cluster.namespace
+    return made
 
 
 def server_of(cluster: Cluster) -> tuple[str, int]:

@@ -18,7 +18,7 @@ Verb = tuple[str, str, str]
 _CHANGED = {"jobs": "Job", "deployments": "Deployment", "trainingjobs": "TrainingJob"}
 
 _PATH = re.compile(
-    r"/(api|apis/(?P<group>[^/]+))/v1(?P<inside>/namespaces/[^/]+)?/(?P<resource>[^/]+)(/(?P<name>[^/]+)(?P<part>/.+)?)?"
+    r"/(api|apis/(?P<group>[^/]+))/v1\w*(?P<inside>/namespaces/[^/]+)?/(?P<resource>[^/]+)(/(?P<name>[^/]+)(?P<part>/.+)?)?"
 )
 
 
@@ -87,6 +87,11 @@ def verbs_of(role: dict[str, Any]) -> set[Verb]:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
+
+
+def of_kueue(verbs: set[Verb]) -> set[Verb]:
+    """Return those for Kueue's objects, which only jobs in a queue need."""
+    return {verb for verb in verbs if verb[0] == "kueue.x-k8s.io"}
 
 
 def only(kind: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
