@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 CONNECTION_LIMIT = 2500
+FEWEST_CONNECTIONS = 100
 REDIS_LIMIT = 3 * POOL_LIMIT
 OTHER_FILES = 256
 FINISH_S = 30.0
@@ -66,7 +67,10 @@ async def _serve_app(
     on_ready: Callable[[str], None],
     stop: asyncio.Event,
 ) -> None:
-    most = connection_limit(CONNECTION_LIMIT, each=1, beside=MOST_CONNECTIONS + REDIS_LIMIT + OTHER_FILES)
+    beside = MOST_CONNECTIONS + REDIS_LIMIT + OTHER_FILES
+    most = connection_limit(CONNECTION_LIMIT, each=1, beside=beside)
+    if most < FEWEST_CONNECTIONS:
+        raise SpecError("open files", most + beside, f"{FEWEST_CONNECTIONS + beside} or more, by `ulimit -n`")
     async with serving(app, listener, connections=most, tls=tls, finish_s=FINISH_S) as url:
         on_ready(url)
         await stop.wait()

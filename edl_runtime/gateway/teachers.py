@@ -17,6 +17,9 @@ from edl_runtime.meter import BusyMeter
 from edl_runtime.protocol.llm import Kind, LlmServer
 from edl_runtime.registry.members import Member
 
+MOST_PARTS = 128
+"""That a teacher is asked at a time; so many fill it, and each takes a connection, whose pool gets slow by many."""
+
 
 class LlmTeacher:
     """A registered server of a language model.
@@ -49,7 +52,7 @@ class LlmTeacher:
 
     def has_room(self, tokens: int) -> bool:
         """Whether it may be asked so many tokens more; a part of any size by itself."""
-        return not self.parts or self.tokens + tokens <= self.server.tokens_in_flight
+        return not self.parts or (self.parts < MOST_PARTS and self.tokens + tokens <= self.server.tokens_in_flight)
 
     def fail(self, reason: str) -> None:
         """Put it into quarantine, which ends with a self-test."""
@@ -190,8 +193,7 @@ class TeacherQueue:
         """Give teachers to the parts that wait. None overtakes an earlier one that waits for the same teachers."""
         blocked: set[Kind] = set()
         for waiter in list(self._waiting):
-            good = self.good(waiter.kinds)
-            if not good or not blocked.isdisjoint(waiter.kinds):
+            if not blocked.isdisjoint(waiter.kinds) or not (good := self.good(waiter.kinds)):
                 continue
             others = [teacher for teacher in good if teacher.address not in waiter.avoided] or good
             free = [teacher for teacher in others if teacher.has_room(waiter.tokens)]

@@ -302,6 +302,15 @@ def test_a_token_is_needed(settings: RuntimeSettings) -> None:
         assert "EDL_GATEWAY_TOKEN" in exposed.communicate()[1]
 
 
+def test_too_few_open_files_are_refused_at_the_start(settings: RuntimeSettings) -> None:
+    """It would serve one caller at a time, and close the connections of the others."""
+    command = "import resource, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024)); "
+    command += "runpy.run_module('edl_runtime.cli', run_name='__main__')"
+    with process("-c", command, "gateway", env=settings.to_env()) as refused:
+        assert refused.wait(PATIENCE_S) == 78
+        assert "ulimit -n" in refused.communicate()[1]
+
+
 def test_it_speaks_tls(settings: RuntimeSettings, tmp_path: Path) -> None:
     """With the certificate of EDL_TLS_CERT, and nothing else."""
     authority = Authority(tmp_path / "ours")
