@@ -91,6 +91,9 @@ async def test_a_job_starts_when_its_queue_has_quota_for_it(
     assert (submitted.phase, submitted.wanted) == ("pending", 1)
     waits = f"suspended: it waits in Kueue's queue 'start': {NO_QUOTA}"
     await reach(backend, "second", lambda status: status.reason.startswith(waits))
+    await backend.submit(trainers("lost", "nowhere", 1), token="mine", secrets={})
+    nowhere = "suspended: it waits in Kueue's queue 'nowhere': LocalQueue nowhere doesn't exist"
+    await reach(backend, "lost", lambda status: status.reason == nowhere)
     async with backend.following() as watching:
         await reach(watching, "second", lambda status: status.reason.startswith(waits))
         requests.clear()

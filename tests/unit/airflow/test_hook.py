@@ -109,13 +109,17 @@ def _cluster(extra: dict[str, Any] | None = None, **given: Any) -> EdlConnection
 
 
 @pytest.mark.parametrize(
-    "pod", ['{"image": "edl:1", "resources": {"gpu": 1}}', {"image": "edl:1", "resources": {"gpu": 1}}]
+    "pod",
+    [
+        '{"image": "edl:1", "resources": {"gpu": 1}, "queue": "team"}',
+        {"image": "edl:1", "resources": {"gpu": 1}, "queue": "team"},
+    ],
 )
 def test_a_cluster_is_a_namespace_and_what_pods_have_in_common(pod: Any) -> None:
     """By a connection of Airflow's own provider; the pod's fields are JSON, as text or as such."""
     given = _cluster({"kubernetes_conn_id": "gpus", "kubernetes_namespace": "ml", "pod": pod})
     assert given.place == KubernetesBackendRef(
-        namespace="ml", conn_id="gpus", pod=Pod(image="edl:1", resources={"gpu": 1})
+        namespace="ml", conn_id="gpus", pod=Pod(image="edl:1", resources={"gpu": 1}, queue="team")
     )
     assert _cluster().place == KubernetesBackendRef(namespace="default")
 

@@ -290,3 +290,28 @@ def test_each_pod_is_reported_by_one_watch(namespace: str, *, of_job: bool) -> N
         return of_job == selects_jobs and (is_elsewhere or "metadata.namespace!=default" not in watch.fields)
 
     assert sum(map(is_selected, watches)) == 1
+
+
+def test_what_kueue_says_of_a_job_is_in_its_next_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Workloads are watched from the first job in a queue on; until then no watch of them is missed."""
+    now = [1000.0]
+    monkeypatch.setattr(informer, "clock", lambda: now[0])
+    known = informer_of([], [], [])
+    for seen in known._indexers[:-1]:
+        seen._is_open = True
+    now[0] += 5000.0
+    assert (known._is_needed(known._workloads), known._silence_s()) == (False, 0.0)
+
+    def told(kind: str, watched: Indexer, labels: dict[str, str], **parts: Any) -> None:
+        thing = {"kind": kind, "metadata": {**about("job"), "labels": labels}, **parts}
+        thing["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "job"}]
+        change = WatchEvent("ADDED", "2", [thing])
+        known._applied(watched, change, watched.apply(change))
+
+    labels = {"edl-airflow/job": "job", "kueue.x-k8s.io/queue-name": "team"}
+    told("Job", known._jobs, labels, spec={"completions": 1, "suspend": True})
+    assert (known._is_needed(known._workloads), known._silence_s()) == (True, 0.0)
+    assert known._status("job").reason == "suspended: it waits in Kueue's queue 'team'"
+    waits = {"type": "QuotaReserved", "status": "False", "message": "no quota"}
+    told("Workload", known._workloads, {"kueue.x-k8s.io/job-uid": "uid-job"}, status={"conditions": [waits]})
+    assert known._status("job").reason == "suspended: it waits in Kueue's queue 'team': no quota"
