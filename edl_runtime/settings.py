@@ -20,6 +20,9 @@ from edl_runtime.specs import SECRET_VARIABLES, Checkpoint
 
 BACKENDS = ("local", "kubernetes")
 
+CLOUDS = ("aws", "gcp", "azure")
+"""Those whose metadata servers `edl_runtime.preemption` can ask."""
+
 AGENT_FD = "EDL_AGENT_FD"
 """Set by an agent for its trainer: the descriptor of the socket between the two. Empty once it is in use."""
 
@@ -50,6 +53,9 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `host` (EDL_HOST): the address at which the job's other instances, and a teacher's students, reach this one.
     - `port` (EDL_PORT): the port that a teacher serves at; 0 for a free one.
     - `grace_s` (EDL_GRACE_S): how long after SIGTERM this instance is killed.
+    - `preemption_notice` (EDL_PREEMPTION_NOTICE): the cloud whose metadata server an instance asks whether its machine
+      is about to be taken away, so that it leaves before: "aws", "gcp" or "azure"; "aws=http://HOST:PORT" for a server
+      at another address. Empty to ask none.
     - `step_limit_s` (EDL_STEP_LIMIT_S): how long all other trainers wait at the end of a step for one that lives.
     - `pool` (EDL_POOL): the pool that a teacher joins or a student asks.
     - `teachers` (EDL_TEACHERS): addresses of fixed teachers, "host:port,host:port", also of other servers, as
@@ -97,6 +103,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 0
     grace_s: float = 10.0
+    preemption_notice: str = ""
     step_limit_s: float = 600.0
     pool: str = ""
     teachers: str = ""
@@ -134,6 +141,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
             if not 0 <= getattr(self, field) < 2**16:
                 raise SpecError(named(field), getattr(self, field), "a port, 1 to 65535, or 0 for none in particular")
         self._check_checkpoint()
+        self._check_preemption_notice()
         for field, needed in (("tls_key", "tls_cert"), ("teacher_tls_name", "teacher_ca")):
             if getattr(self, field) and not getattr(self, needed):
                 raise SpecError(named(field), getattr(self, field), f"nothing without {_variable(needed)}")
@@ -144,6 +152,12 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         check_token(named("monitor_token"), self.monitor_token)
         check_token(named("gateway_token"), self.gateway_token)
         check_token(named("job_server_token"), self.job_server_token)
+
+    def _check_preemption_notice(self) -> None:
+        cloud, separator, address = self.preemption_notice.partition("=")
+        if self.preemption_notice and (cloud not in CLOUDS or bool(separator) != address.startswith("http://")):
+            allowed = f"{', '.join(map(repr, CLOUDS))}, or one with an address as in 'aws=http://127.0.0.1:1338'"
+            raise SpecError(named("preemption_notice"), self.preemption_notice, allowed)
 
     def _check_checkpoint(self) -> None:
         for field in ("checkpoint_every_steps", "checkpoint_keep_every"):

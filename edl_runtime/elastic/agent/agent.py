@@ -38,6 +38,7 @@ from edl_runtime.elastic.rendezvous.planner import job_outcome, plan_generation
 from edl_runtime.elastic.rendezvous.redis_store import HEARTBEAT_EVERY_S, RETRY_EVERY_S, Event, RendezvousStore
 from edl_runtime.errors import EX_DATAERR, EdlError
 from edl_runtime.log import get_logger
+from edl_runtime.preemption import PreemptionNotice, watch_machine
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -104,6 +105,8 @@ class Agent:
             exclusive=communication == "nccl",
         )
         self._signal = signal.SIGTERM
+        self._terminated = asyncio.Event()
+        self._notice: PreemptionNotice | None = None
         self._failure_streak = FailureStreak()
         self._verdict: FailureVerdict | None = None
         self._over_since: float | None = None
@@ -111,23 +114,37 @@ class Agent:
 
     def leave(self, number: signal.Signals) -> None:
         """Leave at the end of a step, as signal `number` asks; `run` then returns its negative."""
+        self._terminated.set()
         if self._desired.leaving_since is None:
             log.info("shutdown.requested", signal=number.name)
             self._signal = number
-            self._start_leaving()
-            self._wake.set()
+        self._start_leaving(self._settings.grace_s)
 
-    def _start_leaving(self) -> None:
-        if self._desired.leaving_since is None:
-            self._desired = msgspec.structs.replace(self._desired, leaving_since=time.monotonic())
+    def _leave_machine(self, notice: PreemptionNotice) -> None:
+        """Leave before the machine is taken away."""
+        self._notice = notice
+        self._note(f"{notice.reason} in {notice.left_s:.0f} s; this instance leaves before")
+        self._start_leaving(notice.left_s)
+
+    def _start_leaving(self, grace_s: float) -> None:
+        """Leave within `grace_s`, or by an earlier deadline that holds already."""
+        now, since = time.monotonic(), self._desired.leaving_since
+        if since is not None:
+            grace_s = min(self._desired.grace_s, now - since + grace_s)
+        since = now if since is None else since
+        self._desired = msgspec.structs.replace(self._desired, leaving_since=since, grace_s=grace_s)
+        self._wake.set()
 
     async def run(self, environ: Mapping[str, str]) -> AgentExit:
         """Train until the job has ended or this instance has left, with all its processes.
+
+        After a notice that the machine is taken away, wait for its end.
 
         `environ`: of workers. Raises InstanceSupersededError, JobTakenError; SpecError when EDL_HOST is no address of
         this machine, or none at which the other instances reach its worker.
         """
         failure: EdlError | None = None
+        watch_machine(self._settings.preemption_notice, self._leave_machine)
         with self._ports:
             async with asyncio.TaskGroup() as tasks:
                 supervisor = WorkerSupervisor(
@@ -145,6 +162,8 @@ class Agent:
                     helper.cancel()
         if failure:
             raise failure
+        if self._notice and agent_exit.status < 0:
+            await self._notice.outlast(self._terminated)
         return agent_exit
 
     async def _loop(self, supervisor: WorkerSupervisor) -> AgentExit:
@@ -250,7 +269,7 @@ class Agent:
                 reason = self._verdict.reason if self._verdict else what
                 await self._store.announce(Event(kind="failed", instance=me.index, reason=reason))
         if self._verdict:
-            self._start_leaving()
+            self._start_leaving(self._settings.grace_s)
 
     def _note(self, text: str) -> None:
         self._reporter.report(Note(text=text))
@@ -265,7 +284,7 @@ class Agent:
             self._note(f"{error}. This job continues, because it trains already")
             return
         self._verdict = FailureVerdict(str(error), EX_DATAERR)
-        self._start_leaving()
+        self._start_leaving(self._settings.grace_s)
 
     @property
     def _failed(self) -> JobOutcome | None:
