@@ -1,4 +1,6 @@
-"""One rescaling pass over all jobs and pools: take a snapshot, decide, resize. A lock in Redis allows one at a time.
+"""One rescaling pass over all jobs and pools: empty nodes that go, take a snapshot, decide, resize.
+
+A lock in Redis allows one at a time.
 
 An interrupted pass is completed by the next one, because sizes are absolute numbers. Nothing is resized unless the
 whole snapshot could be taken.
@@ -10,6 +12,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot, take_snapshot
@@ -63,10 +67,14 @@ async def rescale(
     async with _pass_lock(client, namespace):
         try:
             async with asyncio.timeout(PASS_LIMIT_S):
+                moved = [] if dry_run else await backend.evacuate()
                 snapshot = await take_snapshot(backend, client, namespace, rules.windows)
                 if dry_run:
                     return rescale_outcome(make_plan(snapshot, rules, policy), {}, rules, policy)
                 done = await _carry_out(snapshot, rules, policy, backend)
+                done = msgspec.structs.replace(
+                    done, plan=msgspec.structs.replace(done.plan, notes=(*done.plan.notes, *moved))
+                )
                 await history.save_pass(client, namespace, done)
                 await history.record_point(
                     client, namespace, history_point(snapshot.jobs, snapshot.capacity, done.plan)

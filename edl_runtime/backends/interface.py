@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import builtins
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -267,6 +268,14 @@ class Backend(Protocol):
         """Stop the job, down to its last process, and remove it; its logs are kept. Return whether there was one.
 
         `token`: delete only a job that has it, so that the kill of an earlier try can't hit a later one.
+        """
+        ...
+
+    async def evacuate(self, jobs: Collection[str] | None = None) -> builtins.list[str]:
+        """Have instances leave nodes that are about to go, so that others start elsewhere; return what was done.
+
+        That is in words, for people. `jobs`: whose instances, by default all. Does nothing where no node says that it
+        goes, or nodes can't be read. Repeat it: a pool's teachers leave one by one.
         """
         ...
 

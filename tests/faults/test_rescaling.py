@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -141,6 +141,19 @@ async def test_what_is_left_undone_the_next_pass_completes(a_pass: Pass) -> None
     assert len((await a_pass(healed, 8)).plan.changes) == 3
     assert healed.wanted == targets(meant)
     assert not (await a_pass(healed, 8)).plan.changes
+
+
+async def test_instances_leave_nodes_that_are_about_to_go_before_a_pass_decides(a_pass: Pass) -> None:
+    """The plan says so. A dry run moves nobody."""
+
+    class Moving(Jobs):
+        async def evacuate(self, jobs: Collection[str] | None = None) -> list[str]:
+            assert jobs is None
+            return ["pod a-0 has to leave"]
+
+    backend = Moving(has("a", 3))
+    assert (await a_pass(backend, dry_run=True)).plan.notes == ()
+    assert (await a_pass(backend)).plan.notes == ("pod a-0 has to leave",)
 
 
 async def test_a_pass_that_takes_too_long_is_given_up(a_pass: Pass, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from edl_runtime.backends.kubernetes import capacity
 from edl_runtime.backends.kubernetes.capacity import SCHEDULED_PODS, ClusterUse
 from edl_runtime.backends.kubernetes.client import Manifest, Outage
 from edl_runtime.backends.kubernetes.informer import Indexer, Watches
+from edl_runtime.backends.kubernetes.leaving_nodes import leaving_reason, trim_to_taints
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
@@ -41,6 +42,23 @@ class NodeInformer(Watches):
                 pods=[] if refused else [pod["usage"] for pod in self._pods.all],
                 why=str(refused or ""),
             )
+
+
+class LeavingNodes(Watches):
+    """The nodes of a cluster that are about to go, as far as we may watch nodes."""
+
+    def __init__(
+        self, connect: Callable[[], AbstractAsyncContextManager[ApiClient]], namespace: str, outage: Outage
+    ) -> None:
+        self._nodes = Indexer("Node", leaving_reason, trim=trim_to_taints, everywhere=True, is_optional=True)
+        super().__init__(connect, namespace, outage, (self._nodes,))
+
+    async def read(self) -> dict[str, str]:
+        """Return why nodes are about to go, by name. Raises as `NodeInformer.read`."""
+        async with self.using():
+            return {
+                node["metadata"]["name"]: why for why in self._nodes.subjects if why for node in self._nodes.of(why)
+            }
 
 
 def _any(_: Manifest) -> str:
