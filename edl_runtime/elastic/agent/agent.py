@@ -9,6 +9,7 @@ import asyncio
 import math
 import secrets
 import signal
+import statistics
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,6 +23,7 @@ from edl_runtime.elastic.agent.entrypoint import Entrypoint, PortReservation, ch
 from edl_runtime.elastic.agent.failures import FailureStreak, FailureVerdict, PeerState, WorkerFailure, judge_failure
 from edl_runtime.elastic.agent.reconciler import DesiredState, KillWorker, WorkerState, is_ending, reconcile
 from edl_runtime.elastic.agent.reporter import StatusReporter, StepMeter
+from edl_runtime.elastic.agent.stragglers import StragglerWatch, peers_compute_s, slowdown
 from edl_runtime.elastic.agent.watchdog import Watchdog
 from edl_runtime.elastic.agent.workers import GroupUpdate, WorkerSupervisor, WorkerUpdate
 from edl_runtime.elastic.comm.agent_protocol import (
@@ -35,7 +37,13 @@ from edl_runtime.elastic.comm.agent_protocol import (
 )
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
 from edl_runtime.elastic.rendezvous.planner import job_outcome, plan_generation
-from edl_runtime.elastic.rendezvous.redis_store import HEARTBEAT_EVERY_S, RETRY_EVERY_S, Event, RendezvousStore
+from edl_runtime.elastic.rendezvous.redis_store import (
+    HEARTBEAT_EVERY_S,
+    RETRY_EVERY_S,
+    Event,
+    RendezvousStore,
+    read_events,
+)
 from edl_runtime.errors import EX_DATAERR, EdlError
 from edl_runtime.log import get_logger
 from edl_runtime.preemption import PreemptionNotice, watch_machine
@@ -51,6 +59,8 @@ FINISHED_WAIT_S = 60.0
 
 AFTER_OTHERS_S = 1.0
 """How long an agent stays after another instance has failed the job, so that the exit of that one is seen first."""
+
+DAY_S = 24 * 3600.0
 
 MIN_TURN_S = 0.01
 """Shortest time between two turns of the loop, so that news that come all the time don't take a whole processor."""
@@ -95,6 +105,7 @@ class Agent:
         self._ports = PortReservation(settings.host)
         self._watchdog = Watchdog(self._me.id, settings.step_limit_s)
         self._steps = StepMeter()
+        self._stragglers = StragglerWatch(settings.straggler_factor, settings.straggler_after_s)
         self._view = GroupView(now=0.0)
         self._redis_away_since: float | None = None
         self._desired = DesiredState(
@@ -209,6 +220,7 @@ class Agent:
             if self._redis_away_since is not None:
                 log.info("redis.reconnected", generation=self._view.number)
             self._redis_away_since = None
+            await self._compare_pace()
             rest_s = min(HEARTBEAT_EVERY_S, await self._advance(supervisor))
         except RegistryUnavailableError as error:
             if self._redis_away_since is None:
@@ -233,7 +245,11 @@ class Agent:
             case StepDone():
                 steps.add(update)
                 self._change(
-                    step=steps.step, stepped=steps.generation, pause_s=steps.pause_s, paused_in=steps.paused_in
+                    step=steps.step,
+                    stepped=steps.generation,
+                    pause_s=steps.pause_s,
+                    paused_in=steps.paused_in,
+                    compute_s=steps.compute_s,
                 )
                 if generation and self._view.rank(self._me.id) == 0:
                     instances = len(generation.members)
@@ -270,6 +286,31 @@ class Agent:
                 await self._store.announce(Event(kind="failed", instance=me.index, reason=reason))
         if self._verdict:
             self._start_leaving(self._settings.grace_s)
+
+    async def _compare_pace(self) -> None:
+        """Report this instance once it is a straggler, and leave if it is to be started again elsewhere."""
+        me, peers_s = self._me, peers_compute_s(self._view, self._me.id)
+        if not (me.compute_s and peers_s):
+            return
+        slow = self._stragglers.observe(slowdown(me.compute_s, peers_s), time.monotonic())
+        if slow and not me.slow:
+            pace = f"it computes {me.compute_s:.3g} s in a step, they {statistics.median(peers_s):.3g} s"
+            reason = f"{slow:.1f} times slower than its peers for {self._settings.straggler_after_s:g} s: {pace}"
+            restarts = len(peers_s) >= self._bounds.min and await self._may_restart()
+            more = "; it leaves, to be started again" if restarts else ""
+            await self._store.announce(Event(kind="straggler", instance=me.index, reason=f"{reason}{more}"))
+            if restarts:
+                self._start_leaving(self._settings.grace_s)
+        self._change(slow=slow)
+
+    async def _may_restart(self) -> bool:
+        """Whether a straggler is restarted once more today, as far as events are kept."""
+        if not self._settings.straggler_restarts:
+            return False
+        happened = await read_events(self._client, self._settings.namespace, self._settings.job)
+        own = [each for each in happened if each.kind == "straggler" and each.instance == self._me.index]
+        today = [each for each in own if each.at >= time.time() - DAY_S]
+        return len(today) < self._settings.straggler_restarts
 
     def _note(self, text: str) -> None:
         self._reporter.report(Note(text=text))
