@@ -221,6 +221,11 @@ def _sums(quantities: Iterable[Mapping[str, float]]) -> dict[str, float]:
 class Backend(Protocol):
     """Where instances run. All methods are idempotent."""
 
+    @property
+    def place(self) -> str:
+        """Where that is, among those that share a Redis: a Kubernetes namespace's name, or a work folder's path."""
+        ...
+
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
         """Get or create the job `spec.name` and set its `token`, "OWNER/TRY" or any other text; see `token_owner`.
 

@@ -341,7 +341,7 @@ async def take_snapshot(
     else:
         try:
             done, reports, members = await asyncio.gather(
-                history.last_pass(client, namespace),
+                history.last_pass(client, namespace, backend.place),
                 read_reports(client, namespace, listed),
                 list_pools(client, namespace),
             )
@@ -350,7 +350,8 @@ async def take_snapshot(
             if plan and now - plan.at > PLAN_HOLDS_S:
                 lacks.append(f"the last rescaling was {(now - plan.at) / 60:.0f} min ago; {OUTDATED}")
                 plan = None
-            await history.record_point(client, namespace, history.history_point(listed, capacity, plan))
+            point = history.history_point(listed, capacity, plan)
+            await history.record_point(client, namespace, backend.place, point)
         except RegistryError as error:
             lacks.append(f"{UNKNOWN}: {error}")
     return build_snapshot(listed, capacity, plan, pools, now, reports=reports, refused=refused, lacks=lacks)

@@ -91,6 +91,10 @@ class KubernetesBackend:
         self._leaving_nodes: LeavingNodes | None = None
         self._streams: asyncio.Semaphore | None = None
 
+    @property
+    def place(self) -> str:
+        return self._namespace
+
     @asynccontextmanager
     async def following(self) -> AsyncIterator[KubernetesBackend]:
         """Yield a backend that reads and resizes by caches that watches keep up to date; see `Informer`.

@@ -100,6 +100,10 @@ class LocalBackend:
     def __init__(self, work_dir: Path | str) -> None:
         self._work = WorkFolder(Path(work_dir).expanduser().absolute())
 
+    @property
+    def place(self) -> str:
+        return str(self._work.path)
+
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
         """Get or create the job. When this is cancelled, a start that has begun is completed first."""
         await asyncio.to_thread(self._prepare, spec)

@@ -43,6 +43,10 @@ class FakeBackend:
         self._gets_left: dict[str, int] = {}
         self.calls: list[tuple[str, str]] = []
 
+    @property
+    def place(self) -> str:
+        return "fake"
+
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
         assert secrets["EDL_REDIS_URL"]
         check_owner(self.jobs.get(spec.name), token)

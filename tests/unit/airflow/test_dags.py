@@ -154,6 +154,22 @@ def test_what_is_set_for_rescaling_holds_for_every_run(context: Any, tmp_path: P
     assert (approve.body, approve.defaults) == ("- job gets 1\n", ["Reject"])
 
 
+@pytest.mark.parametrize(
+    ("conn_id", "dag_id"),
+    [("edl_default", "edl_rescale_by_traffic"), ("edl_burst", "edl_rescale_by_traffic_edl_burst")],
+)
+def test_each_connection_has_a_dag_of_its_own_for_rescaling(conn_id: str, dag_id: str, tmp_path: Path) -> None:
+    """One place waits for no other: each has its own runs, at the events of its own jobs."""
+    text = (DAGS / "edl_rescale_by_traffic.py").read_text()
+    assert "\nCONNECTIONS = [DEFAULT_CONN_ID]\n" in text
+    (tmp_path / "edited.py").write_text(text.replace("[DEFAULT_CONN_ID]", f'["{conn_id}"]'))
+    (tmp_path / "traffic_windows.yaml").write_text((DAGS / "traffic_windows.yaml").read_text())
+    task = runpy.run_path(str(tmp_path / "edited.py"))["rescale"]
+    assert (task.dag.dag_id, task.edl_conn_id) == (dag_id, conn_id)
+    assert f"`edl_jobs:{conn_id}`" in task.dag.doc_md
+    assert f'"edl_jobs:{conn_id}"' in json.dumps(DagSerialization.to_dict(task.dag))
+
+
 def test_an_evaluation_gets_the_checkpoint_from_the_event_that_led_to_it() -> None:
     """The newest, where several landed before the run began, in whatever order Airflow names them."""
     made = runpy.run_path(str(DAGS / "edl_evaluate_on_checkpoint.py"))
