@@ -6,6 +6,8 @@ import json
 import runpy
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.utils.types import DagRunType
 from support.airflow.fakes import rendered
@@ -168,6 +171,35 @@ def test_each_connection_has_a_dag_of_its_own_for_rescaling(conn_id: str, dag_id
     assert (task.dag.dag_id, task.edl_conn_id) == (dag_id, conn_id)
     assert f"`edl_jobs:{conn_id}`" in task.dag.doc_md
     assert f'"edl_jobs:{conn_id}"' in json.dumps(DagSerialization.to_dict(task.dag))
+
+
+@pytest.mark.parametrize(("shares", "bursts"), [((None, 0.1, 0.5), True), ((0.1,), False)])
+def test_a_pool_bursts_once_its_students_wait(
+    shares: tuple[float | None, ...], monkeypatch: pytest.MonkeyPatch, *, bursts: bool
+) -> None:
+    """Not before they have reported anything, and not at all if they don't wait in time."""
+    waits = runpy.run_path(str(DAGS / "edl_burst_pool.py"))["burst"].dag.get_task("students_wait").python_callable
+    given = iter(shares)
+
+    async def demand(pool: str) -> SimpleNamespace:
+        assert pool == "pool"
+        return SimpleNamespace(waiting=next(given, shares[-1]))
+
+    @asynccontextmanager
+    async def open_client(_: object) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(demand=demand)
+
+    hook = SimpleNamespace(edl_connection=lambda: None)
+    changes = {"open_client": open_client, "EdlHook": lambda: hook, "LOOKS_EVERY_S": 0.0, "LOOKS_FOR_S": 60.0}
+    for name, value in changes.items():
+        monkeypatch.setitem(waits.__globals__, name, value)
+    if bursts:
+        waits("pool")
+        assert next(given, None) is None
+        return
+    monkeypatch.setitem(waits.__globals__, "LOOKS_FOR_S", 0.05)
+    with pytest.raises(AirflowSkipException, match="has waited for teachers"):
+        waits("pool")
 
 
 def test_an_evaluation_gets_the_checkpoint_from_the_event_that_led_to_it() -> None:
