@@ -72,9 +72,8 @@ async def rescale(
                 if dry_run:
                     return rescale_outcome(make_plan(snapshot, rules, policy), {}, rules, policy)
                 done = await _carry_out(snapshot, rules, policy, backend)
-                done = msgspec.structs.replace(
-                    done, plan=msgspec.structs.replace(done.plan, notes=(*done.plan.notes, *moved))
-                )
+                plan = msgspec.structs.replace(done.plan, notes=(*done.plan.notes, *moved))
+                done = msgspec.structs.replace(done, plan=plan)
                 await history.save_pass(client, namespace, backend.place, done)
                 await history.record_point(
                     client, namespace, backend.place, history_point(snapshot.jobs, snapshot.capacity, done.plan)

@@ -283,6 +283,7 @@ class KubernetesBackend:
             async with self._api(changing=job) as api:
                 try:
                     if await api.evict(pod):
+                        log.info("pod.evicted", reason=text)
                         done.append(text)
                 except ClusterError as error:
                     log.warning("eviction.refused", pod=pod["metadata"]["name"], cause=str(error))

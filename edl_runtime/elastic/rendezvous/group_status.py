@@ -127,7 +127,7 @@ def _status(key: str, state: Mapping[str, str]) -> GroupStatus:
         saved = _checkpoint_decoder.decode(state["saved"]) if "saved" in state else None
         saved_at = int(state.get("saved_at", 0)) / 1000
         members = state["members"].split() if state.get("formed") == "active" else []
-        slow = (one.rpartition("=") for one in state.get("slow", "").split())
+        slow = [one.rpartition("=") for one in state.get("slow", "").split() if len(members) > 1]
         return GroupStatus(
             members=tuple(map(instance_index, members)),
             stragglers={instance_index(one): float(times) for one, _, times in slow if one in members},
