@@ -82,6 +82,10 @@ class Jobs:
             self.jobs[number] = msgspec.structs.replace(self.jobs[number], kind="pool", elastic=False)
         self._by_name = {job.name: job for job in self.jobs}
 
+    @property
+    def place(self) -> str:
+        return "benchmark"
+
     async def list(self) -> list[JobStatus]:
         return self.jobs
 
@@ -146,7 +150,7 @@ async def remember(redis_url: str, backend: Jobs) -> None:
     async with connect(redis_url) as client, client.pipeline() as later:
         for number in range(count, 0, -1):
             entry = {"point": content.replace(b'"running":4', b'"running":%d' % (number % 4 + 1))}
-            later.xadd(keys.history(NAMESPACE), entry, id=f"{now_ms - number * MINUTE_MS}-0")  # type: ignore[arg-type]
+            later.xadd(keys.history(NAMESPACE, backend.place), entry, id=f"{now_ms - number * MINUTE_MS}-0")  # type: ignore[arg-type]
         await later.execute()
 
 

@@ -20,6 +20,9 @@ from edl_runtime.specs import SECRET_VARIABLES, Checkpoint
 
 BACKENDS = ("local", "kubernetes")
 
+CLOUDS = ("aws", "gcp", "azure")
+"""Those whose metadata servers `edl_runtime.preemption` can ask."""
+
 AGENT_FD = "EDL_AGENT_FD"
 """Set by an agent for its trainer: the descriptor of the socket between the two. Empty once it is in use."""
 
@@ -50,7 +53,13 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `host` (EDL_HOST): the address at which the job's other instances, and a teacher's students, reach this one.
     - `port` (EDL_PORT): the port that a teacher serves at; 0 for a free one.
     - `grace_s` (EDL_GRACE_S): how long after SIGTERM this instance is killed.
+    - `preemption_notice` (EDL_PREEMPTION_NOTICE): the cloud whose metadata server an instance asks whether its machine
+      is about to be taken away, so that it leaves before: "aws", "gcp" or "azure"; "aws=http://HOST:PORT" for a server
+      at another address. Empty to ask none.
     - `step_limit_s` (EDL_STEP_LIMIT_S): how long all other trainers wait at the end of a step for one that lives.
+    - `straggler_factor`, `straggler_after_s` (EDL_STRAGGLER_FACTOR, EDL_STRAGGLER_AFTER_S): a trainer is a straggler if
+      it computes at least so many times as long in a step as its peers, by their median, and that for so long.
+    - `straggler_restarts` (EDL_STRAGGLER_RESTARTS): how often a day one leaves, to be started again; 0 for never.
     - `pool` (EDL_POOL): the pool that a teacher joins or a student asks.
     - `teachers` (EDL_TEACHERS): addresses of fixed teachers, "host:port,host:port", also of other servers, as
       "oip+http://host:port/model"; wins over `pool`.
@@ -97,7 +106,11 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 0
     grace_s: float = 10.0
+    preemption_notice: str = ""
     step_limit_s: float = 600.0
+    straggler_factor: float = 1.5
+    straggler_after_s: float = 300.0
+    straggler_restarts: int = 0
     pool: str = ""
     teachers: str = ""
     teacher_wait_s: float = 60.0
@@ -124,16 +137,15 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.teacher_wait_s < math.inf:
             raise SpecError(named("teacher_wait_s"), self.teacher_wait_s, "a number of seconds, 0 or more")
-        for field in ("teacher_timeout_s", "lease_ttl_s", "grace_s", "step_limit_s"):
+        for field in ("teacher_timeout_s", "lease_ttl_s", "grace_s", "step_limit_s", "straggler_after_s"):
             seconds = getattr(self, field)
             if not 0 < seconds < math.inf:
                 raise SpecError(named(field), seconds, "a number of seconds above 0")
-        if self.instance < 0:
-            raise SpecError(named("instance"), self.instance, "0 or more")
         for field in ("metrics_port", "port"):
             if not 0 <= getattr(self, field) < 2**16:
                 raise SpecError(named(field), getattr(self, field), "a port, 1 to 65535, or 0 for none in particular")
         self._check_checkpoint()
+        self._check_instance()
         for field, needed in (("tls_key", "tls_cert"), ("teacher_tls_name", "teacher_ca")):
             if getattr(self, field) and not getattr(self, needed):
                 raise SpecError(named(field), getattr(self, field), f"nothing without {_variable(needed)}")
@@ -144,6 +156,17 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         check_token(named("monitor_token"), self.monitor_token)
         check_token(named("gateway_token"), self.gateway_token)
         check_token(named("job_server_token"), self.job_server_token)
+
+    def _check_instance(self) -> None:
+        for field in ("instance", "straggler_restarts"):
+            if getattr(self, field) < 0:
+                raise SpecError(named(field), getattr(self, field), "0 or more")
+        if not 1 < self.straggler_factor < math.inf:
+            raise SpecError(named("straggler_factor"), self.straggler_factor, "a number above 1")
+        cloud, separator, address = self.preemption_notice.partition("=")
+        if self.preemption_notice and (cloud not in CLOUDS or bool(separator) != address.startswith("http://")):
+            allowed = f"{', '.join(map(repr, CLOUDS))}, or one with an address as in 'aws=http://127.0.0.1:1338'"
+            raise SpecError(named("preemption_notice"), self.preemption_notice, allowed)
 
     def _check_checkpoint(self) -> None:
         for field in ("checkpoint_every_steps", "checkpoint_keep_every"):
@@ -166,7 +189,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 given[field.name] = msgspec.convert(text, field.type, strict=False)
             except msgspec.ValidationError:
-                allowed = "a whole number" if field.type is int else "a number of seconds"
+                allowed = "a number of seconds" if field.name.endswith("_s") else "a number"
+                allowed = "a whole number" if field.type is int else allowed
                 raise SpecError(variable, text, allowed) from None
         return cls(**given)
 

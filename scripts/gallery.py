@@ -68,6 +68,9 @@ python "$EXAMPLES/paddle_serving/train_with_fleet.py" --use_distill_service True
   --distill_teachers "127.0.0.1:$PORT" --curves curves
 python "$EXAMPLES/vision_distill/curves.py" curves "$PICTURE"
 """,
+    "burst_pool": """
+python "$EXAMPLES/burst_pool/two_places.py" --picture "$PICTURE"
+""",
     "elastic_train": """
 edl run --name digits --instances 1:3 "$EXAMPLES/elastic_train/train.py" --epochs 1000 --pause-s 0.1 &
 together digits 1

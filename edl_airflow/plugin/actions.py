@@ -173,7 +173,7 @@ class RunPolicy(Action, frozen=True, kw_only=True):
     dry_run: bool = True
 
     async def do(self, client: EdlClient, _target: JobStatus | None) -> Result:
-        last = await last_pass(client.redis, client.namespace)
+        last = await last_pass(client.redis, client.namespace, client.backend.place)
         if last is None or last.rules is None:
             raise RefusedError(
                 "Nothing has rescaled within a day, so the traffic windows are unknown here. Run the task of "

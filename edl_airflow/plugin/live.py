@@ -168,7 +168,8 @@ class LiveReader:
         if self._last and any(UNKNOWN in lack for lack in snapshot.lacks):
             snapshot = with_last_reports(snapshot, self._last.snapshot)
         known = self._last.done if self._last else None
-        done = await self._optional("The last pass", history.last_pass(client.redis, client.namespace), known)
+        last = history.last_pass(client.redis, client.namespace, client.backend.place)
+        done = await self._optional("The last pass", last, known)
         tries = {job.name: job.token.rpartition("/")[2] for job in jobs if "/" in job.token}
         await self._optional("Which tasks have started new jobs", self._find_tasks(set(tries.values())), None)
         expected = await self._optional("The next traffic windows", self._plans(client, done), self._expected[1])

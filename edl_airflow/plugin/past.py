@@ -94,7 +94,7 @@ class PastReader:
     async def _read(self, client: EdlClient) -> None:
         now = time.time()
         last = self._points[-1].at if self._points else now - DAY_S
-        new = await read_points(client.redis, client.namespace, since=last)
+        new = await read_points(client.redis, client.namespace, client.backend.place, since=last)
         kept = [point for point in self._points if point.at > now - DAY_S]
         points = [*kept, *(point for point in new if not self._points or point.at > last)]
         self._stays = await asyncio.to_thread(last_stays, points)

@@ -7,6 +7,7 @@ what is running.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -25,6 +26,9 @@ clock = time.time
 
 POLL_INTERVAL_S = 0.5
 """Seconds between two observations."""
+
+EVACUATE_EVERY_S = 5.0
+"""Seconds between two looks for nodes that are about to go: the shortest notice is of half a minute."""
 
 
 async def start(spec: TaskSpec, client: EdlClient, check: Callable[[], None] | None = None) -> TaskOutcome | TaskSpec:
@@ -66,6 +70,7 @@ async def run(
         started = recorded = spec.started
         stop_logged = False
         asked_at: float | None = None
+        evacuated_at = -math.inf
         while True:
             view = msgspec.structs.replace(await _observe(spec, client, started=started), asked_at=asked_at)
             started = view.started
@@ -88,6 +93,10 @@ async def run(
                 if await _request_stop(spec, client) and not stop_logged:
                     log(f"The time to train is over: {spec.name!r} was asked to end with a checkpoint")
                     stop_logged = True
+            if clock() >= evacuated_at + EVACUATE_EVERY_S:
+                evacuated_at = clock()
+                for line in await client.backend.evacuate(spec.jobs):
+                    log(line)
             await progress_logger.update(view)
             await asyncio.sleep(POLL_INTERVAL_S)
 

@@ -1,5 +1,7 @@
 """The last pass, and a history of what ran when: a stream of points in Redis, shown by `edl monitor --history`.
 
+Each place has its own; see `Backend.place`.
+
 Each rescaling pass and each refresh of `edl monitor` records a point. A point is kept when it differs from the last
 one, or when that is a minute old; of those within five seconds, the first and the last are kept.
 """
@@ -86,7 +88,7 @@ class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0
 
 
-async def record_point(client: Redis, namespace: str, seen: HistoryPoint) -> bool:
+async def record_point(client: Redis, namespace: str, place: str, seen: HistoryPoint) -> bool:
     """Add a point unless it repeats the last one; return whether it was added.
 
     Raises RegistryUnavailableError.
@@ -94,15 +96,15 @@ async def record_point(client: Redis, namespace: str, seen: HistoryPoint) -> boo
     point = msgspec.json.encode(_dated(seen, 0.0)).decode()  # when equal things were seen makes no difference
     most = max(1, min(MOST_POINTS, MOST_BYTES // len(point)))
     args: list[str | int] = [point, TWO_WITHIN_MS, SAME_AFTER_MS, most, KEPT_S]
-    return bool(await run_script(client, "history_record", [keys.history(namespace)], args))
+    return bool(await run_script(client, "history_record", [keys.history(namespace, place)], args))
 
 
-async def read_points(client: Redis, namespace: str, *, since: float) -> list[HistoryPoint]:
+async def read_points(client: Redis, namespace: str, place: str, *, since: float) -> list[HistoryPoint]:
     """Return the points from `since` (Unix seconds), oldest first, with the one that held at `since`, if any.
 
     Raises RegistryUnavailableError.
     """
-    key = keys.history(namespace)
+    key = keys.history(namespace, place)
     first = max(1, math.floor(since * 1000))
     with unavailable_if_lost(client):
         before: Any = await client.xrevrange(
@@ -223,17 +225,17 @@ def rescale_outcome(
     )
 
 
-async def save_pass(client: Redis, namespace: str, done: RescaleOutcome) -> None:
+async def save_pass(client: Redis, namespace: str, place: str, done: RescaleOutcome) -> None:
     """Let others see what a pass has decided. Raises RegistryUnavailableError."""
     with unavailable_if_lost(client):
-        await client.set(keys.plan(namespace), msgspec.json.encode(done), ex=PASS_KEPT_S)
+        await client.set(keys.plan(namespace, place), msgspec.json.encode(done), ex=PASS_KEPT_S)
 
 
-async def last_pass(client: Redis, namespace: str) -> RescaleOutcome | None:
+async def last_pass(client: Redis, namespace: str, place: str) -> RescaleOutcome | None:
     """Return what the last pass has decided, for each job and why, by which windows, and what could not be done.
 
     None when there was none within a day; None, too, for what can't be read. Raises RegistryUnavailableError.
     """
     with unavailable_if_lost(client):
-        kept = await client.get(keys.plan(namespace))
+        kept = await client.get(keys.plan(namespace, place))
     return decode_record(kept, RescaleOutcome)

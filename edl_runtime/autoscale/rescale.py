@@ -1,4 +1,6 @@
-"""One rescaling pass over all jobs and pools: take a snapshot, decide, resize. A lock in Redis allows one at a time.
+"""One rescaling pass over all jobs and pools: empty nodes that go, take a snapshot, decide, resize.
+
+A lock in Redis allows one at a time in a place.
 
 An interrupted pass is completed by the next one, because sizes are absolute numbers. Nothing is resized unless the
 whole snapshot could be taken.
@@ -10,6 +12,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from edl_runtime.autoscale import history
 from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot, take_snapshot
@@ -63,16 +67,19 @@ async def rescale(
     Raises RegistryUnavailableError; BackendError when the snapshot can't be taken or none of the jobs can be resized;
     RescalingError if this pass or the one before it takes too long.
     """
-    async with _pass_lock(client, namespace):
+    async with _pass_lock(client, namespace, backend.place):
         try:
             async with asyncio.timeout(PASS_LIMIT_S):
+                moved = [] if dry_run else await backend.evacuate()
                 snapshot = await take_snapshot(backend, client, namespace, rules.windows)
                 if dry_run:
                     return rescale_outcome(make_plan(snapshot, rules, policy), {}, rules, policy)
                 done = await _carry_out(snapshot, rules, policy, backend)
-                await history.save_pass(client, namespace, done)
+                plan = msgspec.structs.replace(done.plan, notes=(*done.plan.notes, *moved))
+                done = msgspec.structs.replace(done, plan=plan)
+                await history.save_pass(client, namespace, backend.place, done)
                 await history.record_point(
-                    client, namespace, history_point(snapshot.jobs, snapshot.capacity, done.plan)
+                    client, namespace, backend.place, history_point(snapshot.jobs, snapshot.capacity, done.plan)
                 )
                 return done
         except TimeoutError:
@@ -143,11 +150,12 @@ async def _resize(jobs: Sequence[JobTarget], backend: Backend) -> dict[str, EdlE
 
 
 @asynccontextmanager
-async def _pass_lock(client: Redis, namespace: str) -> AsyncIterator[None]:
-    """Hold this namespace's lock of passes. Losing it meanwhile is only logged."""
+async def _pass_lock(client: Redis, namespace: str, place: str) -> AsyncIterator[None]:
+    """Hold this place's lock of passes. Losing it meanwhile is only logged."""
     from redis.exceptions import LockError
 
-    lock = client.lock(keys.rescaling(namespace), timeout=PASS_LIMIT_S + LOCK_MARGIN_S, blocking_timeout=LOCK_WAIT_S)
+    key, timeout_s = keys.rescaling(namespace, place), PASS_LIMIT_S + LOCK_MARGIN_S
+    lock = client.lock(key, timeout=timeout_s, blocking_timeout=LOCK_WAIT_S)
     with unavailable_if_lost(client):
         if not await lock.acquire(blocking=False):
             get_logger("edl").info("rescaling.lock_held", wait_s=LOCK_WAIT_S)

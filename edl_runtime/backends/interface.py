@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import builtins
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -221,6 +222,11 @@ def _sums(quantities: Iterable[Mapping[str, float]]) -> dict[str, float]:
 class Backend(Protocol):
     """Where instances run. All methods are idempotent."""
 
+    @property
+    def place(self) -> str:
+        """Where that is, among those that share a Redis: a Kubernetes namespace's name, or a work folder's path."""
+        ...
+
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
         """Get or create the job `spec.name` and set its `token`, "OWNER/TRY" or any other text; see `token_owner`.
 
@@ -268,6 +274,14 @@ class Backend(Protocol):
         """Stop the job, down to its last process, and remove it; its logs are kept. Return whether there was one.
 
         `token`: delete only a job that has it, so that the kill of an earlier try can't hit a later one.
+        """
+        ...
+
+    async def evacuate(self, jobs: Collection[str] | None = None) -> builtins.list[str]:
+        """Have instances leave nodes that are about to go, so that others start elsewhere; return what was done.
+
+        That is in words, for people. `jobs`: whose instances, by default all. Does nothing where no node says that it
+        goes, or nodes can't be read. Repeat it: a pool's teachers leave one by one.
         """
         ...
 

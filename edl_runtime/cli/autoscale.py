@@ -127,7 +127,7 @@ async def _passes(
 
 async def _show_last(settings: RuntimeSettings, *, as_json: bool) -> None:
     async with connect(settings.redis_url) as client:
-        done = await last_pass(client, settings.namespace)
+        done = await last_pass(client, settings.namespace, backends.open_backend(settings).place)
     if as_json:
         print_json_line(done)
     elif done is None:

@@ -113,8 +113,9 @@ async def _watch(settings: RuntimeSettings, every_s: float, metrics: str | None,
 
 async def _show_history(settings: RuntimeSettings, length_s: float, png: Path | None, *, as_json: bool) -> None:
     now = time.time()
+    place = backends.open_backend(settings).place
     async with connect(settings.redis_url) as client:
-        points = await history.read_points(client, settings.namespace, since=now - length_s)
+        points = await history.read_points(client, settings.namespace, place, since=now - length_s)
     if as_json:
         for point in points:
             print_json_line(point)

@@ -36,7 +36,7 @@ from edl_runtime.store.redis_server import own_redis
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-SHOWN = frozenset({"forming", "resumed", "failed", "late", "waiting", "saved", "note", "stop", "ended"})
+SHOWN = frozenset({"forming", "resumed", "failed", "late", "waiting", "saved", "note", "straggler", "stop", "ended"})
 """Events that are shown among the log lines."""
 
 RETRY_AFTER_S = 1.0

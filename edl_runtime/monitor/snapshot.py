@@ -48,6 +48,7 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
       number is unknown; `progress.time_left_s` likewise.
     - `limit`: what limits its speed, in words; empty while unknown.
     - `generation`, `checkpoint`, `resize`: of elastic trainers, the current one, and the last ones of this run.
+    - `stragglers`: of elastic trainers, how many times as long as its peers an instance computes, by its number.
     """
 
     name: str
@@ -65,6 +66,7 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     checkpoint: LastCheckpoint | None = None
     resize: LastResize | None = None
+    stragglers: dict[int, float] = {}
 
 
 class TeacherLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +221,7 @@ def job_line(job: JobStatus, report: JobReport | None, target: JobTarget | None 
         generation=group.generation if group else 0,
         checkpoint=group.checkpoint if group else None,
         resize=group.resize if group else None,
+        stragglers=group.stragglers if group else {},
     )
 
 
@@ -229,7 +232,7 @@ def _state(job: JobStatus) -> JobState | Literal["succeeded", "failed"]:
 
 
 def _group_trouble(group: GroupStatus | None, progress: Progress | None) -> str:
-    """Return what trainers wait for, or why they end. While they train, a reason why others can't join is left out."""
+    """Return what trainers wait for, or why they end; while they train, only who is slower than the others."""
     if group is None or group.outcome:
         return ""
     if group.stop is not None:
@@ -237,7 +240,13 @@ def _group_trouble(group: GroupStatus | None, progress: Progress | None) -> str:
     if group.forming:
         return f"generation {group.generation} forms"
     trains = bool(group.members) and progress is not None and progress.updated_at >= group.heard_at - TRAINS_S
-    return "" if trains else group.waits
+    return _slowness(group.stragglers) if trains else group.waits
+
+
+def _slowness(stragglers: Mapping[int, float]) -> str:
+    """Return which instances hold the others up, empty for none."""
+    slow = [f"instance {index} computes {times:.1f} times as long" for index, times in sorted(stragglers.items())]
+    return f"{' and '.join(slow)} as its peers" if slow else ""
 
 
 def _pool_line(
@@ -332,7 +341,7 @@ async def take_snapshot(
     else:
         try:
             done, reports, members = await asyncio.gather(
-                history.last_pass(client, namespace),
+                history.last_pass(client, namespace, backend.place),
                 read_reports(client, namespace, listed),
                 list_pools(client, namespace),
             )
@@ -341,7 +350,8 @@ async def take_snapshot(
             if plan and now - plan.at > PLAN_HOLDS_S:
                 lacks.append(f"the last rescaling was {(now - plan.at) / 60:.0f} min ago; {OUTDATED}")
                 plan = None
-            await history.record_point(client, namespace, history.history_point(listed, capacity, plan))
+            point = history.history_point(listed, capacity, plan)
+            await history.record_point(client, namespace, backend.place, point)
         except RegistryError as error:
             lacks.append(f"{UNKNOWN}: {error}")
     return build_snapshot(listed, capacity, plan, pools, now, reports=reports, refused=refused, lacks=lacks)

@@ -10,7 +10,7 @@
 --                    saved_at (the last checkpoint), size (of the last generation that has trained), resized (JSON of
 --                    the last change of members), checkpoint_asked (the number of the last request),
 --                    checkpoint_asked_in (the generation then), checkpoint_answered, checkpoint_answer (the JSON of an
---                    event), failures, history
+--                    event), slow (stragglers, as ID=TIMES), failures, history
 --   KEYS[5] events   stream of {event = JSON}, the last 2,000 or so
 --   ARGV[1] member id, ARGV[2] its fence (0 before it has one), ARGV[3] lease in ms
 

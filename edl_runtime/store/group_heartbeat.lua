@@ -64,7 +64,7 @@ if run ~= given.run or (run == '' and ARGV[2] == '0' and get('outcome')) then
     redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
     unset('generation', 'current', 'members', 'formed', 'since', 'proposed_at', 'resumed', 'finished', 'left',
       'suspected_at', 'suspected_by', 'suspected_for', 'stop', 'outcome', 'waits', 'saved', 'saved_at', 'size', 'resized',
-      'checkpoint_asked', 'checkpoint_asked_in', 'checkpoint_answered', 'checkpoint_answer')
+      'checkpoint_asked', 'checkpoint_asked_in', 'checkpoint_answered', 'checkpoint_answer', 'slow')
   end
   set('run', given.run)
 end
@@ -159,6 +159,24 @@ local beat = {fence = fence, at = now, since = before and before.since or now, s
 local has_failed = before and beat.lost > before.lost
 if has_failed or (before and before.status ~= status) then
   beat.since = now
+end
+
+-- The stragglers of the current generation, each with how many times as long as its peers it computes.
+if (member.slow or 0) > 0 or get('slow') then
+  local slow = {}
+  for each, times in string.gmatch(get('slow') or '', '(%S+)=(%S+)') do
+    if each ~= id and has('members', each) then
+      slow[#slow + 1] = each .. '=' .. times
+    end
+  end
+  if (member.slow or 0) > 0 then
+    slow[#slow + 1] = string.format('%s=%.2f', id, member.slow)
+  end
+  if #slow > 0 then
+    set('slow', table.concat(slow, ' '))
+  else
+    unset('slow')
+  end
 end
 set('ttl', ARGV[3])
 redis.call('ZADD', KEYS[1], now + ttl, id)

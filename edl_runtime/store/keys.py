@@ -25,9 +25,9 @@ script touches one slot and works in Redis Cluster.
 | checkpoint folder leases | sorted set, instance → deadline in ms | as holder | Lua | Lua |
 | checkpoint folder holder | hash: the job, JSON about it, clock | a day from the last use | Lua | Lua |
 | checkpoint folder locks | sorted set, token of a lock file → last renewal in ms | as holder | Lua | Lua |
-| plan | string, JSON of the last rescaling: its plan and what failed | a day | rescaling | `edl monitor`, Airflow |
-| rescaling | string, the lock of the rescaling process | a minute | rescaling | rescaling |
-| history | stream of what ran when, as JSON; about the last 10,000 | a week from the last | Lua | `edl monitor` |
+| plan | string, JSON of a place's last pass: its plan and what failed | a day | rescaling | `edl monitor`, Airflow |
+| rescaling | string, the lock of a place's rescaling | a minute | rescaling | rescaling |
+| history | stream of what ran when in a place; about the last 10,000 | a week from the last | Lua | `edl monitor` |
 | ledger:state | hash, a training's ledger of shards: generation and counts | a week from the last use | Lua | Lua |
 | ledger:doing | hash, ticket → first record of its lease, and the worker | as state | Lua | Lua |
 | ledger:back | sorted set, returned ticket → record to continue at | as state | Lua | Lua |
@@ -95,12 +95,12 @@ def readers_progress(namespace: str, job: str, run: str) -> str:
     return f"edl:{{{namespace}/{job}}}:progress:readers:{run}"
 
 
-def plan(namespace: str) -> str:
-    return f"edl:{{{namespace}}}:plan"
+def plan(namespace: str, place: str) -> str:
+    return f"edl:{{{namespace}}}:plan:{place}"
 
 
-def rescaling(namespace: str) -> str:
-    return f"edl:{{{namespace}}}:rescaling"
+def rescaling(namespace: str, place: str) -> str:
+    return f"edl:{{{namespace}}}:rescaling:{place}"
 
 
 def speeds(namespace: str, job: str) -> str:
@@ -125,8 +125,8 @@ def checkpoint_lease(folder: str) -> list[str]:
     return [f"edl:{{checkpoint-folder/{digest}}}:{what}" for what in ("leases", "holder", "locks")]
 
 
-def history(namespace: str) -> str:
-    return f"edl:{{{namespace}}}:history"
+def history(namespace: str, place: str) -> str:
+    return f"edl:{{{namespace}}}:history:{place}"
 
 
 def group_events(namespace: str, job: str) -> str:

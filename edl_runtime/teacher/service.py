@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import math
 import re
+import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -14,10 +15,11 @@ from typing import Any
 
 import msgspec
 
-from edl_runtime.concurrency import event_of_termination, first_completed, unless_stopped
+from edl_runtime.concurrency import first_completed, unless_stopped
 from edl_runtime.errors import EdlError, SpecError, missing_library
 from edl_runtime.log import get_logger
 from edl_runtime.pool_reports import TeacherReport
+from edl_runtime.preemption import PreemptionNotice, watch_machine
 from edl_runtime.protocol.address import check_exposure
 from edl_runtime.protocol.errors import TeacherError
 from edl_runtime.protocol.listener import accepting, connection_limit, listen
@@ -88,18 +90,44 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT: then leave the pool, answer requests in flight and return.
 
+    After a notice that the machine is taken away, do the same, and wait for its end.
+
     `on_ready` is called with the address when the teacher answers requests, right before it registers.
 
     Raises SpecError, ModelError and PoolMismatchError for what a restart can't fix; RegistryUnavailableError without
     Redis at the start; DrainedError once it is drained; TeacherError when it can't listen, or when a predictor has
     ended by itself or has hung.
     """
+    stop, terminated = asyncio.Event(), asyncio.Event()
+    notices: list[PreemptionNotice] = []
+
+    def terminate() -> None:
+        terminated.set()
+        stop.set()
+
+    def leave_machine(notice: PreemptionNotice) -> None:
+        notices.append(notice)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, terminate)
+    watch_machine(settings.preemption_notice, leave_machine)
+    await _serve_until(stop, options, settings, on_ready)
+    for notice in notices:
+        await notice.outlast(terminated)
+
+
+async def _serve_until(
+    stop: asyncio.Event,
+    options: TeacherOptions,
+    settings: RuntimeSettings,
+    on_ready: Callable[[str, ModelSignature], None],
+) -> None:
     check_exposure(options.host, settings.teacher_token, "EDL_TEACHER_TOKEN")
     if options.pool and not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", f"the Redis of pool {options.pool!r}, as in redis://127.0.0.1:6379/0")
     tls = server_tls_context(settings)
     loop = asyncio.get_running_loop()
-    stop = event_of_termination()
     async with AsyncExitStack() as stack:
         # First, because importing the client takes a while, and a teacher that is ready should register at once.
         client = await stack.enter_async_context(connect(settings.redis_url)) if options.pool else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ from edl_runtime.store.redis_client import connect
 from edl_runtime.store.redis_server import RedisServer
 
 WIDE = Bounds(1, 9)
+PLACE = Jobs().place
 
 Pass = Callable[..., Awaitable[RescaleOutcome]]
 
@@ -72,7 +73,25 @@ async def test_two_at_once_come_one_after_the_other(a_pass: Pass, client: Redis,
     assert [line["event"] for line in said].count("rescaling.lock_held") == 1
     assert sorted(len(done.plan.changes) for done in both) == [0, 2]
     assert backend.wanted == {"first": 3, "second": 3}
-    assert await last_pass(client, namespace) == max(both, key=lambda done: done.plan.at)
+    assert await last_pass(client, namespace, PLACE) == max(both, key=lambda done: done.plan.at)
+
+
+async def test_places_that_share_a_redis_have_a_pass_each(a_pass: Pass, client: Redis, namespace: str) -> None:
+    """As two clusters that have a pool together: none waits for the other, and both are remembered."""
+
+    class Elsewhere(Jobs):
+        place = "elsewhere"
+
+    there = Elsewhere(has("pool", 4))
+    here = Jobs(has("pool", 6), before_capacity=lambda: a_pass(there, 2))
+    with capture_logs() as said:
+        await a_pass(here, 3)
+    assert "rescaling.lock_held" not in [line["event"] for line in said]
+    assert (here.wanted, there.wanted) == ({"pool": 3}, {"pool": 2})
+    for place, size in ((PLACE, 3), ("elsewhere", 2)):
+        done = await last_pass(client, namespace, place)
+        assert done is not None
+        assert targets(done) == {"pool": size}
 
 
 async def test_a_job_that_ends_meanwhile_keeps_nobody(a_pass: Pass) -> None:
@@ -92,10 +111,10 @@ async def test_what_a_job_keeps_that_cannot_shrink_is_not_for_others(
     backend.hang = ("hangs",)
     assert targets(await a_pass(backend, 9, dry_run=True)) == {"hangs": 3, "large": 3, "small": 3}
     assert backend.wanted == {"hangs": 5, "large": 4, "small": 1}
-    assert await last_pass(client, namespace) is None, "a dry run is shown to nobody else"
+    assert await last_pass(client, namespace, PLACE) is None, "a dry run is shown to nobody else"
     done = await a_pass(backend, 9)
     assert done.refused == {"hangs": "the supervisor of 'hangs' does not answer"}
-    assert await last_pass(client, namespace) == done, "with what failed"
+    assert await last_pass(client, namespace, PLACE) == done, "with what failed"
     assert backend.wanted == targets(done) == {"hangs": 5, "large": 2, "small": 2}
     assert done.plan.targets[0].reason == "stays as it is: the supervisor of 'hangs' does not answer"
 
@@ -119,7 +138,7 @@ async def test_that_a_job_cannot_grow_keeps_nobody(a_pass: Pass, client: Redis, 
     backend.hang = ("hangs", "small")
     with pytest.raises(BackendError, match=r"supervisor of '(hangs|small)' does not answer"):
         await a_pass(backend, 6)
-    assert await last_pass(client, namespace) is None
+    assert await last_pass(client, namespace, PLACE) is None
     backend.hang = ("hangs",)
     assert list((await a_pass(backend, 6)).refused) == ["hangs"]
     assert backend.wanted == {"hangs": 1, "small": 3}
@@ -141,6 +160,19 @@ async def test_what_is_left_undone_the_next_pass_completes(a_pass: Pass) -> None
     assert len((await a_pass(healed, 8)).plan.changes) == 3
     assert healed.wanted == targets(meant)
     assert not (await a_pass(healed, 8)).plan.changes
+
+
+async def test_instances_leave_nodes_that_are_about_to_go_before_a_pass_decides(a_pass: Pass) -> None:
+    """The plan says so. A dry run moves nobody."""
+
+    class Moving(Jobs):
+        async def evacuate(self, jobs: Collection[str] | None = None) -> list[str]:
+            assert jobs is None
+            return ["pod a-0 has to leave"]
+
+    backend = Moving(has("a", 3))
+    assert (await a_pass(backend, dry_run=True)).plan.notes == ()
+    assert (await a_pass(backend)).plan.notes == ("pod a-0 has to leave",)
 
 
 async def test_a_pass_that_takes_too_long_is_given_up(a_pass: Pass, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def test_a_pass_resizes_jobs_and_says_why(
 
     async def kept() -> dict[str, int]:
         async with connect(world.redis_url) as client:
-            done = await last_pass(client, world.namespace)
+            done = await last_pass(client, world.namespace, world.backend.place)
             plan = done.plan if done else None
             return {one.name: one.target for one in plan.targets} if plan else {}
 
@@ -145,7 +145,7 @@ def test_a_pass_that_is_killed_half_way_is_completed_by_the_next(world: World, j
         killed.communicate()
         os.kill(supervisor(world.work_dir, "second"), signal.SIGCONT)
     assert jobs.wanted()["third"] == 1
-    asyncio.run(_let_time_pass(world, keys.rescaling(world.namespace), most_s=65))
+    asyncio.run(_let_time_pass(world, keys.rescaling(world.namespace, world.backend.place), most_s=65))
     result = _task(world, max_load=load).execute(context())
     assert _targets(result) == meant
     assert jobs.wanted() == meant

@@ -31,11 +31,13 @@ from support.external_servers import SERVERS
 from support.teachers.process import running_teacher, wait_until
 
 from edl_airflow.failures import TaskKilledError
+from edl_airflow.operators.autoscale import EdlAutoscaleOperator
 from edl_airflow.operators.register_servers import EdlRegisterServersOperator
 from edl_airflow.operators.resize import EdlResizeOperator
 from edl_airflow.operators.teacher_pool import EdlStopTeacherPoolOperator, EdlTeacherPoolOperator
 from edl_airflow.sensors.teacher_pool import EdlTeacherPoolSensor
 from edl_runtime.backends.errors import JobFailedError
+from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.specs import TrainerSpec
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_server import RedisServer
@@ -100,6 +102,31 @@ def test_a_pool_in_steps(world: World) -> None:
     assert world.jobs() == {}
     with pytest.raises(AirflowSkipException, match="'digits' has ended"):
         EdlResizeOperator(task_id="late", teacher_pool="digits", instances=1).execute(context)
+
+
+@pytest.mark.slow
+def test_a_pool_in_two_places_is_one_for_its_students(world: World) -> None:
+    """Each place starts, resizes and stops its own teachers, by its connection; all register under one name."""
+    elsewhere = LocalBackend(world.folder / "elsewhere")
+    world.connect_to(world.redis_url, "edl_burst", world.folder / "elsewhere")
+    context = world.context()
+    given: dict[str, Any] = {"dag": world.dag(), "teacher_pool": "digits", "teacher": world.teacher()}
+    (home,) = EdlTeacherPoolOperator(task_id="start", teachers="1", **given).execute(context)["teachers"]
+    EdlTeacherPoolOperator(task_id="burst", teachers="1:2", edl_conn_id="edl_burst", **given).execute(context)
+    EdlResizeOperator(task_id="grow", teacher_pool="digits", instances=2, wait=False, edl_conn_id="edl_burst").execute(
+        context
+    )
+    every = EdlTeacherPoolSensor(task_id="wait", teacher_pool="digits", at_least=3).execute(context)["teachers"]
+    assert home in every
+    assert [(job.name, job.wanted) for job in asyncio.run(elsewhere.list())] == [("digits", 2)]
+    assert [(job.name, job.wanted) for job in asyncio.run(world.backend.list())] == [("digits", 1)]
+    passed = EdlAutoscaleOperator(task_id="rescale", edl_conn_id="edl_burst").execute(context)
+    assert [(one["name"], one["instances"]) for one in passed["targets"]] == [("digits", 2)]
+    EdlStopTeacherPoolOperator(task_id="stop", teacher_pool="digits", edl_conn_id="edl_burst").execute(context)
+    assert asyncio.run(elsewhere.list()) == []
+    assert world.jobs() == {"digits": "running"}
+    EdlStopTeacherPoolOperator(task_id="end", teacher_pool="digits").execute(context)
+    assert world.jobs() == {}
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from edl_runtime.checkpoint.errors import FolderHolder
 from edl_runtime.checkpoint.folder_lease import FolderLease
 from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.checkpoint.store import CheckpointStore
+from edl_runtime.elastic.rendezvous.group_status import GroupStatus, group_status
 from edl_runtime.elastic.rendezvous.redis_store import Event
 from edl_runtime.elastic.rendezvous.requests import await_checkpoint, request_checkpoint
 from edl_runtime.errors import EX_DATAERR
@@ -42,6 +44,13 @@ def settings(redis_url: str, namespace: str, tmp_path: Path) -> RuntimeSettings:
     return RuntimeSettings(
         redis_url=redis_url, namespace=namespace, job="training", lease_ttl_s=30.0, checkpoint=str(tmp_path / "kept")
     )
+
+
+async def status_of(settings: RuntimeSettings) -> GroupStatus:
+    async with connect(settings.redis_url) as client:
+        found = await group_status(client, settings.namespace, settings.job)
+    assert found is not None
+    return found
 
 
 async def progress_of(settings: RuntimeSettings) -> Progress | None:
@@ -398,3 +407,31 @@ def test_each_request_for_a_checkpoint_gets_one(
         saved = [event for event in group.events() if event.kind == "saved"]
         assert len(saved) == 3, group.history()
         assert {shown["url"], after.url} < {event.url for event in saved}
+
+
+def test_a_straggler_is_named_and_started_again_where_that_is_asked_for(
+    tmp_path: Path, settings: RuntimeSettings
+) -> None:
+    """Once a day here, so that it is only named when it is as slow again. The others are none, and train on."""
+    slow = msgspec.structs.replace(settings, straggler_after_s=2.0, straggler_restarts=1)
+    with running_group(tmp_path / "out", slow, **LONG) as group:
+        group.start(0, 1)
+        group.option(**{**LONG, "step_s": 0.3})
+        group.start(2)
+        together = group.await_generation(0, 1, 2)
+        named = group.await_event("straggler")
+        assert named.instance == 2
+        assert re.match(r"\d\.\d times slower than its peers for 2 s: it computes 0\.\d+ s in a step", named.reason)
+        assert named.reason.endswith("; it leaves, to be started again")
+        group.await_generation(0, 1, after=together.generation)
+        assert group.await_exit(2) == -15
+
+        group.start(2)
+        again = group.await_event("straggler", lambda event: event.id > named.id)
+        assert (again.instance, again.reason.count("started again")) == (2, 0)
+        told = asyncio.run(status_of(settings))
+        assert set(told.stragglers) == {2}
+        assert told.stragglers[2] > 1.5
+        group.await_steps(20)
+        assert group.agents[2].poll() is None
+        assert [event.instance for event in group.events() if event.kind == "straggler"] == [2, 2]

@@ -107,7 +107,7 @@ def plan_of(environ: Mapping[str, str], at: float) -> None:
 
     async def write() -> None:
         async with connect(environ["EDL_REDIS_URL"]) as client:
-            await save_pass(client, environ["EDL_NAMESPACE"], RescaleOutcome(plan=plan))
+            await save_pass(client, environ["EDL_NAMESPACE"], environ["EDL_WORK_DIR"], RescaleOutcome(plan=plan))
 
     asyncio.run(write())
 

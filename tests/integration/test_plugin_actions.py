@@ -56,10 +56,10 @@ def kept_pass(world: World, change: Callable[[Any], None] = lambda _: None) -> s
 
     async def run() -> str:
         async with connect(world.redis_url) as client:
-            kept = msgspec.json.decode(await client.get(keys.plan(world.namespace)))
+            kept = msgspec.json.decode(await client.get(keys.plan(world.namespace, world.backend.place)))
             change(kept)
             text = msgspec.json.encode(kept).decode()
-            await client.set(keys.plan(world.namespace), text)
+            await client.set(keys.plan(world.namespace, world.backend.place), text)
             return text
 
     return asyncio.run(run())

@@ -31,9 +31,9 @@ def test_all_who_wait_for_the_timeline_of_a_redis_that_hangs_get_one_answer(
     asked: list[str] = []
     read_points = past.read_points
 
-    async def counted(client: Any, namespace: str, **more: Any) -> Any:
-        asked.append(namespace)
-        return await read_points(client, namespace, **more)
+    async def counted(client: Any, *where: str, **more: Any) -> Any:
+        asked.append(where[0])
+        return await read_points(client, *where, **more)
 
     monkeypatch.setattr(past, "read_points", counted)
     monkeypatch.setattr("edl_runtime.store.redis_client.ANSWER_TIMEOUT_S", 0.3)

@@ -322,6 +322,30 @@ async def test_the_last_checkpoint_is_part_of_the_status(client: Redis, namespac
     assert (after.checkpoint, after.resize) == (None, None)
 
 
+async def test_stragglers_are_part_of_the_status(client: Redis, namespace: str) -> None:
+    """As long as they say so themselves, and are in the generation."""
+    agents = await group(client, namespace, 3)
+
+    async def stragglers() -> dict[int, float]:
+        status = await group_status(client, namespace, JOB)
+        assert status is not None
+        return status.stragglers
+
+    assert await stragglers() == {}
+    await agents[1].heartbeat(slow=1.8)
+    await agents[2].heartbeat(slow=2.0)
+    await agents[1].heartbeat(slow=1.9)
+    assert await stragglers() == {1: 1.9, 2: 2.0}
+    await agents[1].heartbeat(slow=0.0)
+    assert await stragglers() == {2: 2.0}
+    await agents[2].membership.leave()
+    await agents[0].publish()
+    for agent in agents[:2]:
+        await agent.heartbeat(up=2)
+    assert await stragglers() == {}
+    assert await client.hget(keys.group_state(namespace, JOB), "slow") is None
+
+
 async def test_a_script_that_tells_of_no_steps_does_not_resume(client: Redis, namespace: str) -> None:
     """Not when it ends either: one that does has done so until then."""
     first, second = await group(client, namespace, 2)

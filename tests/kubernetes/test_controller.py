@@ -355,6 +355,9 @@ async def test_the_role_grants_exactly_the_verbs_that_are_used(
     await reach_status(admin, "pool", lambda status: any(one.given_up for one in status.instances))
     await own.resize("pool", 3)
     await own.resize("pool", 1)
+    async with own._api() as api:
+        (pod, *_), _ = await api.list("Pod", labels=names.selector("pool"))
+        await api.evict(pod)
     again = job(WAITS, name="again", kind="trainer")
     for _ in range(2):  # the second one's log replaces the first one's
         for token in ("mine", "mine, adopted"):

@@ -71,6 +71,12 @@ async def run_jobs(backend: KubernetesBackend, folder: Path) -> None:
     await reach(backend, "trainer", lambda status: not status.instances)
     await backend.resize("trainer", 2)
     await wait_for_line(backend, "up", name="trainer", instances=2)
+    async with backend._api() as api:
+        (pod, *_), _ = await api.list("Pod", labels=names.selector("trainer"))
+        assert await api.evict(pod)
+    evicted = pod["metadata"]["name"]
+    await reach(backend, "trainer", lambda status: evicted not in {one.pod for one in status.instances})
+    await wait_for_line(backend, "up", name="trainer", instances=2)
 
     async with backend.following() as watched:
         assert (await watched.get("trainer")).wanted == 2

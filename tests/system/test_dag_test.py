@@ -197,6 +197,21 @@ def test_the_quickstart_nightly_and_evaluation_dags_succeed(environ: dict[str, s
 
 
 @pytest.mark.deep
+def test_the_burst_dag_starts_and_stops_a_pool_in_both_places(environ: dict[str, str]) -> None:
+    """Its tasks run one after the other here, so that nobody waits for teachers when that is looked for."""
+    home = json.loads(environ["AIRFLOW_CONN_EDL_DEFAULT"])
+    elsewhere = Path(environ["AIRFLOW_HOME"]) / "elsewhere"
+    burst = {**home, "extra": {**home["extra"], "work_dir": str(elsewhere)}}
+    both = {**environ, "AIRFLOW_CONN_EDL_BURST": json.dumps(burst)}
+    runs = [("edl_burst_pool", {"teachers": 1, "burst": 1, "epochs": 1}, "students_wait")]
+    states, output = run_dags(both, runs)
+    assert {"run", "distill", "burst", "stop_burst", "stop_pool"} <= set(states["edl_burst_pool"])
+    assert set(states["edl_burst_pool"].values()) == {"success"}, output[-6000:]
+    assert [run.name for run in (elsewhere / "runs").iterdir()] != []
+    assert asyncio.run(LocalBackend(elsewhere).list()) == []
+
+
+@pytest.mark.deep
 def test_the_vision_dag_draws_both_students(environ: dict[str, str]) -> None:
     """One alone and one of a pool, from the data that the form names."""
     conf = {"data_dir": str(SUPPORT / "pictures"), "rows": 500, "labels": 20, "teacher_epochs": 4, "epochs": 2}

@@ -25,8 +25,9 @@ from edl_runtime.cli import edl
 from edl_runtime.compat import training_job
 from edl_runtime.distill.metrics import ReaderCollector
 from edl_runtime.distill.stats import ReaderStats
+from edl_runtime.elastic.rendezvous.group_status import GroupStatus
 from edl_runtime.monitor.exporter import MonitorCollector
-from edl_runtime.monitor.snapshot import build_snapshot
+from edl_runtime.monitor.snapshot import JobReport, build_snapshot
 from edl_runtime.pods import Pod
 from edl_runtime.pool_reports import StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature
@@ -186,6 +187,7 @@ def shown() -> dict[str, set[str]]:
         RescalingPlan(at=1.0, window="night", capacity={"cpu": 1.0}, targets=(target,)),
         {"pool": pool("pool", {"t": TeacherReport(busy=1.0, over_s=10.0)}, {"s": StudentReport()})},
         2.0,
+        reports={"job": JobReport(group=GroupStatus(stragglers={0: 2.0}))},
     )
     return samples(ReaderCollector(lambda: stats)) | samples(metrics) | samples(MonitorCollector(lambda: seen))
 

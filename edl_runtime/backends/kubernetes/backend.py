@@ -7,7 +7,7 @@ import builtins
 import copy
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from edl_runtime.backends.kubernetes.job_status import (
     lacks_pods,
 )
 from edl_runtime.backends.kubernetes.kept_fields import read_node, read_owner, read_pod, read_workload
+from edl_runtime.backends.kubernetes.leaving_nodes import leaving_reason, pods_to_evict
 from edl_runtime.backends.kubernetes.node_informer import NodeInformer
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
@@ -91,17 +92,22 @@ class KubernetesBackend:
         self._nodes: NodeInformer | None = None
         self._streams: asyncio.Semaphore | None = None
 
+    @property
+    def place(self) -> str:
+        return self._namespace
+
     @asynccontextmanager
     async def following(self) -> AsyncIterator[KubernetesBackend]:
         """Yield a backend that reads and resizes by caches that watches keep up to date; see `Informer`.
 
-        All contexts of one event loop share the watches; those of nodes and of others' pods begin with the first
-        `capacity`. Changes made through the yielded backend are seen at once.
+        All contexts of one event loop share the watches; that of nodes begins with the first `evacuate` or `capacity`,
+        those of others' pods with the latter. Changes made through the yielded backend are seen at once.
         """
         loop, user = asyncio.get_running_loop(), object()
         if loop not in self._followed:
             where = (self._connect, self._namespace, self._outage)
-            self._followed[loop] = (Informer(*where), NodeInformer(*where), asyncio.Semaphore(MAX_LOG_STREAMS), set())
+            watches = Informer(*where), NodeInformer(*where)
+            self._followed[loop] = (*watches, asyncio.Semaphore(MAX_LOG_STREAMS), set())
         informer, nodes, streams, users = self._followed[loop]
         users.add(user)
         try:
@@ -255,6 +261,33 @@ class KubernetesBackend:
                     continue
                 return True
 
+    async def evacuate(self, jobs: Collection[str] | None = None) -> builtins.list[str]:
+        """Evict our pods from nodes whose taints say that they go; see `Backend.evacuate`.
+
+        Needs cluster-role.yaml, to read nodes. An eviction that is refused is only logged.
+        """
+        if self._informer and self._nodes:
+            leaving = await self._nodes.leaving()
+            pods = (await self._informer.objects())[1] if leaving else []
+        else:
+            async with self._api() as api:
+                leaving, (pods, _) = await asyncio.gather(
+                    _leaving_nodes(api), api.list("Pod", labels=names.selector(), read=read_pod)
+                )
+        done = []
+        for pod, text in pods_to_evict(pods, leaving):
+            job = pod["metadata"]["labels"][names.JOB]
+            if jobs is not None and job not in jobs:
+                continue
+            async with self._api(changing=job) as api:
+                try:
+                    if await api.evict(pod):
+                        log.info("pod.evicted", reason=text)
+                        done.append(text)
+                except ClusterError as error:
+                    log.warning("eviction.refused", pod=pod["metadata"]["name"], cause=str(error))
+        return done
+
     async def capacity(self) -> Capacity:
         """Return the nodes' capacity and what the namespace's quota leaves.
 
@@ -282,6 +315,16 @@ class KubernetesBackend:
             yield KubernetesClient(client, self._namespace, outage=self._outage)
         if changing and self._informer:
             self._informer.mark_stale(changing)  # its watches may not have seen the change yet
+
+
+async def _leaving_nodes(api: KubernetesClient) -> dict[str, str]:
+    try:
+        nodes = await api.list_all_namespaces("Node", read_node)
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        return {}
+    return {node["metadata"]["name"]: why for node in nodes if (why := leaving_reason(node))}
 
 
 async def _cluster_use(api: KubernetesClient) -> capacity.ClusterUse:

@@ -396,6 +396,29 @@ class KubernetesClient:
             if exactly:
                 raise
 
+    async def evict(self, pod: Mapping[str, Any]) -> bool:
+        """Ask a pod to leave, as `kubectl drain` does; another is started in its place, and a Job counts no failure.
+
+        False if its disruption budget does not allow that now, if it is gone, or if the server is away.
+        """
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        request = _Request("POST", f"{self._path('Pod', name)}/eviction", body=body)
+        try:
+            await self._with_retries(partial(self._answer, _decoder), request, for_s=0.0)
+        except ClusterUnavailableError:  # also for 429, by which the server names the budget
+            return False
+        except ClusterError as error:
+            if error.status in (404, 409):
+                return False
+            raise
+        return True
+
     async def watch(self, kind: str, *, labels: str = "", fields: str = "") -> AsyncIterator[dict[str, Manifest]]:
         """Yield all objects by name, first and after each change: the same dict each time. Never ends."""
         objects: dict[str, Manifest] = {}

@@ -11,13 +11,14 @@ from edl_runtime.backends.kubernetes.capacity import SCHEDULED_PODS, ClusterUse
 from edl_runtime.backends.kubernetes.client import Manifest, Outage
 from edl_runtime.backends.kubernetes.informer import Indexer, Watches
 from edl_runtime.backends.kubernetes.kept_fields import read_node
+from edl_runtime.backends.kubernetes.leaving_nodes import leaving_reason
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
 
 class NodeInformer(Watches):
-    """The nodes of a cluster with the pods on them, as far as we may watch them, and the quotas of a namespace.
+    """The nodes of a cluster, as far as we may watch them; for `read`, also the pods on them and a namespace's quotas.
 
     Without the pods of that namespace's jobs, which `Informer` knows: there are thousands of them.
     """
@@ -25,8 +26,8 @@ class NodeInformer(Watches):
     def __init__(
         self, connect: Callable[[], AbstractAsyncContextManager[ApiClient]], namespace: str, outage: Outage
     ) -> None:
+        self._nodes = Indexer("Node", leaving_reason, read=read_node, everywhere=True, is_optional=True)
         self._quotas = Indexer("ResourceQuota", _any)
-        self._nodes = Indexer("Node", _any, read=read_node, everywhere=True, is_optional=True)
         elsewhere = f"{SCHEDULED_PODS},metadata.namespace!={namespace}"
         self._pods = [
             Indexer(
@@ -34,13 +35,26 @@ class NodeInformer(Watches):
             )
             for labels, fields in ((f"!{names.JOB}", SCHEDULED_PODS), (names.JOB, elsewhere))
         ]
-        super().__init__(connect, namespace, outage, (self._quotas, self._nodes, *self._pods))
+        self._counts_use = False
+        super().__init__(connect, namespace, outage, (self._nodes, self._quotas, *self._pods))
+
+    async def leaving(self) -> dict[str, str]:
+        """Return why nodes are about to go, by name; none where we may not watch nodes. Raises as `read`."""
+        async with self.using():
+            return {
+                node["metadata"]["name"]: why for why in self._nodes.subjects if why for node in self._nodes.of(why)
+            }
 
     async def read(self) -> ClusterUse:
         """Return what there is, without a request once all is known.
 
         Raises ClusterError; ClusterUnavailableError while the API server is away for long.
         """
+        if not self._counts_use:
+            for indexer in (self._quotas, *self._pods):
+                indexer.clear()  # its silence begins now
+            self._counts_use = True
+            await self._notify()
         async with self.using():
             refused = next(filter(None, (indexer.refused for indexer in (self._nodes, *self._pods))), None)
             return ClusterUse(
@@ -49,6 +63,10 @@ class NodeInformer(Watches):
                 pods=[] if refused else [pod["usage"] for indexer in self._pods for pod in indexer.all],
                 why=str(refused or ""),
             )
+
+    def _is_needed(self, indexer: Indexer) -> bool:
+        """Quotas and pods are watched from the first `read` on."""
+        return indexer is self._nodes or self._counts_use
 
 
 def _any(_: Manifest) -> str:

@@ -11,7 +11,7 @@ import builtins
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -100,6 +100,10 @@ class LocalBackend:
     def __init__(self, work_dir: Path | str) -> None:
         self._work = WorkFolder(Path(work_dir).expanduser().absolute())
 
+    @property
+    def place(self) -> str:
+        return str(self._work.path)
+
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
         """Get or create the job. When this is cancelled, a start that has begun is completed first."""
         await asyncio.to_thread(self._prepare, spec)
@@ -174,6 +178,10 @@ class LocalBackend:
             return False
         async with locks.hold(lock):
             return await _stop_and_remove(folder, token)
+
+    async def evacuate(self, jobs: Collection[str] | None = None) -> builtins.list[str]:  # noqa: ARG002
+        """Return nothing: this machine has no other to leave for."""
+        return []
 
     async def capacity(self) -> Capacity:
         """Return what this machine has, and what no instance reserves: what its pod would, by default one core."""

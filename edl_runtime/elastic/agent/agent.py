@@ -9,6 +9,7 @@ import asyncio
 import math
 import secrets
 import signal
+import statistics
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,6 +23,7 @@ from edl_runtime.elastic.agent.entrypoint import Entrypoint, PortReservation, ch
 from edl_runtime.elastic.agent.failures import FailureStreak, FailureVerdict, PeerState, WorkerFailure, judge_failure
 from edl_runtime.elastic.agent.reconciler import DesiredState, KillWorker, WorkerState, is_ending, reconcile
 from edl_runtime.elastic.agent.reporter import StatusReporter, StepMeter
+from edl_runtime.elastic.agent.stragglers import StragglerWatch, peers_compute_s, slowdown
 from edl_runtime.elastic.agent.watchdog import Watchdog
 from edl_runtime.elastic.agent.workers import GroupUpdate, WorkerSupervisor, WorkerUpdate
 from edl_runtime.elastic.comm.agent_protocol import (
@@ -35,9 +37,16 @@ from edl_runtime.elastic.comm.agent_protocol import (
 )
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
 from edl_runtime.elastic.rendezvous.planner import job_outcome, plan_generation
-from edl_runtime.elastic.rendezvous.redis_store import HEARTBEAT_EVERY_S, RETRY_EVERY_S, Event, RendezvousStore
+from edl_runtime.elastic.rendezvous.redis_store import (
+    HEARTBEAT_EVERY_S,
+    RETRY_EVERY_S,
+    Event,
+    RendezvousStore,
+    read_events,
+)
 from edl_runtime.errors import EX_DATAERR, EdlError
 from edl_runtime.log import get_logger
+from edl_runtime.preemption import PreemptionNotice, watch_machine
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -50,6 +59,8 @@ FINISHED_WAIT_S = 60.0
 
 AFTER_OTHERS_S = 1.0
 """How long an agent stays after another instance has failed the job, so that the exit of that one is seen first."""
+
+DAY_S = 24 * 3600.0
 
 MIN_TURN_S = 0.01
 """Shortest time between two turns of the loop, so that news that come all the time don't take a whole processor."""
@@ -94,6 +105,7 @@ class Agent:
         self._ports = PortReservation(settings.host)
         self._watchdog = Watchdog(self._me.id, settings.step_limit_s)
         self._steps = StepMeter()
+        self._stragglers = StragglerWatch(settings.straggler_factor, settings.straggler_after_s)
         self._view = GroupView(now=0.0)
         self._redis_away_since: float | None = None
         self._desired = DesiredState(
@@ -104,6 +116,8 @@ class Agent:
             exclusive=communication == "nccl",
         )
         self._signal = signal.SIGTERM
+        self._terminated = asyncio.Event()
+        self._notice: PreemptionNotice | None = None
         self._failure_streak = FailureStreak()
         self._verdict: FailureVerdict | None = None
         self._over_since: float | None = None
@@ -111,23 +125,37 @@ class Agent:
 
     def leave(self, number: signal.Signals) -> None:
         """Leave at the end of a step, as signal `number` asks; `run` then returns its negative."""
+        self._terminated.set()
         if self._desired.leaving_since is None:
             log.info("shutdown.requested", signal=number.name)
             self._signal = number
-            self._start_leaving()
-            self._wake.set()
+        self._start_leaving(self._settings.grace_s)
 
-    def _start_leaving(self) -> None:
-        if self._desired.leaving_since is None:
-            self._desired = msgspec.structs.replace(self._desired, leaving_since=time.monotonic())
+    def _leave_machine(self, notice: PreemptionNotice) -> None:
+        """Leave before the machine is taken away."""
+        self._notice = notice
+        self._note(f"{notice.reason} in {notice.left_s:.0f} s; this instance leaves before")
+        self._start_leaving(notice.left_s)
+
+    def _start_leaving(self, grace_s: float) -> None:
+        """Leave within `grace_s`, or by an earlier deadline that holds already."""
+        now, since = time.monotonic(), self._desired.leaving_since
+        if since is not None:
+            grace_s = min(self._desired.grace_s, now - since + grace_s)
+        since = now if since is None else since
+        self._desired = msgspec.structs.replace(self._desired, leaving_since=since, grace_s=grace_s)
+        self._wake.set()
 
     async def run(self, environ: Mapping[str, str]) -> AgentExit:
         """Train until the job has ended or this instance has left, with all its processes.
+
+        After a notice that the machine is taken away, wait for its end.
 
         `environ`: of workers. Raises InstanceSupersededError, JobTakenError; SpecError when EDL_HOST is no address of
         this machine, or none at which the other instances reach its worker.
         """
         failure: EdlError | None = None
+        watch_machine(self._settings.preemption_notice, self._leave_machine)
         with self._ports:
             async with asyncio.TaskGroup() as tasks:
                 supervisor = WorkerSupervisor(
@@ -145,6 +173,8 @@ class Agent:
                     helper.cancel()
         if failure:
             raise failure
+        if self._notice and agent_exit.status < 0:
+            await self._notice.outlast(self._terminated)
         return agent_exit
 
     async def _loop(self, supervisor: WorkerSupervisor) -> AgentExit:
@@ -190,6 +220,7 @@ class Agent:
             if self._redis_away_since is not None:
                 log.info("redis.reconnected", generation=self._view.number)
             self._redis_away_since = None
+            await self._compare_pace()
             rest_s = min(HEARTBEAT_EVERY_S, await self._advance(supervisor))
         except RegistryUnavailableError as error:
             if self._redis_away_since is None:
@@ -214,7 +245,11 @@ class Agent:
             case StepDone():
                 steps.add(update)
                 self._change(
-                    step=steps.step, stepped=steps.generation, pause_s=steps.pause_s, paused_in=steps.paused_in
+                    step=steps.step,
+                    stepped=steps.generation,
+                    pause_s=steps.pause_s,
+                    paused_in=steps.paused_in,
+                    compute_s=steps.compute_s,
                 )
                 if generation and self._view.rank(self._me.id) == 0:
                     instances = len(generation.members)
@@ -250,7 +285,32 @@ class Agent:
                 reason = self._verdict.reason if self._verdict else what
                 await self._store.announce(Event(kind="failed", instance=me.index, reason=reason))
         if self._verdict:
-            self._start_leaving()
+            self._start_leaving(self._settings.grace_s)
+
+    async def _compare_pace(self) -> None:
+        """Report this instance once it is a straggler, and leave if it is to be started again elsewhere."""
+        me, peers_s = self._me, peers_compute_s(self._view, self._me.id)
+        if not (me.compute_s and peers_s):
+            return
+        slow = self._stragglers.observe(slowdown(me.compute_s, peers_s), time.monotonic())
+        if slow and not me.slow:
+            pace = f"it computes {me.compute_s:.3g} s in a step, they {statistics.median(peers_s):.3g} s"
+            reason = f"{slow:.1f} times slower than its peers for {self._settings.straggler_after_s:g} s: {pace}"
+            restarts = len(peers_s) >= self._bounds.min and await self._may_restart()
+            more = "; it leaves, to be started again" if restarts else ""
+            await self._store.announce(Event(kind="straggler", instance=me.index, reason=f"{reason}{more}"))
+            if restarts:
+                self._start_leaving(self._settings.grace_s)
+        self._change(slow=slow)
+
+    async def _may_restart(self) -> bool:
+        """Whether a straggler is restarted once more today, as far as events are kept."""
+        if not self._settings.straggler_restarts:
+            return False
+        happened = await read_events(self._client, self._settings.namespace, self._settings.job)
+        own = [each for each in happened if each.kind == "straggler" and each.instance == self._me.index]
+        today = [each for each in own if each.at >= time.time() - DAY_S]
+        return len(today) < self._settings.straggler_restarts
 
     def _note(self, text: str) -> None:
         self._reporter.report(Note(text=text))
@@ -265,7 +325,7 @@ class Agent:
             self._note(f"{error}. This job continues, because it trains already")
             return
         self._verdict = FailureVerdict(str(error), EX_DATAERR)
-        self._start_leaving()
+        self._start_leaving(self._settings.grace_s)
 
     @property
     def _failed(self) -> JobOutcome | None:

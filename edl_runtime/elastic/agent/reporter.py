@@ -173,14 +173,18 @@ class StepMeter:
         self.paused_in = 0
         self._last: StepDone | None = None
         self._took_s: deque[float] = deque(maxlen=20)
+        self._computed_s: deque[float] = deque(maxlen=20)  # without the wait for other ranks; of this generation
         self._samples: deque[tuple[float, int]] = deque()
 
     def add(self, done: StepDone) -> None:
         last = self._last
         if last and done.generation > last.generation:
             self.pause_s, self.paused_in = done.clock_s - last.clock_s, last.generation
+            self._computed_s.clear()
         elif last and done.step > last.step:
-            self._took_s.append((done.clock_s - last.clock_s) / (done.step - last.step))
+            took_s, steps = done.clock_s - last.clock_s, done.step - last.step
+            self._took_s.append(took_s / steps)
+            self._computed_s.append(max(0.0, took_s - (done.waited_s - last.waited_s)) / steps)
         if last and done.samples < last.samples:  # restarted from a checkpoint
             self._samples.clear()
         self._samples.append((done.clock_s, done.samples))
@@ -192,6 +196,11 @@ class StepMeter:
     def median_s(self) -> float:
         """Median time of a step, 0 while unknown."""
         return statistics.median(self._took_s) if self._took_s else 0.0
+
+    @property
+    def compute_s(self) -> float:
+        """Median time that a step of this generation has taken without the wait for other ranks, 0 while unknown."""
+        return statistics.median(self._computed_s) if self._computed_s else 0.0
 
     def progress(self, *, instances: int, generation: int) -> Progress | None:
         """Return the report of the whole job, None before the first step."""

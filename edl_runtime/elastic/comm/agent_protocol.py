@@ -133,6 +133,7 @@ class StepDone(_Message, frozen=True, kw_only=True):
     """From a worker: it has finished a step, at this Unix time. Sent for a generation's first, then a few a second.
 
     - `clock_s`: the same moment by the monotonic clock, which all processes of a machine share.
+    - `waited_s`: how long this worker has waited for other ranks since it began, their sums of gradients included.
     - `samples`: of all ranks so far. `total_steps`: of the whole training, None while unknown.
     - `metrics`: as given to `run.metrics`.
     """
@@ -141,6 +142,7 @@ class StepDone(_Message, frozen=True, kw_only=True):
     step: int
     at: float
     clock_s: float
+    waited_s: float = 0.0
     epoch: int
     samples: int
     total_steps: int | None = None

@@ -36,6 +36,8 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     - `comm_failed`: the last generation whose communication failed its worker, which is at `step` then.
     - `stepped`: the last generation in which its worker finished a step; `pause_s`: between the last step before that
       generation, in generation `paused_in`, and the first in it, by this instance's clock; None without one before.
+    - `compute_s`: how long its worker computes in a step of its generation, without the wait for other ranks; 0 while
+      unknown. `slow`: how many times as long as its peers, if that is long and has been for long; else 0.
     - `keeps`: its worker keeps checkpoints, so that another can restore its state.
     - `saving`: the number of the request for a checkpoint that its worker is to answer, or answers; 0 for none.
     - `done`: its worker, or the one before it (`up` is 0 then), has trained everything, as have all others that train;
@@ -68,6 +70,8 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     stepped: int = 0
     pause_s: float | None = None
     paused_in: int = 0
+    compute_s: float = 0.0
+    slow: float = 0.0
     keeps: bool = True
     saving: int = 0
     done: bool = False

@@ -60,6 +60,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     - `generation`: the number of the current one, 0 before the first. `forming`: its members have yet to enter it.
     - `waits`: why there is no next generation, as last reported; empty once there is one.
     - `stop`: why the job has to end, None if it has not. `outcome`: how it has ended, None while it has not.
+    - `stragglers`: how many times as long as its peers an instance computes that has been slower for long.
     - `heard_at`: time of the last heartbeat, in Unix seconds of Redis's clock.
     """
 
@@ -69,13 +70,14 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     waits: str = ""
     stop: str | None = None
     outcome: JobOutcome | None = None
+    stragglers: dict[int, float] = {}
     heard_at: float = 0.0
     checkpoint: LastCheckpoint | None = None
     resize: LastResize | None = None
 
 
 FIELDS = (
-    "run", "formed", "members", "outcome", "wall", "current", "waits", "stop", "saved", "saved_at", "resized",
+    "run", "formed", "members", "outcome", "wall", "current", "waits", "stop", "saved", "saved_at", "resized", "slow",
 )  # fmt: skip
 """The fields of the group's state that a status is made of."""
 
@@ -124,9 +126,11 @@ def _status(key: str, state: Mapping[str, str]) -> GroupStatus:
     with malformed_if_unreadable(key):
         saved = _checkpoint_decoder.decode(state["saved"]) if "saved" in state else None
         saved_at = int(state.get("saved_at", 0)) / 1000
-        is_active = state.get("formed") == "active"
+        members = state["members"].split() if state.get("formed") == "active" else []
+        slow = [one.rpartition("=") for one in state.get("slow", "").split() if len(members) > 1]
         return GroupStatus(
-            members=tuple(map(instance_index, state["members"].split())) if is_active else (),
+            members=tuple(map(instance_index, members)),
+            stragglers={instance_index(one): float(times) for one, _, times in slow if one in members},
             generation=int(state.get("current", 0)),
             forming=state.get("formed") == "forming",
             waits=state.get("waits", ""),

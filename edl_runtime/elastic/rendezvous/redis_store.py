@@ -277,7 +277,7 @@ def _s(ms: str | float) -> float:
 EventKind = Literal[
     "registered", "loading", "ready", "leaving", "left", "lost", "gone", "superseded", "finished", "failed",
     "suspected", "late", "forming", "active", "resumed", "restored", "waiting", "asked", "stop", "ended", "saved",
-    "note",
+    "note", "straggler",
 ]  # fmt: skip
 
 
@@ -285,7 +285,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened.
 
     Of an instance's agent (`instance`): "registered", "loading", "ready", "leaving", "left", "gone" (its lease
-    expired), "superseded" (started again), "finished", "lost" (its worker ended within a generation), "failed".
+    expired), "superseded" (started again), "finished", "lost" (its worker ended within a generation), "failed",
+    "straggler" (it computes longer than its peers).
 
     Of a generation: "forming" with its members' instances by rank, gear and reason; "active" when all have entered,
     after `total_s`; "resumed" when all have finished a step in it, `total_s` after it was proposed; `pause_s` is then

@@ -134,6 +134,7 @@ class TrainingLoop:
         self._checkpoint_due = self._regroup_due = False  # as soon as the script asks for its next batch
         self._unpacked_loss: float | None = None  # with one rank and one micro batch gradients are not copied
         self._own_samples = 0
+        self._waited_s = 0.0
         self._reported: tuple[int, float] = (0, -math.inf)  # generation and time
 
     def begin(self) -> None:
@@ -155,9 +156,11 @@ class TrainingLoop:
     def _waiting(self) -> Iterator[None]:
         """Report, for the agent's watchdog, that this rank waits for the others at the end of its step."""
         self.agent.waits_for(self.train_state.steps + 1)
+        begun_at = time.monotonic()
         try:
             yield
         finally:
+            self._waited_s += time.monotonic() - begun_at
             self.agent.waits_for(None)
 
     def note_batch(self, micro: MicroBatch) -> None:
@@ -426,6 +429,7 @@ class TrainingLoop:
                 step=train_state.steps,
                 at=time.time(),
                 clock_s=now,
+                waited_s=self._waited_s,
                 epoch=epoch,
                 samples=train_state.samples,
                 total_steps=total_steps,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import builtins
+from collections.abc import AsyncGenerator, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,8 +39,13 @@ class FakeBackend:
         self.lists = 0
         self.written: list[LogLine] = []
         self.nodes: list[dict[str, float]] = [{"cpu": 8.0, "gpu": 4.0}] * 2
+        self.moving: set[str] = set()
         self._gets_left: dict[str, int] = {}
         self.calls: list[tuple[str, str]] = []
+
+    @property
+    def place(self) -> str:
+        return "fake"
 
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
         assert secrets["EDL_REDIS_URL"]
@@ -71,6 +77,9 @@ class FakeBackend:
     async def resize(self, name: str, instances: int) -> JobStatus:
         self.calls.append((f"resize to {instances}", name))
         return await self.get(name)
+
+    async def evacuate(self, jobs: Collection[str] | None = None) -> builtins.list[str]:
+        return [f"{name} moves" for name in sorted(self.moving.intersection(jobs or self.jobs))]
 
     async def capacity(self) -> Capacity:
         nodes = (NodeCapacity(name=f"n{number}", total=has, free=has) for number, has in enumerate(self.nodes))

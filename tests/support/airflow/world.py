@@ -84,13 +84,13 @@ class World:
         shutil.copy(TESTS / "system" / "dags" / "answers.py", folder)
         self.connect_to(redis_url)
 
-    def connect_to(self, redis_url: str) -> None:
-        """Set the connection `edl_default` to this Redis."""
+    def connect_to(self, redis_url: str, conn_id: str = "edl_default", work_dir: Path | None = None) -> None:
+        """Set a connection to this Redis, with the world's work folder or another one."""
         url = urlsplit(redis_url)
         given: dict[str, Any] = {"conn_type": "edl", "host": url.hostname, "port": url.port}
         given |= {"login": url.username or None, "password": url.password}
-        given["extra"] = {"namespace": self.namespace, "work_dir": str(self.work_dir)}
-        self._monkeypatch.setenv("AIRFLOW_CONN_EDL_DEFAULT", json.dumps(given))
+        given["extra"] = {"namespace": self.namespace, "work_dir": str(work_dir or self.work_dir)}
+        self._monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(given))
 
     def dag(self) -> DAG:
         """A DAG of a file in this world's folder."""

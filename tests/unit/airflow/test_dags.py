@@ -6,6 +6,8 @@ import json
 import runpy
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.utils.types import DagRunType
 from support.airflow.fakes import rendered
@@ -152,6 +155,51 @@ def test_what_is_set_for_rescaling_holds_for_every_run(context: Any, tmp_path: P
     approve = edited["approve"]
     approve.render_template_fields({"ti": SimpleNamespace(xcom_pull=lambda _: shrinks)})
     assert (approve.body, approve.defaults) == ("- job gets 1\n", ["Reject"])
+
+
+@pytest.mark.parametrize(
+    ("conn_id", "dag_id"),
+    [("edl_default", "edl_rescale_by_traffic"), ("edl_burst", "edl_rescale_by_traffic_edl_burst")],
+)
+def test_each_connection_has_a_dag_of_its_own_for_rescaling(conn_id: str, dag_id: str, tmp_path: Path) -> None:
+    """One place waits for no other: each has its own runs, at the events of its own jobs."""
+    text = (DAGS / "edl_rescale_by_traffic.py").read_text()
+    assert "\nCONNECTIONS = [DEFAULT_CONN_ID]\n" in text
+    (tmp_path / "edited.py").write_text(text.replace("[DEFAULT_CONN_ID]", f'["{conn_id}"]'))
+    (tmp_path / "traffic_windows.yaml").write_text((DAGS / "traffic_windows.yaml").read_text())
+    task = runpy.run_path(str(tmp_path / "edited.py"))["rescale"]
+    assert (task.dag.dag_id, task.edl_conn_id) == (dag_id, conn_id)
+    assert f"`edl_jobs:{conn_id}`" in task.dag.doc_md
+    assert f'"edl_jobs:{conn_id}"' in json.dumps(DagSerialization.to_dict(task.dag))
+
+
+@pytest.mark.parametrize(("shares", "bursts"), [((None, 0.1, 0.5), True), ((0.1,), False)])
+def test_a_pool_bursts_once_its_students_wait(
+    shares: tuple[float | None, ...], monkeypatch: pytest.MonkeyPatch, *, bursts: bool
+) -> None:
+    """Not before they have reported anything, and not at all if they don't wait in time."""
+    waits = runpy.run_path(str(DAGS / "edl_burst_pool.py"))["burst"].dag.get_task("students_wait").python_callable
+    given = iter(shares)
+
+    async def demand(pool: str) -> SimpleNamespace:
+        assert pool == "pool"
+        return SimpleNamespace(waiting=next(given, shares[-1]))
+
+    @asynccontextmanager
+    async def open_client(_: object) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(demand=demand)
+
+    hook = SimpleNamespace(edl_connection=lambda: None)
+    changes = {"open_client": open_client, "EdlHook": lambda: hook, "LOOKS_EVERY_S": 0.0, "LOOKS_FOR_S": 60.0}
+    for name, value in changes.items():
+        monkeypatch.setitem(waits.__globals__, name, value)
+    if bursts:
+        waits("pool")
+        assert next(given, None) is None
+        return
+    monkeypatch.setitem(waits.__globals__, "LOOKS_FOR_S", 0.05)
+    with pytest.raises(AirflowSkipException, match="has waited for teachers"):
+        waits("pool")
 
 
 def test_an_evaluation_gets_the_checkpoint_from_the_event_that_led_to_it() -> None:

@@ -42,6 +42,20 @@ async def test_progress_is_logged_as_it_is_reported(site: FakeClient) -> None:
     assert [line.split(" · ")[0] for line in logged] == ["step 1", "step 2"]
 
 
+async def test_its_instances_leave_nodes_that_are_about_to_go(site: FakeClient) -> None:
+    """Those of its own jobs, as long as it follows them; the task's log says so."""
+    logged: list[str] = []
+    site.backend.jobs = {"student": job_status("student"), "another": job_status("another")}
+    site.backend.moving = {"student", "another"}
+
+    def log(line: str) -> None:
+        logged.append(line)
+        site.backend.jobs["student"] = job_status("student", phase="succeeded")
+
+    assert (await runner.run(spec_of(), site, log)).ended == "succeeded"
+    assert logged == ["student moves"]
+
+
 async def test_a_result_that_nobody_fetched_is_fetched(site: FakeClient) -> None:
     """A student that ended while no worker looked is not trained again."""
     site.backend.jobs = {

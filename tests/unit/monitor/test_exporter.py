@@ -16,9 +16,11 @@ from support.autoscale.jobs import running_job as job
 from support.teachers.process import wait_until
 
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
+from edl_runtime.backends.interface import Capacity
+from edl_runtime.elastic.rendezvous.group_status import GroupStatus
 from edl_runtime.errors import SpecError
 from edl_runtime.monitor.exporter import MOST_CONNECTIONS, MonitorCollector, parse_address, serving
-from edl_runtime.monitor.snapshot import MonitorSnapshot, build_snapshot
+from edl_runtime.monitor.snapshot import JobReport, MonitorSnapshot, build_snapshot
 from edl_runtime.pool_reports import TeacherReport
 
 
@@ -88,6 +90,13 @@ def test_all_that_is_seen_is_shown() -> None:
         "edl_pool_students{pool=pool}": 2.0,
         "edl_pool_busy_ratio{pool=pool}": 0.5,
     }
+
+
+def test_stragglers_are_shown_by_instance() -> None:
+    report = JobReport(group=GroupStatus(stragglers={2: 1.8}))
+    at = build_snapshot([job("a", 3)], Capacity(nodes=()), None, {}, 5.0, reports={"a": report})
+    ratios = {name: value for name, value in shown(at).items() if "straggler" in name}
+    assert ratios == {"edl_straggler_ratio{index=2,name=a}": 1.8}
 
 
 def test_what_nobody_knows_is_not_shown() -> None:

@@ -201,6 +201,11 @@ def test_a_line_has_all_that_is_known_of_a_job() -> None:
         ({"forming": True}, "generation 4 forms"),
         ({"waits": "1 of at least 2 instances is ready"}, "1 of at least 2 instances is ready"),
         ({"waits": "instance 3 has yet to report a step", "heard_at": TRAINED.updated_at + 5}, ""),
+        (
+            {"stragglers": {2: 1.84, 0: 3.0}, "heard_at": TRAINED.updated_at},
+            "instance 0 computes 3.0 times as long and instance 2 computes 1.8 times as long as its peers",
+        ),
+        ({"stragglers": {2: 1.84}}, ""),
         ({"stop": "its time is over", "outcome": JobOutcome("stopped", "its time is over")}, ""),
     ],
 )

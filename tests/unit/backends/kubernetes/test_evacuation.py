@@ -1,0 +1,145 @@
+"""Pods leave nodes that are about to go, as a real HTTP server that speaks as the API server does is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from kubernetes_asyncio.client import ApiClient, Configuration
+from structlog.testing import capture_logs
+
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.backend import KubernetesBackend
+from edl_runtime.backends.kubernetes.leaving_nodes import LEAVING_TAINTS, leaving_reason
+
+SPOT = "aws-node-termination-handler/spot-itn"
+WHY = f"AWS takes it away (taint {SPOT})"
+PATIENCE_S = 60.0
+
+
+def node(name: str, *taints: str, version: str = "1") -> dict[str, Any]:
+    spec = {"taints": [{"key": key, "value": "x", "effect": "NoSchedule"} for key in taints]}
+    return {"metadata": {"name": name, "uid": name, "resourceVersion": version}, "spec": spec}
+
+
+def pod(name: str, on: str, job: str = "job", **more: Any) -> dict[str, Any]:
+    metadata = {"name": name, "uid": f"uid of {name}", "resourceVersion": "1", "labels": names.labels(job, "trainer")}
+    return {"metadata": {**metadata, **more}, "spec": {"nodeName": on}, "status": {"phase": "Running"}}
+
+
+class Cluster:
+    """Nodes and pods; `answers` to evictions by pod, else 201. `changes` of nodes are sent to who watches them."""
+
+    def __init__(self, *nodes: dict[str, Any]) -> None:
+        self.nodes = list(nodes)
+        self.pods = [
+            pod("job-0", "goes"),
+            pod("job-1", "stays"),
+            pod("other-0", "goes", "other"),
+            pod("gone-0", "goes", deletionTimestamp="2026-01-01T00:00:00Z"),
+        ]
+        self.answers: dict[str, int] = {}
+        self.nodes_status = 200
+        self.evicted: list[Any] = []
+        self.changes: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.closing = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        kind = request.match_info["kind"]
+        if kind == "nodes" and self.nodes_status != 200:
+            return web.json_response({"message": "no nodes"}, status=self.nodes_status)
+        if "watch" in request.query:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            closing = asyncio.create_task(self.closing.wait())
+            while kind == "nodes" and not closing.done():
+                change = asyncio.create_task(self.changes.get())
+                await asyncio.wait([change, closing], return_when=asyncio.FIRST_COMPLETED)
+                if change.done():
+                    event = {"type": "MODIFIED", "object": change.result()}
+                    await response.write(json.dumps(event).encode() + b"\n")
+            await closing
+            return response
+        found = {"nodes": self.nodes, "pods": self.pods}.get(kind, [])
+        return web.json_response({"items": found, "metadata": {"resourceVersion": "1"}})
+
+    async def evict(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        status = self.answers.get(request.match_info["name"], 201)
+        if status == 201:
+            self.evicted.append((asked["kind"], asked["metadata"]["name"], asked["deleteOptions"]["preconditions"]))
+        return web.json_response({"message": f"status {status}"}, status=status)
+
+    @asynccontextmanager
+    async def backend(self) -> AsyncIterator[KubernetesBackend]:
+        app = web.Application()
+        app.router.add_post("/api/v1/namespaces/ns/pods/{name}/eviction", self.evict)
+        for path in ("/api/v1/{kind:nodes}", "/{api:api/v1|apis/.*/v1}/namespaces/ns/{kind}"):
+            app.router.add_get(path, self.answer)
+        async with TestServer(app) as server:
+            configuration = Configuration(host=str(server.make_url("")).rstrip("/"))
+            yield KubernetesBackend(lambda: ApiClient(configuration), namespace="ns")
+            self.closing.set()
+
+
+def evicted(*pods: str) -> list[Any]:
+    return [("Eviction", name, {"uid": f"uid of {name}"}) for name in pods]
+
+
+@pytest.mark.parametrize("followed", [False, True])
+async def test_pods_are_evicted_from_a_node_whose_taint_says_that_it_goes(*, followed: bool) -> None:
+    """Those that are there, and do not leave already; of one job, or of all."""
+    cluster = Cluster(node("goes", "gpu", SPOT), node("stays", "gpu"))
+    async with cluster.backend() as made, made.following() as watching:
+        backend = watching if followed else made
+        assert await backend.evacuate(["job"]) == [f"pod job-0 has to leave node goes: {WHY}"]
+        assert cluster.evicted == evicted("job-0")
+        assert len(await backend.evacuate()) == 2
+        assert cluster.evicted == evicted("job-0", "job-0", "other-0")
+
+
+async def test_a_follower_hears_of_a_taint_that_comes_later() -> None:
+    """By the watch, without asking again."""
+    cluster = Cluster(node("goes"), node("stays"))
+    async with cluster.backend() as backend, backend.following() as watching:
+        assert await watching.evacuate() == []
+        cluster.changes.put_nowait(node("goes", SPOT, version="2"))
+        async with asyncio.timeout(PATIENCE_S):
+            while not (done := await watching.evacuate(["job"])):  # noqa: ASYNC110 - the watch tells by this
+                await asyncio.sleep(0.01)
+        assert done == [f"pod job-0 has to leave node goes: {WHY}"]
+
+
+@pytest.mark.parametrize("followed", [False, True])
+async def test_without_the_right_to_read_nodes_nothing_happens(*, followed: bool) -> None:
+    cluster = Cluster(node("goes", SPOT))
+    cluster.nodes_status = 403
+    async with cluster.backend() as made, made.following() as watching:
+        assert await (watching if followed else made).evacuate() == []
+    assert cluster.evicted == []
+
+
+@pytest.mark.parametrize(("status", "logged"), [(429, 0), (404, 0), (409, 0), (403, 1)])
+async def test_a_pod_that_can_not_be_evicted_keeps_no_other(status: int, logged: int) -> None:
+    """As for its disruption budget, or because it is gone; a missing right is logged."""
+    cluster = Cluster(node("goes", SPOT))
+    cluster.answers["job-0"] = status
+    with capture_logs() as told:
+        async with cluster.backend() as backend:
+            assert await backend.evacuate() == [f"pod other-0 has to leave node goes: {WHY}"]
+    assert cluster.evicted == evicted("other-0")
+    assert [line["event"] for line in told].count("eviction.refused") == logged
+
+
+def test_each_taint_that_says_so_is_known_by_its_key_alone() -> None:
+    """Whatever its value and effect; those of GPU nodes and the like are none."""
+    for key, why in LEAVING_TAINTS.items():
+        assert leaving_reason(node("a", "other", key)) == f"{why} (taint {key})"
+    assert leaving_reason(node("a", "nvidia.com/gpu", "node.kubernetes.io/not-ready")) == ""
+    assert leaving_reason({"metadata": {"name": "a"}}) == ""
