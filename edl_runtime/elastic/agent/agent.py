@@ -35,7 +35,14 @@ from edl_runtime.elastic.comm.agent_protocol import (
 )
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
 from edl_runtime.elastic.rendezvous.planner import job_outcome, plan_generation
-from edl_runtime.elastic.rendezvous.redis_store import HEARTBEAT_EVERY_S, RETRY_EVERY_S, Event, RendezvousStore
+from edl_runtime.elastic.rendezvous.redis_store import (
+    HEARTBEAT_EVERY_S,
+    RETRY_EVERY_S,
+    Event,
+    EventKind,
+    RendezvousStore,
+    heartbeat_every_s,
+)
 from edl_runtime.errors import EX_DATAERR, EdlError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
@@ -50,6 +57,9 @@ FINISHED_WAIT_S = 60.0
 
 AFTER_OTHERS_S = 1.0
 """How long an agent stays after another instance has failed the job, so that the exit of that one is seen first."""
+
+FOR_ALL: tuple[EventKind, ...] = ("forming", "suspected", "asked", "stop", "ended", "restored")
+"""Events on which each agent acts at once. All others are for those that decide what is next."""
 
 MIN_TURN_S = 0.01
 """Shortest time between two turns of the loop, so that news that come all the time don't take a whole processor."""
@@ -166,7 +176,7 @@ class Agent:
         """Wake the loop when Redis has new events."""
         while True:
             try:
-                if await self._store.changed():
+                if await self._store.changed(() if self._view.acts_first(self._me.id) else FOR_ALL):
                     self._wake.set()
                     await asyncio.sleep(MIN_TURN_S)  # let the loop read them, else they count as new again
             except RegistryUnavailableError:
@@ -190,7 +200,10 @@ class Agent:
             if self._redis_away_since is not None:
                 log.info("redis.reconnected", generation=self._view.number)
             self._redis_away_since = None
-            rest_s = min(HEARTBEAT_EVERY_S, await self._advance(supervisor))
+            due_s = await self._advance(supervisor)
+            rest_s = heartbeat_every_s(len(self._view.members))
+            if self._view.acts_first(self._me.id):
+                rest_s = min(rest_s, due_s)
         except RegistryUnavailableError as error:
             if self._redis_away_since is None:
                 self._redis_away_since = time.monotonic()
