@@ -18,7 +18,7 @@ import msgspec
 
 from edl_runtime.checkpoint.folder_lease import JobFolderLeases
 from edl_runtime.concurrency import wait_for_event
-from edl_runtime.elastic.agent.entrypoint import Entrypoint, PortReservation, check_host
+from edl_runtime.elastic.agent.entrypoint import Entrypoint, PortReservation
 from edl_runtime.elastic.agent.failures import FailureStreak, FailureVerdict, PeerState, WorkerFailure, judge_failure
 from edl_runtime.elastic.agent.reconciler import DesiredState, KillWorker, WorkerState, is_ending, reconcile
 from edl_runtime.elastic.agent.reporter import StatusReporter, StepMeter
@@ -186,8 +186,6 @@ class Agent:
         """Read the group, decide and act; return after how many seconds to do it again without news."""
         for update in supervisor.take_updates():
             await self._process_update(update)
-        if supervisor.state.elastic and not self._me.elastic and self._communication == "gloo" and self._bounds.max > 1:
-            check_host(self._settings.host)
         self._folder_leases.add(supervisor.state.checkpoint)
         for error in self._folder_leases.take_conflicts():
             self._refuse(error)
