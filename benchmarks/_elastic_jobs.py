@@ -59,11 +59,14 @@ class Group:
         self._namespace = namespace
         self._gear = gear
 
+    def members(self) -> list[TrainerMember]:
+        """Return all that are registered."""
+        records = self._redis.hvals(keys.group_keys(self._namespace, NAME)[1])
+        return [msgspec.json.decode(record, type=TrainerMember) for record in records]
+
     def settled(self) -> bool:
         """Whether all members are ready for the next change."""
-        records = self._redis.hvals(keys.group_keys(self._namespace, NAME)[1])
-        members = [msgspec.json.decode(record, type=TrainerMember) for record in records]
-        return self._gear == "cold" or all(member.standby for member in members)
+        return self._gear == "cold" or all(member.standby for member in self.members())
 
     def gears(self) -> dict[int, Gear]:
         """Return the transition mode of each generation."""

@@ -54,7 +54,11 @@ FEW, MANY = 2, 10
 
 async def commands(client: Redis) -> int:
     """Return how many scripts and blocking reads Redis was asked for: nearly all that clients send."""
-    stats: dict[str, Any] = await client.info("commandstats")
+    return sent_by_clients(await client.info("commandstats"))
+
+
+def sent_by_clients(stats: dict[str, Any]) -> int:
+    """Return the number of these commands by what INFO says, which also counts those inside scripts."""
     return sum(int(stats[f"cmdstat_{name}"]["calls"]) for name in ("evalsha", "xread") if f"cmdstat_{name}" in stats)
 
 

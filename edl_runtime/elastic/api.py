@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 from edl_runtime.checkpoint.folder_lease import hold_until_exit
 from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.elastic.comm.agent_protocol import AgentClient, InitCalled, connect_to_agent
-from edl_runtime.elastic.comm.process_group import MAX_LIVE_GROUPS, GroupSession
+from edl_runtime.elastic.comm.process_group import GroupSession
 from edl_runtime.elastic.data.indexed import BatchOptions, Collate, DatasetCursor, IndexedData, default_collate
 from edl_runtime.elastic.data.sharded import ReadShard, ShardedData
 from edl_runtime.elastic.training.checkpointing import CheckpointManager
@@ -84,8 +83,7 @@ class Run:
     """
 
     def __init__(self, agent: AgentClient, checkpoints: CheckpointManager, settings: RuntimeSettings) -> None:
-        # without checkpoints a new process could not restore the state, so this one has to enter every generation
-        self._session = GroupSession(agent, most_live=MAX_LIVE_GROUPS if checkpoints.enabled else math.inf)
+        self._session = GroupSession(agent, settings.host)
         self._agent = agent
         self._checkpoints = checkpoints
         self._settings = settings
@@ -214,7 +212,7 @@ class Run:
             raise SpecError("run.wrap", given, "a model and its optimizer, or several such pairs: (model, optimizer)")
         paddle.disable_signal_handler()  # else it turns SIGTERM into an error
         self._agent.handle_signals()
-        self._session.use_backend("nccl" if _gpus() else "gloo")
+        self._session.begin(nccl=_gpus() > 0)
         options = TrainingOptions(scaling=scaling, warm_up_steps=warm_up_steps, schedule=schedule)
         training = TrainingLoop(
             pairs,

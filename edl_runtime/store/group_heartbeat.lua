@@ -8,8 +8,9 @@
 --     known        the state it saw last: clock in ms, highest (number of any generation); JSON of the generation, '' for
 --                  none; stop and outcome, if any; finished and left, ids
 --
--- Answers {'registered', fence, now in ms, id of the newest event, state, leases, records, beats}, the last four as flat
--- lists; {'superseded'}: a later agent has the index; {'taken'}: another run has the job.
+-- Answers {'registered', fence, now in ms, id of the newest event, JSON of [state, leases, records, beats]}, these four as
+-- flat lists, in one text because clients take long to read hundreds; {'superseded'}: a later agent has the index;
+-- {'taken'}: another run has the job.
 
 -- How many numbers of generations are skipped when an older copy of Redis's data is used. There is less than one a second, and
 -- Redis's replicas are some seconds late at most.
@@ -257,5 +258,6 @@ end
 keep()
 
 local newest = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 1)[1] or {'0-0'}
-return {'registered', fence, now, newest[1], redis.call('HGETALL', KEYS[4]),
-  redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[3])}
+local group = {redis.call('HGETALL', KEYS[4]), redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'),
+  redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[3])}
+return {'registered', fence, now, newest[1], cjson.encode(group)}

@@ -55,6 +55,23 @@ def test_all_that_a_job_has_in_redis_expires() -> None:
     assert ended["keys_of_a_job"] >= 7
 
 
+def test_sums_of_gradients_are_measured_beside_gloo() -> None:
+    """Both give the right sums, or it fails."""
+    found = result_of("gradients.py", "--ranks", "2", "--megabytes", "1", "--repeat", "1", may_miss=True)
+    assert [(each["ranks"], each["megabytes"]) for each in found["results"]] == [(2, 1)]
+
+
+@pytest.mark.deep
+def test_pauses_and_commands_are_measured_for_groups_of_several_sizes() -> None:
+    """After a leave and after a join all ranks go on from one step, and none is left out."""
+    flags = ("--sizes", "2", "3", "--repeat", "1", "--seconds", "1", "--step-ms", "20")
+    found = result_of("elastic_scale.py", *flags, may_miss=True)
+    assert [each["size"] for each in found["results"]] == [2, 3]
+    for each in found["results"]:
+        assert each["steady"]["commands_per_s"] > 0
+        assert each["leave"]["faults"] == each["join"]["faults"] == []
+
+
 @pytest.mark.deep
 def test_the_reader_of_samples_is_measured_with_samples_held_and_dropped() -> None:
     """In the format "sample" there is a ratio for a consumer that drops each sample at once, too."""

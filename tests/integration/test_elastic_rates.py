@@ -1,4 +1,4 @@
-"""Learning rates that scripts set in their loops, where trainers come, go and die: real processes, real gloo."""
+"""Learning rates that scripts set in their loops, where trainers come, go and die: real processes, real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainers that come, go and die: real processes, real gloo, and a stand-in for their agents."""
+"""Trainers that come, go and die: real processes, real sockets, and a stand-in for their agents."""
 
 from __future__ import annotations
 

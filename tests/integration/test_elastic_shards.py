@@ -1,4 +1,4 @@
-"""Trainers that lease shards from a ledger: real processes, real gloo, a real Redis."""
+"""Trainers that lease shards from a ledger: real processes, real sockets, a real Redis."""
 
 from __future__ import annotations
 

@@ -255,11 +255,24 @@ async def test_news_wakes_an_agent_at_once(
         first, second = Agent(patient, namespace, 0), Agent(client, namespace, 1)
         await second.heartbeat()
         await first.heartbeat()
-        assert not await first.membership.changed(0.01)
-        waiting = asyncio.create_task(first.membership.changed(60.0))
+        assert not await first.membership.changed(timeout_s=0.01)
+        waiting = asyncio.create_task(first.membership.changed(timeout_s=60.0))
         await second.heartbeat(leaving=True)
         assert await asyncio.wait_for(waiting, 30.0)
-        assert await first.membership.changed(0.01), "there is still something that it has not seen"
+        assert await first.membership.changed(timeout_s=0.01), "there is still something that it has not seen"
+
+
+async def test_only_some_news_wake_an_agent_that_leaves_the_rest_to_others(client: Redis, namespace: str) -> None:
+    """It does not wait behind those that it has not to see."""
+    first, _, third, fourth = await group(client, namespace, 4)
+    view = await fourth.heartbeat()
+    assert [view.acts_first(member) for member in ids(view)] == [True, True, True, False]
+    await first.heartbeat()
+    await third.heartbeat(leaving=True)
+    assert not await fourth.membership.changed(["forming"], 0.01)
+    assert await first.membership.changed(timeout_s=0.01)
+    await first.publish()
+    assert await fourth.membership.changed(["forming"], 60.0)
 
 
 async def test_the_pause_is_the_longest_of_those_who_trained_before(client: Redis, namespace: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from support.depth import DEEP
 
 from edl_runtime.elastic.data.sharded import ShardedData
-from edl_runtime.elastic.training.train_state import state_receivers, state_source
+from edl_runtime.elastic.training.train_state import state_receivers
 from edl_runtime.shards.errors import LedgerMissingError, StaleGenerationError
 from edl_runtime.shards.ledger import BlockingLedger
 
@@ -151,8 +151,10 @@ class Rank:
         generation, states = self._hall.enter(self._name, self.session.generation, own)
         members = self._hall.generations[generation - 1]
         rank, steps = members.index(self._name), [state.steps for state in states]
-        source = state_source(steps)
-        if source is not None and rank in state_receivers(steps, source):
+        receivers, source = state_receivers(steps), rank
+        while source in receivers:  # the nearest before that has it
+            source = (source - 1) % len(members)
+        if source != rank:
             self.train_state.steps, own = states[source].steps or 0, states[source]
             self.model = own.model
         group = SimpleNamespace(rank=rank, world_size=len(members))

@@ -17,7 +17,6 @@ from edl_runtime.autoscale.policy import decide
 from edl_runtime.compat.cloud_reader import cloud_reader
 from edl_runtime.distill import batching, bottleneck, dispatch_policy, teacher_connections
 from edl_runtime.elastic.api import Run
-from edl_runtime.elastic.comm import process_group
 from edl_runtime.elastic.data import sharded
 from edl_runtime.elastic.training import optimizer_step
 from edl_runtime.protocol import client
@@ -90,7 +89,6 @@ def test_every_file_it_links_to_is_there(page: str) -> None:
             default(Run.shards, "failure_limit"),
             3,
         ),
-        ("concepts/elastic-training", "a process that has been in 32 groups", process_group.MAX_LIVE_GROUPS, 32),
         ("concepts/elastic-training", "`EDL_STEP_LIMIT_S` (600)", RuntimeSettings().step_limit_s, 600),
         ("how-to/checkpoints", "Three are kept", specs.Checkpoint(url="kept").keep_last, 3),
         ("how-to/checkpoints", "Three are kept", RuntimeSettings().checkpoint_keep_last, 3),

@@ -19,7 +19,7 @@ import msgspec
 
 from edl_runtime.checkpoint.folder_lease import JobFolderLeases
 from edl_runtime.concurrency import wait_for_event
-from edl_runtime.elastic.agent.entrypoint import Entrypoint, PortReservation, check_host
+from edl_runtime.elastic.agent.entrypoint import Entrypoint, PortReservation
 from edl_runtime.elastic.agent.failures import FailureStreak, FailureVerdict, PeerState, WorkerFailure, judge_failure
 from edl_runtime.elastic.agent.reconciler import DesiredState, KillWorker, WorkerState, is_ending, reconcile
 from edl_runtime.elastic.agent.reporter import StatusReporter, StepMeter
@@ -41,7 +41,9 @@ from edl_runtime.elastic.rendezvous.redis_store import (
     HEARTBEAT_EVERY_S,
     RETRY_EVERY_S,
     Event,
+    EventKind,
     RendezvousStore,
+    heartbeat_every_s,
     read_events,
 )
 from edl_runtime.errors import EX_DATAERR, EdlError
@@ -61,6 +63,9 @@ AFTER_OTHERS_S = 1.0
 """How long an agent stays after another instance has failed the job, so that the exit of that one is seen first."""
 
 DAY_S = 24 * 3600.0
+
+FOR_ALL: tuple[EventKind, ...] = ("forming", "suspected", "asked", "stop", "ended", "restored")
+"""Events on which each agent acts at once. All others are for those that decide what is next."""
 
 MIN_TURN_S = 0.01
 """Shortest time between two turns of the loop, so that news that come all the time don't take a whole processor."""
@@ -196,7 +201,7 @@ class Agent:
         """Wake the loop when Redis has new events."""
         while True:
             try:
-                if await self._store.changed():
+                if await self._store.changed(() if self._view.acts_first(self._me.id) else FOR_ALL):
                     self._wake.set()
                     await asyncio.sleep(MIN_TURN_S)  # let the loop read them, else they count as new again
             except RegistryUnavailableError:
@@ -206,8 +211,6 @@ class Agent:
         """Read the group, decide and act; return after how many seconds to do it again without news."""
         for update in supervisor.take_updates():
             await self._process_update(update)
-        if supervisor.state.elastic and not self._me.elastic and self._communication == "gloo" and self._bounds.max > 1:
-            check_host(self._settings.host)
         self._folder_leases.add(supervisor.state.checkpoint)
         for error in self._folder_leases.take_conflicts():
             self._refuse(error)
@@ -221,7 +224,10 @@ class Agent:
                 log.info("redis.reconnected", generation=self._view.number)
             self._redis_away_since = None
             await self._compare_pace()
-            rest_s = min(HEARTBEAT_EVERY_S, await self._advance(supervisor))
+            due_s = await self._advance(supervisor)
+            rest_s = heartbeat_every_s(len(self._view.members))
+            if self._view.acts_first(self._me.id):
+                rest_s = min(rest_s, due_s)
         except RegistryUnavailableError as error:
             if self._redis_away_since is None:
                 self._redis_away_since = time.monotonic()

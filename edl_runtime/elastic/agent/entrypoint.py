@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import ipaddress
 import shutil
 import socket
 import sys
@@ -155,31 +154,6 @@ def generation_environment(generation: Generation, member: str, communication: C
         "MASTER_PORT": port,
         "EDL_GENERATION": str(generation.number),
     }
-
-
-def check_host(host: str) -> None:
-    """Raise SpecError if gloo would listen on loopback only, though other instances connect to `host`.
-
-    Paddle's gloo listens at the address that this machine's name resolves to, and has no setting for it.
-    """
-    name = socket.gethostname()
-    try:
-        own = socket.gethostbyname(name)
-    except OSError:
-        own = "127.0.0.1"  # as Paddle does
-    if _is_loopback(own) and not _is_loopback(host):
-        allowed = (
-            f"127.0.0.1 while this machine's name, {name!r}, resolves to {own}: gloo listens there. "
-            f"Give the name an address that the job's other instances reach, in /etc/hosts or DNS"
-        )
-        raise SpecError("settings.host (EDL_HOST)", host, allowed)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]).is_loopback
-    except OSError:
-        return False
 
 
 class PortReservation:

@@ -34,7 +34,7 @@ GEARS: tuple[Gear, ...] = get_args(Gear)
 
 
 CommBackend = Literal["gloo", "nccl"]
-"""What the ranks of a group communicate by: NCCL where each has a GPU of its own, else gloo."""
+"""What ranks sum by: NCCL where each has a GPU of its own; else plain scripts by gloo, elastic ones by sockets."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=lambda name: name.lower()):
@@ -259,6 +259,14 @@ class MessageDecoder(Generic[MessageT]):
     def __init__(self, kinds: object) -> None:
         self._decoder: JsonDecoder[MessageT] = JsonDecoder(kinds)
         self._pending = bytearray()
+
+    @property
+    def missing(self) -> int:
+        """How many bytes the present message still needs, as far as is known: what follows may be no message."""
+        if len(self._pending) < _HEAD.size:
+            return _HEAD.size - len(self._pending)
+        (size,) = _HEAD.unpack_from(self._pending)
+        return int(_HEAD.size + size - len(self._pending))
 
     def feed(self, data: bytes) -> Iterator[MessageT]:
         """Yield the messages that `data` completes. Raises msgspec.DecodeError for anything else."""

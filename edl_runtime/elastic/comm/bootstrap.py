@@ -1,4 +1,7 @@
-"""How the ranks of a new generation connect: each sends Hello to rank 0; the connections stay as control channel."""
+"""How the ranks of a new generation connect: each sends Hello to rank 0, then to the rank after it.
+
+The connections to rank 0 stay as control channel, those to the next rank as ring.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,22 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from edl_runtime.elastic.comm.agent_protocol import MAX_MESSAGE_BYTES, JoinGeneration, MessageDecoder, encode_message
+from edl_runtime.elastic.comm.ring import Ring
 from edl_runtime.elastic.errors import GroupLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 
 RETRY_EVERY_S = 0.005
-"""How often a rank tries to connect while rank 0 is not there yet."""
+"""How often a rank of a small group tries to connect while rank 0 is not there yet; the larger the group, the rarer."""
 
 HELLO_LIMIT_S = 1.0
 """How long a connection may take to send its Hello."""
@@ -42,12 +46,14 @@ EXTRA_PENDING = 64
 MAX_HELLO_BYTES = 1 << 10
 
 MessageT = TypeVar("MessageT", bound=msgspec.Struct)
+Number = TypeVar("Number", bound=np.number[Any])
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank sends. `token`: its generation's secret. `name`: of its process.
 
-    `step`: of the state that it has, None before it has trained.
+    - `step`: of the state that it has, None before it has trained.
+    - `endpoint`: host and port where it listens for the rank before it.
     """
 
     generation: int
@@ -55,22 +61,28 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     step: int | None
     token: str
+    endpoint: tuple[str, int] = ("", 0)
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Rank 0's answer to all. `names`, `steps`: by rank. `store_port`: where its store of this generation listens."""
+    """Rank 0's answer to all. `names`, `steps`, `endpoints`: by rank. `store_port`: of its store for NCCL, or 0."""
 
     generation: int
     names: list[str]
     steps: list[int | None]
+    endpoints: list[tuple[str, int]]
     store_port: int
 
 
 class Bootstrap:
-    """Connects this rank with the others of a generation. Any thread may call `abort`: whatever waits then raises."""
+    """Connects this rank with the others of a generation. Any thread may call `abort`: whatever waits then raises.
 
-    def __init__(self, join: JoinGeneration) -> None:
+    `host`: the address at which the others reach this rank.
+    """
+
+    def __init__(self, join: JoinGeneration, host: str = "127.0.0.1") -> None:
         self._join = join
+        self._host = host
         self._ends: list[socket.socket] = []
         self._aborted = False
 
@@ -93,56 +105,106 @@ class Bootstrap:
         progress and call `abort` when one does not. Raises GroupLostError then, and when a rank goes.
         """
         join = self._join
-        own = Hello(generation=join.generation, rank=join.rank, name=name, step=step, token=join.token)
-        try:
-            welcome, ends = self._run_root(own, open_store) if join.rank == 0 else self._join_root(own)
-        except (OSError, EOFError, msgspec.DecodeError) as error:
-            self.close()
-            raise GroupLostError(join.generation, f"the ranks could not meet: {error}") from error
+        with self._group_lost_on_error():
+            self._listener = self._listen((self._host, 0))
+            self._own = Hello(
+                generation=join.generation,
+                rank=join.rank,
+                name=name,
+                step=step,
+                token=join.token,
+                endpoint=(self._host, self._listener.getsockname()[1]),
+            )
+            welcome, ends = self._run_root(open_store) if join.rank == 0 else self._join_root()
         return welcome, ControlChannel(ends)
 
-    def _run_root(self, own: Hello, open_store: Callable[[], int]) -> tuple[Welcome, dict[int, socket.socket]]:
-        host, port = self._join.address
-        there = {0: own}
-        peers: dict[int, socket.socket] = {}
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = self._register(socket.create_server((host, port), family=family, backlog=64))
-        with listener, _PendingPeers(listener, 2 * self._join.world_size + EXTRA_PENDING) as pending:
-            while len(there) < self._join.world_size:
-                for peer, hello in pending.completed():
-                    if self._is_expected(hello) and hello.rank not in there:  # the first of a rank counts
-                        there[hello.rank], peers[hello.rank] = hello, self._register(peer)
-                    else:
-                        peer.close()
+    def connect_ring(self, welcome: Welcome) -> Ring:
+        """Return the ring of the ranks that `run` has connected. Has no timeout and raises GroupLostError, as `run`."""
+        rank, size = self._join.rank, self._join.world_size
+        with self._group_lost_on_error():
+            after = self._connect(welcome.endpoints[(rank + 1) % size])
+            ((before, _),) = self._accept(self._listener, [(rank - 1) % size]).values()
+            for end in (before, after):
+                configure_socket(end)
+            if sys.platform == "linux":  # keepalive finds no network that is cut while data is on its way
+                after.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_S * 1000)
+        return Ring(rank, size, before=before, after=after)
+
+    @contextlib.contextmanager
+    def _group_lost_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, EOFError, msgspec.DecodeError) as error:
+            self.close()
+            raise GroupLostError(self._join.generation, f"the ranks could not meet: {error}") from error
+
+    def _run_root(self, open_store: Callable[[], int]) -> tuple[Welcome, dict[int, socket.socket]]:
+        found = self._accept(self._listen(self._join.address), range(1, self._join.world_size))
+        hellos = [self._own, *(found[rank][1] for rank in sorted(found))]
         welcome = Welcome(
-            generation=own.generation,
-            names=[there[rank].name for rank in sorted(there)],
-            steps=[there[rank].step for rank in sorted(there)],
+            generation=self._own.generation,
+            names=[hello.name for hello in hellos],
+            steps=[hello.step for hello in hellos],
+            endpoints=[hello.endpoint for hello in hellos],
             store_port=open_store(),
         )
-        for peer in peers.values():
+        message = encode_message(welcome)
+        for peer, _ in found.values():
             peer.settimeout(None)
-            peer.sendall(encode_message(welcome))
-        return welcome, peers
+            peer.sendall(message)
+        return welcome, {rank: peer for rank, (peer, _) in found.items()}
+
+    def _join_root(self) -> tuple[Welcome, dict[int, socket.socket]]:
+        """Retry until rank 0 answers: the listener there may belong to an older generation."""
+        while True:
+            end = self._connect(self._join.address)
+            with contextlib.suppress(EOFError, OSError):
+                welcome = _receive_message(end, Welcome)
+                if welcome.generation == self._own.generation:
+                    return welcome, {0: end}
+            self._retry(end)
+
+    def _connect(self, address: tuple[str, int]) -> socket.socket:
+        """Return a connection that has sent this rank's Hello. Retries until `abort`."""
+        while True:
+            end = None
+            try:
+                end = self._register(socket.create_connection(address, CONNECT_LIMIT_S))
+                end.sendall(encode_message(self._own))
+            except (OSError, EOFError):
+                self._retry(end)
+            else:
+                return end
+
+    def _retry(self, end: socket.socket | None) -> None:
+        """Close this connection, and wait until it is time for the next. Raises EOFError after `abort`."""
+        if self._aborted:
+            raise EOFError("a rank was lost")
+        if end:
+            self._ends.remove(end)
+            end.close()
+        # all of a large group that wait for rank 0 would else take the processor from it
+        time.sleep(RETRY_EVERY_S * (1 + self._join.world_size // 8))
+
+    def _listen(self, address: tuple[str, int]) -> socket.socket:
+        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        return self._register(socket.create_server(address, family=family, backlog=64))
+
+    def _accept(self, listener: socket.socket, ranks: Collection[int]) -> dict[int, tuple[socket.socket, Hello]]:
+        """Return the connections of these ranks and what they have sent, by rank. Closes all others."""
+        found: dict[int, tuple[socket.socket, Hello]] = {}
+        with listener, _PendingPeers(listener, 2 * len(ranks) + EXTRA_PENDING) as pending:
+            while len(found) < len(ranks):
+                for peer, hello in pending.completed():
+                    if self._is_expected(hello) and hello.rank in ranks and hello.rank not in found:  # the first counts
+                        found[hello.rank] = self._register(peer), hello
+                    else:
+                        peer.close()
+        return found
 
     def _is_expected(self, hello: Hello) -> bool:
         knows = hmac.compare_digest(hello.token.encode(), self._join.token.encode())
-        return knows and hello.generation == self._join.generation and 0 < hello.rank < self._join.world_size
-
-    def _join_root(self, own: Hello) -> tuple[Welcome, dict[int, socket.socket]]:
-        """Retry until rank 0 answers: the listener there may belong to an older generation."""
-        while True:
-            self.close()
-            try:
-                end = self._register(socket.create_connection(self._join.address, CONNECT_LIMIT_S))
-                end.sendall(encode_message(own))
-                welcome = _receive_message(end, Welcome)
-                if welcome.generation == own.generation:
-                    return welcome, {0: end}
-            except (OSError, EOFError):
-                if self._aborted:
-                    raise
-            time.sleep(RETRY_EVERY_S)
+        return knows and hello.generation == self._join.generation
 
     def _register(self, end: socket.socket) -> socket.socket:
         self._ends.append(end)
@@ -206,7 +268,7 @@ class _PendingPeers:
         """Return the Hello once it is complete; close the connection if it sends anything else, or ends."""
         pending = self._there[end]
         try:
-            data = end.recv(MAX_HELLO_BYTES - pending.size)
+            data = end.recv(min(pending.unpacker.missing, MAX_HELLO_BYTES - pending.size))
             pending.size += len(data)
             hello = next(pending.unpacker.feed(data), None)
         except BlockingIOError:
@@ -248,50 +310,35 @@ def _receive_message(end: socket.socket, kind: type[MessageT]) -> MessageT:
     raise msgspec.DecodeError(f"more than {MAX_MESSAGE_BYTES} bytes")
 
 
-# The control channel: counts that rank 0 sums, and state for ranks that need it.
+# The control channel: what rank 0 sums.
 
 UNREACHABLE_S = 10
 """How long another rank's host may be unreachable. Its kernel also answers for a stopped process."""
 
 
 class ControlChannel:
-    """Rank 0's sockets to all others, or another rank's to rank 0. A sum waits for all ranks without a timeout.
+    """Rank 0's sockets to all others, or another rank's to rank 0: two messages a rank, for sums of a few values.
 
-    Gloo's collectives give up after 30 s, which can't be changed: after a sum over this channel all ranks begin one at
-    once.
+    A sum waits for all ranks without a timeout.
     """
 
     def __init__(self, ends: Mapping[int, socket.socket]) -> None:
         """Use connected sockets, by the rank at the other end; whoever opened them closes them."""
         self._ends = dict(ends)
         for end in self._ends.values():
-            end.settimeout(None)
-            with contextlib.suppress(OSError):  # not TCP
-                _configure_socket(end)
+            configure_socket(end)
 
-    def all_reduce(self, own: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sums over all ranks. Raises OSError, EOFError when a connection ends."""
+    def all_reduce(self, own: NDArray[Number]) -> NDArray[Number]:
+        """Return the sums over all ranks, the same bits everywhere. Raises OSError, EOFError when a connection ends."""
         if 0 in self._ends:
             self._ends[0].sendall(own.tobytes())
-            return np.frombuffer(self._receive(own.nbytes)[0], np.int64).copy()
-        parts = [np.frombuffer(part, np.int64) for part in self._receive(own.nbytes).values()]
-        total: NDArray[np.int64] = np.add.reduce([own, *parts], dtype=np.int64)
+            return np.frombuffer(self._receive(own.nbytes)[0], own.dtype).copy()
+        received = self._receive(own.nbytes)
+        parts = [np.frombuffer(received[rank], own.dtype) for rank in sorted(received)]
+        total: NDArray[Number] = np.add.reduce([own, *parts], dtype=own.dtype)
         for end in self._ends.values():
             end.sendall(total.tobytes())
         return total
-
-    def send(self, values: NDArray[np.uint8], rank: int) -> None:
-        """Send bytes to a rank, which has to `receive` as many. Raises OSError."""
-        self._ends[rank].sendall(values.data)
-
-    def receive(self, values: NDArray[np.uint8], rank: int) -> None:
-        """Fill `values` with the bytes that a rank sends. Raises OSError, EOFError."""
-        room = values.data
-        while room:
-            count = self._ends[rank].recv_into(room)
-            if not count:
-                raise EOFError(f"the connection to rank {rank} has ended")
-            room = room[count:]
 
     def _receive(self, size: int) -> dict[int, bytes]:
         """Return `size` bytes of each rank; a rank that goes is noticed at once, however late the others are."""
@@ -310,8 +357,15 @@ class ControlChannel:
         return received
 
 
-def _configure_socket(end: socket.socket) -> None:
-    """Send small messages at once, and detect a network that is cut."""
+UNACKNOWLEDGED_S = 30
+"""How long bytes of a sum or a state may wait to be received: a rank that takes so long is not in it any more."""
+
+
+def configure_socket(end: socket.socket) -> None:
+    """Wait without a timeout, send small messages at once, and detect a network that is cut."""
+    end.settimeout(None)
+    if end.family == socket.AF_UNIX:
+        return
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":

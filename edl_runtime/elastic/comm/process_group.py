@@ -1,7 +1,6 @@
-"""The process group of one generation, over Paddle's gloo or NCCL, and the session that moves a worker between groups.
+"""The process group of one generation, over sockets or NCCL, and the session that moves a worker between groups.
 
-A process is in one group after the other, each of its own size. Paddle's global group is not touched. Tensors are on
-the CPU for gloo and on the process's one GPU for NCCL.
+A process is in one group after the other, each of its own size. Paddle's global group is not touched.
 """
 
 from __future__ import annotations
@@ -11,30 +10,20 @@ import contextlib
 import os
 import re
 import secrets
-import threading
+import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edl_runtime.elastic.comm.agent_protocol import AgentClient, CommBackend, GenerationLost, JoinGeneration, Leave
-from edl_runtime.elastic.comm.bootstrap import Bootstrap, ControlChannel, Welcome
-from edl_runtime.elastic.comm.paddle_sockets import (
-    close_listener,
-    descriptors,
-    disable_delay,
-    free_port,
-    open_epolls,
-    peer_port,
-    shut_down,
-    watched_by,
-)
+from edl_runtime.elastic.comm.agent_protocol import AgentClient, GenerationLost, JoinGeneration, Leave
+from edl_runtime.elastic.comm.bootstrap import Bootstrap, Welcome
 from edl_runtime.elastic.errors import GroupLostError
 from edl_runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -45,7 +34,10 @@ NCCL_LIMIT_S = 30
 PORT_TRIES = 3  # another process may take a free port before the store has bound it
 
 CHUNK_BYTES = 1 << 20
-"""State is sent in pieces of so many bytes: each counts as progress, and rank 0 forwards it before the next."""
+"""State is sent in pieces of so many bytes: each counts as progress, and is passed on before the next."""
+
+SMALL_SUM_BYTES = 1 << 14
+"""Up to so many bytes are summed by rank 0: that takes two messages one after the other, the ring two for each rank."""
 
 
 class ProcessGroup:
@@ -58,17 +50,18 @@ class ProcessGroup:
     world_size = 1
 
     def all_reduce(self, values: Any) -> None:
-        """Replace the tensor's values by their sums over all ranks: the same bits everywhere.
+        """Replace the values of a contiguous array by their sums over all ranks: the same bits everywhere.
 
-        All ranks have to call it within seconds of each other, as after `all_reduce_counts`.
+        With NCCL also those of a tensor on a GPU; then all ranks have to call it within seconds of each other, as after
+        `all_reduce_counts`.
         """
 
     def all_reduce_counts(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sums over all ranks. Waits for all of them, without a timeout."""
+        """Return the sums over all ranks."""
         return counts
 
-    def broadcast(self, values: NDArray[np.uint8], source: int, receivers: Collection[int]) -> None:
-        """Copy the bytes from the source to the receivers, which call it as well. Rank 0 is among them."""
+    def pass_on(self, values: NDArray[np.uint8], *, receives: bool, sends: bool) -> None:
+        """Fill `values` with the bytes of the rank before this one (`receives`), give them to the next (`sends`)."""
 
     def abort(self) -> None:
         """Interrupt whatever waits, in any thread. The group can't be used afterwards."""
@@ -77,83 +70,59 @@ class ProcessGroup:
         """Close the sockets; ranks that still use the group notice."""
 
 
-class PaddleProcessGroup(ProcessGroup):
-    """A group over Paddle's gloo, or NCCL.
-
-    NCCL has not been run on GPUs: treat it as written only. `abort` can't interrupt it, so its generations are never
-    live: the agent ends such a worker.
-    """
+class SocketProcessGroup(ProcessGroup):
+    """A group whose ranks are connected by sockets: each with rank 0, and in a ring."""
 
     def __init__(
-        self, join: JoinGeneration, backend: CommBackend, *, on_progress: Callable[[], None] = lambda: None
+        self, join: JoinGeneration, host: str = "127.0.0.1", *, on_progress: Callable[[], None] = lambda: None
     ) -> None:
-        """`connect` has to follow. `on_progress` is called after each piece that is sent or received."""
+        """`connect` has to follow.
+
+        - `host`: the address at which the others reach this rank.
+        - `on_progress`: is called after each piece that is sent or received.
+        """
         self.rank = join.rank
         self.world_size = join.world_size
         self._join = join
-        self._backend = backend
         self._on_progress = on_progress
-        self._bootstrap = Bootstrap(join)
-        self._control = ControlChannel({})
-        self._store: Any = None
-        self._store_port = 0
-        self._paddle_group: Any = None
-        self._older: set[int] | None = None  # epoll descriptors from before this group
-        self._own: set[int] | None = None  # its own, once it is connected
-        self._aborted = False
-        self._closed = False
-        self._closing = threading.Lock()
+        self._bootstrap = Bootstrap(join, host)
 
     def connect(self, name: str, step: int | None) -> Welcome:
         """Connect with all ranks and return what they have sent. Raises GroupLostError."""
         welcome, self._control = self._bootstrap.run(name, step, self._open_store)
-        with self._group_lost_on_error():
-            self._open_group(welcome)
+        self._ring = self._bootstrap.connect_ring(welcome)
         return welcome
 
     def all_reduce(self, values: Any) -> None:
         with self._group_lost_on_error():
-            self._paddle_group.allreduce(values).wait()
+            if values.nbytes <= SMALL_SUM_BYTES:
+                values[...] = self._control.all_reduce(values)
+            else:
+                self._ring.all_reduce(values)
 
     def all_reduce_counts(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         with self._group_lost_on_error():
             return self._control.all_reduce(counts)
 
-    def broadcast(self, values: NDArray[np.uint8], source: int, receivers: Collection[int]) -> None:
+    def pass_on(self, values: NDArray[np.uint8], *, receives: bool, sends: bool) -> None:
         with self._group_lost_on_error():
             for begin in range(0, len(values), CHUNK_BYTES):
-                self._broadcast_chunk(values[begin : begin + CHUNK_BYTES], source, receivers)
+                piece = values[begin : begin + CHUNK_BYTES]
+                if receives:
+                    self._ring.receive(piece)
+                if sends:
+                    self._ring.send(piece)
                 self._on_progress()
 
     def abort(self) -> None:
-        with self._closing:
-            if not self._closed:  # else the next group may have its descriptors
-                self._shut_down()
+        self._bootstrap.abort()
 
     def close(self) -> None:
-        with self._closing:
-            if not self._closed:
-                self._shut_down()
-            self._closed = True
-        self._bootstrap.close()
-        self._paddle_group = None
-
-    def _shut_down(self) -> None:
-        self._aborted = True
         self._bootstrap.abort()
-        if self._store_port:
-            close_listener(self._store_port)
-        for fd in self._sockets():
-            shut_down(fd)
+        self._bootstrap.close()
 
-    def _broadcast_chunk(self, piece: NDArray[np.uint8], source: int, receivers: Collection[int]) -> None:
-        if self.rank != source:
-            self._control.receive(piece, 0 if self.rank else source)
-        elif self.rank:
-            self._control.send(piece, 0)  # which forwards it
-        if self.rank == 0:
-            for receiver in set(receivers) - {0}:
-                self._control.send(piece, receiver)
+    def _open_store(self) -> int:
+        return 0
 
     @contextlib.contextmanager
     def _group_lost_on_error(self) -> Iterator[None]:
@@ -162,11 +131,46 @@ class PaddleProcessGroup(ProcessGroup):
         except (RuntimeError, ValueError, OSError, EOFError) as error:
             raise GroupLostError(self._join.generation, describe_error(error)) from error
 
-    def _open_store(self) -> int:
-        """Open rank 0's store, at a new port: the stores of older generations stay open in this process."""
+
+class NcclProcessGroup(SocketProcessGroup):
+    """A group that sums tensors on its GPUs by Paddle's NCCL.
+
+    It has not been run on GPUs: treat it as written only. `abort` can't interrupt NCCL, so its generations are never
+    live: the agent ends such a worker.
+    """
+
+    _store: Any = None
+
+    def connect(self, name: str, step: int | None) -> Welcome:
         from paddle.base import core
 
-        self._older = open_epolls()
+        welcome = super().connect(name, step)
+        nccl: Any = core  # a build for the CPU has none
+        with self._group_lost_on_error():
+            host, _ = self._join.address
+            if self._store is None:
+                self._store = nccl.TCPStore(host, welcome.store_port, False, 0, STORE_LIMIT_S)
+            os.environ["PADDLE_TRAINER_ID"] = str(self.rank)  # read by Paddle when it makes a group
+            self._nccl = nccl.ProcessGroupNCCL.create(
+                self._store, self.rank, self.world_size, self._join.generation, NCCL_LIMIT_S * 1000, 0, 0
+            )
+        return welcome
+
+    def all_reduce(self, values: Any) -> None:
+        if isinstance(values, np.ndarray):
+            super().all_reduce(values)
+            return
+        with self._group_lost_on_error():
+            self._nccl.allreduce(values).wait()
+
+    def close(self) -> None:
+        super().close()
+        self._nccl = None
+
+    def _open_store(self) -> int:
+        """Open rank 0's store, at a new port."""
+        from paddle.base import core
+
         host, _ = self._join.address
         for attempt in range(PORT_TRIES):
             port = free_port(host)
@@ -177,46 +181,14 @@ class PaddleProcessGroup(ProcessGroup):
                 if attempt + 1 == PORT_TRIES:
                     raise
             else:
-                self._store_port = port
                 return port
         raise AssertionError("unreachable")
 
-    def _open_group(self, welcome: Welcome) -> None:
-        from paddle.base import core
 
-        host, _ = self._join.address
-        if self._store is None:
-            self._older = open_epolls()
-            self._store_port = welcome.store_port
-            self._store = core.TCPStore(host, welcome.store_port, False, 0, STORE_LIMIT_S)
-        for fd in self._sockets():
-            disable_delay(fd)
-        os.environ["PADDLE_TRAINER_ID"] = str(self.rank)  # read by Paddle when it makes a group
-        number, size = self._join.generation, self.world_size
-        if self._backend == "gloo":
-            self._paddle_group = core.ProcessGroupGloo.create(self._store, self.rank, size, number)
-            close_listener(self._store_port)  # all ranks are connected; it would accept anybody at any address
-        else:
-            nccl: Any = core  # a build for the CPU has none
-            self._paddle_group = nccl.ProcessGroupNCCL.create(
-                self._store, self.rank, size, number, NCCL_LIMIT_S * 1000, 0, 0
-            )
-        self._own = self._new_epolls()
-        if self._aborted:  # before there were sockets to shut down
-            raise GroupLostError(number, "a rank was lost")
-
-    def _sockets(self) -> list[int]:
-        """Return the descriptors of this group's sockets.
-
-        Those of gloo and of the store's server are watched by epolls that were made with the group; the store's client
-        has the store's port at its other end.
-        """
-        epolls = self._new_epolls() if self._own is None else self._own
-        watched = {fd for epoll in epolls for fd in watched_by(epoll)}
-        return [fd for fd in descriptors("socket:") if fd in watched or peer_port(fd) == self._store_port]
-
-    def _new_epolls(self) -> set[int]:
-        return set() if self._older is None else open_epolls() - self._older
+def free_port(host: str) -> int:
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    with socket.create_server((host, 0), family=family) as listener:
+        return int(listener.getsockname()[1])
 
 
 def describe_error(error: BaseException) -> str:
@@ -232,9 +204,6 @@ def describe_error(error: BaseException) -> str:
 
 # The session: from one generation's group to the next.
 
-MAX_LIVE_GROUPS = 32
-"""Groups that a process may make: Paddle leaks a few descriptors and threads with each."""
-
 log = get_logger(__name__)
 
 Prepare = Callable[[JoinGeneration], None]
@@ -247,30 +216,29 @@ EnterGroup = Callable[[ProcessGroup, JoinGeneration, list[int | None]], None]
 class GroupSession:
     """This worker's group and generation, 0 before the first. `names`: of all its processes, by rank."""
 
-    def __init__(self, agent: AgentClient, *, most_live: float = MAX_LIVE_GROUPS) -> None:
-        """`most_live`: how many groups this process may make."""
+    def __init__(self, agent: AgentClient, host: str = "127.0.0.1") -> None:
+        """`host`: the address at which the others reach this worker."""
         self.agent = agent
-        self._most_live = most_live
+        self._host = host
         self.group = ProcessGroup()
         self.generation = 0
         self.instances = 1
         self.name = secrets.token_hex(6)
         self.names = [self.name]
-        self._backend: CommBackend = "gloo"
-        self._made = 0
+        self._group_kind: type[SocketProcessGroup] = SocketProcessGroup
 
-    def use_backend(self, backend: CommBackend) -> None:
-        """Use this backend from now on, and close the group when the interpreter exits.
+    def begin(self, *, nccl: bool) -> None:
+        """Sum tensors on GPUs by NCCL from now on, if so; and close the group before the interpreter exits.
 
-        An open group's C++ threads may abort the process at exit, and its exit status would be lost.
+        The others then notice it at once. NCCL's threads may abort the process at its exit, whose status would be lost.
         """
-        self._backend = backend
+        self._group_kind = NcclProcessGroup if nccl else SocketProcessGroup
         atexit.register(self._close_in, os.getpid())
 
     @property
     def live(self) -> bool:
         """Whether this process can enter another generation."""
-        return self._backend == "gloo" and self._made < self._most_live
+        return self._group_kind is SocketProcessGroup
 
     def next_generation(self, step: int | None, prepare: Prepare, enter: EnterGroup) -> Leave | None:
         """Wait for the next generation that can be entered, and enter it; return Leave when this worker has to end.
@@ -317,8 +285,7 @@ class GroupSession:
             enter(alone, join, [step])
             self.group.close()
             return alone
-        group = PaddleProcessGroup(join, self._backend, on_progress=self.agent.note_progress)
-        self._made += 1
+        group = self._group_kind(join, self._host, on_progress=self.agent.note_progress)
         self.agent.abort_on_loss(join.generation, group.abort, forming=True)
         self.agent.waits_for((step or 0) + 1)
         try:

@@ -149,6 +149,9 @@ class JobOutcome(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+FIRST_TO_ACT = 3
+
+
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     """All that Redis knows of a job's group at one moment.
 
@@ -191,6 +194,13 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     def find(self, member_id: str) -> MemberLease | None:
         """Return the member with this id, None without a lease."""
         return next((each for each in self.members if each.member.id == member_id), None)
+
+    def acts_first(self, member_id: str) -> bool:
+        """Whether this member decides at once what is next: the first few do, the others only if these don't.
+
+        Else all of a large group would decide, and propose, the same at the same moment.
+        """
+        return member_id in {each.member.id for each in self.members[:FIRST_TO_ACT]}
 
     def rank(self, member_id: str) -> int | None:
         """Return the member's rank in the current generation, None when it is not in it."""

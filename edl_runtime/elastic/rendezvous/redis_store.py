@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import math
+import re
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -36,14 +37,18 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 HEARTBEAT_EVERY_S = 0.25
-"""How often an agent sends a heartbeat, besides at once on a change of its member or an event."""
+"""How often an agent of a small group sends a heartbeat, besides at once on a change of its member or an event."""
+MAX_HEARTBEAT_EVERY_S = 0.5
+"""The same in a large group; a lease lasts six times as long."""
+HEARTBEATS_PER_S = 128
+"""Where all together would send more, each sends fewer."""
 RETRY_EVERY_S = 0.25
 """How often it retries while Redis is unavailable. All agents return within this, before anything is decided."""
 QUIET_S = 1.0
 """For so long nothing is decided in a Redis that was empty: agents may restore the highest generation."""
 POLL_EVERY_S = 0.1
 """How often to check whether another submission's instances are dead."""
-BLOCK_S = 0.7
+BLOCK_S = 1.0
 """Longest single wait inside Redis; below the client's timeout."""
 
 log = get_logger(__name__)
@@ -62,6 +67,9 @@ _member_decoder = JsonDecoder(TrainerMember)
 _beat_decoder = JsonDecoder(_Beat)
 _generation_decoder = JsonDecoder(Generation)
 _outcome_decoder = JsonDecoder(JobOutcome)
+_group_decoder = JsonDecoder(list[list[str]])
+_NO_UTF8 = re.compile(r"(?<!\\)((?:\\\\)*)\\x")
+"""How the client shows bytes that are no UTF-8, in texts inside JSON, which has no such escape."""
 
 
 class RendezvousStore:
@@ -117,7 +125,10 @@ class RendezvousStore:
             raise InstanceSupersededError(self._job, member.index)
         if answer[0] == "taken":
             raise JobTakenError(self._job)
-        _, self._fence, now_ms, self._newest_event, *parts = answer
+        _, self._fence, now_ms, self._newest_event, group = answer
+        if r"\x" in group:
+            group = _NO_UTF8.sub(r"\1\\\\x", group)
+        parts = _group_decoder.decode(group)
         state, leases, *of_members = (dict(zip(part[::2], part[1::2], strict=True)) for part in parts)
         present, unreadable = _present(self._group, leases, *of_members)
         for each in unreadable.keys() - self._unreadable.keys():
@@ -169,14 +180,20 @@ class RendezvousStore:
         text = msgspec.json.encode(msgspec.structs.replace(event, id="", at=0.0)).decode()
         return bool(await self._run("announce", text, event.kind, event.reason, event.request))
 
-    async def changed(self, timeout_s: float = HEARTBEAT_EVERY_S) -> bool:
-        """Wait until there are events after the last `heartbeat`, and return whether there are.
+    async def changed(self, kinds: Collection[EventKind] = (), timeout_s: float = BLOCK_S) -> bool:
+        """Wait for an event after the last `heartbeat`, and return whether it matters: is of `kinds`, if there are any.
 
-        Returns after `timeout_s`, or a little later. Raises RegistryUnavailableError.
+        Returns False after `timeout_s`, or a little later. Raises RegistryUnavailableError.
         """
         block_ms = max(1, math.floor(min(timeout_s, BLOCK_S) * 1000))
         with unavailable_if_lost(self._client):
-            return bool(await self._client.xread({self._events: self._newest_event}, count=1, block=block_ms))
+            answer: Any = await self._client.xread({self._events: self._newest_event}, count=100, block=block_ms)
+        events = [event for _, entries in answer for event in _decode_events(entries)]
+        for event in events:
+            if not kinds or event.kind in kinds:
+                return True
+            self._newest_event = event.id
+        return False
 
     async def _heartbeat(self, member: TrainerMember) -> Any:
         seen = self._seen
@@ -262,6 +279,11 @@ def _present(
         except MalformedRecordError as error:
             unreadable[each] = error
     return present, unreadable
+
+
+def heartbeat_every_s(members: int) -> float:
+    """Return how often an agent of a group of so many sends a heartbeat."""
+    return min(max(HEARTBEAT_EVERY_S, members / HEARTBEATS_PER_S), MAX_HEARTBEAT_EVERY_S)
 
 
 def _ms(seconds: float) -> int:

@@ -38,10 +38,10 @@ from edl_runtime.elastic.training.train_state import (
     Origin,
     TrainState,
     arrays_of,
-    broadcast_state,
+    share_state,
     state_receivers,
-    state_source,
     states_of,
+    takes_part,
     values_of,
 )
 from edl_runtime.errors import SpecError
@@ -361,25 +361,22 @@ class TrainingLoop:
 
     def _align(self, turns: Sequence[RankTurn]) -> None:
         """Copy registered state to ranks whose scripts had no batch in the step before."""
-        followers = {rank for rank, turn in enumerate(turns) if turn == "follows"}
-        others = [turns.index(turn) for turn in ("steps", "idles") if turn in turns]
-        if not self._registered.parts or not followers or not others:
+        followers = [rank for rank, turn in enumerate(turns) if turn == "follows"]
+        if not self._registered.parts or len(followers) in (0, len(turns)):
             return
-        group, (source, *_) = self.session.group, others
-        receivers = sorted(followers | {0} - {source})  # rank 0 forwards it
-        if group.rank not in (source, *receivers):
+        group = self.session.group
+        if not takes_part(group, followers):
             return
-        train_state = self.train_state
-        states = self._registered.states() if group.rank == source else {}
+        states = self._registered.states()
         own = Snapshot(
             generation=self.session.generation,
-            step=train_state.steps,
+            step=self.train_state.steps,
             arrays=arrays_of(states),
             extra=values_of(states),
         )
-        found = broadcast_state(group, source, receivers, own if group.rank == source else None)
-        if group.rank != source:
-            self._registered.load(states_of(found.arrays, found.extra), f"the state of rank {source}")
+        found = share_state(group, followers, own)
+        if group.rank in followers:
+            self._registered.load(states_of(found.arrays, found.extra), "the state of another rank")
 
     def _recover(self, error: GroupLostError, *, step: bool) -> None:
         """Enter the next generation. `step`: a step is lost, so its batch comes again."""
@@ -453,11 +450,10 @@ class TrainingLoop:
         """Bring all ranks to the state of the one that is ahead, or to the newest checkpoint's."""
         train_state = self.train_state
         origin: Origin = "peer"
-        source = state_source(steps)
-        receivers = [] if source is None else state_receivers(steps, source)
-        if source is not None and group.rank in (source, *receivers):
-            own = self._own_snapshot() if group.rank == source else None
-            snapshot = broadcast_state(group, source, receivers, own)
+        receivers = state_receivers(steps)
+        if takes_part(group, receivers) or not train_state.begun:
+            own = None if group.rank in receivers else self._own_snapshot()
+            snapshot = share_state(group, receivers, own)
             is_own = own is not None and own.extra["origin"] != "checkpoint"
             origin = train_state.adopt(snapshot, rank=group.rank, generation=join.generation, is_own=is_own)
         if train_state.data_source is not None:

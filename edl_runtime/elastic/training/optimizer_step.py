@@ -260,7 +260,6 @@ class HostGradients:
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         import paddle
-        from paddle.utils import dlpack
 
         self._parameters = list(parameters)
         sizes = [int(np.prod(parameter.shape)) for parameter in self._parameters]
@@ -273,7 +272,7 @@ class HostGradients:
             for parameter, size, end in zip(self._parameters, sizes, ends, strict=True)
         ]
         self._has = self._flat[len(self._flat) - more : -1]
-        self._shared = dlpack.from_dlpack(self._flat)
+        self._dtype = paddle.float64 if double else paddle.float32
         self._begun = False
         _keep_what_is_freed(2 * self._flat.nbytes)
 
@@ -307,13 +306,13 @@ class HostGradients:
 
         if not self._begun:
             self._flat[:] = 0
-        group.all_reduce(self._shared)
+        group.all_reduce(self._flat)
         self._begun = False
         for parameter, view, has in zip(self._parameters, self._views, self._has, strict=True):
             if not has:
                 continue
             np.divide(view, total, out=view)
-            if parameter.dtype == self._shared.dtype:
+            if parameter.dtype == self._dtype:
                 parameter.grad_ = dlpack.from_dlpack(view)  # which shares memory, where `grad` copies
             else:
                 parameter.grad_ = paddle.to_tensor(view).astype(parameter.dtype)

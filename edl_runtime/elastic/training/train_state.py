@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal, Protocol
 
@@ -203,53 +203,58 @@ class _Head(msgspec.Struct, frozen=True):
     messages: dict[str, list[int]]
 
 
-def state_source(steps: Sequence[int | None]) -> int | None:
-    """Return the first rank of those whose state the others take; None when all have the same.
+def state_receivers(steps: Sequence[int | None]) -> list[int]:
+    """Return the ranks that need another state than their own; if none has any, all but rank 0.
 
-    Survivors of a lost rank differ by a step at most: the one ahead has applied what the others have not.
+    Survivors of a lost rank differ by a step at most: those ahead have applied what the others have not.
     """
-    live = [step for step in steps if step is not None]
-    if not live:
-        return 0
-    return None if len(set(steps)) == 1 else steps.index(max(live))
+    ahead = max((step for step in steps if step is not None), default=None)
+    if ahead is None:
+        return list(range(1, len(steps)))
+    return [rank for rank, step in enumerate(steps) if step != ahead]
 
 
-def state_receivers(steps: Sequence[int | None], source: int) -> list[int]:
-    """Return the ranks that have another state than the source."""
-    return [rank for rank, step in enumerate(steps) if rank != source and (step is None or step != steps[source])]
+def share_state(group: ProcessGroup, receivers: Collection[int], snapshot: Snapshot | None) -> Snapshot:
+    """Return the snapshot of the nearest rank before that is no receiver: on others their own. Raises GroupLostError.
+
+    Each receiver gets it from the rank before it and gives it to the one after it, if that receives, too. So none sends
+    it twice, however many receive it; where the ranks that have it lie apart, several send at once.
+    """
+    sends = (group.rank + 1) % group.world_size in receivers
+    if group.rank in receivers:
+        return _receive_state(group, sends=sends)
+    assert snapshot is not None  # noqa: S101 -- it has one
+    if sends:
+        _send_state(group, snapshot)
+    return snapshot
 
 
-def broadcast_state(group: ProcessGroup, source: int, receivers: Sequence[int], snapshot: Snapshot | None) -> Snapshot:
-    """Return the source's snapshot, on the source and on each receiver. Raises GroupLostError."""
-    if group.rank == source:
-        assert snapshot is not None  # noqa: S101 -- the source has it
-        if receivers:
-            _send_state(group, source, receivers, snapshot)
-        return snapshot
-    return _receive_state(group, source, receivers)
+def takes_part(group: ProcessGroup, receivers: Collection[int]) -> bool:
+    """Whether this rank receives a state, or sends one."""
+    return group.rank in receivers or (group.rank + 1) % group.world_size in receivers
 
 
-def _send_state(group: ProcessGroup, source: int, receivers: Sequence[int], snapshot: Snapshot) -> None:
+def _send_state(group: ProcessGroup, snapshot: Snapshot) -> None:
     messages = {name: list(_messages(safetensors_chunks(arrays))) for name, arrays in snapshot.arrays.items()}
     sizes = {name: [sum(map(len, message)) for message in each] for name, each in messages.items()}
     head = np.frombuffer(msgspec.json.encode(_Head(msgspec.structs.replace(snapshot, arrays={}), sizes)), np.uint8)
-    group.broadcast(np.array([len(head)], np.int64).view(np.uint8), source, receivers)
-    group.broadcast(head, source, receivers)
+    group.pass_on(np.array([len(head)], np.int64).view(np.uint8), receives=False, sends=True)
+    group.pass_on(head, receives=False, sends=True)
     for message in chain.from_iterable(messages.values()):
-        group.broadcast(message[0] if len(message) == 1 else np.concatenate(message), source, receivers)
+        values = message[0] if len(message) == 1 else np.concatenate(message)
+        group.pass_on(values, receives=False, sends=True)
 
 
-def _receive_state(group: ProcessGroup, source: int, receivers: Sequence[int]) -> Snapshot:
+def _receive_state(group: ProcessGroup, *, sends: bool) -> Snapshot:
     size = np.zeros(1, np.int64)
-    group.broadcast(size.view(np.uint8), source, receivers)
+    group.pass_on(size.view(np.uint8), receives=True, sends=sends)
     content = np.empty(int(size[0]), np.uint8)
-    group.broadcast(content, source, receivers)
+    group.pass_on(content, receives=True, sends=sends)
     head = msgspec.json.decode(content.tobytes(), type=_Head)
     arrays = {}
     for name, sizes in head.messages.items():
         room = np.empty(sum(sizes), np.uint8)  # one for each group, so that its arrays are aligned
-        for part in np.split(room, np.cumsum(sizes)[:-1]):
-            group.broadcast(part, source, receivers)
+        group.pass_on(room, receives=True, sends=sends)
         arrays[name] = parse_safetensors(room)
     return msgspec.structs.replace(head.snapshot, arrays=arrays)
 

@@ -14,7 +14,7 @@ from edl_runtime.elastic.errors import GroupLostError
 from edl_runtime.elastic.training.optimizer_step import DeviceGradients, HostGradients, any_sparse
 from edl_runtime.elastic.training.state_parts import StateParts
 from edl_runtime.elastic.training.train_state import arrays_of as arrays_by_part
-from edl_runtime.elastic.training.train_state import broadcast_state, state_receivers, state_source
+from edl_runtime.elastic.training.train_state import share_state, state_receivers
 
 
 def step(model: Any, optimizer: Any) -> None:
@@ -119,7 +119,7 @@ class Failing(ProcessGroup):
     """A group that is lost halfway through a sum."""
 
     def all_reduce(self, values: Any) -> None:
-        values.fill_(9.0)
+        values[...] = 9.0
         raise GroupLostError(1, "the test")
 
 
@@ -142,13 +142,11 @@ def test_the_result_of_a_failed_sum_is_not_used() -> None:
     assert parameter.grad.data_ptr() == place
 
 
-def test_the_rank_that_is_ahead_sends_its_state() -> None:
-    """None does if all are at the same step; rank 0 does if none has any."""
-    assert state_source([None, None]) == 0
-    assert state_source([4, 5, None]) == 1
-    assert state_source([5, 5, None]) == 0
-    assert state_source([5, 5]) is None
-    assert state_receivers([None, None], 0) == [1]
-    assert state_receivers([4, 5, None, 5], 1) == [0, 2]
+def test_ranks_that_are_not_ahead_get_a_state() -> None:
+    """None does if all are at the same step; all but rank 0 do if none has any."""
+    assert state_receivers([None]) == []
+    assert state_receivers([None, None, None]) == [1, 2]
+    assert state_receivers([4, 5, None, 5]) == [0, 2]
+    assert state_receivers([5, 5]) == []
     with pytest.raises(AssertionError):
-        broadcast_state(ProcessGroup(), 0, [], None)
+        share_state(ProcessGroup(), [], None)
