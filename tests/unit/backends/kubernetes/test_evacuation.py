@@ -47,6 +47,7 @@ class Cluster:
         self.answers: dict[str, int] = {}
         self.nodes_status = 200
         self.evicted: list[Any] = []
+        self.listed: list[str] = []
         self.changes: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.closing = asyncio.Event()
 
@@ -66,6 +67,7 @@ class Cluster:
                     await response.write(json.dumps(event).encode() + b"\n")
             await closing
             return response
+        self.listed.append(kind)
         found = {"nodes": self.nodes, "pods": self.pods}.get(kind, [])
         return web.json_response({"items": found, "metadata": {"resourceVersion": "1"}})
 
@@ -80,7 +82,7 @@ class Cluster:
     async def backend(self) -> AsyncIterator[KubernetesBackend]:
         app = web.Application()
         app.router.add_post("/api/v1/namespaces/ns/pods/{name}/eviction", self.evict)
-        for path in ("/api/v1/{kind:nodes}", "/{api:api/v1|apis/.*/v1}/namespaces/ns/{kind}"):
+        for path in ("/api/v1/{kind:nodes|pods}", "/{api:api/v1|apis/.*/v1}/namespaces/ns/{kind}"):
             app.router.add_get(path, self.answer)
         async with TestServer(app) as server:
             configuration = Configuration(host=str(server.make_url("")).rstrip("/"))
@@ -102,6 +104,18 @@ async def test_pods_are_evicted_from_a_node_whose_taint_says_that_it_goes(*, fol
         assert cluster.evicted == evicted("job-0")
         assert len(await backend.evacuate()) == 2
         assert cluster.evicted == evicted("job-0", "job-0", "other-0")
+
+
+async def test_nodes_are_watched_once_and_all_pods_for_capacity_alone() -> None:
+    """A triggerer that only looks for nodes that go keeps nothing else of the cluster."""
+    cluster = Cluster({**node("stays"), "status": {"allocatable": {"cpu": "4"}}})
+    async with cluster.backend() as backend, backend.following() as watching:
+        assert await watching.evacuate() == []
+        assert cluster.listed == ["nodes"]
+        capacity = await watching.capacity()
+        assert [each.name for each in capacity.nodes] == ["stays"]
+        assert await watching.evacuate() == []
+        assert (cluster.listed.count("nodes"), cluster.listed.count("resourcequotas")) == (1, 1)
 
 
 async def test_a_follower_hears_of_a_taint_that_comes_later() -> None:
