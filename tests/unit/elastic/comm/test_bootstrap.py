@@ -124,6 +124,29 @@ def end_of_each(store: str, count: int) -> Iterator[Iterator[socket.socket]]:
         end.close()
 
 
+def test_a_stranger_gets_no_place_in_the_ring() -> None:
+    """Nor does a rank at another's; what a rank sends at once after its Hello is not lost."""
+    store = free_store()
+    meetings = [Bootstrap(joined(1, rank=rank, size=3, store=store)) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool, ExitStack() as stack:
+        welcomes = list(pool.map(lambda meeting: meeting.run("a", None, lambda: 0)[0], meetings))
+        for rank, endpoint in enumerate(welcomes[0].endpoints):
+            for hello in (here((rank - 1) % 3, "stranger", "guess"), here(rank, "another", "secret")):
+                stranger = stack.enter_context(socket.create_connection(endpoint))
+                stranger.sendall(encode_message(hello) + b"what a stranger says")
+
+        def send_around(rank: int) -> int:
+            ring = meetings[rank].connect_ring(welcomes[rank])
+            ring.send(np.full(5, rank, np.uint8))
+            received = np.empty(5, np.uint8)
+            ring.receive(received)
+            return int(received.max())
+
+        assert list(pool.map(send_around, range(3))) == [2, 0, 1]
+    for meeting in meetings:
+        meeting.close()
+
+
 @pytest.mark.slow
 def test_a_slow_stranger_does_not_delay_the_ranks() -> None:
     """Each connection has a second for its whole Hello."""
