@@ -55,6 +55,7 @@ def installed(restricted: Cluster, tmp_path: Path) -> Iterator[list[str]]:
         yield options
         helm("uninstall", "edl", "--wait", *options[:1], *options[-1:])
     kubectl(restricted, "delete", "persistentvolumeclaims", "--all")
+    kubectl(restricted, "delete", "secrets", "edl-redis", *TOKENS)
     kubectl(restricted, "delete", "persistentvolume", volume["metadata"]["name"])
 
 
