@@ -56,8 +56,8 @@ def test_events_of_no_calendar_take_nothing_from_others(
 def test_a_value_of_another_type_is_a_problem_that_is_told(world: World, api: Api, what: str) -> None:
     """Also to those who first ask; what the backend knows is there. Who may not see the job doesn't learn its name."""
     started(world, api)
-    name = getattr(keys, what)
-    key = name(world.namespace, "evil") if what in ("group_state", "progress") else name(world.namespace)
+    of = {"plan": [world.backend.place], "pools": []}.get(what, ["evil"])
+    key = getattr(keys, what)(world.namespace, *of)
     written(world, ("DEL", key), ("XADD", key, "*", "not", "that"))
     wait_until(lambda: api.get("overview")["problems"])
     first = Api(api._manager)

@@ -96,7 +96,8 @@ async def test_one_pass_that_gets_no_answer_changes_nothing(
     assert late.capacity == {"gpu": 24}
     assert late.why == (
         f"no sample from the source for 35 min (Prometheus at {server.url} can't be read "
-        "(it answered 503: overloaded)): the default sizes hold"
+        "(it answered 503: overloaded); try again, or see that it runs and that its address is right): "
+        "the default sizes hold"
     )
     server.answer = None
     again = await room(traffic(server, lead_s=0), client, namespace, 2100)
