@@ -45,6 +45,9 @@ EXTRA_PENDING = 64
 
 MAX_HELLO_BYTES = 1 << 10
 
+ACCEPTED = b"A"
+"""What a rank of the ring answers to the Hello of the one before it, which else connects again."""
+
 MessageT = TypeVar("MessageT", bound=msgspec.Struct)
 Number = TypeVar("Number", bound=np.number[Any])
 
@@ -121,9 +124,14 @@ class Bootstrap:
     def connect_ring(self, welcome: Welcome) -> Ring:
         """Return the ring of the ranks that `run` has connected. Has no timeout and raises GroupLostError, as `run`."""
         rank, size = self._join.rank, self._join.world_size
+        endpoint = welcome.endpoints[(rank + 1) % size]
         with self._group_lost_on_error():
-            after = self._connect(welcome.endpoints[(rank + 1) % size])
-            ((before, _),) = self._accept(self._listener, [(rank - 1) % size]).values()
+            if rank % 2:  # odd ranks listen first, so that no rank waits for one that waits for it
+                before = self._accept_before()
+                after = self._connect_after(endpoint)
+            else:
+                after = self._connect_after(endpoint)
+                before = self._accept_before()
             for end in (before, after):
                 configure_socket(end)
             if sys.platform == "linux":  # keepalive finds no network that is cut while data is on its way
@@ -175,6 +183,20 @@ class Bootstrap:
                 self._retry(end)
             else:
                 return end
+
+    def _connect_after(self, endpoint: tuple[str, int]) -> socket.socket:
+        """Return a connection that the next rank has accepted, which closes those whose Hello is late.
+
+        Retries until `abort`.
+        """
+        while not _is_accepted(end := self._connect(endpoint)):
+            self._retry(end)
+        return end
+
+    def _accept_before(self) -> socket.socket:
+        ((end, _),) = self._accept(self._listener, [(self._join.rank - 1) % self._join.world_size]).values()
+        end.sendall(ACCEPTED)
+        return end
 
     def _retry(self, end: socket.socket | None) -> None:
         """Close this connection, and wait until it is time for the next. Raises EOFError after `abort`."""
@@ -293,6 +315,15 @@ class _PendingPeer:
     unpacker: MessageDecoder[Hello]
     until: float  # its Hello has to be complete by then
     size: int = 0  # bytes so far
+
+
+def _is_accepted(end: socket.socket) -> bool:
+    """Wait for the answer to a Hello, and return whether it came, before the other rank closed the connection."""
+    end.settimeout(None)
+    try:
+        return end.recv(1) == ACCEPTED
+    except OSError:
+        return False
 
 
 def _receive_message(end: socket.socket, kind: type[MessageT]) -> MessageT:

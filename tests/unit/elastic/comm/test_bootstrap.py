@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from support.network.ports import free_ports
 
+from edl_runtime.elastic.comm import bootstrap
 from edl_runtime.elastic.comm.agent_protocol import Heartbeat, JoinGeneration, encode_message
 from edl_runtime.elastic.comm.bootstrap import Bootstrap, ControlChannel, Hello, Welcome
+from edl_runtime.elastic.comm.ring import Ring
 from edl_runtime.elastic.errors import GroupLostError
 
 
@@ -124,6 +126,41 @@ def end_of_each(store: str, count: int) -> Iterator[Iterator[socket.socket]]:
         end.close()
 
 
+def test_a_rank_whose_hello_is_late_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To rank 0 and to the one after it: both have closed its connection by then."""
+    monkeypatch.setattr(bootstrap, "HELLO_LIMIT_S", 0.05)
+    connect, late = Bootstrap._connect, set()
+
+    def connect_late(meeting: Bootstrap, address: tuple[str, int]) -> socket.socket:
+        if address in late:
+            return connect(meeting, address)
+        try:
+            end = meeting._register(socket.create_connection(address))
+        except ConnectionRefusedError:  # rank 0 does not listen yet
+            return connect(meeting, address)
+        late.add(address)
+        return end
+
+    monkeypatch.setattr(Bootstrap, "_connect", connect_late)
+    store = free_store()
+    meetings = [Bootstrap(joined(1, rank=rank, size=3, store=store)) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        welcomes = list(pool.map(lambda meeting: meeting.run("a", None, lambda: 0)[0], meetings))
+        rings = pool.map(lambda meeting, welcome: meeting.connect_ring(welcome), meetings, welcomes)
+        assert list(pool.map(sent_around, rings, range(3))) == [2, 0, 1]
+    assert len(late) >= 3, "that of each rank of the ring"
+    for meeting in meetings:
+        meeting.close()
+
+
+def sent_around(ring: Ring, rank: int) -> int:
+    """Send the rank's number, and return that of the rank before it."""
+    ring.send(np.full(5, rank, np.uint8))
+    received = np.empty(5, np.uint8)
+    ring.receive(received)
+    return int(received.max())
+
+
 def test_a_stranger_gets_no_place_in_the_ring() -> None:
     """Nor does a rank at another's; what a rank sends at once after its Hello is not lost."""
     store = free_store()
@@ -135,14 +172,8 @@ def test_a_stranger_gets_no_place_in_the_ring() -> None:
                 stranger = stack.enter_context(socket.create_connection(endpoint))
                 stranger.sendall(encode_message(hello) + b"what a stranger says")
 
-        def send_around(rank: int) -> int:
-            ring = meetings[rank].connect_ring(welcomes[rank])
-            ring.send(np.full(5, rank, np.uint8))
-            received = np.empty(5, np.uint8)
-            ring.receive(received)
-            return int(received.max())
-
-        assert list(pool.map(send_around, range(3))) == [2, 0, 1]
+        rings = pool.map(lambda meeting, welcome: meeting.connect_ring(welcome), meetings, welcomes)
+        assert list(pool.map(sent_around, rings, range(3))) == [2, 0, 1]
     for meeting in meetings:
         meeting.close()
 
