@@ -230,7 +230,7 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
     follow: dict[str, Any] = {"job": "digits", "windows": windows, "deferrable": True}
     quiet = EdlResizeOperator(task_id="grow", window="default", **follow)
     rush = EdlResizeOperator(task_id="shut", window="rush", **follow)
-    training = _train(trains, epochs, step_s=0.5, deferrable=True)
+    training = _train(trains, epochs, step_s=0.5, deferrable=True, all_logs=True)  # whoever is there first is rank 0
     deferred = deferred_by(training, context)
     output = ""
 
@@ -255,7 +255,7 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
     assert 3 <= at < 8 * epochs
     assert run_task(quiet, context) == logged
     (trains.folder / "go").touch()
-    result = _end_of(_train(trains, epochs), context, deferred)
+    result = _end_of(_train(trains, epochs, all_logs=True), context, deferred)
     assert (result["step"], result["stopped"]) == (8 * epochs, False)
     output += capsys.readouterr().out
     assert output.count(f"'digits': {SUSPENDED}") == 1
