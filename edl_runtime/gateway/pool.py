@@ -148,7 +148,8 @@ class FollowedPool:
                 failed.append(error.with_traceback(None))  # without the frames that have this list
                 self.stats.retries += 1
             else:
-                self._blame(failed)
+                if failed:
+                    self._blame(failed)
                 return answer
 
     def _blame(self, failed: list[TeacherFailedError]) -> None:

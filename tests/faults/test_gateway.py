@@ -20,7 +20,7 @@ from support.llm.processes import (
     POOL,
     World,
     fake_teacher,
-    first_line,
+    gateway_process,
     metric,
     post,
     registered,
@@ -181,13 +181,11 @@ def test_a_teacher_that_drips_its_answer_is_given_up(
 
 def test_a_refused_request_and_a_broken_one_leave_nothing(settings: RuntimeSettings) -> None:
     """No memory of what was read, which is a dozen times the body, and no traceback in the log."""
-    command = ["-m", "edl_runtime.cli", "gateway", "--json"]
     with (
         fake_teacher() as fake,
         registered(settings, fake.address),
-        process(*command, env=settings.to_env()) as gateway,
+        gateway_process(settings) as (gateway, url),
     ):
-        url = msgspec.json.decode(first_line(gateway))["url"] + f"/pools/{POOL}"
         wait_healthy(url)
         memory = psutil.Process(gateway.pid).memory_info
         before = memory().rss
@@ -372,13 +370,11 @@ def test_requests_are_answered_while_redis_is_away(own_redis: RedisServer) -> No
 
 def test_a_gateway_that_ends_finishes_its_requests(settings: RuntimeSettings) -> None:
     """After SIGTERM what is open is answered, and nothing new."""
-    command = ["-m", "edl_runtime.cli", "gateway", "--json"]
     with (
         fake_teacher() as fake,
         registered(settings, fake.address),
-        process(*command, env=settings.to_env()) as gateway,
+        gateway_process(settings) as (gateway, url),
     ):
-        url = msgspec.json.decode(first_line(gateway))["url"] + f"/pools/{POOL}"
         wait_healthy(url)
         fake.behave(slow_s=1.0)
         with asking(url) as answer:

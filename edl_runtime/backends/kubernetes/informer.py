@@ -351,14 +351,10 @@ def status_of(job: KnownJob, refused: ByUid = nothing, delayed: ByUid = nothing,
     owner, pods = job.owner, job.pods
     of_job = refused(owner["metadata"]["uid"]) if lacks_pods(owner, pods) else []
     of_pods = [event for pod in pods if is_creating_containers(pod) for event in delayed(pod["metadata"]["uid"])]
-    workloads = [one for thing in (owner, *pods) for one in queued(thing["metadata"]["uid"])]
+    waiting = (owner, *pods) if is_queued(owner, pods) else ()
+    workloads = [one for thing in waiting for one in queued(thing["metadata"]["uid"])]
     return job_status(
-        owner,
-        pods,
-        time.time(),
-        refusals(of_job, pods),
-        start_delays(of_pods, pods),
-        workloads=workloads if is_queued(owner, pods) else [],
+        owner, pods, time.time(), refusals(of_job, pods), start_delays(of_pods, pods), workloads=workloads
     )
 
 

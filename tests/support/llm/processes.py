@@ -69,10 +69,17 @@ def registered(settings: RuntimeSettings, *addresses: str, pool: str = POOL) -> 
 
 
 @contextmanager
+def gateway_process(settings: RuntimeSettings, *flags: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `edl gateway`; yields its process, and the URL of the pool."""
+    with process("-m", "edl_runtime.cli", "gateway", "--json", *flags, env=settings.to_env()) as started:
+        yield started, msgspec.json.decode(first_line(started))["url"] + f"/pools/{POOL}"
+
+
+@contextmanager
 def running_gateway(settings: RuntimeSettings, *flags: object) -> Iterator[str]:
     """Run `edl gateway`; yields the URL of the pool."""
-    with process("-m", "edl_runtime.cli", "gateway", "--json", *flags, env=settings.to_env()) as started:
-        yield msgspec.json.decode(first_line(started))["url"] + f"/pools/{POOL}"
+    with gateway_process(settings, *flags) as (_, url):
+        yield url
 
 
 def wait_healthy(url: str) -> None:
