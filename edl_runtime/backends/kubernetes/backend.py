@@ -30,8 +30,8 @@ from edl_runtime.backends.kubernetes.job_status import (
     is_queued,
     lacks_pods,
 )
-from edl_runtime.backends.kubernetes.kept_fields import read_node, read_owner, read_pod, read_workload
-from edl_runtime.backends.kubernetes.leaving_nodes import leaving_reason, pods_to_evict
+from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod, read_workload
+from edl_runtime.backends.kubernetes.leaving_nodes import pods_to_evict
 from edl_runtime.backends.kubernetes.node_informer import NodeInformer
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
@@ -319,26 +319,28 @@ class KubernetesBackend:
 
 async def _leaving_nodes(api: KubernetesClient) -> dict[str, str]:
     try:
-        nodes = await api.list_all_namespaces("Node", read_node)
+        nodes = await api.list_all_namespaces("Node", capacity.read_known_node)
     except ClusterError as error:
         if error.status != 403:
             raise
         return {}
-    return {node["metadata"]["name"]: why for node in nodes if (why := leaving_reason(node))}
+    return {node["node"].name: node["node"].leaving for node in nodes if node["node"].leaving}
 
 
 async def _cluster_use(api: KubernetesClient) -> capacity.ClusterUse:
     quotas, _ = await api.list("ResourceQuota")
     try:
         nodes, pods = await asyncio.gather(
-            api.list_all_namespaces("Node", read_node),
+            api.list_all_namespaces("Node", capacity.read_known_node),
             api.list_all_namespaces("Pod", capacity.read_usage, fields=capacity.SCHEDULED_PODS),
         )
     except ClusterError as error:
         if error.status != 403:
             raise
         return capacity.ClusterUse(quotas=quotas, nodes=None, pods=[], why=str(error))
-    return capacity.ClusterUse(quotas=quotas, nodes=nodes, pods=[pod["usage"] for pod in pods])
+    return capacity.ClusterUse(
+        quotas=quotas, nodes=[node["node"] for node in nodes], pods=[pod["usage"] for pod in pods]
+    )
 
 
 async def _resize(api: KubernetesClient, job: KnownJob, instances: int, token: str | None) -> KnownJob:

@@ -13,7 +13,8 @@ import msgspec
 from edl_runtime.backends.interface import Capacity, NodeCapacity
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.job_status import pool_pods
-from edl_runtime.backends.kubernetes.kept_fields import read_pod
+from edl_runtime.backends.kubernetes.kept_fields import read_node, read_pod
+from edl_runtime.backends.kubernetes.leaving_nodes import leaving_reason
 from edl_runtime.backends.kubernetes.pod_status import index_of, is_leaving, pod_has_ended
 from edl_runtime.pods import PODS, Manifest, amount, reserved_resources, resource_name
 
@@ -40,6 +41,17 @@ class PodUsage(msgspec.Struct, frozen=True):
     resources: dict[str, float] = {}
 
 
+class KnownNode(msgspec.Struct, frozen=True):
+    """What is kept of a node. `takes_pods`: it is ready and not cordoned. `leaving`: see `leaving_reason`."""
+
+    name: str
+    allocatable: dict[str, float]
+    takes_pods: bool
+    labels: dict[str, str]
+    taints: tuple[dict[str, str], ...]
+    leaving: str
+
+
 class ClusterUse(msgspec.Struct, frozen=True, kw_only=True):
     """The quotas of a namespace, and the nodes with what all pods use of them.
 
@@ -47,7 +59,7 @@ class ClusterUse(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     quotas: Sequence[Manifest]
-    nodes: Sequence[Manifest] | None
+    nodes: Sequence[KnownNode] | None
     pods: Sequence[PodUsage]
     why: str = ""
 
@@ -106,15 +118,48 @@ def pod_usage(pod: Manifest) -> PodUsage:
 def read_usage(content: bytes) -> dict[str, Any]:
     """Return a pod in JSON as its metadata without labels and the like, and its PodUsage as "usage"."""
     pod = read_pod(content)
-    return {"metadata": {part: pod["metadata"].get(part, "") for part in _IDENTITY}, "usage": pod_usage(pod)}
+    return {"metadata": _identity(pod), "usage": pod_usage(pod)}
 
 
-def node_capacities(nodes: Iterable[Manifest], pods: Iterable[PodUsage], gone: set[str]) -> tuple[NodeCapacity, ...]:
+def read_known_node(content: bytes) -> dict[str, Any]:
+    """Return a node in JSON as its metadata without labels and the like, and its KnownNode as "node"."""
+    node = read_node(content)
+    return {"metadata": _identity(node), "node": known_node(node)}
+
+
+def _identity(thing: Manifest) -> Manifest:
+    return {part: thing["metadata"].get(part, "") for part in _IDENTITY}
+
+
+def known_node(node: Manifest) -> KnownNode:
+    """Return what is kept of a node."""
+    spec, status = (node.get(part) or {} for part in ("spec", "status"))
+    conditions = status.get("conditions") or []
+    is_ready = all(one["status"] == "True" for one in conditions if one["type"] == "Ready")
+    return KnownNode(
+        name=node["metadata"]["name"],
+        allocatable={
+            sys.intern(resource_name(name)): amount(much) for name, much in (status.get("allocatable") or {}).items()
+        },
+        takes_pods=is_ready and not spec.get("unschedulable"),
+        labels=node["metadata"].get("labels") or {},
+        taints=_taints(spec.get("taints") or ()),
+        leaving=leaving_reason(node),
+    )
+
+
+def _taints(taints: Iterable[Manifest]) -> tuple[dict[str, str], ...]:
+    """Return the taints that keep pods away, without PreferNoSchedule."""
+    kept_away = [taint for taint in taints if taint.get("effect") in ("NoSchedule", "NoExecute")]
+    return tuple({part: taint.get(part) or "" for part in ("key", "value", "effect")} for taint in kept_away)
+
+
+def node_capacities(nodes: Iterable[KnownNode], pods: Iterable[PodUsage], gone: set[str]) -> tuple[NodeCapacity, ...]:
     """Return the nodes' allocatable resources, and what of them the pods of all namespaces do not request.
 
     A node that is cordoned or not ready has only what its pods request. `gone`: uids of pods that do not count.
     """
-    there = {node["metadata"]["name"]: node for node in nodes}
+    there = {node.name: node for node in nodes}
     used = {name: Counter[str]() for name in there}
     for pod in pods:
         if pod.node in used and pod.uid not in gone:
@@ -122,38 +167,13 @@ def node_capacities(nodes: Iterable[Manifest], pods: Iterable[PodUsage], gone: s
     return tuple(_node(there[name], used[name]) for name in sorted(there))
 
 
-def _node(node: Manifest, used: Mapping[str, float]) -> NodeCapacity:
-    allocatable = _allocatable(node)
-    total = allocatable if _takes_pods(node) else {name: used.get(name, 0.0) for name in allocatable}
-    return NodeCapacity(
-        name=node["metadata"]["name"],
-        total=total,
-        free=_without(total, used),
-        labels=dict(node["metadata"].get("labels") or {}),
-        taints=_taints(node),
-    )
-
-
-def _taints(node: Manifest) -> tuple[dict[str, str], ...]:
-    """Return the taints that keep pods away, without PreferNoSchedule."""
-    found = (node.get("spec") or {}).get("taints") or ()
-    kept_away = [taint for taint in found if taint.get("effect") in ("NoSchedule", "NoExecute")]
-    return tuple({part: taint.get(part) or "" for part in ("key", "value", "effect")} for taint in kept_away)
-
-
-def _allocatable(node: Manifest) -> dict[str, float]:
-    there = node["status"].get("allocatable") or {}
-    return {resource_name(name): amount(much) for name, much in there.items()}
+def _node(node: KnownNode, used: Mapping[str, float]) -> NodeCapacity:
+    total = node.allocatable if node.takes_pods else {name: used.get(name, 0.0) for name in node.allocatable}
+    return NodeCapacity(name=node.name, total=total, free=_without(total, used), labels=node.labels, taints=node.taints)
 
 
 def _without(there: Mapping[str, float], used: Mapping[str, float]) -> dict[str, float]:
     return {name: max(0.0, much - used.get(name, 0.0)) for name, much in there.items()}
-
-
-def _takes_pods(node: Manifest) -> bool:
-    conditions = node["status"].get("conditions") or []
-    is_ready = all(one["status"] == "True" for one in conditions if one["type"] == "Ready")
-    return is_ready and not (node.get("spec") or {}).get("unschedulable")
 
 
 def quota_capacity(

@@ -135,7 +135,7 @@ read_owner = _reader(_Owner)
 """Reads what statuses and resizes need of a Job or Deployment."""
 
 read_node = _reader(_Node)
-"""Reads what capacities need of a node, without its list of images and the like."""
+"""Reads what capacities and evictions need of a node, without its list of images and the like."""
 
 read_workload = _reader(_Workload)
 """Reads what statuses need of a Workload of Kueue's, without its pod templates."""

@@ -7,11 +7,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from edl_runtime.backends.kubernetes import capacity, names
-from edl_runtime.backends.kubernetes.capacity import SCHEDULED_PODS, ClusterUse
+from edl_runtime.backends.kubernetes.capacity import SCHEDULED_PODS, ClusterUse, KnownNode
 from edl_runtime.backends.kubernetes.client import Manifest, Outage
 from edl_runtime.backends.kubernetes.informer import Indexer, Watches
-from edl_runtime.backends.kubernetes.kept_fields import read_node
-from edl_runtime.backends.kubernetes.leaving_nodes import leaving_reason
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
@@ -26,7 +24,7 @@ class NodeInformer(Watches):
     def __init__(
         self, connect: Callable[[], AbstractAsyncContextManager[ApiClient]], namespace: str, outage: Outage
     ) -> None:
-        self._nodes = Indexer("Node", leaving_reason, read=read_node, everywhere=True, is_optional=True)
+        self._nodes = Indexer("Node", _leaving, read=capacity.read_known_node, everywhere=True, is_optional=True)
         self._quotas = Indexer("ResourceQuota", _any)
         elsewhere = f"{SCHEDULED_PODS},metadata.namespace!={namespace}"
         self._pods = [
@@ -59,7 +57,7 @@ class NodeInformer(Watches):
             refused = next(filter(None, (indexer.refused for indexer in (self._nodes, *self._pods))), None)
             return ClusterUse(
                 quotas=[*self._quotas.all],
-                nodes=None if refused else [*self._nodes.all],
+                nodes=None if refused else [node["node"] for node in self._nodes.all],
                 pods=[] if refused else [pod["usage"] for indexer in self._pods for pod in indexer.all],
                 why=str(refused or ""),
             )
@@ -67,6 +65,11 @@ class NodeInformer(Watches):
     def _is_needed(self, indexer: Indexer) -> bool:
         """Quotas and pods are watched from the first `read` on."""
         return indexer is self._nodes or self._counts_use
+
+
+def _leaving(node: Manifest) -> str:
+    known: KnownNode = node["node"]
+    return known.leaving
 
 
 def _any(_: Manifest) -> str:

@@ -9,13 +9,14 @@ import pytest
 
 from edl_runtime.backends.interface import Capacity, InstanceStatus, NodeCapacity
 from edl_runtime.backends.kubernetes.capacity import (
+    KnownNode,
     combine,
     leaving_pods,
     node_capacities,
     pod_usage,
     quota_capacity,
+    read_known_node,
 )
-from edl_runtime.backends.kubernetes.kept_fields import read_node
 from edl_runtime.pods import amount, requested_amount, reserved_resources
 
 GI = 1 << 30
@@ -38,9 +39,9 @@ def node(name: str = "a", *, ready: str = "True", unschedulable: bool = False, *
     }
 
 
-def kept(node: dict[str, Any]) -> dict[str, Any]:
-    """A node as the API server sends it, without what is not kept."""
-    return read_node(msgspec.json.encode(node))
+def kept(node: dict[str, Any]) -> KnownNode:
+    """What is kept of a node that the API server sends."""
+    return read_known_node(msgspec.json.encode(node))["node"]
 
 
 def container(cpu: str = "", **more: Any) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def test_nodes_have_what_pods_have_not_asked_for() -> None:
         ),
         NodeCapacity(name="new", total={}, free={}, labels={}),
     )
-    (a, *_) = node_capacities(nodes, [pod_usage(pod(container("99")))], set())
+    (a, *_) = node_capacities(map(kept, nodes), [pod_usage(pod(container("99")))], set())
     assert a.free["cpu"] == 0
     assert node_capacities([], [], set()) == ()
 
@@ -124,7 +125,7 @@ def test_a_node_that_takes_no_pods_has_what_is_there(how: dict[str, Any]) -> Non
     )
     assert there.total == {"cpu": 1.5, "memory": GI, "gpu": 0, "pods": 2}
     assert there.free == dict.fromkeys(there.total, 0)
-    assert node_capacities([node(cpu="64", **how)], [], set())[0].total == {"cpu": 0}
+    assert node_capacities([kept(node(cpu="64", **how))], [], set())[0].total == {"cpu": 0}
 
 
 def test_a_node_says_who_may_be_there() -> None:
