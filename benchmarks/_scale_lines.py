@@ -21,7 +21,7 @@ from unittest import mock
 
 import _scale_triggerers
 import msgspec
-from _scale_world import TEACHERS, TRAINERS, fake_pod, spec_of
+from _scale_world import TEACHERS, TRAINERS, fake_pod, job_names, spec_of
 
 from edl_runtime.autoscale import rescale
 from edl_runtime.autoscale.history import RescaleOutcome
@@ -168,6 +168,11 @@ async def one_job(settings: RuntimeSettings, found: list[Figure]) -> None:
             await backend.delete(spec.name)
 
 
+def _half_of_trainings() -> list[str]:
+    """Return every second name. A triggerer does not list all jobs, and a list would leave its memory larger."""
+    return job_names(int(os.environ["EDL_SCALE_JOBS"]))[::2]
+
+
 async def follow(settings: RuntimeSettings, found: list[Figure]) -> None:
     """What a triggerer does for half of the trainings, as deferred tasks: the first look, and a minute after it."""
     from edl_airflow.client import open_client
@@ -177,7 +182,7 @@ async def follow(settings: RuntimeSettings, found: list[Figure]) -> None:
 
     place = KubernetesBackendRef(namespace=settings.kube_namespace, conn_id="cluster", pod=fake_pod())
     connection = EdlConnection(redis_url=settings.redis_url, namespace=settings.namespace, place=place)
-    names = [status.name for status in await backends.open_backend(settings).list() if status.kind == "trainer"][::2]
+    names = _half_of_trainings()
     looked: set[str] = set()
     all_looked = asyncio.Event()
 
@@ -220,7 +225,7 @@ async def lose_triggerer(settings: RuntimeSettings, found: list[Figure]) -> None
     from edl_airflow.triggers.task import EdlTaskTrigger
 
     place = KubernetesBackendRef(namespace=settings.kube_namespace, conn_id="cluster", pod=fake_pod())
-    names = [status.name for status in await backends.open_backend(settings).list() if status.kind == "trainer"][::2]
+    names = _half_of_trainings()
     specs = (
         TaskSpec(conn_id="edl", place=place, token="benchmark/0", trainer_job=spec_of(name, "trainer"))
         for name in names

@@ -61,7 +61,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def job_names(self) -> list[str]:
-        return [f"job-{number:04}" for number in range(self.jobs)]
+        return job_names(self.jobs)
 
     @property
     def pool_names(self) -> list[str]:
@@ -71,6 +71,11 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     def growing(self) -> list[str]:
         """The trainings that a pass gives one instance more: a fifth."""
         return self.job_names[::5]
+
+
+def job_names(count: int) -> list[str]:
+    """Return the names of so many trainings."""
+    return [f"job-{number:04}" for number in range(count)]
 
 
 def fake_pod() -> Pod:

@@ -84,6 +84,7 @@ async def measure(size: Size, lines: Sequence[str], redis_url: str, folder: Path
             "EDL_KUBE_NAMESPACE": namespace,
             "EDL_NAMESPACE": namespace,
             "EDL_REDIS_URL": redis_url,
+            "EDL_SCALE_JOBS": str(size.jobs),
             "AIRFLOW_HOME": str(folder / "airflow"),
             "AIRFLOW_CONN_CLUSTER": json.dumps(cluster),
         }

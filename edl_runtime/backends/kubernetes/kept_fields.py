@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from edl_runtime.backends.kubernetes.client import Read
+from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes.client import Manifest, Read
+from edl_runtime.backends.kubernetes.pod_template import mapping_at
 from edl_runtime.parsing import JsonDecoder
 
 
@@ -18,6 +20,26 @@ class _Metadata(TypedDict, total=False):
     finalizers: Any
     labels: Any
     annotations: Any
+
+
+_PodLabels = TypedDict("_PodLabels", {names.JOB: Any, names.RUN: Any}, total=False)  # type: ignore[misc]
+_PodAnnotations = TypedDict(
+    "_PodAnnotations",
+    {names.INDEX: Any, names.FAILURES: Any, names.DISRUPTIONS: Any},  # type: ignore[misc]
+    total=False,
+)
+
+
+class _PodMetadata(TypedDict, total=False):
+    name: Any
+    namespace: Any
+    uid: Any
+    resourceVersion: Any
+    creationTimestamp: Any
+    deletionTimestamp: Any
+    finalizers: Any
+    labels: _PodLabels | None
+    annotations: _PodAnnotations | None
 
 
 class _Container(TypedDict, total=False):
@@ -59,13 +81,19 @@ class _PodStatus(TypedDict, total=False):
 
 
 class _Pod(TypedDict, total=False):
-    metadata: _Metadata
-    spec: _PodSpec
-    status: _PodStatus
+    metadata: _PodMetadata
+    spec: _PodSpec | None
+    status: _PodStatus | None
+
+
+class _Variable(TypedDict, total=False):
+    name: Any
+    value: Any
+    valueFrom: Any
 
 
 class _TemplateContainer(_Container, total=False):
-    env: Any
+    env: list[_Variable] | None
 
 
 class _TemplateSpec(TypedDict, total=False):
@@ -79,19 +107,19 @@ class _TemplateSpec(TypedDict, total=False):
 
 
 class _Template(TypedDict, total=False):
-    spec: _TemplateSpec
+    spec: _TemplateSpec | None
 
 
 class _OwnerSpec(TypedDict, total=False):
     completions: Any
     replicas: Any
     suspend: Any
-    template: _Template
+    template: _Template | None
 
 
 class _Owner(TypedDict, total=False):
     metadata: _Metadata
-    spec: _OwnerSpec
+    spec: _OwnerSpec | None
     status: Any
 
 
@@ -107,8 +135,8 @@ class _NodeStatus(TypedDict, total=False):
 
 class _Node(TypedDict, total=False):
     metadata: _Metadata
-    spec: _NodeSpec
-    status: _NodeStatus
+    spec: _NodeSpec | None
+    status: _NodeStatus | None
 
 
 class _OwnedMetadata(_Metadata, total=False):
@@ -121,18 +149,36 @@ class _Conditions(TypedDict, total=False):
 
 class _Workload(TypedDict, total=False):
     metadata: _OwnedMetadata
-    status: _Conditions
+    status: _Conditions | None
 
 
 def _reader(fields: Any) -> Read:
     return JsonDecoder(fields).decode
 
 
-read_pod = _reader(_Pod)
-"""Reads what statuses and capacities need of a pod, without its environment and volumes."""
+_read_pod = _reader(_Pod)
+_read_owner = _reader(_Owner)
 
-read_owner = _reader(_Owner)
-"""Reads what statuses and resizes need of a Job or Deployment."""
+_POD_CONDITIONS = {("DisruptionTarget", "True"), ("PodReadyToStartContainers", "True"), ("PodScheduled", "False")}
+
+
+def read_pod(content: bytes) -> Manifest:
+    """Return what statuses and capacities need of a pod, without its environment and volumes."""
+    pod = _read_pod(content)
+    status = pod.get("status") or {}
+    if conditions := status.get("conditions"):
+        status["conditions"] = [one for one in conditions if (one.get("type"), one.get("status")) in _POD_CONDITIONS]
+    return pod
+
+
+def read_owner(content: bytes) -> Manifest:
+    """Return what statuses and resizes need of a Job or Deployment."""
+    owner = _read_owner(content)
+    for container in mapping_at(owner, "spec", "template", "spec").get("containers") or ():
+        if env := container.get("env"):
+            container["env"] = [one for one in env if one["name"] == "EDL_CHECKPOINT"]
+    return owner
+
 
 read_node = _reader(_Node)
 """Reads what capacities and evictions need of a node, without its list of images and the like."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from edl_runtime.backends.kubernetes.job_status import (
     refusals,
     trainer_instances,
 )
+from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
     is_creating_containers,
@@ -115,7 +117,16 @@ def pool(instances: int = 1, **more: Any) -> dict[str, Any]:
 
 
 def of(thing: dict[str, Any], *pods: dict[str, Any], now: float = NOW, refusals: tuple[str, ...] = ()) -> JobStatus:
-    return job_status(thing, pods, now, refusals)
+    return job_status(kept_owner(thing), kept_pods(pods), now, refusals)
+
+
+def kept_owner(thing: dict[str, Any]) -> dict[str, Any]:
+    """A Job or Deployment as a cache has it."""
+    return {**read_owner(msgspec.json.encode(thing)), "kind": thing["kind"]}
+
+
+def kept_pods(pods: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [read_pod(msgspec.json.encode(pod)) for pod in pods]
 
 
 def phases(status: JobStatus) -> list[tuple[int, str]]:
@@ -281,7 +292,7 @@ def placed(index: int = 0, state: Any = None, phase: str = "Pending", **more: An
 
 
 def with_events(thing: dict[str, Any], events: list[dict[str, Any]], *pods: dict[str, Any]) -> JobStatus:
-    return job_status(thing, pods, NOW, (), start_delays(events, pods))
+    return job_status(kept_owner(thing), kept_pods(pods), NOW, (), start_delays(events, kept_pods(pods)))
 
 
 @pytest.mark.parametrize("kind", [job, pool])
