@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 OWNERS = ("Job", "Deployment")
 """Kinds of trainer jobs and pools."""
 
-MAX_LOG_STREAMS = 64
+MAX_LOG_STREAMS = 48
 """How many logs the followers of one event loop have open at a time, with the connections of their watches."""
 
 LOG_COLLECT_TIMEOUT_S = 3.0
