@@ -250,7 +250,7 @@ async def lose_triggerer(settings: RuntimeSettings, found: list[Figure]) -> None
                 _scale_triggerers.kill(first)
                 with figure("a triggerer, after a death", found) as one:
                     await all_looked()
-                one.extra = {"tasks": len(names), "runner_mb": _scale_triggerers.most_mb(second)}
+                one.extra = {"tasks": len(names), **_scale_triggerers.memory_mb(second)}
 
 
 LINES: dict[str, Callable[[RuntimeSettings, list[Figure]], Coroutine[Any, Any, None] | None]] = {

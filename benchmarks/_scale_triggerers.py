@@ -119,9 +119,14 @@ def alive_triggerers() -> int:
         return session.scalar(select(func.count(Job.id)).where(Job.job_type == "TriggererJob")) or 0
 
 
-def most_mb(process: subprocess.Popen[bytes]) -> float:
-    """Return the resident megabytes of the triggerer's largest process."""
+def memory_mb(process: subprocess.Popen[bytes]) -> dict[str, float]:
+    """Return the resident megabytes of the triggerer's largest process, and how many of them are its own.
+
+    It is forked from its parent, and shares with that what both have imported.
+    """
     import psutil
 
     parent = psutil.Process(process.pid)
-    return max(one.memory_info().rss for one in (parent, *parent.children(recursive=True))) / 1e6
+    found = [one.memory_full_info() for one in (parent, *parent.children(recursive=True))]
+    largest = max(found, key=lambda one: one.rss)
+    return {"runner_mb": largest.rss / 1e6, "runner_own_mb": largest.uss / 1e6}
