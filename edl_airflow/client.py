@@ -21,6 +21,7 @@ from edl_airflow.runtime.spec import (
 from edl_runtime import progress
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import Backend, JobStatus
+from edl_runtime.concurrency import SharedInLoop
 from edl_runtime.progress import Progress
 from edl_runtime.store import keys
 from edl_runtime.store.redis_client import connect, decode_record, unavailable_if_lost
@@ -46,8 +47,10 @@ STARTED_BY_TTL_S = 30 * 24 * 3600
 """How long it is kept which try has started a job: longer than a training takes."""
 
 
-_shared: dict[tuple[asyncio.AbstractEventLoop, str], tuple[Redis, set[object]]] = {}
-"""The client of each event loop and Redis, and who uses it."""
+_shared_redis: SharedInLoop[Redis] = SharedInLoop(
+    lambda url: connect(url, connections=REDIS_CONNECTIONS), lambda redis: redis.aclose()
+)
+"""The client of each Redis."""
 
 
 @asynccontextmanager
@@ -59,25 +62,9 @@ async def open_client(edl_connection: EdlConnection, *, waits: bool = False) -> 
     """
     async with watching_backend(edl_connection.place) as backend:
         await asyncio.to_thread(import_module, "redis.asyncio")  # it would block the event loop for a second
-        redis_of = connect if waits else _shared_redis
+        redis_of = connect if waits else _shared_redis.use
         async with redis_of(edl_connection.redis_url) as redis:
             yield await asyncio.to_thread(EdlClient, edl_connection, backend, redis)
-
-
-@asynccontextmanager
-async def _shared_redis(url: str) -> AsyncIterator[Redis]:
-    key, user = (asyncio.get_running_loop(), url), object()
-    if key not in _shared:
-        _shared[key] = connect(url, connections=REDIS_CONNECTIONS), set()
-    redis, users = _shared[key]
-    users.add(user)
-    try:
-        yield redis
-    finally:
-        users.remove(user)
-        if not users:
-            del _shared[key]
-            await redis.aclose()
 
 
 class EdlClient:

@@ -1,12 +1,16 @@
-"""Waiting: for the first of several coroutines, for an event so long and no longer, and for the end of the process."""
+"""Waiting: for the first of several coroutines, for an event so long and no longer, and for the end of the process.
+
+And what the users of an event loop share.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -39,12 +43,49 @@ async def wait_for_event(event: asyncio.Event, limit_s: float) -> bool:
     return event.is_set()
 
 
-def event_of_termination() -> asyncio.Event:
-    """Return an event that SIGTERM and SIGINT set from now on, instead of ending the process; needs a running loop."""
-    event = asyncio.Event()
+def event_of_termination(*others: asyncio.Event) -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set from now on, instead of ending the process; needs a running loop.
+
+    They set `others`, too.
+    """
+    events = [asyncio.Event(), *others]
+
+    def terminate() -> None:
+        for event in events:
+            event.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, event.set)
-    return event
+        asyncio.get_running_loop().add_signal_handler(number, terminate)
+    return events[0]
+
+
+class SharedInLoop(Generic[T]):
+    """What the users of one event loop share: `make(*key)` for the first one, closed when the last one has left.
+
+    `made`: what is in use, by event loop and key.
+    """
+
+    def __init__(self, make: Callable[..., T], close: Callable[[T], Awaitable[object]]) -> None:
+        self._make = make
+        self._close = close
+        self.made: dict[Hashable, T] = {}
+        self._users = Counter[Hashable]()
+
+    @asynccontextmanager
+    async def use(self, *key: Hashable) -> AsyncIterator[T]:
+        """Yield what all users of this key share in the running event loop."""
+        where = (asyncio.get_running_loop(), *key)
+        if where not in self.made:
+            self.made[where] = self._make(*key)
+        self._users[where] += 1
+        shared = self.made[where]
+        try:
+            yield shared
+        finally:
+            self._users[where] -= 1
+            if not self._users[where]:
+                del self._users[where], self.made[where]
+                await self._close(shared)
 
 
 async def _none_when_set(event: asyncio.Event) -> None:

@@ -62,9 +62,14 @@ class PreemptionNotice(msgspec.Struct, frozen=True):
         """Seconds until then."""
         return max(LEAST_LEFT_S, self.ends_at - time.monotonic())
 
+    @property
+    def late_s(self) -> float:
+        """Seconds since then, negative before."""
+        return time.monotonic() - self.ends_at
+
     async def outlast(self, terminated: asyncio.Event) -> None:
         """Wait until `terminated` is set, or the machine stays after all: who exits earlier is started on it again."""
-        await wait_for_event(terminated, max(0.0, self.ends_at + LATE_S - time.monotonic()))
+        await wait_for_event(terminated, max(0.0, LATE_S - self.late_s))
 
 
 def watch_machine(source: str, on_notice: Callable[[PreemptionNotice], None]) -> None:
@@ -87,20 +92,25 @@ def watch_machine(source: str, on_notice: Callable[[PreemptionNotice], None]) ->
 def await_notice(source: str) -> PreemptionNotice:
     """Return the notice once there is one. Blocks.
 
-    A metadata server that does not answer, or not as documented, is logged once and asked again.
+    A metadata server that does not answer, or not as documented, is logged once and asked again. So is one that
+    announces what should have happened LATE_S ago: who left again for that would be started again, and leave again.
     """
     cloud, _, address = source.partition("=")
     ask, usual = _CLOUDS[cloud]
     url = (address or usual).rstrip("/")
     is_logged = False
     while True:
+        trouble = ""
         try:
             notice = ask(url)
-        except (OSError, http.client.HTTPException, msgspec.DecodeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it answers, it may announce something later
+            notice, trouble = None, str(error) or type(error).__name__
+        if notice and notice.late_s >= LATE_S:
+            trouble = f"{notice.reason}, but its time was over {notice.late_s:.0f} s ago"
             notice = None
-            if not is_logged:
-                log.warning("preemption.unknown", url=url, cause=str(error) or type(error).__name__)
-                is_logged = True
+        if trouble and not is_logged:
+            log.warning("preemption.unknown", url=url, cause=trouble)
+            is_logged = True
         if notice:
             log.warning("preemption.announced", reason=notice.reason, left_s=round(notice.left_s))
             return notice

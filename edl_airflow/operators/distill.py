@@ -65,7 +65,7 @@ class EdlDistillOperator(EdlOperator):
         instance (templated)
     :param wait_timeout_s: seconds to wait for min teachers before the task fails
     :param progress_every_s: seconds between two lines of progress in the task's log, at least
-    :param all_logs: write the output of all instances to the task's log, not only that of the first one
+    :param all_logs: write the output of all instances to the task's log, not only that of rank 0
     :param priority: of the student and its own pool; where not all jobs fit, a higher priority gets its instances first
     :param weight: above 0; beyond the minimums, a job of weight 2 gets about twice as many instances as one of 1
     :param edl_conn_id: the Airflow connection of type `edl` (templated)

@@ -47,7 +47,7 @@ class EdlTrainOperator(EdlOperator):
     """Train with a number of instances that may change meanwhile; see `EdlResizeOperator`.
 
     Continues from the newest checkpoint at `checkpoint`, whichever run has written it. Returns a `TrainResult`. The
-    task's log has the first instance's output, and that of all once one of them has failed, each line once and with its
+    task's log has rank 0's output, and that of all instances once one of them has failed, each line once and with its
     instance's number, also while the task is deferred; of much output it leaves lines out, and counts them. A retry
     after a lost worker adopts the running training if its spec has not changed. A retry of a failed training starts
     with min instances, whatever size it had.
@@ -74,7 +74,7 @@ class EdlTrainOperator(EdlOperator):
     :param stop_grace_s: seconds that a training has to end after it was asked to, before it is killed; the task
         succeeds if there is a checkpoint
     :param progress_every_s: seconds between two lines of progress in the task's log, at least
-    :param all_logs: write the output of all instances to the task's log, not only that of the first one
+    :param all_logs: write the output of all instances to the task's log, not only that of rank 0
     :param priority: where not all jobs fit, a higher priority gets its instances first
     :param weight: above 0; beyond the minimums, a job of weight 2 gets about twice as many instances as one of 1
     :param edl_conn_id: the Airflow connection of type `edl` (templated)

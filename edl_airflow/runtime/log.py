@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -16,7 +16,7 @@ from edl_airflow.runtime.spec import LogPosition, TaskSpec
 from edl_runtime.backends.interface import JobStatus, LogLine
 from edl_runtime.errors import BackendError
 from edl_runtime.progress import Progress, is_progress_line, progress_of_run
-from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.errors import RegistryError, RegistryUnavailableError
 
 if TYPE_CHECKING:
     from edl_airflow.client import EdlClient
@@ -32,9 +32,6 @@ MAX_LINES = 40
 MAX_LINE_CHARS = 2000
 """Characters of a line; the rest is left out."""
 
-FIRST_INSTANCE = 0
-"""The instance whose output is shown: it is the last to leave when a job shrinks."""
-
 FINAL_LINES_WAIT_S = 3.0
 """Seconds to wait for the last lines of a job that has ended."""
 
@@ -42,8 +39,10 @@ FINAL_LINES_WAIT_S = 3.0
 class JobLogRelay:
     """Copies a job's output to the task's log, in batches, at most one every `every_s`.
 
-    That is the first instance's output, for a triggerer follows hundreds of jobs and each log is a connection; of all
-    instances with `all_logs`, and once one of them has failed or was ended by the cluster.
+    That is the output of the instance that is rank 0, for a triggerer follows hundreds of jobs and each log is a
+    connection; of all instances with `all_logs`, and once one of them has failed or was ended by the cluster. Of a job
+    that is not elastic, or whose first generation has yet to form, instance 0 counts as rank 0. Every `every_s` it asks
+    Redis who that is, so one that was rank 0 for less may not be shown.
 
     A line begins with its instance and the instance's current rank: "[2 rank 1] epoch 3". A student's lines of progress
     are left out, as the task's log has its progress from Redis. The position is saved after each batch, so a triggerer
@@ -60,18 +59,23 @@ class JobLogRelay:
         self._next_at = 0.0
         self._new: deque[LogLine] = deque(maxlen=MAX_LINES)
         self._arrived = 0
-        self._read: Counter[int] = Counter()
+        self._read: Counter[str] = Counter()
         self._shown: LogPosition | None = None
-        self._all_logs = all_logs or has_failures(job)
-        self._collecting = asyncio.create_task(self._collect())
+        self._all_logs = all_logs
+        self._wanted: int | None = None
+        self._reading: int | None = None
+        self._ask_at = 0.0
+        self._collecting: asyncio.Task[None] | None = None
 
     async def look(self, job: JobStatus) -> None:
-        """Read the output of all instances from now on if one of them has failed; log each disruption once."""
-        if not self._all_logs and has_failures(job):
+        """Read the output of rank 0 from now on, of all instances if one has failed; log each disruption once."""
+        self._all_logs = self._all_logs or has_failures(job)
+        wanted = None if self._all_logs else await self._first_rank(job)
+        if self._collecting is None or wanted != self._wanted:
             await self.close()
             if self._arrived:
                 await self._flush()
-            self._all_logs = True
+            self._wanted = wanted
             self._read.clear()
             self._collecting = asyncio.create_task(self._collect())
         await self.log_disruptions(job)
@@ -95,29 +99,46 @@ class JobLogRelay:
 
     async def finish(self, *, is_over: bool) -> None:
         """Log the remaining lines. `is_over`: the job has ended, so its last lines are about to come."""
-        await asyncio.wait([self._collecting], timeout=FINAL_LINES_WAIT_S if is_over else 0)
+        if self._collecting:
+            await asyncio.wait([self._collecting], timeout=FINAL_LINES_WAIT_S if is_over else 0)
         if self._arrived:
             await self._flush()
 
     async def close(self) -> None:
         """Stop reading."""
-        self._collecting.cancel()
-        await asyncio.gather(self._collecting, return_exceptions=True)
+        if self._collecting:
+            self._collecting.cancel()
+            await asyncio.gather(self._collecting, return_exceptions=True)
+
+    async def _first_rank(self, job: JobStatus) -> int:
+        """Return the instance that is rank 0, or was while Redis is away or no generation is active."""
+        if job.elastic and (job.has_ended or time.monotonic() >= self._ask_at):
+            self._ask_at = time.monotonic() + self._every_s
+            if ranks := await self._ranks():
+                return next(iter(ranks))
+        return (await self._position()).instance if self._wanted is None else self._wanted
 
     async def _collect(self) -> None:
+        """Read the wanted output; before that, what the one that was rank 0 until now has written meanwhile."""
         try:
-            shown = (await self._position()).lines
-            instance = None if self._all_logs else FIRST_INSTANCE
-            async for line in self._client.backend.logs(self._job.name, instance=instance, follow=True):
-                self._read[line.instance] += 1
-                is_new = self._read[line.instance] > shown.get(line.instance, 0)
-                if is_new and not is_progress_line(line.text, self._job.name):
-                    self._new.append(line)
-                    self._arrived += 1
+            before = (await self._position()).instance if self._reading is None else self._reading
+            if self._wanted not in (None, before):
+                await self._read_lines(before, follow=False)
+            self._reading = self._wanted
+            await self._read_lines(self._wanted, follow=True)
         except BackendError:  # the runner meets it, too, and handles it
             return
         except Exception as error:  # noqa: BLE001 (the training continues without its log)
             self._log_line(f"The log of {self._job.name!r} can't be shown any more: {error}")
+
+    async def _read_lines(self, instance: int | None, *, follow: bool) -> None:
+        shown = (await self._position()).lines
+        async for line in self._client.backend.logs(self._job.name, instance=instance, follow=follow):
+            self._read[_source(line)] += 1
+            is_new = self._read[_source(line)] > shown.get(_source(line), 0)
+            if is_new and not is_progress_line(line.text, self._job.name):
+                self._new.append(line)
+                self._arrived += 1
 
     async def _position(self) -> LogPosition:
         """Return what was logged by now, by this process or an earlier one."""
@@ -130,21 +151,23 @@ class JobLogRelay:
             self._shown = self._shown or known or LogPosition(created_at=self._job.created_at)
         return self._shown
 
-    async def _keep(self, **changes: dict[int, int]) -> None:
+    async def _keep(self, **changes: Any) -> None:
         self._shown = msgspec.structs.replace(await self._position(), **changes)
         with suppress(RegistryUnavailableError):
             await self._client.save_log_position(self._job.name, self._shown)
 
     async def _ranks(self) -> dict[int, int]:
-        try:
+        """Return the ranks by instance, that of rank 0 first; none of an earlier run of the job."""
+        training = None
+        with suppress(RegistryError):
             training = await self._client.training(self._job.name)
-        except RegistryUnavailableError:
+        if not training or training.heard_at < self._job.created_at:
             return {}
-        return {instance: rank for rank, instance in enumerate(training.members)} if training else {}
+        return {instance: rank for rank, instance in enumerate(training.members)}
 
     async def _flush(self) -> None:
         lines, left_out = list(self._new), self._arrived - len(self._new)
-        shown = dict(self._read)
+        shown, reading = dict(self._read), self._reading
         self._new.clear()
         self._arrived = 0
         self._next_at = time.monotonic() + self._every_s
@@ -154,8 +177,10 @@ class JobLogRelay:
         for line in lines:
             rank = f" rank {ranks[line.instance]}" if line.instance in ranks else ""
             self._log_line(f"[{line.instance}{rank}] {_cut(line.text)}")
-        before = (await self._position()).lines  # of what is read again there may be more
-        await self._keep(lines={**before, **{one: max(count, before.get(one, 0)) for one, count in shown.items()}})
+        position = await self._position()
+        before = position.lines  # of what is read again there may be more
+        lines_shown = {**before, **{one: max(count, before.get(one, 0)) for one, count in shown.items()}}
+        await self._keep(lines=lines_shown, instance=position.instance if reading is None else reading)
 
 
 def has_failures(job: JobStatus) -> bool:
@@ -175,6 +200,11 @@ def new_disruptions(job: JobStatus, logged: Mapping[int, int]) -> list[str]:
             line = f"instance {one.index} was evicted, preempted or lost with its node: {times}{of_most}"
             lines.append(one.reason if one.disrupted and times == one.disruptions else line)
     return [f"{job.name!r}: {line}" for line in lines]
+
+
+def _source(line: LogLine) -> str:
+    """Return whose lines are counted together: another pod of an instance begins a log of its own."""
+    return line.pod or str(line.instance)
 
 
 def _cut(text: str) -> str:

@@ -55,7 +55,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `ends_at`: when the training is asked to end with a checkpoint, None for never; stopped `stop_grace_s` later.
     - `deadline`: the end of the task's `execution_timeout`, None for none.
     - `progress_every_s`: seconds between two lines of progress, or two batches of the job's output, at least.
-    - `all_logs`: the task's log has the output of all instances from the start, not only that of the first.
+    - `all_logs`: the task's log has the output of all instances from the start, not only that of rank 0.
     """
 
     conn_id: str
@@ -110,11 +110,13 @@ class TrainingStatus(msgspec.Struct, frozen=True, kw_only=True):
 class LogPosition(msgspec.Struct, frozen=True, kw_only=True):
     """How much of a job's output is in the task's log, of the run that was created at `created_at`.
 
-    By instance: how many lines, and how many disruptions.
+    - `lines`: how many, by pod, or by the instance's index where it is a process.
+    - `instance`: whose output was shown last, as that of rank 0. `disruptions`: how many, by instance.
     """
 
     created_at: float
-    lines: dict[int, int] = {}
+    lines: dict[str, int] = {}
+    instance: int = 0
     disruptions: dict[int, int] = {}
 
 

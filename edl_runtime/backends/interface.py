@@ -158,11 +158,12 @@ def check_owner(job: JobStatus | None, token: str) -> None:
         raise OwnedElsewhereError(job.name, job.kind, owner)
 
 
-class LogLine(msgspec.Struct, frozen=True):
-    """A line of an instance's output, without its newline."""
+class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of an instance's output, without its newline. `pod`: whose, empty for a process."""
 
     instance: int
     text: str
+    pod: str = ""
 
 
 class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):

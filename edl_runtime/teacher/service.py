@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import math
 import re
-import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -15,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from edl_runtime.concurrency import first_completed, unless_stopped
+from edl_runtime.concurrency import event_of_termination, first_completed, unless_stopped
 from edl_runtime.errors import EdlError, SpecError, missing_library
 from edl_runtime.log import get_logger
 from edl_runtime.pool_reports import TeacherReport
@@ -98,19 +97,14 @@ async def serve(
     Redis at the start; DrainedError once it is drained; TeacherError when it can't listen, or when a predictor has
     ended by itself or has hung.
     """
-    stop, terminated = asyncio.Event(), asyncio.Event()
+    stop = asyncio.Event()
+    terminated = event_of_termination(stop)
     notices: list[PreemptionNotice] = []
-
-    def terminate() -> None:
-        terminated.set()
-        stop.set()
 
     def leave_machine(notice: PreemptionNotice) -> None:
         notices.append(notice)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, terminate)
     watch_machine(settings.preemption_notice, leave_machine)
     await _serve_until(stop, options, settings, on_ready)
     for notice in notices:

@@ -95,7 +95,7 @@ async def test_a_position_in_a_log_that_can_not_be_read_is_none(
 ) -> None:
     """All is shown again then, instead of nothing."""
     assert await site.log_position("job") is None
-    position = LogPosition(created_at=1.0, lines={0: 3}, disruptions={1: 2})
+    position = LogPosition(created_at=1.0, lines={"0": 3}, instance=1, disruptions={1: 2})
     await site.save_log_position("job", position)
     assert await site.log_position("job") == position
     await redis.set(keys.log_position(namespace, "job"), kept)

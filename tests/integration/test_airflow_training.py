@@ -48,8 +48,9 @@ STREAM = "nightly/distill"
 
 TRAINS = """
 # As many epochs as the first argument says; a step takes as many seconds as the second says, none once the file `go` is
-# there, and has no end while `halt` is: then it leaves `halted`.
-import sys, time
+# there, and has no end while `halt` is: then it leaves `halted`. The first instance waits while `late` is there, until
+# the other trains.
+import os, sys, time
 from pathlib import Path
 import numpy as np
 import paddle
@@ -57,10 +58,14 @@ from edl_runtime import elastic
 
 samples = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
 go, halt = Path(__file__).with_name("go"), Path(__file__).with_name("halt")
+late = go.with_name("late")
+while late.exists() and os.environ["EDL_INSTANCE"] == "0":
+    time.sleep(0.02)
 run = elastic.init()
 model = paddle.nn.Linear(2, 1)
 model, optimizer = run.wrap(model, paddle.optimizer.SGD(0.01, parameters=model.parameters()))
 for batch in run.data(list(samples), global_batch=8, epochs=int(sys.argv[1])):
+    late.unlink(missing_ok=True)
     ends = time.monotonic() + float(sys.argv[2])
     while halt.exists() or (not go.exists() and time.monotonic() < ends):
         if halt.exists():
@@ -230,7 +235,7 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
     follow: dict[str, Any] = {"job": "digits", "windows": windows, "deferrable": True}
     quiet = EdlResizeOperator(task_id="grow", window="default", **follow)
     rush = EdlResizeOperator(task_id="shut", window="rush", **follow)
-    training = _train(trains, epochs, step_s=0.5, deferrable=True, all_logs=True)  # whoever is there first is rank 0
+    training = _train(trains, epochs, step_s=0.5, deferrable=True)
     deferred = deferred_by(training, context)
     output = ""
 
@@ -253,15 +258,17 @@ def test_a_training_grows_is_suspended_and_goes_on_in_the_same_task(
         wait_until(tells_that_it_waits)
     at = _step(trains)
     assert 3 <= at < 8 * epochs
+    (trains.folder / "late").touch()  # so that the second instance is rank 0
     assert run_task(quiet, context) == logged
     (trains.folder / "go").touch()
-    result = _end_of(_train(trains, epochs, all_logs=True), context, deferred)
+    result = _end_of(_train(trains, epochs), context, deferred)
     assert (result["step"], result["stopped"]) == (8 * epochs, False)
     output += capsys.readouterr().out
     assert output.count(f"'digits': {SUSPENDED}") == 1
     stepped = _steps_shown(output)
     assert [step for step, times in Counter(stepped).items() if times > 1] == [], "done, or told of, twice"
     assert max(stepped) == 8 * epochs
+    assert set(re.findall(r"\[(\d) rank 0\] stepped", output)) == {"0", "1"}
     with pytest.raises(AirflowSkipException, match="'digits' has ended"):
         EdlResizeOperator(task_id="late", job="digits", instances=1).execute(context)
 

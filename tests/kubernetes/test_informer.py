@@ -148,7 +148,7 @@ def test_closing_the_event_loop_leaves_no_unclosed_connection(proxied: tuple[Clu
         async with backend.following() as followed:
             with pytest.raises(UnknownJobError):
                 await followed.get("job")
-            ((informer_, *_),) = backend._followed.values()
+            ((informer_, *_),) = backend._followed.made.values()
             await eventually(lambda: _all_open(informer_), "watches that are open")
             proxy.lose()
 

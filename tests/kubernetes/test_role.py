@@ -38,7 +38,7 @@ async def limited(home: Cluster, tmp_path: Path) -> Cluster:
 
 async def all_open(backend: KubernetesBackend) -> None:
     """Wait until all watches are open that a followed backend may have: it lists first and watches then."""
-    ((informer, nodes, *_),) = backend._followed.values()
+    ((informer, nodes, *_),) = backend._followed.made.values()
 
     async def are_open() -> bool:
         indexers = [*informer._indexers, *nodes._indexers]

@@ -20,12 +20,19 @@ Answer = tuple[int, str, Mapping[str, str]]
 
 
 class MetadataServer:
-    """What it was asked, as "METHOD PATH"; `status` answers everything while it is not 0."""
+    """What it was asked, as "METHOD PATH".
+
+    It answers while `answers` is set: everything with `status` while that is not 0, and with `text` while that is not
+    None, except for the machine's name.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.asked: list[str] = []
         self.status = 0
+        self.text: str | None = None
+        self.answers = threading.Event()
+        self.answers.set()
         self._ends_at: datetime | None = None
         self._machine = ""
         self._changed = threading.Condition()
@@ -46,8 +53,11 @@ class MetadataServer:
         with self._changed:
             self.asked.append(f"{method} {parts.path}")
             self._changed.notify_all()
+        self.answers.wait()
         if self.status:
             return self.status, "", {}
+        if self.text is not None and not parts.path.endswith("/name"):
+            return 200, self.text, {}
         if parts.path.startswith("/computeMetadata/v1/"):
             return self._gcp(parts.path, query, headers)
         return (
@@ -105,6 +115,7 @@ class MetadataServer:
         """Answer who waits for a change."""
         with self._changed:
             self.status = 503
+            self.answers.set()
             self._changed.notify_all()
 
 
@@ -119,7 +130,7 @@ def metadata_server() -> Iterator[MetadataServer]:
             for name, value in {"Content-Length": str(len(text)), **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(text.encode())
+            self.wfile.write(text.encode(errors="surrogateescape"))
 
         do_PUT = do_GET  # noqa: N815 - the name that the library looks up
 

@@ -95,12 +95,72 @@ def test_a_server_that_fails_is_logged_once_and_asked_again(server: MetadataServ
     assert "503" in told[0]["cause"]
 
 
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_a_server_that_does_not_answer_is_asked_again(
+    cloud: str, server: MetadataServer, thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Azure's, which takes up to two minutes for the first answer."""
+    monkeypatch.setattr(preemption, "ANSWER_TIMEOUT_S", 0.05)
+    server.answers.clear()
+    found = asking(thread, cloud, server)
+    server.await_questions(3)
+    assert not found.done()
+    monkeypatch.setattr(preemption, "ANSWER_TIMEOUT_S", PATIENCE_S)
+    server.announce(120)
+    server.answers.set()
+    assert found.result(PATIENCE_S).left_s > 0
+
+
 def test_a_machine_whose_time_is_over_counts_as_there_for_a_moment(
     server: MetadataServer, thread: ThreadPoolExecutor
 ) -> None:
     """What it does in that moment is not lost."""
     server.announce(-10)
     assert asking(thread, "aws", server).result(PATIENCE_S).left_s == preemption.LEAST_LEFT_S
+
+
+@pytest.mark.parametrize("cloud", ["aws", "azure"])
+def test_what_should_have_happened_long_ago_is_no_notice(
+    cloud: str, server: MetadataServer, thread: ThreadPoolExecutor
+) -> None:
+    """The machine has been spared: who left again for that would be started again and leave again, without end."""
+    server.announce(-preemption.LATE_S - 1)
+    with capture_logs() as told:
+        found = asking(thread, cloud, server)
+        server.await_questions(7)
+        assert not found.done()
+        server.announce(120)
+        assert found.result(PATIENCE_S).left_s > PATIENCE_S
+    assert [line["event"] for line in told] == ["preemption.unknown", "preemption.announced"]
+    assert "but its time was over 6" in told[0]["cause"]
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "no JSON",
+        "\udcff",
+        "[]",
+        '{"action": "terminate", "time": "soon"}',
+        '{"action": "terminate", "time": "0001-01-01T00:00:00+01:00"}',
+        '{"Events": [{"EventType": "Preempt", "Resources": ["worker_3"], "NotBefore": "soon"}]}',
+        '{"Events": [{"EventType": "Preempt", "Resources": ["worker_3"], "NotBefore": ","}]}',
+        '{"Events": [{"EventType": "Preempt", "Resources": ["worker_3"], "NotBefore": 5}]}',
+    ],
+)
+def test_whatever_a_server_answers_it_is_asked_again(
+    cloud: str, answer: str, server: MetadataServer, thread: ThreadPoolExecutor
+) -> None:
+    """As something that is no metadata server does, or one that is about to fail."""
+    server.text = answer
+    found = asking(thread, cloud, server)
+    server.await_questions(6)
+    assert not found.done()
+    server.text = None
+    server.announce(120)
+    assert found.result(PATIENCE_S).left_s > 0
 
 
 async def test_the_event_loop_hears_of_it(server: MetadataServer) -> None:

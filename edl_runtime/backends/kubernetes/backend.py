@@ -41,6 +41,7 @@ from edl_runtime.backends.kubernetes.pod_status import (
 from edl_runtime.backends.kubernetes.resize import is_resized_alone, resize_owner
 from edl_runtime.backends.kubernetes.rights import missing_rights, needed_rights
 from edl_runtime.backends.kubernetes.workload_status import uid_of_queued
+from edl_runtime.concurrency import SharedInLoop
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.pods import Pod
@@ -57,6 +58,8 @@ MAX_LOG_STREAMS = 48
 
 LOG_COLLECT_TIMEOUT_S = 3.0
 """How long deletion waits for logs to open, and how long they are read after the last pod was deleted."""
+
+_Watches = tuple[Informer, NodeInformer, asyncio.Semaphore]
 
 log = get_logger(__name__)
 
@@ -85,9 +88,7 @@ class KubernetesBackend:
         self._namespace = namespace
         self._defaults = defaults or Pod()
         self._outage = Outage()
-        self._followed: dict[
-            asyncio.AbstractEventLoop, tuple[Informer, NodeInformer, asyncio.Semaphore, set[object]]
-        ] = {}
+        self._followed = SharedInLoop(self._watches, _close_watches)
         self._informer: Informer | None = None
         self._nodes: NodeInformer | None = None
         self._streams: asyncio.Semaphore | None = None
@@ -103,22 +104,14 @@ class KubernetesBackend:
         All contexts of one event loop share the watches; that of nodes begins with the first `evacuate` or `capacity`,
         those of others' pods with the latter. Changes made through the yielded backend are seen at once.
         """
-        loop, user = asyncio.get_running_loop(), object()
-        if loop not in self._followed:
-            where = (self._connect, self._namespace, self._outage)
-            watches = Informer(*where), NodeInformer(*where)
-            self._followed[loop] = (*watches, asyncio.Semaphore(MAX_LOG_STREAMS), set())
-        informer, nodes, streams, users = self._followed[loop]
-        users.add(user)
-        try:
+        async with self._followed.use() as watches:
             informed = copy.copy(self)
-            informed._informer, informed._nodes, informed._streams = informer, nodes, streams  # noqa: SLF001 - a copy
+            informed._informer, informed._nodes, informed._streams = watches  # noqa: SLF001 - a copy
             yield informed
-        finally:
-            users.remove(user)
-            if not users:
-                del self._followed[loop]
-                await asyncio.gather(informer.close(), nodes.close())
+
+    def _watches(self) -> _Watches:
+        where = (self._connect, self._namespace, self._outage)
+        return Informer(*where), NodeInformer(*where), asyncio.Semaphore(MAX_LOG_STREAMS)
 
     async def wait_for_change(self, since: int) -> int:
         """Wait until watches have reported more than `since` changes; return how many. Only in `following`."""
@@ -560,6 +553,11 @@ async def _workloads(api: KubernetesClient) -> builtins.list[Manifest]:
         if error.status not in UNREADABLE:
             raise
         return []
+
+
+async def _close_watches(watches: _Watches) -> None:
+    informer, nodes, _ = watches
+    await asyncio.gather(informer.close(), nodes.close())
 
 
 def _by_uid(things: builtins.list[Manifest], uid_of: Callable[[Manifest], str]) -> ByUid:

@@ -250,7 +250,7 @@ async def read_logs(
                 if error.status not in (404, NO_LOG_YET):
                     raise
         for text in _last(found, last):
-            yield LogLine(instance, text)
+            yield LogLine(instance, text, pod["metadata"]["name"])
 
 
 async def follow(
@@ -473,7 +473,7 @@ class _Reader:
 
     async def _put(self, part: LogChunk) -> None:
         self.offset = max(self.offset, part.offset)
-        await self._lines.put(LogLine(self._source.instance, part.text))
+        await self._lines.put(LogLine(self._source.instance, part.text, self._source.pod))
 
 
 async def _read_chunks(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl_runtime.checkpoint.folder_lease import JobFolderLeases
-from edl_runtime.concurrency import wait_for_event
+from edl_runtime.concurrency import first_completed, wait_for_event
 from edl_runtime.elastic.agent.entrypoint import Entrypoint, PortReservation
 from edl_runtime.elastic.agent.failures import FailureStreak, FailureVerdict, PeerState, WorkerFailure, judge_failure
 from edl_runtime.elastic.agent.reconciler import DesiredState, KillWorker, WorkerState, is_ending, reconcile
@@ -36,6 +36,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
     StepDone,
 )
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
+from edl_runtime.elastic.rendezvous.group_status import group_status
 from edl_runtime.elastic.rendezvous.planner import job_outcome, plan_generation
 from edl_runtime.elastic.rendezvous.redis_store import (
     HEARTBEAT_EVERY_S,
@@ -51,13 +52,16 @@ from edl_runtime.log import get_logger
 from edl_runtime.preemption import PreemptionNotice, watch_machine
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds
-from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 FINISHED_WAIT_S = 60.0
 """How long an agent whose worker has finished waits for an unavailable Redis."""
+
+OUTCOME_EVERY_S = 2.0
+"""How often an agent that has left, and waits for its machine's end, looks whether the job has ended."""
 
 AFTER_OTHERS_S = 1.0
 """How long an agent stays after another instance has failed the job, so that the exit of that one is seen first."""
@@ -154,7 +158,7 @@ class Agent:
     async def run(self, environ: Mapping[str, str]) -> AgentExit:
         """Train until the job has ended or this instance has left, with all its processes.
 
-        After a notice that the machine is taken away, wait for its end.
+        After a notice that the machine is taken away, wait for its end, or the job's.
 
         `environ`: of workers. Raises InstanceSupersededError, JobTakenError; SpecError when EDL_HOST is no address of
         this machine, or none at which the other instances reach its worker.
@@ -179,8 +183,17 @@ class Agent:
         if failure:
             raise failure
         if self._notice and agent_exit.status < 0:
-            await self._notice.outlast(self._terminated)
+            return await first_completed(self._notice.outlast(self._terminated), self._await_outcome()) or agent_exit
         return agent_exit
+
+    async def _await_outcome(self) -> AgentExit:
+        """Wait until the job has ended, without being a member; return how to exit then."""
+        while True:
+            with suppress(RegistryUnavailableError, MalformedRecordError):
+                found = await group_status(self._client, self._settings.namespace, self._settings.job)
+                if found and (outcome := found.outcome):
+                    return AgentExit(1 if outcome.kind == "failed" else 0, outcome.reason)
+            await asyncio.sleep(OUTCOME_EVERY_S)
 
     async def _loop(self, supervisor: WorkerSupervisor) -> AgentExit:
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 from support.airflow.fakes import FakeClient, job_status
@@ -19,12 +19,17 @@ def _lines(count: int, instance: int = 0) -> list[LogLine]:
     return [LogLine(instance, f"line {number}") for number in range(count)]
 
 
+def _training(members: tuple[int, ...]) -> TrainingStatus:
+    """The state of this run's agents."""
+    return TrainingStatus(members=members, heard_at=JOB.created_at)
+
+
 async def _counted(site: FakeClient, *looks: JobStatus, all_logs: bool = True) -> list[str]:
     """What somebody says who looks so often, and follows the job from now on to its end."""
     output: list[str] = []
     site.backend.ended = {"student"}
     log = JobLogRelay(JOB, site, output.append, 0.0, all_logs=all_logs)
-    for look in looks:
+    for look in looks or (JOB,):
         await log.look(look)
     await log.finish(is_over=True)
     await log.close()
@@ -39,7 +44,7 @@ async def _shown(site: FakeClient, written: Sequence[LogLine]) -> list[str]:
 
 async def test_lines_stand_behind_instance_and_rank(site: FakeClient) -> None:
     """The rank is that of the generation that is up; one that is not in it has none."""
-    site.trainings["student"] = TrainingStatus(members=(2, 0))
+    site.trainings["student"] = _training((2, 0))
     written = [LogLine(0, "a"), LogLine(2, "b"), LogLine(1, "c")]
     assert await _shown(site, written) == ["[0 rank 1] a", "[2 rank 0] b", "[1] c"]
 
@@ -49,9 +54,17 @@ async def test_whoever_goes_on_shows_what_has_not_been_shown(site: FakeClient) -
     assert await _shown(site, [*_lines(2), *_lines(1, instance=1)]) == ["[0] line 0", "[0] line 1", "[1] line 0"]
     assert await _shown(site, [*_lines(3), *_lines(2, instance=1)]) == ["[0] line 2", "[1] line 1"]
     position = site.positions["student"]
-    assert position.lines == {0: 3, 1: 2}
-    site.positions["student"] = type(position)(created_at=JOB.created_at - 1, lines={0: 1})
+    assert position.lines == {"0": 3, "1": 2}
+    site.positions["student"] = type(position)(created_at=JOB.created_at - 1, lines={"0": 1})
     assert await _shown(site, _lines(1)) == ["[0] line 0"]
+
+
+async def _follow(log: JobLogRelay, output: list[str], count: int) -> None:
+    """Look until so many lines are shown."""
+    while len(output) < count:
+        await log.look(JOB)
+        await log.flush_when_due()
+        await asyncio.sleep(0.001)
 
 
 async def test_the_first_instance_s_output_is_shown_until_one_has_failed(site: FakeClient) -> None:
@@ -60,10 +73,7 @@ async def test_the_first_instance_s_output_is_shown_until_one_has_failed(site: F
     site.backend.written = [LogLine(0, "a"), LogLine(1, "b"), LogLine(0, "c")]
     output: list[str] = []
     log = JobLogRelay(JOB, site, output.append, 0.0)
-    while len(output) < 2:
-        await log.look(JOB)
-        await log.flush_when_due()
-        await asyncio.sleep(0.001)
+    await _follow(log, output, 2)
     assert output == ["[0] a", "[0] c"]
     site.backend.written += [LogLine(1, "why"), LogLine(0, "d")]
     failed = InstanceStatus(index=1, phase="failed", started_at=100.0, exit_code=1)
@@ -72,7 +82,56 @@ async def test_the_first_instance_s_output_is_shown_until_one_has_failed(site: F
     await log.finish(is_over=True)
     await log.close()
     assert sorted(output[2:]) == ["[0] d", "[1] b", "[1] why"]
-    assert site.positions["student"].lines == {0: 3, 1: 2}
+    assert site.positions["student"].lines == {"0": 3, "1": 2}
+
+
+async def test_the_output_is_that_of_whoever_is_rank_0(site: FakeClient) -> None:
+    """One after the other, each line once: of the next all that it has written, of the last what was not read yet."""
+    site.backend.jobs["student"] = JOB
+    site.backend.written = [LogLine(0, "a"), LogLine(1, "b")]
+    output: list[str] = []
+    log = JobLogRelay(JOB, site, output.append, 0.0)
+    await _follow(log, output, 1)
+    for number, members in enumerate(((1, 0), (), (0, 1), (1, 0))):  # one of them has yet to form
+        site.backend.written += [LogLine(0, f"a{number}"), LogLine(1, f"b{number}")]
+        site.trainings["student"] = _training(members)
+        await log.look(JOB)
+    site.backend.ended.add(site.backend.jobs.pop("student").name)
+    await log.finish(is_over=True)
+    await log.close()
+    texts = [line.partition("] ")[2] for line in output]
+    assert [text for text in texts if text[0] == "a"] == ["a", "a0", "a1", "a2", "a3"]
+    assert [text for text in texts if text[0] == "b"] == ["b", "b0", "b1", "b2", "b3"]
+    assert len(texts) == 10
+
+
+async def test_whoever_goes_on_shows_what_the_last_rank_0_had_yet_to_say(site: FakeClient) -> None:
+    """And then follows the present one; of others nothing."""
+    site.backend.written = [LogLine(0, "a"), LogLine(1, "b"), LogLine(2, "c")]
+    site.trainings["student"] = _training((1, 0, 2))
+    assert await _counted(site, all_logs=False) == ["[0 rank 1] a", "[1 rank 0] b"]
+    site.backend.written += [LogLine(0, "d"), LogLine(1, "e"), LogLine(2, "f")]
+    site.trainings["student"] = _training((2, 0))
+    assert await _counted(site, all_logs=False) == ["[1] e", "[2 rank 0] c", "[2 rank 0] f"]
+    site.away = True
+    site.backend.written.append(LogLine(2, "g"))
+    assert await _counted(site, job_status("student", elastic=False), all_logs=False) == ["[0] a", "[0] d"]
+
+
+async def test_who_was_rank_0_of_an_earlier_run_is_not_followed(site: FakeClient) -> None:
+    """Its state is in Redis until the agents of this run are there."""
+    site.backend.written = [LogLine(0, "a"), LogLine(1, "b")]
+    site.trainings["student"] = TrainingStatus(members=(1, 0), heard_at=JOB.created_at - 1)
+    assert await _counted(site, all_logs=False) == ["[0] a"]
+
+
+async def test_another_pod_of_an_instance_has_a_log_of_its_own(site: FakeClient) -> None:
+    """As after a suspension, which removes the pods with their logs."""
+    site.backend.written = [LogLine(0, "a", "p"), LogLine(0, "b", "p")]
+    assert await _counted(site, all_logs=False) == ["[0] a", "[0] b"]
+    site.backend.written = [LogLine(0, "c", "q")]
+    assert await _counted(site, all_logs=False) == ["[0] c"]
+    assert site.positions["student"].lines == {"p": 2, "q": 1}
 
 
 async def test_a_student_s_own_lines_of_progress_are_left_out(site: FakeClient) -> None:
@@ -84,7 +143,7 @@ async def test_a_student_s_own_lines_of_progress_are_left_out(site: FakeClient) 
     others = ["step 7", "job.progress is what I do", "student, step 8"]
     written = [LogLine(0, text) for text in (*logged, *others)]
     assert await _shown(site, written) == [f"[0] {text}" for text in others]
-    assert site.positions["student"].lines == {0: 5}
+    assert site.positions["student"].lines == {"0": 5}
 
 
 async def test_of_many_lines_the_newest_are_shown_and_it_is_said_how_many_are_not(site: FakeClient) -> None:
@@ -106,12 +165,13 @@ async def test_without_redis_lines_and_disruptions_are_shown_all_the_same(site: 
 async def test_a_log_that_can_not_be_shown_is_missed_aloud(site: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the cause: the training goes on, and nobody must think that it is silent."""
 
-    async def broken(name: str) -> None:
-        raise ValueError(f"the position of {name} is no number")
+    async def broken(name: str, **_: object) -> AsyncGenerator[LogLine, None]:
+        raise ValueError(f"the log of {name} is no text")
+        yield LogLine(0, "never")
 
-    monkeypatch.setattr(site, "log_position", broken)
+    monkeypatch.setattr(site.backend, "logs", broken)
     output = await _shown(site, _lines(1))
-    assert output == ["The log of 'student' can't be shown any more: the position of student is no number"]
+    assert output == ["The log of 'student' can't be shown any more: the log of student is no text"]
 
 
 def _hit(*counts: int, going: bool = False) -> JobStatus:
@@ -153,7 +213,7 @@ async def test_whoever_goes_on_counts_from_there(site: FakeClient) -> None:
     assert (await _counted(site, _hit(3, 1)))[0].endswith(
         "instance 1 was evicted, preempted or lost with its node: 1 of at most 5"
     )
-    assert site.positions["student"].lines == {0: 2}
+    assert site.positions["student"].lines == {"0": 2}
 
 
 @pytest.mark.parametrize("between", [[_hit(0)], [_hit(0, 0)], [_hit(0), _hit(0, 0)]])
@@ -173,6 +233,7 @@ async def test_lines_come_in_bunches(site: FakeClient) -> None:
     site.backend.jobs = {"student": JOB}
     site.backend.written = _lines(1)
     log = JobLogRelay(JOB, site, output.append, 60.0)
+    await log.look(JOB)
     while not output:
         await log.flush_when_due()
         await asyncio.sleep(0.01)

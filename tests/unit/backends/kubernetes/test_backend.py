@@ -46,7 +46,8 @@ class Cluster:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         kind = request.match_info["kind"]
-        self.requests.append(f"{request.method} {kind}")
+        if "watch" not in request.query:  # one may begin at any time after its list
+            self.requests.append(f"{request.method} {kind}")
         if kind in self.refuses:
             return web.json_response({"reason": "Refused", "message": f"no {kind}"}, status=self.refuses[kind])
         if "watch" in request.query:

@@ -156,10 +156,10 @@ async def test_what_was_written_before_a_restart_comes_first(kubelet: Kubelet) -
     pods = [(0, started(restarts=1)), (1, waits), (2, started(restarts=1, name="q"))]
     async with kubelet.opened() as api:
         assert [line async for line in logs.read_logs(api, pods, None)] == [
-            LogLine(0, "one"),
-            LogLine(0, "two"),
-            LogLine(0, "three"),
-            LogLine(2, "other"),
+            LogLine(0, "one", "p"),
+            LogLine(0, "two", "p"),
+            LogLine(0, "three", "p"),
+            LogLine(2, "other", "q"),
         ]
         assert [line.text async for line in logs.read_logs(api, pods[:1], 2)] == ["two", "three"]
         assert [line async for line in logs.read_logs(api, pods, 0)] == []
@@ -424,10 +424,10 @@ async def test_the_last_words_are_told(
     await kubelet.pods.renew(pod("running"))
     async with kubelet.opened() as api:
         reading = asyncio.create_task(logs._follow_pod(api, LogSource(0, "p", lambda: None), kubelet.pods, lines, None))
-        assert await lines.get() == LogLine(0, "one")
+        assert await lines.get() == LogLine(0, "one", "p")
         kubelet.heard.set()
         await reading
-    assert [lines.get_nowait() for _ in range(lines.qsize())] == [LogLine(0, text) for text in rest]
+    assert [lines.get_nowait() for _ in range(lines.qsize())] == [LogLine(0, text, "p") for text in rest]
 
 
 async def test_no_more_logs_are_open_than_may_be(kubelet: Kubelet) -> None:

@@ -1,0 +1,88 @@
+"""An instance on a slow machine: its processes are stopped and continued in turns, from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from support.elastic.agent_group import Group, running_group
+
+from edl_runtime.backends.interface import JobStatus
+from edl_runtime.monitor.snapshot import JobLine, job_line, read_reports
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.redis_client import connect
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+STOPPED_S, RUNNING_S = 0.15, 0.05
+
+
+@contextlib.contextmanager
+def slowed(group: Group, instance: int) -> Iterator[None]:
+    """Let the instance's agent and trainer run a quarter of the time."""
+    processes = [psutil.Process(group.agents[instance].pid), group.trainer(instance)]
+    over = threading.Event()
+
+    def alternate() -> None:
+        while not over.wait(RUNNING_S):
+            for process in processes:
+                process.suspend()
+            over.wait(STOPPED_S)
+            for process in processes:
+                process.resume()
+
+    thread = threading.Thread(target=alternate)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def monitored(settings: RuntimeSettings) -> JobLine:
+    """Return the job's line in the monitor."""
+
+    async def read() -> JobLine:
+        job = JobStatus(
+            name=settings.job,
+            kind="trainer",
+            phase="running",
+            token="",
+            digest="",
+            wanted=3,
+            created_at=0.0,
+            elastic=True,
+        )
+        async with connect(settings.redis_url) as client:
+            return job_line(job, (await read_reports(client, settings.namespace, [job]))[job.name])
+
+    return asyncio.run(read())
+
+
+def test_an_instance_that_is_slowed_from_outside_is_a_straggler_until_it_is_not(
+    tmp_path: Path, settings: RuntimeSettings
+) -> None:
+    """In events and in the monitor, and none of the others is. Nothing is lost or started again for it."""
+    settings = msgspec.structs.replace(settings, job="training", straggler_after_s=2.0)
+    with running_group(tmp_path / "out", settings, samples=10**6, global_batch=24, epochs=1, step_s=0.05) as group:
+        group.start(0, 1, 2)
+        group.await_generation(0, 1, 2)
+        with slowed(group, 1):
+            named = group.await_event("straggler")
+            assert named.instance == 1
+            group.await_condition(lambda: monitored(settings).stragglers, "a straggler in the monitor")
+            line = monitored(settings)
+            assert list(line.stragglers) == [1]
+            assert line.stragglers[1] >= settings.straggler_factor
+            assert line.trouble.startswith("instance 1 computes ")
+        group.await_condition(lambda: not monitored(settings).stragglers, "no straggler any more")
+        group.await_steps(20)
+        assert [event.instance for event in group.events() if event.kind == "straggler"] == [1], group.history()
+        assert not [event for event in group.events() if event.kind in ("failed", "lost", "gone")], group.history()
