@@ -71,7 +71,7 @@ class Training:
     def _train(self) -> bool:
         """Do a step; return whether this generation ends with it."""
         session, group = self._session, self._session.group
-        votes = self._agent.votes_to_stop(session.generation, group.world_size)
+        votes = session.votes_to_stop()
         gradient = np.ones_like(self._weights)
         self._agent.waits_for((self._step or 0) + 1)
         try:

@@ -340,7 +340,7 @@ class TrainingLoop:
         rank, size = group.rank, group.world_size
         numbers = [*([each.value if own else None for each in self.train_state.state.rates]), value]
         parts = [
-            [self.agent.votes_to_stop(self.session.generation, size), own],
+            [self.session.votes_to_stop(), own],
             [TURNS.index(turn) if each == rank else 0 for each in range(size)],
             [] if data_source is None else data_source.counts(rank, size),
             *(encode_slots(number, rank, size) for number in numbers),
