@@ -114,7 +114,7 @@ class Agent:
         self._stragglers = StragglerWatch(settings.straggler_factor, settings.straggler_after_s)
         self._view = GroupView(now=0.0)
         self._redis_away_since: float | None = None
-        self._due = time.monotonic()
+        self._due = time.monotonic()  # its next heartbeat without news
         self._desired = DesiredState(
             member=self._me.id,
             gear=gear,

@@ -290,6 +290,7 @@ class MessageDecoder(Generic[MessageT]):
 HEARTBEAT_EVERY_S = 0.5
 
 INSIST_AFTER_S = 0.5
+"""How long a rank with a directive trains on because others have none yet."""
 
 Directive = JoinGeneration | Leave
 """What a worker does next: enter another generation, or end."""
