@@ -180,10 +180,14 @@ class ProcessJob(Job):
         psutil.wait_procs(self._processes, timeout=END_S)
 
     def _record_processes(self) -> None:
-        for agent in self._agents.values():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(agent.pid)
-                self._processes |= {process, *process.children(recursive=True)}
+        children: dict[int, list[psutil.Process]] = {}  # read once: else each agent reads all
+        for process in psutil.process_iter(["ppid"]):
+            children.setdefault(process.info["ppid"], []).append(process)
+        agents = {agent.pid for agent in self._agents.values()}
+        found = [process for process in children.get(os.getpid(), []) if process.pid in agents]
+        while found:
+            self._processes |= set(found)
+            found = [child for process in found for child in children.get(process.pid, [])]
 
 
 class OwnJob(ProcessJob):

@@ -71,11 +71,11 @@ class Training:
     def _train(self) -> bool:
         """Do a step; return whether this generation ends with it."""
         session, group = self._session, self._session.group
-        stops = self._agent.directive(session.generation) is not None
+        votes = session.votes_to_stop()
         gradient = np.ones_like(self._weights)
         self._agent.waits_for((self._step or 0) + 1)
         try:
-            (stop,) = group.all_reduce_counts(np.array([stops], np.int64))
+            (votes,) = group.all_reduce_counts(np.array([votes], np.int64))
             group.all_reduce(gradient)
         finally:
             self._agent.waits_for(None)
@@ -85,7 +85,7 @@ class Training:
             generation=session.generation, rank=group.rank, world_size=group.world_size, step=self._step
         )
         self._report()
-        return bool(stop)
+        return bool(votes >= group.world_size)
 
     def _report(self) -> None:
         """Tell the agent of the step, as often as `elastic.init`'s loop does."""

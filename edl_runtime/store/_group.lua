@@ -4,14 +4,16 @@
 --   KEYS[2] records  hash, member id -> JSON of the member
 --   KEYS[3] beats    hash, member id -> JSON of its last heartbeat: fence, at and since (ms of the clock), status, lost, up,
 --                    stepped, paused_in; pause after any training, late after the second heartbeat, both in ms
---   KEYS[4] state    hash: run, ttl (a lease in ms), overtime (ms that leases last longer), late_announced, fence,
---                    wall, clock, quiet_until, number (the highest), generation (JSON), current (its number), members,
---                    formed, since, proposed_at, resumed, finished, left, suspected_*, stop, outcome, waits, saved and
---                    saved_at (the last checkpoint), size (of the last generation that has trained), resized (JSON of
---                    the last change of members), checkpoint_asked (the number of the last request),
+--   KEYS[4] state    hash: run, ttl (a lease in ms), overtime (ms that leases last longer), overtime_at (of this clock),
+--                    late_announced, fence, wall, clock, quiet_until, number (the highest), generation (JSON), current
+--                    (its number), members, formed, since, proposed_at, resumed, finished, left, suspected_*, stop,
+--                    outcome, waits, saved and saved_at (the last checkpoint), size (of the last generation that has
+--                    trained), resized (JSON of the last change of members), checkpoint_asked (the number of the last request),
 --                    checkpoint_asked_in (the generation then), checkpoint_answered, checkpoint_answer (the JSON of an
 --                    event), slow (stragglers, as ID=TIMES), failures, history
 --   KEYS[5] events   stream of {event = JSON}, the last 2,000 or so
+--   KEYS[6] calls    channel: the kind of each event on which all agents act at once
+--   KEYS[7] news     channel: the kind of each other event, for the agents that decide what is next
 --   ARGV[1] member id, ARGV[2] its fence (0 before it has one), ARGV[3] lease in ms
 
 -- Advances by at most a third of a lease per call: no lease expires while Redis or all agents are suspended.
@@ -41,14 +43,18 @@ local function keep()
   end
 end
 
-local function announce_json(json)
+-- Events on which all agents act at once. All others are for those that decide what is next.
+local CALLS = {forming = true, suspected = true, asked = true, stop = true, ended = true, restored = true}
+
+local function announce_json(kind, json)
   redis.call('XADD', KEYS[5], 'MAXLEN', '~', 2000, '*', 'event', json)
+  redis.pcall('PUBLISH', KEYS[CALLS[kind] and 6 or 7], kind) -- without permission agents see it with their next heartbeat
   keep()
 end
 
 local function announce(kind, event)
   event.kind = kind
-  announce_json(cjson.encode(event))
+  announce_json(kind, cjson.encode(event))
 end
 
 local function index_of(id)

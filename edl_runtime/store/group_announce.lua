@@ -20,5 +20,5 @@ elseif ARGV[5] == 'saved' then
   local time = redis.call('TIME')
   set('saved', ARGV[4], 'saved_at', time[1] * 1000 + math.floor(time[2] / 1000))
 end
-announce_json(ARGV[4])
+announce_json(ARGV[5], ARGV[4])
 return 1

@@ -8,13 +8,15 @@
 --     known        the state it saw last: clock in ms, highest (number of any generation); JSON of the generation, '' for
 --                  none; stop and outcome, if any; finished and left, ids
 --
--- Answers {'registered', fence, now in ms, id of the newest event, JSON of [state, leases, records, beats]}, these four as
--- flat lists, in one text because clients take long to read hundreds; {'superseded'}: a later agent has the index;
--- {'taken'}: another run has the job.
+-- Answers {'registered', fence, now in ms, JSON of [state, leases, records, beats]}, these four as flat lists, in one text
+-- because clients take long to read hundreds; {'superseded'}: a later agent has the index; {'taken'}: another run has the job.
 
 -- How many numbers of generations are skipped when an older copy of Redis's data is used. There is less than one a second, and
 -- Redis's replicas are some seconds late at most.
 local SKIPPED = 100
+
+-- How often it is looked how late the members are, in ms: of hundreds, that takes most of the time of a call.
+local LOOK_EVERY = 50
 
 -- The longest recent gap between a member's heartbeats, in ms. Decays by a quarter of the time that passes, so that one
 -- slow moment does not lengthen leases for good.
@@ -53,7 +55,7 @@ local now, wall = tick(ttl, known.clock)
 -- An earlier run that has ended, or has no members left, is replaced by this one; generation numbers are not reused.
 local run = get('run')
 if run ~= given.run then
-  unset('overtime', 'late_announced') -- that run's members may be dead
+  unset('overtime', 'overtime_at', 'late_announced') -- that run's members may be dead
 end
 if run ~= given.run or (run == '' and ARGV[2] == '0' and get('outcome')) then
   purge(now)
@@ -194,11 +196,14 @@ end
 if status ~= (before and before.status or 'loading') then
   announce_of(status, id)
 end
-local usual = usual_lateness(now, ttl / 2)
-local overtime = overtime_of(usual, ttl)
-set('overtime', overtime)
+local overtime, usual = number('overtime'), nil
+if now >= number('overtime_at') + LOOK_EVERY then
+  usual = usual_lateness(now, ttl / 2)
+  overtime = overtime_of(usual, ttl)
+  set('overtime', overtime, 'overtime_at', now)
+end
 purge(now)
-if redis.call('ZCOUNT', KEYS[1], '-inf', now) > 0 and not get('late_announced') then
+if usual and redis.call('ZCOUNT', KEYS[1], '-inf', now) > 0 and not get('late_announced') then
   set('late_announced', 1)
   announce('late', {generation = number('current'), reason = string.format(
     'most instances renew their leases late, %.1f s apart: leases last %.1f s instead of %.1f s',
@@ -257,7 +262,6 @@ if get('formed') == 'active' and not get('resumed') and all(function(of) return 
 end
 keep()
 
-local newest = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 1)[1] or {'0-0'}
 local group = {redis.call('HGETALL', KEYS[4]), redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'),
   redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[3])}
-return {'registered', fence, now, newest[1], cjson.encode(group)}
+return {'registered', fence, now, cjson.encode(group)}

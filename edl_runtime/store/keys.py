@@ -40,7 +40,9 @@ script touches one slot and works in Redis Cluster.
 | group records | hash, member id → JSON of the agent's member record | as above | heartbeat | Lua |
 | group beats | hash, member id → fence, heartbeats, status and since when, generations | as above | heartbeat | Lua |
 | group state | hash: the current generation and its state, clock, overtime, end, failures | as above | Lua | Lua |
-| group events | stream of JSON; about the last 2,000 | as above | Lua | agents, `edl events` |
+| group events | stream of JSON; about the last 2,000 | as above | Lua | `edl events`, Airflow |
+| group calls | channel, the kind of each event on which all agents act at once | none | Lua | agents |
+| group news | channel, the kind of each other event | none | Lua | the agents that decide |
 """
 
 from __future__ import annotations
@@ -138,8 +140,14 @@ def group_state(namespace: str, job: str) -> str:
 
 
 def group_keys(namespace: str, job: str) -> list[str]:
-    """Return the keys that every script of a trainer group takes, in order."""
-    return [f"edl:{{{namespace}/{job}}}:group:{part}" for part in ("leases", "records", "beats", "state", "events")]
+    """Return the keys and channels that every script of a trainer group takes, in order."""
+    parts = ("leases", "records", "beats", "state", "events", "calls", "news")
+    return [f"edl:{{{namespace}/{job}}}:group:{part}" for part in parts]
+
+
+def group_channels(namespace: str, job: str) -> list[str]:
+    """Return the channels of a trainer group: of what concerns all its agents, and of all else."""
+    return group_keys(namespace, job)[-2:]
 
 
 def ledger_keys(namespace: str, job: str, of: LedgerOf = "ledger") -> list[str]:

@@ -212,10 +212,16 @@ def malformed_if_unreadable(key: str) -> Iterator[None]:
     """Turn a KeyError (missing field), ValueError or msgspec.DecodeError of the block into MalformedRecordError."""
     try:
         yield
-    except KeyError as error:
-        raise MalformedRecordError(key, f"it has no {error}") from None
-    except (msgspec.DecodeError, ValueError) as error:
-        raise MalformedRecordError(key, str(error)) from None
+    except UNREADABLE as error:
+        raise malformed(key, error) from None
+
+
+UNREADABLE = (KeyError, ValueError, msgspec.DecodeError)
+
+
+def malformed(key: str, error: Exception) -> MalformedRecordError:
+    """Return one of these errors as MalformedRecordError; a KeyError is a missing field."""
+    return MalformedRecordError(key, f"it has no {error}" if isinstance(error, KeyError) else str(error))
 
 
 # Whether a Redis deletes keys when it is full, which is the default of managed ones.

@@ -16,20 +16,20 @@ from support.redis_clock import later, take_time_from_a_key
 
 from edl_runtime.elastic.agent.failures import MAX_FAILURES
 from edl_runtime.elastic.errors import InstanceSupersededError, JobTakenError, NoCheckpointError
-from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
 from edl_runtime.elastic.rendezvous.group_status import LastCheckpoint, group_status, has_live_agents
+from edl_runtime.elastic.rendezvous.news import GroupNews
 from edl_runtime.elastic.rendezvous.planner import WaitReason, plan_generation
 from edl_runtime.elastic.rendezvous.redis_store import (
     Event,
     RendezvousStore,
     follow_events,
+    next_heartbeat,
     read_events,
 )
 from edl_runtime.elastic.rendezvous.requests import await_checkpoint, request_checkpoint, request_stop
 from edl_runtime.specs import Bounds
 from edl_runtime.store import keys
-from edl_runtime.store import redis_client as store_client
 from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
 
@@ -245,34 +245,67 @@ async def test_suspicion_counts_once_and_only_for_its_generation(client: Redis, 
     assert answers == [{"0-a": False, "1-a": False}, {"0-a": True, "1-a": False}]
 
 
-async def test_news_wakes_an_agent_at_once(
-    client: Redis, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before its wait is over, also of what happened between its beat and its wait."""
-    monkeypatch.setattr(redis_store, "BLOCK_S", 60.0)
-    monkeypatch.setattr(store_client, "ANSWER_TIMEOUT_S", 90.0)
-    async with connect(redis_url) as patient:
-        first, second = Agent(patient, namespace, 0), Agent(client, namespace, 1)
-        await second.heartbeat()
-        await first.heartbeat()
-        assert not await first.membership.changed(timeout_s=0.01)
-        waiting = asyncio.create_task(first.membership.changed(timeout_s=60.0))
+async def test_news_wakes_an_agent_at_once(client: Redis, namespace: str) -> None:
+    """Before its wait is over, also of what happened before its wait."""
+    first, second = await group(client, namespace, 2)
+    async with GroupNews(client, namespace, JOB) as news:
+        await subscribe(news, client, namespace, for_all=False)
+        waiting = asyncio.create_task(news.wait(for_all=False, timeout_s=60.0))
         await second.heartbeat(leaving=True)
-        assert await asyncio.wait_for(waiting, 30.0)
-        assert await first.membership.changed(timeout_s=0.01), "there is still something that it has not seen"
+        assert await waiting
+        await first.heartbeat(leaving=True)
+        assert await news.wait(for_all=False, timeout_s=60.0)
+        assert not await news.wait(for_all=False, timeout_s=0.01)
 
 
 async def test_only_some_news_wake_an_agent_that_leaves_the_rest_to_others(client: Redis, namespace: str) -> None:
-    """It does not wait behind those that it has not to see."""
+    """It does not wait behind those that it has not to see, and sees all as soon as it is among those that decide."""
     first, _, third, fourth = await group(client, namespace, 4)
     view = await fourth.heartbeat()
     assert [view.acts_first(member) for member in ids(view)] == [True, True, True, False]
-    await first.heartbeat()
-    await third.heartbeat(leaving=True)
-    assert not await fourth.membership.changed(["forming"], 0.01)
-    assert await first.membership.changed(timeout_s=0.01)
-    await first.publish()
-    assert await fourth.membership.changed(["forming"], 60.0)
+    async with GroupNews(client, namespace, JOB) as news:
+        await subscribe(news, client, namespace, for_all=True)
+        await first.heartbeat()
+        await third.heartbeat(leaving=True)
+        assert not await news.wait(for_all=True, timeout_s=0.01)
+        await first.publish()
+        assert await news.wait(for_all=True, timeout_s=60.0)
+        await subscribe(news, client, namespace, for_all=False)
+        await third.membership.leave()
+        assert await news.wait(for_all=False, timeout_s=60.0)
+
+
+def test_heartbeats_of_a_large_group_stay_apart_after_an_event() -> None:
+    """All send one at 0.5 s, and their next ones at their own moments: more than a quarter of a second later."""
+    dues = [next_heartbeat(0.5 + number / 128, 0.5, 64) for number in range(64)]
+    assert max(dues) - min(dues) > 0.4
+    assert all(0.75 <= due < 1.25 for due in dues)
+    assert next_heartbeat(0.5, 0.5, 2) == 0.75
+    assert next_heartbeat(0.5, 7.5 + 0.01, 64) == 8.0, "those of an outage are omitted"
+
+
+async def test_a_user_without_channels_is_late_but_trains(client: Redis, redis_url: str, namespace: str) -> None:
+    """Redis refuses its subscription and drops its news, and nothing else; the agent says so once."""
+    await client.execute_command("ACL SETUSER", namespace, "on", "nopass", "allkeys", "+@all", "resetchannels")
+    try:
+        with structlog.testing.capture_logs() as said:
+            async with connect(redis_url.replace("://", f"://{namespace}:any@")) as narrow:
+                alone = Agent(narrow, namespace, 0)
+                async with GroupNews(narrow, namespace, JOB) as news:
+                    while not said:
+                        assert not await news.wait(for_all=True, timeout_s=0.01)
+                    assert ids(await alone.heartbeat()) == ["0-a"]
+                    assert not await news.wait(for_all=True, timeout_s=0.01)
+        assert [line["event"] for line in said] == ["news.forbidden"]
+    finally:
+        await client.execute_command("ACL DELUSER", namespace)
+
+
+async def subscribe(news: GroupNews, client: Redis, namespace: str, *, for_all: bool) -> None:
+    """Wait until Redis has the subscription."""
+    channels = keys.group_channels(namespace, JOB)[: 1 if for_all else 2]
+    while not all(count for _, count in await client.pubsub_numsub(*channels)):
+        assert not await news.wait(for_all=for_all, timeout_s=0.01)
 
 
 async def test_the_pause_is_the_longest_of_those_who_trained_before(client: Redis, namespace: str) -> None:
@@ -495,7 +528,7 @@ async def test_events_are_read_and_followed(client: Redis, namespace: str) -> No
 async def test_a_job_is_forgotten_in_time(client: Redis, namespace: str) -> None:
     """A day after its last beat."""
     await group(client, namespace, 1)
-    for key in keys.group_keys(namespace, JOB):
+    for key in keys.group_keys(namespace, JOB)[:-2]:
         assert 86_000 < await client.ttl(key) <= 86_400
         assert f"{{{namespace}/{JOB}}}" in key
 
@@ -506,7 +539,7 @@ async def test_an_emptied_redis_gets_its_generation_back(own_redis: RedisServer)
         first, second, third = await group(client, "n", 3)
         before = first.view.generation
         own_redis.kill()
-        for verb in (first.heartbeat(), first.membership.changed(), first.membership.suspect(1, ""), third.heartbeat()):
+        for verb in (first.heartbeat(), first.membership.suspect(1, ""), third.heartbeat()):
             with pytest.raises(RegistryUnavailableError):
                 await verb
         own_redis.start()

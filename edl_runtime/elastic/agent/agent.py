@@ -37,14 +37,14 @@ from edl_runtime.elastic.comm.agent_protocol import (
 )
 from edl_runtime.elastic.rendezvous.generation import Generation, GroupView, JobOutcome, TrainerMember
 from edl_runtime.elastic.rendezvous.group_status import group_status
+from edl_runtime.elastic.rendezvous.news import GroupNews
 from edl_runtime.elastic.rendezvous.planner import job_outcome, plan_generation
 from edl_runtime.elastic.rendezvous.redis_store import (
     HEARTBEAT_EVERY_S,
     RETRY_EVERY_S,
     Event,
-    EventKind,
     RendezvousStore,
-    heartbeat_every_s,
+    next_heartbeat,
     read_events,
 )
 from edl_runtime.errors import EX_DATAERR, EdlError
@@ -67,9 +67,6 @@ AFTER_OTHERS_S = 1.0
 """How long an agent stays after another instance has failed the job, so that the exit of that one is seen first."""
 
 DAY_S = 24 * 3600.0
-
-FOR_ALL: tuple[EventKind, ...] = ("forming", "suspected", "asked", "stop", "ended", "restored")
-"""Events on which each agent acts at once. All others are for those that decide what is next."""
 
 MIN_TURN_S = 0.01
 """Shortest time between two turns of the loop, so that news that come all the time don't take a whole processor."""
@@ -117,6 +114,7 @@ class Agent:
         self._stragglers = StragglerWatch(settings.straggler_factor, settings.straggler_after_s)
         self._view = GroupView(now=0.0)
         self._redis_away_since: float | None = None
+        self._due = time.monotonic()  # its next heartbeat without news
         self._desired = DesiredState(
             member=self._me.id,
             gear=gear,
@@ -207,18 +205,23 @@ class Agent:
             await wait_for_event(self._wake, rest_s)
 
     def _on_update(self, update: WorkerUpdate) -> None:
-        if not isinstance(update, Heartbeat | StepDone):
+        if isinstance(update, GenerationEntered):  # no other agent waits for it
+            may_wait = not self._view.acts_first(self._me.id)
+        else:
+            may_wait = isinstance(update, Heartbeat | StepDone)
+        if not may_wait:
             self._wake.set()
 
     async def _watch(self) -> None:
-        """Wake the loop when Redis has new events."""
+        """Wake the loop when the group has news."""
         while True:
-            try:
-                if await self._store.changed(() if self._view.acts_first(self._me.id) else FOR_ALL):
-                    self._wake.set()
-                    await asyncio.sleep(MIN_TURN_S)  # let the loop read them, else they count as new again
-            except RegistryUnavailableError:
-                await asyncio.sleep(RETRY_EVERY_S)
+            with suppress(RegistryUnavailableError):
+                async with GroupNews(self._client, self._settings.namespace, self._settings.job) as news:
+                    while self._redis_away_since is None:  # a connection that is cut does not tell
+                        if await news.wait(for_all=not self._view.acts_first(self._me.id)):
+                            self._wake.set()
+                            await asyncio.sleep(MIN_TURN_S)
+            await asyncio.sleep(RETRY_EVERY_S)
 
     async def _run_once(self, supervisor: WorkerSupervisor) -> float:
         """Read the group, decide and act; return after how many seconds to do it again without news."""
@@ -238,7 +241,9 @@ class Agent:
             self._redis_away_since = None
             await self._compare_pace()
             due_s = await self._advance(supervisor)
-            rest_s = heartbeat_every_s(len(self._view.members))
+            now = time.monotonic()
+            self._due = next_heartbeat(self._due, now, len(self._view.members))
+            rest_s = self._due - now
             if self._view.acts_first(self._me.id):
                 rest_s = min(rest_s, due_s)
         except RegistryUnavailableError as error:

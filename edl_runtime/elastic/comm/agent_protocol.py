@@ -6,12 +6,14 @@ Each message is its length in four bytes, then JSON. The agent's end is in `agen
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
 import struct
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Generic, Literal, NamedTuple, Self, TypeVar, get_args
@@ -287,6 +289,9 @@ class MessageDecoder(Generic[MessageT]):
 
 HEARTBEAT_EVERY_S = 0.5
 
+INSIST_AFTER_S = 0.5
+"""How long a rank with a directive trains on because others have none yet."""
+
 Directive = JoinGeneration | Leave
 """What a worker does next: enter another generation, or end."""
 
@@ -299,6 +304,7 @@ class AgentClient:
 
     standalone = False
     failed = False
+    _told_at = -math.inf
 
     def send(self, message: WorkerMessage) -> None:
         """Send a message to the agent, if there is one."""
@@ -310,6 +316,16 @@ class AgentClient:
     def wait_for_directive(self, generation: int, timeout_s: float | None = None) -> Directive | None:
         """Return `directive(generation)` as soon as there is one, None after `timeout_s`."""
         raise NotImplementedError
+
+    def votes_to_stop(self, generation: int, world_size: int) -> int:
+        """Return this rank's part of the `world_size` votes that end `generation`, at the same step for all ranks.
+
+        It has one once it has a directive: so all train on until the last rank has one, too, instead of waiting for it.
+        After `INSIST_AFTER_S` it has all, because it may be the only one with a directive.
+        """
+        if self.directive(generation) is None:
+            return 0
+        return world_size if time.monotonic() >= self._told_at + INSIST_AFTER_S else 1
 
     @property
     def checkpoint_request(self) -> SaveCheckpoint | None:
@@ -444,6 +460,8 @@ class SocketAgentClient(AgentClient):
 
     def _note(self, message: AgentMessage) -> None:
         with self._news:
+            if isinstance(message, Directive):
+                self._told_at = time.monotonic()
             match message:
                 case StartScript():
                     self._start = message

@@ -83,10 +83,12 @@ class Bootstrap:
     `host`: the address at which the others reach this rank.
     """
 
-    def __init__(self, join: JoinGeneration, host: str = "127.0.0.1") -> None:
+    def __init__(self, join: JoinGeneration, host: str = "127.0.0.1", root: socket.socket | None = None) -> None:
+        """`root`: where rank 0 listens already, if it does."""
         self._join = join
         self._host = host
-        self._ends: list[socket.socket] = []
+        self._root = root
+        self._ends: list[socket.socket] = [root] if root else []
         self._aborted = False
 
     def abort(self) -> None:
@@ -147,7 +149,8 @@ class Bootstrap:
             raise GroupLostError(self._join.generation, f"the ranks could not meet: {error}") from error
 
     def _run_root(self, open_store: Callable[[], int]) -> tuple[Welcome, dict[int, socket.socket]]:
-        found = self._accept(self._listen(self._join.address), range(1, self._join.world_size))
+        root = self._root or self._listen(self._join.address)
+        found = self._accept(root, range(1, self._join.world_size))
         hellos = [self._own, *(found[rank][1] for rank in sorted(found))]
         welcome = Welcome(
             generation=self._own.generation,
@@ -209,8 +212,7 @@ class Bootstrap:
         time.sleep(RETRY_EVERY_S * (1 + self._join.world_size // 8))
 
     def _listen(self, address: tuple[str, int]) -> socket.socket:
-        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        return self._register(socket.create_server(address, family=family, backlog=64))
+        return self._register(listen(address, self._join.world_size))
 
     def _accept(self, listener: socket.socket, ranks: Collection[int]) -> dict[int, tuple[socket.socket, Hello]]:
         """Return the connections of these ranks and what they have sent, by rank. Closes all others."""
@@ -315,6 +317,12 @@ class _PendingPeer:
     unpacker: MessageDecoder[Hello]
     until: float  # its Hello has to be complete by then
     size: int = 0  # bytes so far
+
+
+def listen(address: tuple[str, int], ranks: int) -> socket.socket:
+    """Return a socket at which so many ranks may connect before the first is accepted. Raises OSError."""
+    family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server(address, family=family, backlog=max(64, ranks))
 
 
 def _is_accepted(end: socket.socket) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edl_runtime.elastic.comm.agent_protocol import AgentClient, GenerationLost, JoinGeneration, Leave
-from edl_runtime.elastic.comm.bootstrap import Bootstrap, Welcome
+from edl_runtime.elastic.comm.bootstrap import Bootstrap, Welcome, listen
 from edl_runtime.elastic.errors import GroupLostError
 from edl_runtime.log import get_logger
 
@@ -74,18 +74,23 @@ class SocketProcessGroup(ProcessGroup):
     """A group whose ranks are connected by sockets: each with rank 0, and in a ring."""
 
     def __init__(
-        self, join: JoinGeneration, host: str = "127.0.0.1", *, on_progress: Callable[[], None] = lambda: None
+        self,
+        join: JoinGeneration,
+        host: str = "127.0.0.1",
+        *,
+        root: socket.socket | None = None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """`connect` has to follow.
 
-        - `host`: the address at which the others reach this rank.
+        - `host`: the address at which the others reach this rank. `root`: where it listens already as rank 0, if so.
         - `on_progress`: is called after each piece that is sent or received.
         """
         self.rank = join.rank
         self.world_size = join.world_size
         self._join = join
         self._on_progress = on_progress
-        self._bootstrap = Bootstrap(join, host)
+        self._bootstrap = Bootstrap(join, host, root)
 
     def connect(self, name: str, step: int | None) -> Welcome:
         """Connect with all ranks and return what they have sent. Raises GroupLostError."""
@@ -226,6 +231,7 @@ class GroupSession:
         self.name = secrets.token_hex(6)
         self.names = [self.name]
         self._group_kind: type[SocketProcessGroup] = SocketProcessGroup
+        self._roots: dict[int, socket.socket] = {}  # where this worker listens as rank 0 of generations to come
 
     def begin(self, *, nccl: bool) -> None:
         """Sum tensors on GPUs by NCCL from now on, if so; and close the group before the interpreter exits.
@@ -267,6 +273,17 @@ class GroupSession:
                 )
                 return None
 
+    def votes_to_stop(self) -> int:
+        """Return this rank's votes for the end of its generation, as `AgentClient.votes_to_stop`.
+
+        Rank 0 of the next one listens before it votes for it: others that come first would have to try again.
+        """
+        match self.agent.directive(self.generation):
+            case JoinGeneration(rank=0, generation=number) as join if join.world_size > 1 and number not in self._roots:
+                with contextlib.suppress(OSError):  # it is tried again, and reported, when the ranks meet
+                    self._roots[number] = listen(join.address, join.world_size)
+        return self.agent.votes_to_stop(self.generation, self.group.world_size)
+
     def abandon(self, error: GroupLostError, step: int | None) -> None:
         """Abort the group, so that no rank waits for this one, and report the loss. `step`: as in `next_generation`."""
         self.group.abort()
@@ -279,13 +296,16 @@ class GroupSession:
             self.group.close()
 
     def _enter_group(self, join: JoinGeneration, step: int | None, enter: EnterGroup) -> ProcessGroup:
+        root = self._roots.pop(join.generation, None)
+        while self._roots:
+            self._roots.popitem()[1].close()
         if join.world_size == 1:
             alone = ProcessGroup()
             self.names = [self.name]
             enter(alone, join, [step])
             self.group.close()
             return alone
-        group = self._group_kind(join, self._host, on_progress=self.agent.note_progress)
+        group = self._group_kind(join, self._host, root=root, on_progress=self.agent.note_progress)
         self.agent.abort_on_loss(join.generation, group.abort, forming=True)
         self.agent.waits_for((step or 0) + 1)
         try:

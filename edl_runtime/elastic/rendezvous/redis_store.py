@@ -11,7 +11,7 @@ import datetime as dt
 import math
 import re
 import time
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -31,7 +31,13 @@ from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.store import keys
 from edl_runtime.store.errors import MalformedRecordError
-from edl_runtime.store.redis_client import malformed_if_unreadable, run_script, unavailable_if_lost
+from edl_runtime.store.redis_client import (
+    UNREADABLE,
+    malformed,
+    malformed_if_unreadable,
+    run_script,
+    unavailable_if_lost,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -93,14 +99,12 @@ class RendezvousStore:
         self._client = client
         self._job = job
         self._group = keys.group_keys(namespace, job)
-        self._events = keys.group_events(namespace, job)
         self._job_run = run
         self._ttl_ms = _ms(ttl_s)
         self._quiet_ms = _ms(quiet_s)
         self._id = ""
         self._fence = 0
         self._seen = GroupView(now=0.0)
-        self._newest_event = "0-0"
         self._unreadable: Mapping[str, MalformedRecordError] = {}
 
     async def heartbeat(self, member: TrainerMember) -> GroupView:
@@ -125,7 +129,7 @@ class RendezvousStore:
             raise InstanceSupersededError(self._job, member.index)
         if answer[0] == "taken":
             raise JobTakenError(self._job)
-        _, self._fence, now_ms, self._newest_event, group = answer
+        _, self._fence, now_ms, group = answer
         if r"\x" in group:
             group = _NO_UTF8.sub(r"\1\\\\x", group)
         parts = _group_decoder.decode(group)
@@ -179,21 +183,6 @@ class RendezvousStore:
         """
         text = msgspec.json.encode(msgspec.structs.replace(event, id="", at=0.0)).decode()
         return bool(await self._run("announce", text, event.kind, event.reason, event.request))
-
-    async def changed(self, kinds: Collection[EventKind] = (), timeout_s: float = BLOCK_S) -> bool:
-        """Wait for an event after the last `heartbeat`, and return whether it matters: is of `kinds`, if there are any.
-
-        Returns False after `timeout_s`, or a little later. Raises RegistryUnavailableError.
-        """
-        block_ms = max(1, math.floor(min(timeout_s, BLOCK_S) * 1000))
-        with unavailable_if_lost(self._client):
-            answer: Any = await self._client.xread({self._events: self._newest_event}, count=100, block=block_ms)
-        events = [event for _, entries in answer for event in _decode_events(entries)]
-        for event in events:
-            if not kinds or event.kind in kinds:
-                return True
-            self._newest_event = event.id
-        return False
 
     async def _heartbeat(self, member: TrainerMember) -> Any:
         seen = self._seen
@@ -263,27 +252,32 @@ def _present(
     """Return the members by id, and why those can't be read that are not among them. `group`: the keys."""
     present, unreadable = {}, {}
     for each, record in records.items():
+        key = group[0]
         try:
-            with malformed_if_unreadable(group[0]):
-                deadline = _s(leases[each])
-            with malformed_if_unreadable(group[1]):
-                member = _member_decoder.decode(record)
-            with malformed_if_unreadable(group[2]):
-                beat = _beat_decoder.decode(beats[each])
+            deadline = _s(leases[each])
+            key = group[1]
+            member = _member_decoder.decode(record)
+            key = group[2]
+            beat = _beat_decoder.decode(beats[each])
             present[each] = MemberLease(
                 member=msgspec.structs.replace(member, fence=beat.fence),
                 deadline=deadline,
                 heartbeat_at=_s(beat.at),
                 since=_s(beat.since),
             )
-        except MalformedRecordError as error:
-            unreadable[each] = error
+        except UNREADABLE as error:
+            unreadable[each] = malformed(key, error)
     return present, unreadable
 
 
-def heartbeat_every_s(members: int) -> float:
-    """Return how often an agent of a group of so many sends a heartbeat."""
-    return min(max(HEARTBEAT_EVERY_S, members / HEARTBEATS_PER_S), MAX_HEARTBEAT_EVERY_S)
+def next_heartbeat(due: float, now: float, members: int) -> float:
+    """Return when an agent of a group of so many sends a heartbeat after the present one, which was due at `due`.
+
+    An agent keeps to moments of its own, or after an event all would send at the same ones. It omits a moment that
+    comes too soon after an event.
+    """
+    every_s = min(max(HEARTBEAT_EVERY_S, members / HEARTBEATS_PER_S), MAX_HEARTBEAT_EVERY_S)
+    return due + every_s * max(0, math.ceil((now - due) / every_s + 0.5))
 
 
 def _ms(seconds: float) -> int:

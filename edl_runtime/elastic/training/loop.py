@@ -340,17 +340,17 @@ class TrainingLoop:
         rank, size = group.rank, group.world_size
         numbers = [*([each.value if own else None for each in self.train_state.state.rates]), value]
         parts = [
-            [int(self.agent.directive(self.session.generation) is not None), own],
+            [self.session.votes_to_stop(), own],
             [TURNS.index(turn) if each == rank else 0 for each in range(size)],
             [] if data_source is None else data_source.counts(rank, size),
             *(encode_slots(number, rank, size) for number in numbers),
         ]
         counts = group.all_reduce_counts(np.array([each for part in parts for each in part], np.int64))
         ends = np.cumsum([len(part) for part in parts])
-        (stop, samples), turns, summed, *slots = (part.tolist() for part in np.split(counts, ends[:-1]))
+        (votes, samples), turns, summed, *slots = (part.tolist() for part in np.split(counts, ends[:-1]))
         *rates, values = map(decode_slots, slots)
         firsts = [each[0] if each else math.nan for each in rates]
-        return StepConsensus(samples, bool(stop), summed, firsts, [TURNS[number] for number in turns], values)
+        return StepConsensus(samples, votes >= size, summed, firsts, [TURNS[number] for number in turns], values)
 
     def _turn(self, own: int) -> RankTurn:
         if self.train_state.ended:

@@ -127,6 +127,18 @@ def test_the_newest_generation_is_the_directive(pair: Pair) -> None:
     assert client.wait_for_directive(3, timeout_s=60) == joined(4)
 
 
+def test_a_rank_votes_for_a_stop_and_insists_on_it_later(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may get no directive at all. One for another generation is none."""
+    client, agent = pair
+    monkeypatch.setattr(agent_protocol, "INSIST_AFTER_S", 3600.0)
+    assert client.votes_to_stop(3, 4) == 0
+    agent.send(joined(4))
+    assert client.wait_for_directive(3, timeout_s=60) == joined(4)
+    assert [client.votes_to_stop(generation, 4) for generation in (3, 4)] == [1, 0]
+    monkeypatch.setattr(agent_protocol, "INSIST_AFTER_S", 0.0)
+    assert [client.votes_to_stop(generation, 4) for generation in (3, 4)] == [4, 0]
+
+
 def test_leave_comes_first_and_keeps_the_request_for_a_checkpoint(pair: Pair) -> None:
     """A later Leave without one does not cancel it."""
     client, agent = pair

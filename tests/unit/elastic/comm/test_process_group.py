@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from support.elastic.fake_agent import AgentEnd
 from support.network.ports import free_ports
 
 from edl_runtime.checkpoint.file_format import Snapshot
-from edl_runtime.elastic.comm.agent_protocol import JoinGeneration
-from edl_runtime.elastic.comm.process_group import CHUNK_BYTES, SMALL_SUM_BYTES, SocketProcessGroup, describe_error
+from edl_runtime.elastic.comm import agent_protocol
+from edl_runtime.elastic.comm.agent_protocol import JoinGeneration, SocketAgentClient
+from edl_runtime.elastic.comm.process_group import (
+    CHUNK_BYTES,
+    SMALL_SUM_BYTES,
+    GroupSession,
+    SocketProcessGroup,
+    describe_error,
+)
 from edl_runtime.elastic.comm.ring import PIECE_BYTES, Ring
 from edl_runtime.elastic.errors import GroupLostError
 from edl_runtime.elastic.training.train_state import share_state, state_receivers
@@ -171,6 +180,58 @@ def test_groups_leave_nothing_behind() -> None:
             listening = [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
             assert set(listening) <= set(before), "for no longer than the ranks need to meet"
     assert set(process.net_connections()) <= set(before)
+
+
+def test_a_rank_listens_for_the_next_generation_before_it_votes_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All train on until each has been told of it; where it listened for one that none has entered, it does no more."""
+    monkeypatch.setattr(agent_protocol, "INSIST_AFTER_S", 3600.0)
+    next_one, the_one_after = (f"127.0.0.1:{port}" for port in free_ports(2))
+
+    def told(rank: int, generation: int, store: str) -> None:
+        join = JoinGeneration(generation=generation, rank=rank, world_size=2, store=store, instances=2)
+        agents[rank].send(join)
+        while clients[rank].wait_for_directive(generation - 1) != join:
+            pass
+
+    def votes() -> list[Any]:
+        """Return what each rank learns."""
+        return on_all(
+            [session.group for session in sessions],  # type: ignore[misc]
+            lambda group: int(group.all_reduce_counts(np.array([sessions[group.rank].votes_to_stop()]))[0]),
+        )
+
+    with ExitStack() as stack:
+        ends = [socket.socketpair() for _ in range(2)]
+        clients = [SocketAgentClient(theirs, lost=lambda: None) for _, theirs in ends]
+        for client in clients:
+            stack.callback(client.close)
+        agents = [AgentEnd(stack.enter_context(ours)) for ours, _ in ends]
+        sessions = [GroupSession(client) for client in clients]
+        first = f"127.0.0.1:{free_ports(1)[0]}"
+        for rank in range(2):
+            told(rank, 1, first)
+        enter_all(sessions)
+        assert votes() == [0, 0]
+        told(0, 2, next_one)
+        assert votes() == [1, 1]
+        socket.create_connection(("127.0.0.1", int(next_one.rpartition(":")[2]))).close()
+        told(1, 2, next_one)
+        assert votes() == [2, 2]
+        for rank in range(2):
+            told(rank, 3, the_one_after)
+        enter_all(sessions)
+        assert [session.generation for session in sessions] == [3, 3]
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", int(next_one.rpartition(":")[2])))
+        for session in sessions:
+            session.group.close()
+
+
+def enter_all(sessions: Sequence[GroupSession]) -> None:
+    """Have all enter the next generation, each in a thread of its own."""
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        for entered in [pool.submit(each.next_generation, 1, lambda _: None, lambda *_: None) for each in sessions]:
+            assert entered.result(60) is None
 
 
 @pytest.mark.parametrize(
