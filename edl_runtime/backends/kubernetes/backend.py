@@ -546,9 +546,11 @@ async def _statuses(api: KubernetesClient, jobs: builtins.list[KnownJob]) -> bui
 
 
 async def _workloads(api: KubernetesClient) -> builtins.list[Manifest]:
-    """Return Kueue's Workloads; none without Kueue, or without the right to list them."""
+    """Return Kueue's Workloads; none without Kueue, without the right to list them, or while nobody converts them."""
     try:
-        return (await api.list("Workload", read=read_workload))[0]
+        return (await api.list("Workload", read=read_workload, is_retried=False))[0]
+    except ClusterUnavailableError:
+        return []
     except ClusterError as error:
         if error.status not in UNREADABLE:
             raise

@@ -291,11 +291,12 @@ class KubernetesClient:
         return found["metadata"] if found else None
 
     async def list(
-        self, kind: str, *, labels: str = "", fields: str = "", read: Read = read_whole
+        self, kind: str, *, labels: str = "", fields: str = "", read: Read = read_whole, is_retried: bool = True
     ) -> tuple[list[Manifest], str]:
-        """Return what `read` returns of each object, and the resourceVersion of the list."""
-        query = {"labelSelector": labels, "fieldSelector": fields}
-        items, metadata = await self._request(_Request("GET", self._path(kind), query), _ListDecoder(kind, read))
+        """Return what `read` returns of each object, and the list's resourceVersion. `is_retried`: see `stream`."""
+        request = _Request("GET", self._path(kind), {"labelSelector": labels, "fieldSelector": fields})
+        send = partial(self._answer, _ListDecoder(kind, read))
+        items, metadata = await self._with_retries(send, request, for_s=None if is_retried else 0.0)
         return items, metadata.version
 
     async def list_all_namespaces(self, kind: str, read: Read, *, fields: str = "") -> builtins.list[Manifest]:
@@ -435,21 +436,23 @@ class KubernetesClient:
                 yield objects
 
     async def changes(
-        self, kind: str, *, labels: str = "", fields: str = "", read: Read = read_whole
+        self, kind: str, *, labels: str = "", fields: str = "", read: Read = read_whole, is_retried: bool = True
     ) -> AsyncIterator[WatchEvent]:
         """List, then yield all changes; list again when the resourceVersion has expired. Never ends.
 
-        `read`: returns what of each object is yielded.
+        `read`: returns what of each object is yielded. `is_retried`: see `stream`.
         """
         while True:
-            items, version = await self.list(kind, labels=labels, fields=fields, read=read)
+            items, version = await self.list(kind, labels=labels, fields=fields, read=read, is_retried=is_retried)
             yield WatchEvent("LISTED", version, items)
             del items
             with suppress(ResourceVersionExpiredError):
-                async for change in self._events(kind, labels, fields, version, read):
+                async for change in self._events(kind, labels, fields, version, read, is_retried=is_retried):
                     yield change
 
-    async def _events(self, kind: str, labels: str, fields: str, version: str, read: Read) -> AsyncIterator[WatchEvent]:
+    async def _events(
+        self, kind: str, labels: str, fields: str, version: str, read: Read, *, is_retried: bool
+    ) -> AsyncIterator[WatchEvent]:
         query = {
             "labelSelector": labels,
             "fieldSelector": fields,
@@ -462,7 +465,8 @@ class KubernetesClient:
             pause_s = 0.0
             try:
                 at = {**query, "resourceVersion": version}
-                async with self.stream(self._path(kind), at, silent_s=WATCH_SILENCE_S) as response:
+                opening = self.stream(self._path(kind), at, silent_s=WATCH_SILENCE_S, is_retried=is_retried)
+                async with opening as response:
                     yield WatchEvent("OPENED", version)
                     async for line, ends in read_lines(response):
                         if not ends:
