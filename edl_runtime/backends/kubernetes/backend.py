@@ -88,6 +88,7 @@ class KubernetesBackend:
         self._namespace = namespace
         self._defaults = defaults or Pod()
         self._outage = Outage()
+        self._not_evicted: set[str] = set()
         self._followed = SharedInLoop(self._watches, _close_watches)
         self._informer: Informer | None = None
         self._nodes: NodeInformer | None = None
@@ -161,9 +162,7 @@ class KubernetesBackend:
         if self._informer:
             return await self._informer.list()
         async with self._api() as api:
-            owners, (pods, _) = await asyncio.gather(
-                _owners(api), api.list("Pod", labels=names.selector(), read=read_pod)
-            )
+            owners, pods = await _owners_and_pods(api)
             by_job: dict[str, list[Manifest]] = defaultdict(list)
             for pod in pods:
                 by_job[pod["metadata"]["labels"][names.JOB]].append(pod)
@@ -257,18 +256,17 @@ class KubernetesBackend:
     async def evacuate(self, jobs: Collection[str] | None = None) -> builtins.list[str]:
         """Evict our pods from nodes whose taints say that they go; see `Backend.evacuate`.
 
-        Needs cluster-role.yaml, to read nodes. An eviction that is refused is only logged.
+        Needs cluster-role.yaml, to read nodes. An eviction that is refused is only logged, once.
         """
         if self._informer and self._nodes:
             leaving = await self._nodes.leaving()
-            pods = (await self._informer.objects())[1] if leaving else []
+            owners, pods = await self._informer.objects() if leaving else ([], [])
         else:
             async with self._api() as api:
-                leaving, (pods, _) = await asyncio.gather(
-                    _leaving_nodes(api), api.list("Pod", labels=names.selector(), read=read_pod)
-                )
+                leaving = await _leaving_nodes(api)
+                owners, pods = await _owners_and_pods(api) if leaving else ([], [])
         done = []
-        for pod, text in pods_to_evict(pods, leaving):
+        for pod, text in pods_to_evict(pods, owners, leaving):
             job = pod["metadata"]["labels"][names.JOB]
             if jobs is not None and job not in jobs:
                 continue
@@ -277,8 +275,12 @@ class KubernetesBackend:
                     if await api.evict(pod):
                         log.info("pod.evicted", reason=text)
                         done.append(text)
+                except ClusterUnavailableError:
+                    break
                 except ClusterError as error:
-                    log.warning("eviction.refused", pod=pod["metadata"]["name"], cause=str(error))
+                    if pod["metadata"]["uid"] not in self._not_evicted:
+                        log.warning("eviction.refused", pod=pod["metadata"]["name"], cause=str(error))
+                        self._not_evicted.add(pod["metadata"]["uid"])
         return done
 
     async def capacity(self) -> Capacity:
@@ -292,9 +294,7 @@ class KubernetesBackend:
             owners, pods = await self._informer.objects()
         else:
             async with self._api() as api:
-                owners, (pods, _), use = await asyncio.gather(
-                    _owners(api), api.list("Pod", labels=names.selector(), read=read_pod), _cluster_use(api)
-                )
+                (owners, pods), use = await asyncio.gather(_owners_and_pods(api), _cluster_use(api))
         if found := capacity.cluster_capacity(use, pods, owners, self._namespace):
             return found
         raise BackendError(
@@ -310,14 +310,14 @@ class KubernetesBackend:
             self._informer.mark_stale(changing)  # its watches may not have seen the change yet
 
 
-async def _leaving_nodes(api: KubernetesClient) -> dict[str, str]:
+async def _leaving_nodes(api: KubernetesClient) -> dict[str, capacity.KnownNode]:
     try:
         nodes = await api.list_all_namespaces("Node", capacity.read_known_node)
     except ClusterError as error:
         if error.status != 403:
             raise
         return {}
-    return {node["node"].name: node["node"].leaving for node in nodes if node["node"].leaving}
+    return {node["node"].name: node["node"] for node in nodes if node["node"].leaving}
 
 
 async def _cluster_use(api: KubernetesClient) -> capacity.ClusterUse:
@@ -368,6 +368,12 @@ async def _owners(api: KubernetesClient) -> list[Manifest]:
     """Return the Jobs and Deployments of all jobs."""
     found = await asyncio.gather(*(api.list(kind, labels=names.selector(), read=read_owner) for kind in OWNERS))
     return [owner for owners, _ in found for owner in owners]
+
+
+async def _owners_and_pods(api: KubernetesClient) -> tuple[list[Manifest], list[Manifest]]:
+    """Return the objects of all jobs."""
+    owners, (pods, _) = await asyncio.gather(_owners(api), api.list("Pod", labels=names.selector(), read=read_pod))
+    return owners, pods
 
 
 async def _unknown(api: KubernetesClient, name: str) -> UnknownJobError:

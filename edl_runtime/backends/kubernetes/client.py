@@ -400,20 +400,24 @@ class KubernetesClient:
     async def evict(self, pod: Mapping[str, Any]) -> bool:
         """Ask a pod to leave, as `kubectl drain` does; another is started in its place, and a Job counts no failure.
 
-        False if its disruption budget does not allow that now, if it is gone, or if the server is away.
+        False if its disruption budget does not allow that now, or if it has changed, as it leaves already, or is gone.
+        Raises ClusterUnavailableError at once if the server is away.
         """
-        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        name = pod["metadata"]["name"]
+        preconditions = {field: pod["metadata"][field] for field in ("uid", "resourceVersion")}
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name},
-            "deleteOptions": {"preconditions": {"uid": uid}},
+            "deleteOptions": {"preconditions": preconditions},
         }
         request = _Request("POST", f"{self._path('Pod', name)}/eviction", body=body)
         try:
             await self._with_retries(partial(self._answer, _decoder), request, for_s=0.0)
-        except ClusterUnavailableError:  # also for 429, by which the server names the budget
-            return False
+        except ClusterUnavailableError as error:
+            if isinstance(error.__cause__, _ServerBusyError):  # 429, by which the server names the budget
+                return False
+            raise
         except ClusterError as error:
             if error.status in (404, 409):
                 return False
