@@ -7,9 +7,9 @@ import builtins
 import copy
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edl_runtime.backends.errors import (
     ClusterError,
@@ -55,6 +55,9 @@ OWNERS = ("Job", "Deployment")
 
 MAX_LOG_STREAMS = 48
 """How many logs the followers of one event loop have open at a time, with the connections of their watches."""
+
+MAX_PARALLEL_EVICTIONS = 16
+"""How many pods are asked to leave at a time: a cloud may take hundreds of nodes away at once."""
 
 LOG_COLLECT_TIMEOUT_S = 3.0
 """How long deletion waits for logs to open, and how long they are read after the last pod was deleted."""
@@ -265,22 +268,37 @@ class KubernetesBackend:
             async with self._api() as api:
                 leaving = await _leaving_nodes(api)
                 owners, pods = await _owners_and_pods(api) if leaving else ([], [])
-        done = []
-        for pod, text in pods_to_evict(pods, owners, leaving):
-            job = pod["metadata"]["labels"][names.JOB]
-            if jobs is not None and job not in jobs:
-                continue
-            async with self._api(changing=job) as api:
-                try:
-                    if await api.evict(pod):
-                        log.info("pod.evicted", reason=text)
-                        done.append(text)
-                except ClusterUnavailableError:
-                    break
-                except ClusterError as error:
-                    if pod["metadata"]["uid"] not in self._not_evicted:
-                        log.warning("eviction.refused", pod=pod["metadata"]["name"], cause=str(error))
-                        self._not_evicted.add(pod["metadata"]["uid"])
+        found = pods_to_evict(pods, owners, leaving)
+        asked = [one for one in found if jobs is None or one[0]["metadata"]["labels"][names.JOB] in jobs]
+        return await self._evict(asked) if asked else []
+
+    async def _evict(self, asked: Iterable[tuple[Mapping[str, Any], str]]) -> builtins.list[str]:
+        """Evict pods, and return the reasons of those that leave. While the server is away, the others are left out."""
+        done: builtins.list[str] = []
+        places = asyncio.Semaphore(MAX_PARALLEL_EVICTIONS)
+
+        async def evict(api: KubernetesClient, pod: Mapping[str, Any], text: str) -> None:
+            try:
+                async with places:
+                    if not await api.evict(pod):
+                        return
+            except ClusterError as error:
+                if pod["metadata"]["uid"] not in self._not_evicted:
+                    log.warning("eviction.refused", pod=pod["metadata"]["name"], cause=str(error))
+                    self._not_evicted.add(pod["metadata"]["uid"])
+                return
+            log.info("pod.evicted", reason=text)
+            done.append(text)
+            if self._informer:
+                self._informer.mark_stale(pod["metadata"]["labels"][names.JOB])
+
+        async with self._api() as api:
+            try:
+                async with asyncio.TaskGroup() as evictions:
+                    for pod, text in asked:
+                        evictions.create_task(evict(api, pod, text))
+            except* ClusterUnavailableError:
+                log.info("evictions.interrupted", address=api.address)
         return done
 
     async def capacity(self) -> Capacity:
