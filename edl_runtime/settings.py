@@ -9,6 +9,7 @@ itself: it may import nothing that takes time to load.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -22,6 +23,8 @@ BACKENDS = ("local", "kubernetes")
 
 CLOUDS = ("aws", "gcp", "azure")
 """Those whose metadata servers `edl_runtime.preemption` can ask."""
+
+_METADATA_SERVER = re.compile(r"http://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?(/[\w./-]*)?")
 
 AGENT_FD = "EDL_AGENT_FD"
 """Set by an agent for its trainer: the descriptor of the socket between the two. Empty once it is in use."""
@@ -164,7 +167,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not 1 < self.straggler_factor < math.inf:
             raise SpecError(named("straggler_factor"), self.straggler_factor, "a number above 1")
         cloud, separator, address = self.preemption_notice.partition("=")
-        if self.preemption_notice and (cloud not in CLOUDS or bool(separator) != address.startswith("http://")):
+        is_address = bool(_METADATA_SERVER.fullmatch(address))
+        if self.preemption_notice and (cloud not in CLOUDS or bool(separator) != is_address):
             allowed = f"{', '.join(map(repr, CLOUDS))}, or one with an address as in 'aws=http://127.0.0.1:1338'"
             raise SpecError(named("preemption_notice"), self.preemption_notice, allowed)
 

@@ -126,7 +126,8 @@ def _gather(spec: TaskSpec, view: TaskState, now: float) -> Decision:
     if pool and is_unreachable(pool, spec.at_least):
         return failed_outcome(pool)
     if not (pool and pool.is_suspended) and now >= _deadline(spec, pool):
-        return TaskOutcome(ended="no_teacher", name=spec.pool, reason=missing_teachers(spec, view))
+        reasons = (missing_teachers(spec, view), pool.reason if pool else "")
+        return TaskOutcome(ended="no_teacher", name=spec.pool, reason="; ".join(filter(None, reasons)))
     return "wait"
 
 

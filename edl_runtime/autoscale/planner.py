@@ -133,6 +133,7 @@ def make_plan(
     moment = datetime.fromtimestamp(snapshot.at, UTC)
     active = [job for job in snapshot.jobs if not job.has_ended and job.scaling]
     resizable = {job.name: job for job in active if _can_be_resized(job) or _may_grow_in_queue(job)}
+    stopped = {job.name: job for job in active if _is_stopped_by_queue(job)}
     movable = [job for job in resizable.values() if job.name not in stuck]
     fixed = [job for job in active if job.name in stuck or job.name not in resizable]
     room, why = None, ""
@@ -147,6 +148,11 @@ def make_plan(
     jobs = [_without_stranded(job, _stranded(resizable[job.name], job, view)) for job in jobs]
     targets = protected_targets(policy, jobs, view.nodes(), capacity, now_s=snapshot.at, pause_s=rules.pause_s)
     targets |= {job.name: _with_stranded(targets[job.name], job) for job in jobs if job.stranded}
+    targets |= {
+        name: Target(instances=_scaling(job).bounds.min, reason="asks its queue for its minimum")
+        for name, job in stopped.items()
+    }
+    resizable |= stopped
     targets |= {
         name: Target(instances=resizable[name].wanted, reason=f"stays as it is: {why}") for name, why in stuck.items()
     }
@@ -172,7 +178,7 @@ def make_plan(
                 reason=target.reason,
             )
             for name, target in sorted(targets.items())
-            if _can_be_resized(resizable[name]) or target.instances > resizable[name].wanted
+            if _can_be_resized(resizable[name]) or target.instances > resizable[name].wanted or name in stopped
         ),
         notes=tuple(_notes(spans, active)),
         traffic=_measured(snapshot),
@@ -239,6 +245,13 @@ def _may_grow_in_queue(job: JobStatus) -> bool:
     scaling = _scaling(job)
     running = [one for one in job.instances if one.phase == "running" and not one.leaving]
     return job.elastic and scaling.queue_resizes and 0 < job.wanted == len(running) < scaling.bounds.max
+
+
+def _is_stopped_by_queue(job: JobStatus) -> bool:
+    """Whether a job waits as a whole that has grown. The queue may never have quota again for so many."""
+    scaling = _scaling(job)
+    waits = bool(scaling.queue) and job.elastic and job.phase == "pending" and not job.instances
+    return waits and scaling.resized_at is not None and job.wanted > scaling.bounds.min
 
 
 def _scaling(job: JobStatus) -> Scaling:

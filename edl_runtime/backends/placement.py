@@ -5,7 +5,7 @@ https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from edl_runtime.backends.interface import NodeCapacity, Scaling
@@ -20,9 +20,12 @@ def may_run_on(scaling: Scaling, node: NodeCapacity) -> bool:
     Checks node selector, required node affinity and taints; not preferences, nor affinity between pods. Labels that are
     None match anything.
     """
-    return _is_selected(scaling, node) and all(
-        any(_tolerates(each, taint) for each in scaling.tolerations) for taint in node.taints
-    )
+    return _is_selected(scaling, node) and tolerates(scaling.tolerations, node.taints)
+
+
+def tolerates(tolerations: Collection[Mapping[str, Any]], taints: Iterable[Mapping[str, str]]) -> bool:
+    """Whether each of the taints, which keep pods away, matches one of the tolerations."""
+    return all(any(_tolerates(each, taint) for each in tolerations) for taint in taints)
 
 
 def _is_selected(scaling: Scaling, node: NodeCapacity) -> bool:

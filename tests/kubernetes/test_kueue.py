@@ -224,3 +224,24 @@ async def test_rescaling_asks_a_queue_for_one_trainer_at_a_time(
         await runs(backend, "job", 3)
         assert await grown() == {"job": 4}
     assert first.items() <= (await uids(queued, "job")).items()
+
+
+async def test_a_job_that_has_grown_starts_again_where_there_is_quota_for_fewer(
+    backend: KubernetesBackend, queued: Cluster, redis_url: str, namespace: str
+) -> None:
+    """Kueue starts all trainers of a job or none: it asks for its minimum, and then for one more at a time."""
+    await kueue.make_queue(queued, "less", pods=3)
+    await backend.submit(trainers("low", "less", 2), token="mine", secrets={})
+    await runs(backend, "low", 2)
+    await backend.resize("low", 3)
+    await runs(backend, "low", 3)
+    await kueue.set_quota(queued, "less", pods=2)
+    async with priority_class(queued, 1000) as high, Redis.from_url(redis_url) as client:
+        await backend.submit(trainers("high", "less", 1, priority_class=high), token="mine", secrets={})
+        await runs(backend, "high", 1)
+        assert await backend.delete("high")
+        too_many = "current podset request (60m) > maximum capacity (40m)"
+        await reach(backend, "low", lambda status: status.reason.endswith(too_many) and not status.instances)
+        for instances in (1, 2):
+            assert (await rescale(backend, client, namespace, RescalingRules())).refused == {}
+            await runs(backend, "low", instances)

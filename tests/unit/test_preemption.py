@@ -185,7 +185,13 @@ async def test_who_has_left_stays_until_it_is_ended_or_the_machine_stays(monkeyp
         await PreemptionNotice("it was to go", time.monotonic()).outlast(asyncio.Event())
 
 
-@pytest.mark.parametrize("given", ["gce", "aws=", "aws=169.254.169.254", "=http://127.0.0.1", "aws=file:///etc"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("gce", "aws=", "aws=169.254.169.254", "=http://127.0.0.1", "aws=file:///etc"),
+        *("aws=http://", "aws=http://:1338", "aws=http://127.0.0.1:port", "aws=http://[::1", "aws=http:// mock"),
+    ],
+)
 def test_other_sources_are_refused(given: str) -> None:
     with pytest.raises(SpecError, match=r"EDL_PREEMPTION_NOTICE.*'azure', or one with an address"):
         RuntimeSettings.from_env({"EDL_PREEMPTION_NOTICE": given})

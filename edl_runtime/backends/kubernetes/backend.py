@@ -7,9 +7,9 @@ import builtins
 import copy
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edl_runtime.backends.errors import (
     ClusterError,
@@ -56,6 +56,9 @@ OWNERS = ("Job", "Deployment")
 MAX_LOG_STREAMS = 48
 """How many logs the followers of one event loop have open at a time, with the connections of their watches."""
 
+MAX_PARALLEL_EVICTIONS = 16
+"""How many pods are asked to leave at a time: a cloud may take hundreds of nodes away at once."""
+
 LOG_COLLECT_TIMEOUT_S = 3.0
 """How long deletion waits for logs to open, and how long they are read after the last pod was deleted."""
 
@@ -88,6 +91,7 @@ class KubernetesBackend:
         self._namespace = namespace
         self._defaults = defaults or Pod()
         self._outage = Outage()
+        self._not_evicted: set[str] = set()
         self._followed = SharedInLoop(self._watches, _close_watches)
         self._informer: Informer | None = None
         self._nodes: NodeInformer | None = None
@@ -161,9 +165,7 @@ class KubernetesBackend:
         if self._informer:
             return await self._informer.list()
         async with self._api() as api:
-            owners, (pods, _) = await asyncio.gather(
-                _owners(api), api.list("Pod", labels=names.selector(), read=read_pod)
-            )
+            owners, pods = await _owners_and_pods(api)
             by_job: dict[str, list[Manifest]] = defaultdict(list)
             for pod in pods:
                 by_job[pod["metadata"]["labels"][names.JOB]].append(pod)
@@ -257,28 +259,46 @@ class KubernetesBackend:
     async def evacuate(self, jobs: Collection[str] | None = None) -> builtins.list[str]:
         """Evict our pods from nodes whose taints say that they go; see `Backend.evacuate`.
 
-        Needs cluster-role.yaml, to read nodes. An eviction that is refused is only logged.
+        Needs cluster-role.yaml, to read nodes. An eviction that is refused is only logged, once.
         """
         if self._informer and self._nodes:
             leaving = await self._nodes.leaving()
-            pods = (await self._informer.objects())[1] if leaving else []
+            owners, pods = await self._informer.objects() if leaving else ([], [])
         else:
             async with self._api() as api:
-                leaving, (pods, _) = await asyncio.gather(
-                    _leaving_nodes(api), api.list("Pod", labels=names.selector(), read=read_pod)
-                )
-        done = []
-        for pod, text in pods_to_evict(pods, leaving):
-            job = pod["metadata"]["labels"][names.JOB]
-            if jobs is not None and job not in jobs:
-                continue
-            async with self._api(changing=job) as api:
-                try:
-                    if await api.evict(pod):
-                        log.info("pod.evicted", reason=text)
-                        done.append(text)
-                except ClusterError as error:
+                leaving = await _leaving_nodes(api)
+                owners, pods = await _owners_and_pods(api) if leaving else ([], [])
+        found = pods_to_evict(pods, owners, leaving)
+        asked = [one for one in found if jobs is None or one[0]["metadata"]["labels"][names.JOB] in jobs]
+        return await self._evict(asked) if asked else []
+
+    async def _evict(self, asked: Iterable[tuple[Mapping[str, Any], str]]) -> builtins.list[str]:
+        """Evict pods, and return the reasons of those that leave. While the server is away, the others are left out."""
+        done: builtins.list[str] = []
+        places = asyncio.Semaphore(MAX_PARALLEL_EVICTIONS)
+
+        async def evict(api: KubernetesClient, pod: Mapping[str, Any], text: str) -> None:
+            try:
+                async with places:
+                    if not await api.evict(pod):
+                        return
+            except ClusterError as error:
+                if pod["metadata"]["uid"] not in self._not_evicted:
                     log.warning("eviction.refused", pod=pod["metadata"]["name"], cause=str(error))
+                    self._not_evicted.add(pod["metadata"]["uid"])
+                return
+            log.info("pod.evicted", reason=text)
+            done.append(text)
+            if self._informer:
+                self._informer.mark_stale(pod["metadata"]["labels"][names.JOB])
+
+        async with self._api() as api:
+            try:
+                async with asyncio.TaskGroup() as evictions:
+                    for pod, text in asked:
+                        evictions.create_task(evict(api, pod, text))
+            except* ClusterUnavailableError:
+                log.info("evictions.interrupted", address=api.address)
         return done
 
     async def capacity(self) -> Capacity:
@@ -292,9 +312,7 @@ class KubernetesBackend:
             owners, pods = await self._informer.objects()
         else:
             async with self._api() as api:
-                owners, (pods, _), use = await asyncio.gather(
-                    _owners(api), api.list("Pod", labels=names.selector(), read=read_pod), _cluster_use(api)
-                )
+                (owners, pods), use = await asyncio.gather(_owners_and_pods(api), _cluster_use(api))
         if found := capacity.cluster_capacity(use, pods, owners, self._namespace):
             return found
         raise BackendError(
@@ -310,14 +328,14 @@ class KubernetesBackend:
             self._informer.mark_stale(changing)  # its watches may not have seen the change yet
 
 
-async def _leaving_nodes(api: KubernetesClient) -> dict[str, str]:
+async def _leaving_nodes(api: KubernetesClient) -> dict[str, capacity.KnownNode]:
     try:
         nodes = await api.list_all_namespaces("Node", capacity.read_known_node)
     except ClusterError as error:
         if error.status != 403:
             raise
         return {}
-    return {node["node"].name: node["node"].leaving for node in nodes if node["node"].leaving}
+    return {node["node"].name: node["node"] for node in nodes if node["node"].leaving}
 
 
 async def _cluster_use(api: KubernetesClient) -> capacity.ClusterUse:
@@ -368,6 +386,12 @@ async def _owners(api: KubernetesClient) -> list[Manifest]:
     """Return the Jobs and Deployments of all jobs."""
     found = await asyncio.gather(*(api.list(kind, labels=names.selector(), read=read_owner) for kind in OWNERS))
     return [owner for owners, _ in found for owner in owners]
+
+
+async def _owners_and_pods(api: KubernetesClient) -> tuple[list[Manifest], list[Manifest]]:
+    """Return the objects of all jobs."""
+    owners, (pods, _) = await asyncio.gather(_owners(api), api.list("Pod", labels=names.selector(), read=read_pod))
+    return owners, pods
 
 
 async def _unknown(api: KubernetesClient, name: str) -> UnknownJobError:
@@ -546,9 +570,11 @@ async def _statuses(api: KubernetesClient, jobs: builtins.list[KnownJob]) -> bui
 
 
 async def _workloads(api: KubernetesClient) -> builtins.list[Manifest]:
-    """Return Kueue's Workloads; none without Kueue, or without the right to list them."""
+    """Return Kueue's Workloads; none without Kueue, without the right to list them, or while nobody converts them."""
     try:
-        return (await api.list("Workload", read=read_workload))[0]
+        return (await api.list("Workload", read=read_workload, is_retried=False))[0]
+    except ClusterUnavailableError:
+        return []
     except ClusterError as error:
         if error.status not in UNREADABLE:
             raise

@@ -291,11 +291,12 @@ class KubernetesClient:
         return found["metadata"] if found else None
 
     async def list(
-        self, kind: str, *, labels: str = "", fields: str = "", read: Read = read_whole
+        self, kind: str, *, labels: str = "", fields: str = "", read: Read = read_whole, is_retried: bool = True
     ) -> tuple[list[Manifest], str]:
-        """Return what `read` returns of each object, and the resourceVersion of the list."""
-        query = {"labelSelector": labels, "fieldSelector": fields}
-        items, metadata = await self._request(_Request("GET", self._path(kind), query), _ListDecoder(kind, read))
+        """Return what `read` returns of each object, and the list's resourceVersion. `is_retried`: see `stream`."""
+        request = _Request("GET", self._path(kind), {"labelSelector": labels, "fieldSelector": fields})
+        send = partial(self._answer, _ListDecoder(kind, read))
+        items, metadata = await self._with_retries(send, request, for_s=None if is_retried else 0.0)
         return items, metadata.version
 
     async def list_all_namespaces(self, kind: str, read: Read, *, fields: str = "") -> builtins.list[Manifest]:
@@ -399,20 +400,24 @@ class KubernetesClient:
     async def evict(self, pod: Mapping[str, Any]) -> bool:
         """Ask a pod to leave, as `kubectl drain` does; another is started in its place, and a Job counts no failure.
 
-        False if its disruption budget does not allow that now, if it is gone, or if the server is away.
+        False if its disruption budget does not allow that now, or if it has changed, as it leaves already, or is gone.
+        Raises ClusterUnavailableError at once if the server is away.
         """
-        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        name = pod["metadata"]["name"]
+        preconditions = {field: pod["metadata"][field] for field in ("uid", "resourceVersion")}
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name},
-            "deleteOptions": {"preconditions": {"uid": uid}},
+            "deleteOptions": {"preconditions": preconditions},
         }
         request = _Request("POST", f"{self._path('Pod', name)}/eviction", body=body)
         try:
             await self._with_retries(partial(self._answer, _decoder), request, for_s=0.0)
-        except ClusterUnavailableError:  # also for 429, by which the server names the budget
-            return False
+        except ClusterUnavailableError as error:
+            if isinstance(error.__cause__, _ServerBusyError):  # 429, by which the server names the budget
+                return False
+            raise
         except ClusterError as error:
             if error.status in (404, 409):
                 return False
@@ -435,21 +440,23 @@ class KubernetesClient:
                 yield objects
 
     async def changes(
-        self, kind: str, *, labels: str = "", fields: str = "", read: Read = read_whole
+        self, kind: str, *, labels: str = "", fields: str = "", read: Read = read_whole, is_retried: bool = True
     ) -> AsyncIterator[WatchEvent]:
         """List, then yield all changes; list again when the resourceVersion has expired. Never ends.
 
-        `read`: returns what of each object is yielded.
+        `read`: returns what of each object is yielded. `is_retried`: see `stream`.
         """
         while True:
-            items, version = await self.list(kind, labels=labels, fields=fields, read=read)
+            items, version = await self.list(kind, labels=labels, fields=fields, read=read, is_retried=is_retried)
             yield WatchEvent("LISTED", version, items)
             del items
             with suppress(ResourceVersionExpiredError):
-                async for change in self._events(kind, labels, fields, version, read):
+                async for change in self._events(kind, labels, fields, version, read, is_retried=is_retried):
                     yield change
 
-    async def _events(self, kind: str, labels: str, fields: str, version: str, read: Read) -> AsyncIterator[WatchEvent]:
+    async def _events(
+        self, kind: str, labels: str, fields: str, version: str, read: Read, *, is_retried: bool
+    ) -> AsyncIterator[WatchEvent]:
         query = {
             "labelSelector": labels,
             "fieldSelector": fields,
@@ -462,7 +469,8 @@ class KubernetesClient:
             pause_s = 0.0
             try:
                 at = {**query, "resourceVersion": version}
-                async with self.stream(self._path(kind), at, silent_s=WATCH_SILENCE_S) as response:
+                opening = self.stream(self._path(kind), at, silent_s=WATCH_SILENCE_S, is_retried=is_retried)
+                async with opening as response:
                     yield WatchEvent("OPENED", version)
                     async for line, ends in read_lines(response):
                         if not ends:

@@ -70,7 +70,7 @@ class Indexer:
     `labels`, `fields`: selectors of the objects to watch, of all namespaces if `everywhere`. `subject_of`: returns the
     subject of an object. `read`: returns what is kept of one, with its metadata's name, namespace, uid and
     resourceVersion. `is_optional`: without the right to watch it, or such a kind, the cache is complete, and `refused`
-    is the error.
+    is the error; without `is_retried` also while the server does not answer for this kind alone.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Indexer:
         read: Read = read_whole,
         everywhere: bool = False,
         is_optional: bool = False,
+        is_retried: bool = True,
     ) -> None:
         self.kind = kind
         self.labels = labels
@@ -90,6 +91,7 @@ class Indexer:
         self.read = read
         self.everywhere = everywhere
         self.is_optional = is_optional
+        self.is_retried = is_retried
         self.error: BackendError | None = None
         self._subject_of = subject_of
         self.clear()
@@ -97,7 +99,7 @@ class Indexer:
     def clear(self) -> None:
         self.is_known = False
         self.error = None
-        self.refused: ClusterError | None = None
+        self.refused: BackendError | None = None
         self._objects: dict[tuple[str, str], Manifest] = {}
         self._by_subject: dict[str, dict[tuple[str, str], Manifest]] = defaultdict(dict)
         self._version = 0
@@ -137,7 +139,7 @@ class Indexer:
                 self._objects[key] = self._by_subject[self._subject_of(thing)][key] = thing
         return subjects
 
-    def refuse(self, error: ClusterError) -> None:
+    def refuse(self, error: BackendError) -> None:
         """Know that we can't watch these objects."""
         self.clear()
         self.is_known = True
@@ -296,7 +298,11 @@ class Watches:
             pause_s = RETRY_AFTER_S
             try:
                 async for change in api.changes(
-                    indexer.kind, labels=indexer.labels, fields=indexer.fields, read=indexer.read
+                    indexer.kind,
+                    labels=indexer.labels,
+                    fields=indexer.fields,
+                    read=indexer.read,
+                    is_retried=indexer.is_retried,
                 ):
                     self._applied(indexer, change, indexer.apply(change))
                     await self._notify()
@@ -304,6 +310,8 @@ class Watches:
                 if indexer.is_optional and isinstance(error, ClusterError) and error.status in UNREADABLE:
                     indexer.refuse(error)
                     pause_s = REFUSED_AGAIN_S
+                elif not indexer.is_retried and isinstance(error, ClusterUnavailableError):
+                    indexer.refuse(error)
                 else:
                     indexer.error = error
                 await self._notify()
@@ -370,7 +378,7 @@ class Informer(Watches):
         self._pods = Indexer("Pod", _job_of, labels=ours, read=read_pod)
         self._events = Indexer("Event", uid_of_event, fields="involvedObject.kind=Job,reason=FailedCreate")
         self._events_of_pods = Indexer("Event", uid_of_event, fields=POD_EVENT_SELECTOR)
-        self._workloads = Indexer("Workload", uid_of_queued, read=read_workload, is_optional=True)
+        self._workloads = Indexer("Workload", uid_of_queued, read=read_workload, is_optional=True, is_retried=False)
         self._has_queues = False
         owners, explaining = (self._jobs, self._deployments), (self._events, self._events_of_pods, self._workloads)
         super().__init__(connect, namespace, outage, (*owners, self._pods, *explaining))

@@ -164,12 +164,12 @@ def scaling(owner: Manifest, pods: Sequence[Manifest]) -> Scaling | None:
         queue=_queue(owner),
         queue_resizes=bool(_queue(owner)) and is_gated_by_queue(template),
         node_selector=dict(mapping_at(template, "spec", "nodeSelector")),
-        tolerations=_tolerations(template),
+        tolerations=tolerations_of(template),
         node_terms=_node_terms(template),
     )
 
 
-def _tolerations(template: Manifest) -> tuple[dict[str, Any], ...]:
+def tolerations_of(template: Manifest) -> tuple[dict[str, Any], ...]:
     """Return the template's tolerations, and those that the admission plugin ExtendedResourceToleration adds to pods.
 
     Those are for taints named after an extended resource that the pod requests, as on GPU nodes.

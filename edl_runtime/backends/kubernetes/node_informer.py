@@ -36,12 +36,11 @@ class NodeInformer(Watches):
         self._counts_use = False
         super().__init__(connect, namespace, outage, (self._nodes, self._quotas, *self._pods))
 
-    async def leaving(self) -> dict[str, str]:
-        """Return why nodes are about to go, by name; none where we may not watch nodes. Raises as `read`."""
+    async def leaving(self) -> dict[str, KnownNode]:
+        """Return the nodes that are about to go, by name; none where we may not watch nodes. Raises as `read`."""
         async with self.using():
-            return {
-                node["metadata"]["name"]: why for why in self._nodes.subjects if why for node in self._nodes.of(why)
-            }
+            going = [node["node"] for why in self._nodes.subjects if why for node in self._nodes.of(why)]
+            return {node.name: node for node in going}
 
     async def read(self) -> ClusterUse:
         """Return what there is, without a request once all is known.

@@ -152,6 +152,14 @@ def test_the_log_says_why_a_task_ends(spec: TaskSpec, view: TaskState, now: floa
         assert outcome.permanent, "a retry would undo what a person has done"
 
 
+def test_a_wait_for_teachers_that_is_over_says_what_the_pool_waits_for() -> None:
+    """As a queue that has no quota for it, or nodes without room."""
+    waits = "0 of 2 run; 2 wait in Kueue's queue 'teach': no quota"
+    outcome = decide(PATIENT, pool(reason=waits), 60.0)
+    assert isinstance(outcome, TaskOutcome)
+    assert (outcome.ended, outcome.reason) == ("no_teacher", f"0 of 2 are registered; {waits}")
+
+
 def test_a_suspended_pool_is_named_as_what_lacks() -> None:
     """It has not failed."""
     assert missing_teachers(PATIENT, RESTS) == "the pool is suspended"

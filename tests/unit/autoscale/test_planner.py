@@ -325,10 +325,23 @@ def test_who_runs_in_a_queue_asks_it_for_one_more_at_a_time() -> None:
         job("queued", Bounds(1, 4), 1.0, 2, pending=1, queue_resizes=True, **own),
         job("queued", Bounds(1, 2), 1.0, 2, queue_resizes=True, **own),
         job("queued", Bounds(1, 4), 1.0, 2, **own),
-        job("queued", Bounds(1, 4), 1.0, 0, wanted=2, queue_resizes=True, **own),
     ):
         assert counts(planned([left_alone], 8.0)) == {}
     assert counts(planned([runs], 2.0)) == {}
+
+
+def test_who_has_grown_and_was_stopped_by_its_queue_asks_for_its_minimum() -> None:
+    """The queue may never have quota again for all that it had, or had asked for; once it runs it grows again."""
+    own = {"wanted": 3, "queue": "team", "queue_resizes": True, "resumes": False, "resized_at": NOON - 1}
+    stopped = job("queued", Bounds(2, 4), 1.0, 0, **own)
+    (shrinks,) = planned([stopped, job("runs", Bounds(1, 9), 1.0, 8)], 8.0).changes
+    assert (shrinks.name, shrinks.target) == ("queued", 2)
+    for left_alone in (
+        job("queued", Bounds(3, 4), 1.0, 0, **own),
+        job("queued", Bounds(2, 4), 1.0, 0, **{**own, "resized_at": None}),
+        job("queued", Bounds(2, 4), 1.0, 1, phase="pending", **own),
+    ):
+        assert counts(planned([left_alone], 8.0)) == {}
 
 
 def test_who_runs_in_a_queue_keeps_what_it_has() -> None:

@@ -146,8 +146,8 @@ def pod_of_job(index: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("refuses", "why"),
-    [({}, ": no quota"), ({"workloads": 403}, ""), ({"workloads": 404}, "")],
-    ids=["Kueue says why", "no right to ask", "no Kueue"],
+    [({}, ": no quota"), ({"workloads": 403}, ""), ({"workloads": 404}, ""), ({"workloads": 500}, "")],
+    ids=["Kueue says why", "no right to ask", "no Kueue", "Kueue is away, which converts them"],
 )
 @pytest.mark.parametrize("followed", [False, True])
 async def test_why_a_job_waits_in_its_queue_is_read_where_it_can_be(

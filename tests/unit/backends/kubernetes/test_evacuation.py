@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes_asyncio.client import ApiClient, Configuration
 from structlog.testing import capture_logs
 
+from edl_runtime.backends.kubernetes import backend as backend_module
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.backends.kubernetes.leaving_nodes import LEAVING_TAINTS, leaving_reason
@@ -33,6 +34,11 @@ def pod(name: str, on: str, job: str = "job", **more: Any) -> dict[str, Any]:
     return {"metadata": {**metadata, **more}, "spec": {"nodeName": on}, "status": {"phase": "Running"}}
 
 
+def owner(job: str, tolerations: list[Any]) -> dict[str, Any]:
+    metadata = {"name": job, "uid": f"uid of {job}", "resourceVersion": "1", "labels": names.labels(job, "trainer")}
+    return {"metadata": metadata, "spec": {"completions": 2, "template": {"spec": {"tolerations": tolerations}}}}
+
+
 class Cluster:
     """Nodes and pods; `answers` to evictions by pod, else 201. `changes` of nodes are sent to who watches them."""
 
@@ -44,7 +50,9 @@ class Cluster:
             pod("other-0", "goes", "other"),
             pod("gone-0", "goes", deletionTimestamp="2026-01-01T00:00:00Z"),
         ]
+        self.owners = [owner("job", []), owner("other", [])]
         self.answers: dict[str, int] = {}
+        self.cut, self.asked = False, 0
         self.nodes_status = 200
         self.evicted: list[Any] = []
         self.listed: list[str] = []
@@ -68,11 +76,14 @@ class Cluster:
             await closing
             return response
         self.listed.append(kind)
-        found = {"nodes": self.nodes, "pods": self.pods}.get(kind, [])
+        found = {"nodes": self.nodes, "pods": self.pods, "jobs": self.owners}.get(kind, [])
         return web.json_response({"items": found, "metadata": {"resourceVersion": "1"}})
 
     async def evict(self, request: web.Request) -> web.Response:
         asked = await request.json()
+        self.asked += 1
+        if self.cut and request.transport:
+            request.transport.abort()
         status = self.answers.get(request.match_info["name"], 201)
         if status == 201:
             self.evicted.append((asked["kind"], asked["metadata"]["name"], asked["deleteOptions"]["preconditions"]))
@@ -91,7 +102,7 @@ class Cluster:
 
 
 def evicted(*pods: str) -> list[Any]:
-    return [("Eviction", name, {"uid": f"uid of {name}"}) for name in pods]
+    return [("Eviction", name, {"uid": f"uid of {name}", "resourceVersion": "1"}) for name in pods]
 
 
 @pytest.mark.parametrize("followed", [False, True])
@@ -103,7 +114,7 @@ async def test_pods_are_evicted_from_a_node_whose_taint_says_that_it_goes(*, fol
         assert await backend.evacuate(["job"]) == [f"pod job-0 has to leave node goes: {WHY}"]
         assert cluster.evicted == evicted("job-0")
         assert len(await backend.evacuate()) == 2
-        assert cluster.evicted == evicted("job-0", "job-0", "other-0")
+        assert sorted(cluster.evicted, key=str) == evicted("job-0", "job-0", "other-0")
 
 
 async def test_nodes_are_watched_once_and_all_pods_for_capacity_alone() -> None:
@@ -141,14 +152,48 @@ async def test_without_the_right_to_read_nodes_nothing_happens(*, followed: bool
 
 @pytest.mark.parametrize(("status", "logged"), [(429, 0), (404, 0), (409, 0), (403, 1)])
 async def test_a_pod_that_can_not_be_evicted_keeps_no_other(status: int, logged: int) -> None:
-    """As for its disruption budget, or because it is gone; a missing right is logged."""
+    """As for its disruption budget, or because it has changed; a missing right is logged, once for each pod."""
     cluster = Cluster(node("goes", SPOT))
     cluster.answers["job-0"] = status
     with capture_logs() as told:
         async with cluster.backend() as backend:
             assert await backend.evacuate() == [f"pod other-0 has to leave node goes: {WHY}"]
-    assert cluster.evicted == evicted("other-0")
+            assert cluster.evicted == evicted("other-0")
+            await backend.evacuate(["job"])
     assert [line["event"] for line in told].count("eviction.refused") == logged
+
+
+@pytest.mark.parametrize("followed", [False, True])
+@pytest.mark.parametrize(
+    ("effect", "tolerations", "leaves"),
+    [
+        ("NoExecute", [], True),
+        ("NoSchedule", [{"key": "gpu", "operator": "Exists"}], True),
+        ("NoSchedule", [{"operator": "Exists"}], False),
+        ("PreferNoSchedule", [], False),
+    ],
+)
+async def test_a_pod_stays_whose_next_one_may_come_back(
+    effect: str, tolerations: list[Any], *, leaves: bool, followed: bool
+) -> None:
+    """To the same node, where it would be evicted again and again."""
+    goes = node("goes", SPOT)
+    goes["spec"]["taints"][0]["effect"] = effect
+    cluster = Cluster(goes)
+    cluster.owners = [owner("job", tolerations), owner("other", [])]
+    async with cluster.backend() as made, made.following() as watching:
+        await (watching if followed else made).evacuate(["job"])
+    assert cluster.evicted == (evicted("job-0") if leaves else [])
+
+
+async def test_while_the_api_server_is_away_no_further_eviction_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may wait for half a minute, and whoever follows a job waits for it."""
+    monkeypatch.setattr(backend_module, "MAX_PARALLEL_EVICTIONS", 1)
+    cluster = Cluster(node("goes", SPOT))
+    cluster.cut = True
+    async with cluster.backend() as backend:
+        assert await backend.evacuate() == []
+    assert cluster.asked == 1
 
 
 def test_each_taint_that_says_so_is_known_by_its_key_alone() -> None:
