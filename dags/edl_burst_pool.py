@@ -28,6 +28,9 @@ WAITING_SHARE = 0.2
 LOOKS_FOR_S, LOOKS_EVERY_S = 600.0, 5.0
 """How long that is looked for, and how often."""
 
+STOP_RETRIES = 20
+"""How often the second pool's stop is tried again: hours. A run whose teardown has failed is a success to Airflow."""
+
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "mnist_distill"
 FOLDER = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser() / "burst_pool"
 DATA, MODEL = FOLDER / "data", FOLDER / "teacher"
@@ -111,7 +114,9 @@ pools are stopped when the student has ended.
         deferrable=True,
     )
 
-    stop_burst = EdlStopTeacherPoolOperator(task_id="stop_burst", teacher_pool=POOL, edl_conn_id=BURST_CONN_ID)
+    stop_burst = EdlStopTeacherPoolOperator(
+        task_id="stop_burst", teacher_pool=POOL, edl_conn_id=BURST_CONN_ID, retries=STOP_RETRIES
+    )
     stop_pool = EdlStopTeacherPoolOperator(task_id="stop_pool", teacher_pool=POOL)
 
     train_teacher >> start_pool >> distill
