@@ -324,6 +324,22 @@ def test_a_rank_reports_that_it_waits_for_the_end(monkeypatch: pytest.MonkeyPatc
     assert seen == [1, "count", None, "save", 1, "count", None]
 
 
+def test_ranks_stop_once_all_have_been_told_of_the_next_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was told first trains on: it would wait for the others' agents."""
+    run, _ = begin()
+    run.wrap(*model_and_optimizer())
+    next(iter(run.data(SAMPLES, **BATCHES)))
+    session = run._session
+    monkeypatch.setattr(session.group, "world_size", 2)
+    monkeypatch.setattr(session, "votes_to_stop", lambda: 1)
+    for of_the_other, stop in ((0, False), (1, True)):
+        votes = np.array([of_the_other])
+        monkeypatch.setattr(
+            session.group, "all_reduce_counts", lambda own, votes=votes: own + np.pad(votes, (0, len(own) - 1))
+        )
+        assert run._wrapped._exchange("steps", 1, None).stop is stop
+
+
 def test_more_metrics_than_a_result_holds_are_refused() -> None:
     """When they are noted, and not when all is trained; those from before stay."""
     run, _ = begin()
