@@ -161,4 +161,4 @@ def test_closing_the_event_loop_leaves_no_unclosed_connection(proxied: tuple[Clu
 
 
 async def _all_open(informer_: informer.Informer) -> bool:
-    return all(indexer._is_open for indexer in informer_._indexers)
+    return all(indexer._is_open for indexer in informer_._indexers if informer_._is_needed(indexer))
