@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -32,7 +33,11 @@ def test_its_redis_and_its_connection_fit_together(tmp_path: Path) -> None:
         "AIRFLOW_HOME": str(tmp_path / "airflow"),
     }
     server = subprocess.Popen(
-        ["bash", "-c", f"exec {start.replace('6379', str(port))}"], cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL
+        ["bash", "-c", start.replace("6379", str(port))],
+        cwd=tmp_path,
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         until = time.monotonic() + DEADLINE_S
@@ -43,5 +48,5 @@ def test_its_redis_and_its_connection_fit_together(tmp_path: Path) -> None:
         assert f"answers, and {tmp_path / 'edl'} can be written to" in answer
         assert "Warning" not in answer, "it refuses writes when it is full"
     finally:
-        server.terminate()
+        os.killpg(server.pid, signal.SIGTERM)  # the command may run the server in a process of its own
         server.wait()
