@@ -10,7 +10,7 @@ from edl_runtime.backends.kubernetes.pod_template import mapping_at
 from edl_runtime.parsing import JsonDecoder
 
 
-class _Metadata(TypedDict, total=False):
+class _BareMetadata(TypedDict, total=False):
     name: Any
     namespace: Any
     uid: Any
@@ -18,6 +18,9 @@ class _Metadata(TypedDict, total=False):
     creationTimestamp: Any
     deletionTimestamp: Any
     finalizers: Any
+
+
+class _Metadata(_BareMetadata, total=False):
     labels: Any
     annotations: Any
 
@@ -30,14 +33,7 @@ _PodAnnotations = TypedDict(
 )
 
 
-class _PodMetadata(TypedDict, total=False):
-    name: Any
-    namespace: Any
-    uid: Any
-    resourceVersion: Any
-    creationTimestamp: Any
-    deletionTimestamp: Any
-    finalizers: Any
+class _PodMetadata(_BareMetadata, total=False):
     labels: _PodLabels | None
     annotations: _PodAnnotations | None
 
