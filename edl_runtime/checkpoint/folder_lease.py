@@ -59,7 +59,7 @@ def _holder_of(settings: RuntimeSettings) -> FolderHolder:
 FILE = ".edl-run"
 """The lock's file, which is in the folder while it is held."""
 SETTLES_IN_S = 2.0
-"""How long to wait for a process that has the lock exclusively; it needs that only to write or remove the file."""
+"""How long to wait while another process has the lock exclusively, or the file is empty: for a write or a removal."""
 TRY_EVERY_S = 0.02
 
 
@@ -117,20 +117,25 @@ class FolderLock:
         self.release()
 
     def _take(self, file: Path, known: Collection[str]) -> int:
-        until, found = time.monotonic() + SETTLES_IN_S, None
+        until = time.monotonic() + SETTLES_IN_S
+        found: FolderHolder | None = None
         while True:
             descriptor = locks.take(file)
             if descriptor is not None:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, msgspec.json.encode(self.holder), 0)
             else:
-                descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+                except FileNotFoundError:  # the holder has just removed it
+                    continue
             if locks.share(descriptor) and locks.is_still_at(file, descriptor):  # while shared, nobody writes to it
-                found = decode_record(os.pread(descriptor, 1 << 16, 0), FolderHolder)
+                seen, found = found, decode_record(os.pread(descriptor, 1 << 16, 0), FolderHolder)
                 if found and found.group in (self.token, *known):
                     self.holder = msgspec.structs.replace(self.holder, group=found.group)
                     return descriptor
-                until = 0.0
+                if found and found == seen:  # seen once, it may be that of a holder that has just ended
+                    until = 0.0
             os.close(descriptor)
             if time.monotonic() > until:
                 unknown = FolderHolder(namespace="", job="", since=time.time(), process="another process")

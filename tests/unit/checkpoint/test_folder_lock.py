@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from edl_runtime import locks
 from edl_runtime.checkpoint.errors import CheckpointHeldError
 from edl_runtime.checkpoint.folder_lease import FILE, FolderLock
 from edl_runtime.settings import RuntimeSettings
@@ -105,6 +107,67 @@ def test_a_folder_that_replaces_a_locked_one_has_its_own_lock(tmp_path: Path) ->
         (folder / FILE).unlink()
         first.take()
         assert "'first'" in refusal(BY_HAND, folder)
+
+
+@pytest.mark.parametrize("next_has_made_the_file", [False, True])
+def test_a_holder_that_leaves_while_another_looks_refuses_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, next_has_made_the_file: bool
+) -> None:
+    """Neither the file that it has removed nor the empty one of a third process, not yet locked, is a holder's."""
+    take = locks.take
+
+    def take_late(file: Path) -> int | None:
+        descriptor = take(file)
+        if descriptor is None:
+            first.close()
+            if next_has_made_the_file:
+                file.touch()
+        return descriptor
+
+    with held(job("first"), tmp_path) as first:
+        monkeypatch.setattr(locks, "take", take_late)
+        with held(job("second"), tmp_path):
+            assert "'second'" in refusal(BY_HAND, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_holder_that_died_while_others_looked_refuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file stays, and one that still reads it keeps the next from locking it for an instant."""
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    take, readers = locks.take, [os.open(tmp_path / FILE, os.O_RDONLY)]
+    assert locks.share(readers[0])
+
+    def take_late(file: Path) -> int | None:
+        descriptor = take(file)
+        while readers:
+            os.close(readers.pop())
+        return descriptor
+
+    monkeypatch.setattr(locks, "take", take_late)
+    with held(job("next"), tmp_path):
+        assert "'next'" in refusal(BY_HAND, tmp_path)
+
+
+IN_TURN = """
+import sys
+from edl_runtime.checkpoint.errors import FolderHolder
+from edl_runtime.checkpoint.folder_lease import FolderLock
+from edl_runtime.settings import RuntimeSettings
+
+lock = FolderLock(RuntimeSettings(), sys.argv[1])
+lock.holder = FolderHolder(namespace="default", job="train", since=0.0, group="one job")
+for _ in range(1000):
+    lock.take()
+    lock.release()
+"""
+
+
+def test_instances_of_one_job_that_come_and_go_are_never_refused(tmp_path: Path) -> None:
+    """Whoever removes or creates the file at that moment."""
+    command = [sys.executable, "-c", IN_TURN, str(tmp_path)]
+    with ThreadPoolExecutor() as pool:
+        ended = [pool.submit(subprocess.run, command, capture_output=True, text=True, check=False) for _ in range(4)]
+    assert [each.result().stderr for each in ended] == [""] * 4
 
 
 def test_a_file_system_without_locks_is_used_without_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
