@@ -185,9 +185,9 @@ class ObjectStorage:
         return f"{self.url}/{folder}"
 
     def check(self) -> None:
-        probe = self.url_of(_probe_name())
-        self._fs.pipe_file(probe, b"probe")
-        self._fs.rm_file(probe)
+        probe = _probe_name()
+        self._write_first(self.url, probe, b"probe")
+        self._fs.rm_file(self.url_of(probe))
 
     def exists(self) -> bool:
         return bool(self._fs.exists(self.url))
@@ -214,7 +214,7 @@ class ObjectStorage:
     def draft(self, folder: str) -> Iterator[CreateFile]:
         mark = f"{self.url_of(folder)}/{DRAFT}"
         try:
-            self._fs.pipe_file(mark, b"")
+            self._write_first(self.url_of(folder), DRAFT, b"")
             yield lambda file: self._fs.open(f"{self.url_of(folder)}/{file}", "wb")
         except Exception:
             with contextlib.suppress(Exception):  # raise the first error; what is left is a draft or complete
@@ -235,6 +235,27 @@ class ObjectStorage:
             self._fs.rm([file for file in self._fs.find(url) if _last_name(file) != DRAFT])
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm(url, recursive=True)
+
+    def _write_first(self, folder: str, file: str, content: bytes) -> None:
+        """Write the first file of a folder, and create the folder if it has to be there before, as over SFTP.
+
+        An object store has no folders, so it gets no further request. Never creates a bucket.
+        """
+        try:
+            self._fs.pipe_file(f"{folder}/{file}", content)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) and error.errno != errno.ENOENT:
+                raise
+            self._make(folder)
+            self._fs.pipe_file(f"{folder}/{file}", content)
+
+    def _make(self, folder: str) -> None:
+        parent = folder.rpartition("/")[0]
+        if parent.endswith(":/") or self._fs.exists(folder):  # the former: a bucket, share or host
+            return
+        self._make(parent)
+        with contextlib.suppress(FileExistsError):  # another process has just created it
+            self._fs.mkdir(folder, create_parents=False)
 
 
 Storage: TypeAlias = LocalStorage | ObjectStorage

@@ -96,9 +96,10 @@ def test_where_all_manifests_are_gone_no_training_begins(bucket: str) -> None:
 
 
 def test_a_missing_bucket_is_refused_at_the_start(bucket: str) -> None:
-    """With the URL and what to do."""
+    """With the URL and what to do; no bucket is created."""
     with pytest.raises(CheckpointStoreError, match=r"checkpoint folder s3://elsewhere/job can't be used .*bucket"):
         stored(bucket.replace("bucket/nightly", "elsewhere/job")).check()
+    assert not files().exists("elsewhere")
 
 
 def test_a_store_that_does_not_answer_is_an_error_with_its_address(

@@ -18,6 +18,7 @@ import fsspec  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 from structlog.testing import capture_logs
 from support.checkpoints.snapshots import flip, is_whole, reformat, snapshot_at, steps_of, stored
 
@@ -31,11 +32,14 @@ from edl_runtime.checkpoint.errors import (
     UnknownFormatError,
 )
 from edl_runtime.checkpoint.file_format import DRAFT, MANIFEST, CheckpointInfo, Manifest, read_checked, write_checked
+from edl_runtime.checkpoint.folder_lease import FolderLock
 from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
 from edl_runtime.errors import SpecError
+from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
 
 LATER = 2 * ABANDONED_AFTER_S
+DRAFT_NAME = "step-000000004-gen-000001-0a1b2c3d"
 
 
 def folder_of(place: Path, step: int) -> Path:
@@ -496,6 +500,36 @@ def test_paths_are_written_in_several_ways(tmp_path: Path, url: str, monkeypatch
     monkeypatch.setenv("HOME", str(tmp_path))
     info = stored(url.format(tmp_path / "place")).write(snapshot_at(1))
     assert Path(info.url).parent == tmp_path / "place"
+
+
+class FilesInFolders(LocalFileSystem):  # type: ignore[misc]
+    """Files of this machine, as a server of SFTP or SMB has them: a folder has to be there before its files."""
+
+    protocol = "folders"
+
+
+def test_a_remote_file_system_gets_the_folders_that_it_needs(tmp_path: Path) -> None:
+    """From the check to the removal, in folders that are there and in new ones; nothing else is left."""
+    fsspec.register_implementation("folders", FilesInFolders, clobber=True)
+    url = f"folders://{tmp_path}/new/place"
+    for _ in range(2):
+        FolderLock(RuntimeSettings(), url).take()
+        store = stored(url, keep_last=2)
+        store.check()
+        for step in (1, 2, 3):
+            written = store.write(snapshot_at(step))
+        found = store.load_newest()
+        assert found is not None
+        assert found.info == written == store.verify(written.name)
+        assert is_whole(found.snapshot)
+        with contextlib.suppress(KeyboardInterrupt), storage.storage_at(url).draft(DRAFT_NAME):
+            raise KeyboardInterrupt
+        assert DRAFT_NAME in store.prune(now=time.time() + LATER)
+        assert steps_of(store) == [3, 2]
+        assert len(list((tmp_path / "new" / "place").iterdir())) == 2
+        for info in store.list():
+            storage.storage_at(url).remove(info.name)
+        assert list((tmp_path / "new" / "place").iterdir()) == []
 
 
 def test_an_unknown_protocol_is_refused() -> None:
