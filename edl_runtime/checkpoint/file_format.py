@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import RawIOBase
-from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias, cast
+from typing import Annotated, Any, BinaryIO, NamedTuple, Self, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -268,22 +268,29 @@ def check_types(arrays: Iterable[tuple[str, np.ndarray]]) -> None:
 def parse_safetensors(content: np.ndarray) -> dict[str, np.ndarray]:
     """Return the arrays of a file as views of `content`. Raises ValueError if it is not a safetensors file."""
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
+    if not 8 < start <= len(content):
+        raise ValueError(f"header of {start - 8} bytes in {len(content)} bytes")
     header = msgspec.json.decode(content[8:start].tobytes(), type=dict[str, Any])
     header.pop(_METADATA, None)
     entries = msgspec.convert(header, dict[str, _TensorEntry])
     return {name: _tensor_view(content[start:], entry) for name, entry in entries.items()}
 
 
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _TensorEntry(msgspec.Struct):
     dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
+    shape: list[_Size]
+    data_offsets: tuple[_Size, _Size]
 
 
 def _tensor_view(content: np.ndarray, entry: _TensorEntry) -> np.ndarray:
     begin, end = entry.data_offsets
     if entry.dtype not in _DTYPES:
         raise ValueError(f"unknown type {entry.dtype}, known are {', '.join(_DTYPES)}")
+    if not begin <= end <= len(content):
+        raise ValueError(f"array at bytes {begin} to {end} of {len(content)}")
     return content[begin:end].view(_DTYPES[entry.dtype]).reshape(entry.shape)
 
 

@@ -94,20 +94,33 @@ def test_the_name_that_the_format_keeps_for_itself_is_refused() -> None:
         encoded({"__metadata__": np.zeros(2)})
 
 
+def file_with(entry: str, data: bytes = b"", length: int = 0) -> bytes:
+    """Return a file with one array, or without; its header claims to be so many bytes longer than it is."""
+    header = f'{{"a":{{{entry}}}}}'.encode() if entry else b"{}"
+    return (len(header) + length).to_bytes(8, "little") + header + data
+
+
 @pytest.mark.parametrize(
-    "content",
+    ("content", "problem"),
     [
-        b"",
-        b"\x02\0\0\0\0\0\0\0[]",
-        b"\xff" * 20,
-        b'\x4f\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
-        b'\x4f\0\0\0\0\0\0\0{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
-        b'\x4f\0\0\0\0\0\0\0{"a":{"dtype":"Q17","shape":[1],"data_offsets":[0,4]}}0000',
+        (b"", "0 bytes"),
+        (file_with("")[:5], "5 bytes"),
+        (file_with("", length=1), "header of 3 bytes in 10"),
+        (file_with("", length=2**63), f"header of {2**63 + 2} bytes in 10"),
+        (file_with("", length=2**64 - 3), f"header of {2**64 - 1} bytes in 10"),
+        (b"\x02\0\0\0\0\0\0\0[]", "Expected `object`"),
+        (file_with('"dtype":"F32","shape":[2],"data_offsets":[0,4]', bytes(4)), "reshape"),
+        (file_with('"dtype":"F32","shape":[1],"data_offsets":[0,4]'), r"bytes 0 to 4 of 0"),
+        (file_with('"dtype":"F32","shape":[1],"data_offsets":[0,8]', bytes(4)), r"bytes 0 to 8 of 4"),
+        (file_with('"dtype":"F32","shape":[0],"data_offsets":[4,0]', bytes(4)), r"bytes 4 to 0 of 4"),
+        (file_with('"dtype":"F32","shape":[1],"data_offsets":[-4,4]', bytes(4)), ">= 0"),
+        (file_with('"dtype":"F32","shape":[-1],"data_offsets":[0,4]', bytes(4)), ">= 0"),
+        (file_with('"dtype":"Q17","shape":[1],"data_offsets":[0,4]', bytes(4)), "unknown type Q17"),
     ],
 )
-def test_what_is_no_safetensors_file_is_refused(content: bytes) -> None:
-    """By a ValueError, whatever is wrong with it."""
-    with pytest.raises(ValueError, match=r"."):
+def test_what_is_no_safetensors_file_is_refused(content: bytes, problem: str) -> None:
+    """By a ValueError that says what is wrong with it."""
+    with pytest.raises(ValueError, match=problem):
         parse_safetensors(np.frombuffer(content, np.uint8))
 
 
