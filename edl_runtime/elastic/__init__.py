@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edl_runtime.elastic import script_exit
 from edl_runtime.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from edl_runtime.specs import Checkpoint
 
 __all__ = ["Checkpoint", "Run", "init"]
+
+script_exit.watch()
 
 __getattr__ = lazy_exports(
     __name__,

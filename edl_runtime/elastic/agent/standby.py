@@ -75,7 +75,7 @@ def run_script(client: SocketAgentClient, command: Sequence[str]) -> None:
     except SystemExit as ending:
         if ending.code not in (None, 0):
             client.send(ScriptFailed(reason=f"exited: {ending.code}", final=False))
-        raise
+        sys.exit(ending.code)  # which is noted, unlike `raise SystemExit`
     except BaseException as error:  # noqa: BLE001 -- handled as the interpreter does: printed, status 1
         own = error.with_traceback(_below_runpy(error))
         traceback.print_exception(own)

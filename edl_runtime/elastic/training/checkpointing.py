@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Literal
@@ -24,7 +20,6 @@ from edl_runtime.elastic.comm.agent_protocol import (
     CheckpointSaved,
     Note,
     SaveCheckpoint,
-    ScriptFailed,
     WorkerFinished,
 )
 from edl_runtime.elastic.comm.process_group import GroupSession
@@ -308,29 +303,3 @@ class TrainingEnd:
         """Publish the checkpoint's URL and the metrics as the job's result."""
         metrics = self._train_state.reported_metrics()
         write_result(checkpoint=self._result_url or "", metrics=metrics, settings=self._settings)
-
-
-def at_script_end(agent: AgentClient, end: Callable[[], None]) -> None:
-    """Call `end` when the script has run to its end without an error.
-
-    If `end` fails, this process reports it and exits with status 1. Not by `atexit`: object store clients can't start
-    any work by then.
-    """
-    process = os.getpid()
-
-    def end_in_process() -> None:
-        # not in the data loader's processes, which end in the same way
-        if os.getpid() != process or agent.failed or getattr(sys, "last_value", None) is not None:
-            return
-        try:
-            end()
-        except SystemExit:  # it was told to leave, and has
-            return
-        except BaseException as error:  # noqa: BLE001 -- nothing else reports it, and only os._exit changes the status
-            traceback.print_exception(error)
-            agent.send(ScriptFailed.of(error))
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
-
-    threading._register_atexit(end_in_process)  # type: ignore[attr-defined] # noqa: SLF001

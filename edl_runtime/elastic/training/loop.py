@@ -24,7 +24,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
 )
 from edl_runtime.elastic.comm.process_group import GroupSession, ProcessGroup
 from edl_runtime.elastic.errors import EarlyEndError, GroupLostError, StepError
-from edl_runtime.elastic.training.checkpointing import CheckpointManager, TrainingEnd, at_script_end
+from edl_runtime.elastic.training.checkpointing import CheckpointManager, TrainingEnd
 from edl_runtime.elastic.training.learning_rate import Scaling, decode_slots, encode_slots, scaling_factor
 from edl_runtime.elastic.training.optimizer_step import (
     DeviceGradients,
@@ -33,6 +33,7 @@ from edl_runtime.elastic.training.optimizer_step import (
     OptimizerGuard,
     any_sparse,
 )
+from edl_runtime.elastic.training.script_end import at_script_end
 from edl_runtime.elastic.training.state_parts import PartState, RegisteredState, StateParts
 from edl_runtime.elastic.training.train_state import (
     Origin,
@@ -178,7 +179,7 @@ class TrainingLoop:
         """
         if not self._begun:
             self._begun = True
-            at_script_end(self.agent, self.finish)
+            at_script_end(self.agent, self.finish, lambda: self._end.over)
         if self._before_lost_step is not None:
             self._registered.load(self._before_lost_step, "the state before the lost step")
             self._before_lost_step = None
