@@ -187,8 +187,8 @@ class Run:
         - `model`, `optimizer`: a paddle.nn.Layer and its optimizer, each complete, without paddle.DataParallel.
         - `scaler`: the paddle.amp.GradScaler of the losses, if any. `run.step` unscales, skips a step that overflows,
           and updates it.
-        - `scaling`: how the learning rate follows the number of instances; by default it does not. It grows gradually
-          over `warm_up_steps`.
+        - `scaling`: how the learning rate follows the number of instances; by default it does not. To what no step has
+          had yet it grows over `warm_up_steps`; it falls, and comes back to what was reached, at once.
         - `schedule`: when `run.step` steps an optimizer's LRScheduler: at each "step", at each "epoch"'s end or, for
           None, never: then the script may, in its loop.
 

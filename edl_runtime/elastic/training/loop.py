@@ -485,10 +485,11 @@ class TrainingLoop:
         target = scaling_factor(self.options.scaling, join.world_size)
         train_state.scale = before.towards(target, train_state.steps, self.options.warm_up_steps)
         if train_state.scale != before and join.rank == 0:
-            gradually = f" in {train_state.scale.steps} steps" if train_state.scale.steps else ""
+            now = train_state.scale.at(train_state.steps)
+            gradually = f", and warms up to {target:.4g}" if now < target else ""
             text = (
                 f"generation {join.generation}, {join.world_size} instances: from step {train_state.steps} on "
-                f"the learning rate goes from {before.at(train_state.steps):.4g} to {target:.4g} "
+                f"the learning rate goes from {before.at(train_state.steps):.4g} to {now:.4g} "
                 f"times the script's{gradually}"
             )
             self.agent.send(Note(text=text))
