@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from edl_runtime.checkpoint.folder_lease import hold_until_exit
 from edl_runtime.checkpoint.storage import storage_at
-from edl_runtime.elastic.comm.agent_protocol import AgentClient, InitCalled, connect_to_agent
+from edl_runtime.elastic.comm.agent_protocol import AgentClient, InitCalled, Note, connect_to_agent
 from edl_runtime.elastic.comm.process_group import GroupSession
 from edl_runtime.elastic.data.indexed import BatchOptions, Collate, DatasetCursor, IndexedData, default_collate
 from edl_runtime.elastic.data.sharded import ReadShard, ShardedData
@@ -18,6 +18,7 @@ from edl_runtime.elastic.training.learning_rate import Scaling
 from edl_runtime.elastic.training.loop import LrSchedule, TrainingLoop, TrainingOptions
 from edl_runtime.elastic.training.state_parts import RegisteredState, check_registered_name
 from edl_runtime.errors import SpecError
+from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.shards.ledger import BlockingLedger, ShardPlan
 from edl_runtime.specs import Checkpoint
@@ -27,6 +28,8 @@ Optimizer = TypeVar("Optimizer")
 Kept = TypeVar("Kept")
 Pair = tuple[Any, Any]
 """A model and its optimizer."""
+
+log = get_logger(__name__)
 
 
 class Dataset(Protocol):
@@ -244,7 +247,8 @@ class Run:
 
         - `dataset`: has a length and items by index, the same on each instance. For iterable datasets use `shards`.
         - `global_batch`: samples of a step, of all ranks together. The order of samples and the loss are then the same
-          with any number of instances. Or `instance_batch`: samples of a step on each rank; see `wrap(scaling=…)`.
+          with any number of instances, so an event warns of `wrap(scaling=…)`, which is for `instance_batch`: samples
+          of a step on each rank.
         - `epochs`: how often all samples are trained. `shuffle`: another order in each, which `seed` decides.
         - `micro_batch`: most samples of a batch that the script gets; gradients are accumulated.
         - `num_workers`, `collate_fn`: as in paddle.io.DataLoader.
@@ -271,6 +275,13 @@ class Run:
             seed=_whole("seed", seed, 0),
             shuffle=shuffle,
         )
+        if global_batch is not None and training.options.scaling != "fixed" and self.rank == 0:
+            log.warning("scaling.without_growth", global_batch=size)
+            text = (
+                f"run.wrap(scaling={training.options.scaling!r}) changes the learning rate with the instances, "
+                "and with run.data(global_batch=…) the batch does not change: use instance_batch, or scaling='fixed'"
+            )
+            self._agent.send(Note(text=text))
         data = IndexedData(training, dataset, batching, start)
         training.train_state.begin_data(data)
         return data
