@@ -192,8 +192,9 @@ class Run:
           and updates it.
         - `scaling`: how the learning rate follows the number of instances; by default it does not. To what no step has
           had yet it grows over `warm_up_steps`; it falls, and comes back to what was reached, at once.
-        - `schedule`: when `run.step` steps an optimizer's LRScheduler: at each "step", at each "epoch"'s end or, for
-          None, never: then the script may, in its loop.
+        - `schedule`: when `run.step` steps an optimizer's LRScheduler: at each "step"; as often as one instance would
+          have, by the "samples" that all have trained, so that it ends with the data at any number of instances (see
+          `elastic.schedule_steps`); at each "epoch"'s end; or, for None, never: then the script may, in its loop.
 
         Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when all checkpoints are
         damaged, UnknownFormatError for one of another version, SpecError for what can't be trained so.
@@ -204,8 +205,8 @@ class Run:
             raise SpecError("run.wrap", "a second call", "one a run, of all models: run.wrap((a, one), (b, two))")
         if warm_up_steps < 0:
             raise SpecError("warm_up_steps", warm_up_steps, "0 or more")
-        if schedule not in {"step", "epoch", None}:
-            raise SpecError("schedule", schedule, "'step', 'epoch' or None")
+        if schedule not in {"step", "samples", "epoch", None}:
+            raise SpecError("schedule", schedule, "'step', 'samples', 'epoch' or None")
         if scaler is not None and not isinstance(scaler, paddle.amp.GradScaler):
             raise SpecError("scaler", type(scaler).__name__, "a paddle.amp.GradScaler")
         wrapped = (model, optimizer, *more)
@@ -321,7 +322,8 @@ class Run:
             allowed = "EDL_REDIS_URL and EDL_JOB: shards are leased there"
             raise SpecError("run.shards", "no Redis or no job's name", allowed)
         if training.options.schedule == "epoch":
-            raise SpecError("schedule", "epoch", "'step' or None with shards: ranks are not in one epoch all the time")
+            allowed = "'step', 'samples' or None with shards: ranks are not in one epoch all the time"
+            raise SpecError("schedule", "epoch", allowed)
         ledger = BlockingLedger(
             settings.redis_url,
             settings.namespace,

@@ -53,7 +53,7 @@ REPORT_EVERY_S = 0.3
 
 log = get_logger(__name__)
 
-LrSchedule = Literal["step", "epoch"] | None
+LrSchedule = Literal["step", "samples", "epoch"] | None
 
 RankTurn = Literal["steps", "idles", "follows", "ends", "averages"]
 """What a rank does next: a step with a batch, or without one; a step after one in which its script had no batch, while
@@ -403,13 +403,14 @@ class TrainingLoop:
             for rate, number in zip(train_state.state.rates, agreed.rates, strict=True):
                 stack.enter_context(rate.of_step(number, factor))
             self._optimizer_guard.step()
-        epoch = data_source.epoch
+        epoch, of_one = data_source.epoch, data_source.steps_of_one
         data_source.advance(agreed.samples, agreed.counts)
-        moves = self.options.schedule == "step" or (self.options.schedule == "epoch" and data_source.epoch > epoch)
-        if moves:
+        train_state.samples += agreed.samples
+        by_samples, by_epoch = data_source.steps_of_one - of_one, int(data_source.epoch > epoch)
+        moves = {None: 0, "step": 1, "samples": by_samples, "epoch": by_epoch}
+        for _ in range(moves[self.options.schedule]):
             self._optimizer_guard.move_schedulers()
         train_state.steps += 1
-        train_state.samples += agreed.samples
         self._report_step(data_source.epoch, data_source.total_steps)
         is_due = self._checkpoints.due(train_state.steps)
         self._checkpoint_due = self.session.group.rank == 0 and (is_due or self._checkpoints.is_requested)

@@ -44,7 +44,8 @@ _SCALER = "leave that line out: run.step does it, as run.wrap has the scaler"
 _REFUSED_OF_SCALER = dict.fromkeys(("step", "minimize", "update", "unscale_", "load_state_dict"), _SCALER)
 _SCHEDULE = (
     "leave that line out: run.step does it. Say when by run.wrap(schedule=...): 'step' for each step, which is the "
-    "default, 'epoch' for a scheduler that is stepped at each epoch's end, None where the script does it"
+    "default, 'samples' for each step that one instance would make, 'epoch' for a scheduler that is stepped at each "
+    "epoch's end, None where the script does it"
 )
 _CLEARED = ("clear_grad", "clear_gradients")
 

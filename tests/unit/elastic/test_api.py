@@ -601,7 +601,7 @@ def test_what_can_t_be_wrapped_is_refused() -> None:
         ({"scaling": "cubic"}, "'fixed', 'linear', 'sqrt'"),
         ({"scaling": lambda _: -1.0}, "a number above 0"),
         ({"warm_up_steps": -1}, "0 or more"),
-        ({"schedule": "day"}, "'step', 'epoch' or None"),
+        ({"schedule": "day"}, "'step', 'samples', 'epoch' or None"),
     ):
         with pytest.raises(SpecError, match=message):
             run.wrap(model, optimizer, **bad)
