@@ -123,7 +123,7 @@ class Run:
 
     @property
     def mean_loss(self) -> float:
-        """The last step's loss over all samples of all ranks, the same on each; NaN if it was not given."""
+        """The last step's loss, the same on each rank: the mean over all samples, or by weight; NaN if not given."""
         return self._training("run.mean_loss").train_state.mean_loss
 
     @property
@@ -336,18 +336,22 @@ class Run:
         training.train_state.begin_data(data)
         return data
 
-    def step(self, loss: Any = None) -> bool:
+    def step(self, loss: Any = None, *, weight: Any = None) -> bool:
         """Train on the batch, after `loss.backward()`: sum gradients over ranks, step the optimizers, clear gradients.
 
-        `loss`: the mean over the batch's samples. With micro batches only the last of a step does all this. Returns
-        False if the step was lost with another rank: its batch comes again, and changes to registered state until then
-        are undone.
+        With micro batches only the last of a step does all this. Returns False if the step was lost with another rank:
+        its batch comes again, and changes to registered state until then are undone.
+
+        - `loss`: the mean over the batch's samples, or over what `weight` counts.
+        - `weight`: how much this mean counts beside those of other ranks and micro batches, as the tokens that it is
+          over: `run.step(ce.sum() / mask.sum(), weight=mask.sum())`. By default its samples. All ranks give it, in each
+          step, or none. 0 leaves the loss and its gradients out.
 
         What is due then happens when the script asks for its next batch: a checkpoint, a new generation, or SystemExit
-        when the instance has to leave. Raises StepError, also when parameters were changed outside of it, and
-        EarlyEndError.
+        when the instance has to leave. Raises StepError, also when parameters were changed outside of it, EarlyEndError
+        and, for a weight that is no finite number of 0 or more, SpecError.
         """
-        return self._training("run.step").step(loss)
+        return self._training("run.step").step(loss, weight)
 
     def mean(self, value: Any) -> float:
         """Return the mean of `value`, a number, over all ranks, the same on each, so that they decide alike.
