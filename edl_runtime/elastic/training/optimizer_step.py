@@ -178,7 +178,7 @@ class OptimizerGuard:
         def refuse(*arguments: Any, **options: Any) -> Any:
             if self._steps or self._over():
                 return own(*arguments, **options)
-            raise StepError(f"the script called {what}", f"{instead}. After run.finish() it may")
+            raise StepError(f"the script called {what}", f"{instead}. After run.finish() the script may call it")
 
         return refuse
 
@@ -188,7 +188,7 @@ class OptimizerGuard:
         raise StepError(
             f"the script called a step of {type(optimizer).__name__}, an optimizer that run.wrap was not given",
             "give run.wrap each model with its optimizer, as in run.wrap((generator, optimizer), (critic, other)), and "
-            "let run.step do the steps. After run.finish() it may",
+            "let run.step do the steps. After run.finish() the script may step it itself",
         )
 
     def _cleared(self, own: Callable[..., None]) -> Callable[..., None]:

@@ -124,8 +124,9 @@ def test_what_run_step_does_is_not_the_script_s_until_the_end(call: Any, message
     model, optimizer = run.wrap(*model_and_optimizer(rate=paddle.optimizer.lr.ExponentialDecay(0.1, 0.9)))
     loss = model(paddle.ones([1, 2])).mean()
     before = arrays_of(model)
-    with pytest.raises(StepError, match=message):
+    with pytest.raises(StepError, match=message) as refused:
         call(optimizer, loss)
+    assert str(refused.value).endswith("After run.finish() the script may call it")
     for name, value in before.items():
         np.testing.assert_array_equal(value, arrays_of(model)[name])
     train(run, model, run.data(SAMPLES, **BATCHES))
