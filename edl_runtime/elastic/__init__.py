@@ -12,13 +12,19 @@ from edl_runtime.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from edl_runtime.elastic.api import Run, init
+    from edl_runtime.elastic.data.indexed import schedule_steps
     from edl_runtime.specs import Checkpoint
 
-__all__ = ["Checkpoint", "Run", "init"]
+__all__ = ["Checkpoint", "Run", "init", "schedule_steps"]
 
 script_exit.watch()
 
 __getattr__ = lazy_exports(
     __name__,
-    {"Checkpoint": "edl_runtime.specs", "Run": "edl_runtime.elastic.api", "init": "edl_runtime.elastic.api"},
+    {
+        "Checkpoint": "edl_runtime.specs",
+        "Run": "edl_runtime.elastic.api",
+        "init": "edl_runtime.elastic.api",
+        "schedule_steps": "edl_runtime.elastic.data.indexed",
+    },
 )

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from edl_runtime.checkpoint.folder_lease import hold_until_exit
 from edl_runtime.checkpoint.storage import storage_at
-from edl_runtime.elastic.comm.agent_protocol import AgentClient, InitCalled, connect_to_agent
+from edl_runtime.elastic.comm.agent_protocol import AgentClient, InitCalled, Note, connect_to_agent
 from edl_runtime.elastic.comm.process_group import GroupSession
 from edl_runtime.elastic.data.indexed import BatchOptions, Collate, DatasetCursor, IndexedData, default_collate
 from edl_runtime.elastic.data.sharded import ReadShard, ShardedData
@@ -18,6 +18,7 @@ from edl_runtime.elastic.training.learning_rate import Scaling
 from edl_runtime.elastic.training.loop import LrSchedule, TrainingLoop, TrainingOptions
 from edl_runtime.elastic.training.state_parts import RegisteredState, check_registered_name
 from edl_runtime.errors import SpecError
+from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.shards.ledger import BlockingLedger, ShardPlan
 from edl_runtime.specs import Checkpoint
@@ -27,6 +28,8 @@ Optimizer = TypeVar("Optimizer")
 Kept = TypeVar("Kept")
 Pair = tuple[Any, Any]
 """A model and its optimizer."""
+
+log = get_logger(__name__)
 
 
 class Dataset(Protocol):
@@ -120,7 +123,7 @@ class Run:
 
     @property
     def mean_loss(self) -> float:
-        """The last step's loss over all samples of all ranks, the same on each; NaN if it was not given."""
+        """The last step's loss, the same on each rank: the mean over all samples, or by weight; NaN if not given."""
         return self._training("run.mean_loss").train_state.mean_loss
 
     @property
@@ -187,10 +190,11 @@ class Run:
         - `model`, `optimizer`: a paddle.nn.Layer and its optimizer, each complete, without paddle.DataParallel.
         - `scaler`: the paddle.amp.GradScaler of the losses, if any. `run.step` unscales, skips a step that overflows,
           and updates it.
-        - `scaling`: how the learning rate follows the number of instances; by default it does not. It grows gradually
-          over `warm_up_steps`.
-        - `schedule`: when `run.step` steps an optimizer's LRScheduler: at each "step", at each "epoch"'s end or, for
-          None, never: then the script may, in its loop.
+        - `scaling`: how the learning rate follows the number of instances; by default it does not. To what no step has
+          had yet it grows over `warm_up_steps`; it falls, and comes back to what was reached, at once.
+        - `schedule`: when `run.step` steps an optimizer's LRScheduler: at each "step"; as often as one instance would
+          have, by the "samples" that all have trained, so that it ends with the data at any number of instances (see
+          `elastic.schedule_steps`); at each "epoch"'s end; or, for None, never: then the script may, in its loop.
 
         Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when all checkpoints are
         damaged, UnknownFormatError for one of another version, SpecError for what can't be trained so.
@@ -201,8 +205,8 @@ class Run:
             raise SpecError("run.wrap", "a second call", "one a run, of all models: run.wrap((a, one), (b, two))")
         if warm_up_steps < 0:
             raise SpecError("warm_up_steps", warm_up_steps, "0 or more")
-        if schedule not in {"step", "epoch", None}:
-            raise SpecError("schedule", schedule, "'step', 'epoch' or None")
+        if schedule not in {"step", "samples", "epoch", None}:
+            raise SpecError("schedule", schedule, "'step', 'samples', 'epoch' or None")
         if scaler is not None and not isinstance(scaler, paddle.amp.GradScaler):
             raise SpecError("scaler", type(scaler).__name__, "a paddle.amp.GradScaler")
         wrapped = (model, optimizer, *more)
@@ -244,7 +248,8 @@ class Run:
 
         - `dataset`: has a length and items by index, the same on each instance. For iterable datasets use `shards`.
         - `global_batch`: samples of a step, of all ranks together. The order of samples and the loss are then the same
-          with any number of instances. Or `instance_batch`: samples of a step on each rank; see `wrap(scaling=…)`.
+          with any number of instances, so an event warns of `wrap(scaling=…)`, which is for `instance_batch`: samples
+          of a step on each rank.
         - `epochs`: how often all samples are trained. `shuffle`: another order in each, which `seed` decides.
         - `micro_batch`: most samples of a batch that the script gets; gradients are accumulated.
         - `num_workers`, `collate_fn`: as in paddle.io.DataLoader.
@@ -271,6 +276,13 @@ class Run:
             seed=_whole("seed", seed, 0),
             shuffle=shuffle,
         )
+        if global_batch is not None and training.options.scaling != "fixed" and self.rank == 0:
+            log.warning("scaling.without_growth", global_batch=size)
+            text = (
+                f"run.wrap(scaling={training.options.scaling!r}) changes the learning rate with the instances, "
+                "and with run.data(global_batch=…) the batch does not change: use instance_batch, or scaling='fixed'"
+            )
+            self._agent.send(Note(text=text))
         data = IndexedData(training, dataset, batching, start)
         training.train_state.begin_data(data)
         return data
@@ -310,7 +322,8 @@ class Run:
             allowed = "EDL_REDIS_URL and EDL_JOB: shards are leased there"
             raise SpecError("run.shards", "no Redis or no job's name", allowed)
         if training.options.schedule == "epoch":
-            raise SpecError("schedule", "epoch", "'step' or None with shards: ranks are not in one epoch all the time")
+            allowed = "'step', 'samples' or None with shards: ranks are not in one epoch all the time"
+            raise SpecError("schedule", "epoch", allowed)
         ledger = BlockingLedger(
             settings.redis_url,
             settings.namespace,
@@ -323,18 +336,22 @@ class Run:
         training.train_state.begin_data(data)
         return data
 
-    def step(self, loss: Any = None) -> bool:
+    def step(self, loss: Any = None, *, weight: Any = None) -> bool:
         """Train on the batch, after `loss.backward()`: sum gradients over ranks, step the optimizers, clear gradients.
 
-        `loss`: the mean over the batch's samples. With micro batches only the last of a step does all this. Returns
-        False if the step was lost with another rank: its batch comes again, and changes to registered state until then
-        are undone.
+        With micro batches only the last of a step does all this. Returns False if the step was lost with another rank:
+        its batch comes again, and changes to registered state until then are undone.
+
+        - `loss`: the mean over the batch's samples, or over what `weight` counts.
+        - `weight`: how much this mean counts beside those of other ranks and micro batches, as the tokens that it is
+          over: `run.step(ce.sum() / mask.sum(), weight=mask.sum())`. By default its samples. All ranks give it, in each
+          step, or none. 0 leaves the loss and its gradients out.
 
         What is due then happens when the script asks for its next batch: a checkpoint, a new generation, or SystemExit
-        when the instance has to leave. Raises StepError, also when parameters were changed outside of it, and
-        EarlyEndError.
+        when the instance has to leave. Raises StepError, also when parameters were changed outside of it, EarlyEndError
+        and, for a weight that is no finite number of 0 or more, SpecError.
         """
-        return self._training("run.step").step(loss)
+        return self._training("run.step").step(loss, weight)
 
     def mean(self, value: Any) -> float:
         """Return the mean of `value`, a number, over all ranks, the same on each, so that they decide alike.

@@ -12,6 +12,7 @@ from support.elastic.fake_agent import join, leave, open_gate, read_json_lines, 
 from support.paths import TRAINING_SCRIPTS
 
 from edl_runtime.elastic.comm.agent_protocol import GenerationEntered, GenerationLost, StepDone, WorkerFinished
+from edl_runtime.elastic.data.indexed import schedule_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -112,3 +113,27 @@ def test_newcomers_go_on_with_the_rate_that_the_others_have(tmp_path: Path) -> N
         )
         assert last.wait() == 0
     assert_as_wanted(tmp_path, after=1.0)
+
+
+@pytest.mark.parametrize("batch", [{"instance_batch": 2}, {"global_batch": 8}])
+def test_a_schedule_by_samples_ends_with_the_data(tmp_path: Path, batch: dict[str, int]) -> None:
+    """It makes the steps of one instance, whether one trains, or three, or two after a lost step."""
+    options: dict[str, Any] = {"gates": [EARLY, LATE], "how": "scheduler", "decay": DECAY}
+    with trainers(tmp_path, 3, script=SCRIPT, schedule="samples", batch=batch, **options) as [first, second, third]:
+        join([first], 1)
+        first.await_message(StepDone)
+        join([first, second, third], 2)
+        open_gate(tmp_path, EARLY)
+        third.await_message(StepDone)
+        second.process.kill()
+        open_gate(tmp_path, LATE)
+        for trainer in (first, third):
+            assert trainer.await_message(GenerationLost).generation == 2
+        join([first, third], 3)
+        assert [trainer.wait() for trainer in (first, third)] == [0, 0]
+    rates = rates_of(tmp_path)
+    of_one = schedule_steps(24, *batch.values(), epochs=12)
+    assert of_one == {"instance_batch": 144, "global_batch": STEPS}[next(iter(batch))]
+    last = max(rates)
+    assert LATE < last < 144
+    assert rates[last] == pytest.approx([0.1 * DECAY**of_one] * len(rates[last]))

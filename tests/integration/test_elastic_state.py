@@ -34,9 +34,9 @@ def await_at(out: Path, step: int, *trainers: Trainer) -> None:
     wait_until(lambda: all((out / f"at-{step}-{each.process.pid}").exists() for each in trainers), 150)
 
 
-def trained_alone(script: Path, out: Path) -> Told:
+def trained_alone(script: Path, out: Path, **options: Any) -> Told:
     """Return what one instance tells that nothing disturbs."""
-    with trainers(out, 1, script=script) as (only,):
+    with trainers(out, 1, script=script, **options) as (only,):
         join([only], 1)
         assert only.wait() == 0
     (report,) = ended(out)
@@ -129,3 +129,36 @@ def test_two_models_with_their_optimizers_are_those_of_an_undisturbed_run(tmp_pa
     assert len(both) == 2
     for found in both:
         assert_same(found, undisturbed)
+
+
+def trained_by_several(script: Path, out: Path, **options: Any) -> list[Told]:
+    """Return what both tell that are left of three, which one had begun alone; the killed one's step was lost."""
+    with trainers(out, 3, script=script, gates=[4, 12], **options) as [first, second, third]:
+        join([first], 1)
+        await_at(out, 4, first)
+        join([first, second, third], 2)
+        open_gate(out, 4)
+        await_at(out, 12, first, second, third)
+        second.process.kill()
+        open_gate(out, 12)
+        for trainer in (first, third):
+            assert trainer.await_message(GenerationLost).generation == 2
+        join([first, third], 3)
+        assert [trainer.wait() for trainer in (first, third)] == [0, 0]
+    both = ended(out)
+    assert len(both) == 2
+    return both
+
+
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_a_mean_over_tokens_is_that_of_an_undisturbed_run_with_its_weight(
+    tmp_path: Path, micro_batch: int | None
+) -> None:
+    """Also where a rank has no token, whose loss is not a number. Without the weight it is another model."""
+    script = TRAINING_SCRIPTS / "token_script.py"
+    undisturbed = trained_alone(script, tmp_path / "alone")
+    for found in trained_by_several(script, tmp_path / "weighted", micro_batch=micro_batch):
+        assert_same(found, undisturbed)
+    if micro_batch is None:
+        (_, found), _ = trained_by_several(script, tmp_path / "unweighted", weighted=False)
+        assert max(np.abs(found[name] - value).max() for name, value in undisturbed[1].items()) > 0.01

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_runtime.elastic.data.indexed import DatasetCursor, check_length, micro_batches, part
+from edl_runtime.elastic.data.indexed import DatasetCursor, check_length, micro_batches, part, schedule_steps
 from edl_runtime.shards.errors import DatasetChangedError
 from edl_runtime.shards.ledger import order
 
@@ -51,6 +52,21 @@ def test_the_size_of_the_group_changes_nothing_in_a_batch(start: DatasetCursor, 
         parts = [part(indices, rank, world_size) for rank in range(world_size)]
         assert np.array_equal(np.concatenate(parts), indices)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(start=CURSORS, sizes=SIZES, grows=st.booleans())
+def test_a_schedule_by_samples_is_that_of_one_instance(start: DatasetCursor, sizes: list[int], *, grows: bool) -> None:
+    """It makes all its steps, none before its samples; one a step where the batch does not grow, or one trains."""
+    batch, cursor = start.global_batch, start
+    for world_size in itertools.cycle(sizes):
+        if cursor.done:
+            break
+        cursor = msgspec.structs.replace(cursor, global_batch=batch * world_size if grows else batch)
+        after = cursor.advance(len(cursor.batch()))
+        moved = after.steps_of_one(batch) - cursor.steps_of_one(batch)
+        assert 1 <= moved <= (world_size if grows else 1)
+        cursor = after
+    assert cursor.steps_of_one(batch) == schedule_steps(start.length, batch, epochs=start.epochs)
 
 
 @given(start=CURSORS, wrong=st.integers(-3, 100))

@@ -10,6 +10,7 @@ import { eventsTable } from "./tables.js";
 const MOST_SERIES = 12;
 const HEIGHT = 260;
 const SIGNS = { resize: "▲", failure: "✕", checkpoint: "◆", ended: "■" };
+const NOUNS = { ended: "ended job" };
 const SPANS = { "15 min": 900, "1 h": 3600, "6 h": 6 * 3600, "24 h": 24 * 3600 };
 const MINUTE_S = 60;
 
@@ -225,11 +226,11 @@ function drawMarks(plot, { marks }) {
 
 // The same in words
 
-function captionOf({ series, marks }, shown) {
+export function captionOf({ series, marks }, shown) {
   if (!series.length) return "Nothing was observed within the last day.";
   const left = series.length > shown ? `, the ${shown} largest of ${series.length}` : "";
   const found = Object.keys(SIGNS).map((kind) => [kind, marks.filter((mark) => mark.kind === kind).length]);
-  const counts = found.filter(([, count]) => count).map(([kind, count]) => counted(count, kind));
+  const counts = found.filter(([, count]) => count).map(([kind, count]) => counted(count, NOUNS[kind] ?? kind));
   const dashed = series.some(({ ahead }) => ahead.length) ? " Dashed: targets ahead." : "";
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
   return `Running instances${left}${counts.length ? `, with ${counts.join(", ")}` : ""}.${dashed} Times: ${zone}.`;

@@ -22,6 +22,16 @@ SAME_ON_ALL_RANKS = ("epochs", "global_batch", "instance_batch", "seed", "shuffl
 MAX_SEEDS = 1 << 62
 
 
+def schedule_steps(samples: int, batch: int, *, epochs: int = 1) -> int:
+    """Return how many steps a scheduler makes in a training, to build it before `run.wrap`.
+
+    - `samples`: the dataset's length. `epochs`: as in `run.data`.
+    - `batch`: its `instance_batch`, with `run.wrap(schedule="samples")`, or its `global_batch`. The number of
+      instances changes nothing.
+    """
+    return epochs * -(-samples // batch)
+
+
 class DatasetCursor(msgspec.Struct, frozen=True, kw_only=True):
     """A position in the data, kept in checkpoints as JSON: a pure function of it says which samples come next.
 
@@ -49,7 +59,11 @@ class DatasetCursor(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total_steps(self) -> int:
         """The number of steps of all epochs together."""
-        return self.epochs * -(-self.length // self.global_batch)
+        return schedule_steps(self.length, self.global_batch, epochs=self.epochs)
+
+    def steps_of_one(self, batch: int) -> int:
+        """Return how many steps of `batch` samples one instance would have made so far."""
+        return schedule_steps(self.length, batch, epochs=self.epoch) + schedule_steps(self.position, batch)
 
     def batch(self) -> np.ndarray:
         """Return the samples of the next global batch, in order; none when all epochs are finished."""
@@ -161,7 +175,12 @@ class IndexedData:
 
     @property
     def total_steps(self) -> int | None:
+        """All steps with a `global_batch`; None with an `instance_batch`: they depend on the number of instances."""
         return self._cursor.total_steps if self._batching.instance_batch is None else None
+
+    @property
+    def steps_of_one(self) -> int:
+        return self._cursor.steps_of_one(self._batching.instance_batch or self._cursor.global_batch)
 
     def position(self, *, durable: bool) -> dict[str, Any]:
         del durable  # it is the same in both cases

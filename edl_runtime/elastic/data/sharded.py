@@ -127,6 +127,10 @@ class ShardedData:
     def total_steps(self) -> int | None:
         return None
 
+    @property
+    def steps_of_one(self) -> int:
+        return -(-self._training.samples // self._batch_size)
+
     def position(self, *, durable: bool) -> dict[str, Any]:
         if not durable or not self._position.live:
             here: dict[str, Any] = msgspec.to_builtins(self._position, str_keys=True)

@@ -120,23 +120,43 @@ def scaling_factor(scaling: Scaling, world_size: int) -> float:
 
 
 class RateScale(msgspec.Struct, frozen=True, kw_only=True):
-    """The factor of the learning rate: from step `since` on it goes from `begin` to `target`, in `steps` steps."""
+    """The factor of the learning rate: it is `target` at most, and warms up to what no step has had yet.
+
+    From step `since` on the warm-up goes from `begin`, which was reached before, to `top`, in `steps` steps. Where a
+    smaller group wants less, it rests. What was reached stays so for good, however long the group is smaller: the
+    optimizer has seen that rate. `top` of 0, in checkpoints of earlier versions, is the target.
+    """
 
     begin: float = 1.0
     target: float = 1.0
     since: int = 0
     steps: int = 0
+    top: float = 0.0
 
     def at(self, step: int) -> float:
         """Return the factor for the step after so many."""
-        done = step - self.since
-        if done >= self.steps:
-            return self.target
-        return self.begin + (self.target - self.begin) * (done + 1) / (self.steps + 1)
+        return min(self.target, self._warmed_up(step + 1))
 
     def towards(self, target: float, step: int, warm_up_steps: int) -> RateScale:
-        """Return the scale that goes from the factor after `step` to `target`: down at once, up in `warm_up_steps`."""
-        now = self.at(step)
+        """Return the scale of a group that wants `target` after `step` steps.
+
+        It goes down at once, and at once up to what was reached; then it continues the warm-up, or begins one of
+        `warm_up_steps` to a target above that.
+        """
         if target == self.target:
             return self
-        return RateScale(begin=now, target=target, since=step, steps=warm_up_steps if target > now else 0)
+        if step:
+            reached, top = max(self.begin, min(self.target, self._warmed_up(step))), max(self.top, self.target)
+        else:  # no step has had anything
+            reached = top = min(1.0, target)
+        if target > top:
+            return RateScale(begin=reached, target=target, since=step, steps=warm_up_steps, top=target)
+        left = round((self.steps + 1) * (top - reached) / (top - self.begin)) if reached < top else 0
+        return RateScale(begin=reached, target=target, since=step, steps=max(0, left - 1), top=top)
+
+    def _warmed_up(self, step: int) -> float:
+        """Return how far the warm-up is with `step` steps, if it does not rest."""
+        top, done = max(self.top, self.target), step - self.since
+        if done > self.steps:
+            return top
+        return self.begin + (top - self.begin) * done / (self.steps + 1)

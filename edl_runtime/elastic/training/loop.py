@@ -54,7 +54,7 @@ REPORT_EVERY_S = 0.3
 
 log = get_logger(__name__)
 
-LrSchedule = Literal["step", "epoch"] | None
+LrSchedule = Literal["step", "samples", "epoch"] | None
 
 RankTurn = Literal["steps", "idles", "follows", "ends", "averages"]
 """What a rank does next: a step with a batch, or without one; a step after one in which its script had no batch, while
@@ -74,13 +74,15 @@ class MicroBatch(NamedTuple):
 class StepConsensus(NamedTuple):
     """What all ranks do together.
 
-    - `samples`: of all ranks' step. `stop`: this generation ends with it.
+    - `samples`: of all ranks' step. `weight`: of all together; NaN if only some give one. `stop`: this generation ends
+      with it.
     - `counts`: the data source's, summed. `turns`: what each rank does next.
     - `rates`: learning rates of the optimizers on the first rank that has a batch, NaN without any.
     - `values`: of the ranks that take part in a mean.
     """
 
     samples: int
+    weight: float
     stop: bool
     counts: list[int]
     rates: list[float]
@@ -135,6 +137,7 @@ class TrainingLoop:
         self._checkpoint_due = self._regroup_due = False  # as soon as the script asks for its next batch
         self._unpacked_loss: float | None = None  # with one rank and one micro batch gradients are not copied
         self._own_samples = 0
+        self._own_weight = math.nan  # without any
         self._waited_s = 0.0
         self._reported: tuple[int, float] = (0, -math.inf)  # generation and time
 
@@ -196,25 +199,35 @@ class TrainingLoop:
         if self._batch is not None and not self.over:
             raise StepError("the script asked for another batch before it called run.step")
 
-    def step(self, loss: Any) -> bool:
+    def step(self, loss: Any, weight: Any) -> bool:
         """Add a batch's gradients, and finish the step if it is this rank's last. Return False if the step was lost."""
         micro, parameters = self._batch, self.train_state.state.parameters
         if micro is None:
             raise StepError("run.step was called without a batch of run.data before it")
-        if all(parameter.grad is None for parameter in parameters):
+        own = math.nan if weight is None else _checked_weight(weight)
+        share = micro.samples if weight is None else own
+        if share and all(parameter.grad is None for parameter in parameters):
             raise StepError("run.step was called, and no parameter has a gradient, or not any more")
+        if not micro.first and math.isnan(own) != math.isnan(self._own_weight):
+            raise StepError("run.step got weight= with some micro batches of a step only", "give it with all, or none")
         self._batch = None
         if self._batch_generation != self.session.generation:  # lost in a run.mean since
-            for parameter in parameters:
-                parameter.clear_gradient(False)
+            self._clear_gradients()
             return False
         value = math.nan if loss is None else _number("loss", loss)
-        if micro.first and micro.last and self.session.group.world_size == 1 and not any_sparse(parameters):
+        if not share:  # a mean over nothing is not a number
+            self._clear_gradients()
+        elif micro.first and micro.last and self.session.group.world_size == 1 and not any_sparse(parameters):
             self._unpacked_loss = value
         else:
-            self._gradients.add(micro.samples, value)
+            self._gradients.add(share, value)
         self._own_samples += micro.samples
+        self._own_weight = own if micro.first else self._own_weight + own
         return self.finish_step() if micro.last else True
+
+    def _clear_gradients(self) -> None:
+        for parameter in self.train_state.state.parameters:
+            parameter.clear_gradient(False)
 
     def mean(self, value: Any) -> float:
         """See `Run.mean`."""
@@ -247,11 +260,17 @@ class TrainingLoop:
         try:
             with self._waiting():
                 agreed = self._agree(self._turn(own), own)
+                if math.isnan(agreed.weight):
+                    self._end.over = True
+                    instead = "give it on all ranks in each step, or none"
+                    raise StepError("run.step got weight= on some ranks only", instead)
                 if agreed.samples and not self.train_state.ended:
                     self._align(agreed.turns)
                     loss, self._unpacked_loss = self._unpacked_loss, None
                     if loss is None:
-                        loss = self._gradients.reduce(self.session.group, agreed.samples)
+                        loss = math.nan
+                        if agreed.weight:
+                            loss = self._gradients.reduce(self.session.group, agreed.weight)
                     self.train_state.mean_loss = loss
         except GroupLostError as error:
             self._recover(error, step=True)
@@ -339,7 +358,8 @@ class TrainingLoop:
         """All-reduce what each rank does next, as counts."""
         group, data_source = self.session.group, self.train_state.data_source
         rank, size = group.rank, group.world_size
-        numbers = [*([each.value if own else None for each in self.train_state.state.rates]), value]
+        of_batch = [*(each.value for each in self.train_state.state.rates), self._own_weight]
+        numbers = [*(each if own else None for each in of_batch), value]
         parts = [
             [self.session.votes_to_stop(), own],
             [TURNS.index(turn) if each == rank else 0 for each in range(size)],
@@ -349,9 +369,10 @@ class TrainingLoop:
         counts = group.all_reduce_counts(np.array([each for part in parts for each in part], np.int64))
         ends = np.cumsum([len(part) for part in parts])
         (votes, samples), turns, summed, *slots = (part.tolist() for part in np.split(counts, ends[:-1]))
-        *rates, values = map(decode_slots, slots)
+        *rates, weights, values = map(decode_slots, slots)
+        weight, stop = total_weight(samples, weights), votes >= size
         firsts = [each[0] if each else math.nan for each in rates]
-        return StepConsensus(samples, votes >= size, summed, firsts, [TURNS[number] for number in turns], values)
+        return StepConsensus(samples, weight, stop, summed, firsts, [TURNS[number] for number in turns], values)
 
     def _turn(self, own: int) -> RankTurn:
         if self.train_state.ended:
@@ -403,14 +424,16 @@ class TrainingLoop:
         with contextlib.ExitStack() as stack:
             for rate, number in zip(train_state.state.rates, agreed.rates, strict=True):
                 stack.enter_context(rate.of_step(number, factor))
-            self._optimizer_guard.step()
-        epoch = data_source.epoch
+            if agreed.weight:
+                self._optimizer_guard.step()
+        epoch, of_one = data_source.epoch, data_source.steps_of_one
         data_source.advance(agreed.samples, agreed.counts)
-        moves = self.options.schedule == "step" or (self.options.schedule == "epoch" and data_source.epoch > epoch)
-        if moves:
+        train_state.samples += agreed.samples
+        by_samples, by_epoch = data_source.steps_of_one - of_one, int(data_source.epoch > epoch)
+        moves = {None: 0, "step": 1, "samples": by_samples, "epoch": by_epoch}
+        for _ in range(moves[self.options.schedule]):
             self._optimizer_guard.move_schedulers()
         train_state.steps += 1
-        train_state.samples += agreed.samples
         self._report_step(data_source.epoch, data_source.total_steps)
         is_due = self._checkpoints.due(train_state.steps)
         self._checkpoint_due = self.session.group.rank == 0 and (is_due or self._checkpoints.is_requested)
@@ -486,10 +509,11 @@ class TrainingLoop:
         target = scaling_factor(self.options.scaling, join.world_size)
         train_state.scale = before.towards(target, train_state.steps, self.options.warm_up_steps)
         if train_state.scale != before and join.rank == 0:
-            gradually = f" in {train_state.scale.steps} steps" if train_state.scale.steps else ""
+            now = train_state.scale.at(train_state.steps)
+            gradually = f", and warms up to {target:.4g}" if now < target else ""
             text = (
                 f"generation {join.generation}, {join.world_size} instances: from step {train_state.steps} on "
-                f"the learning rate goes from {before.at(train_state.steps):.4g} to {target:.4g} "
+                f"the learning rate goes from {before.at(train_state.steps):.4g} to {now:.4g} "
                 f"times the script's{gradually}"
             )
             self.agent.send(Note(text=text))
@@ -500,6 +524,21 @@ class TrainingLoop:
             self._end.save(leaves=True)
         self._end.end("left")
         raise SystemExit(0)
+
+
+def total_weight(samples: int, weights: Sequence[float]) -> float:
+    """Return by what a step's sums are divided: its samples, or its ranks' weights if they give any.
+
+    `weights`: of the ranks with a batch, NaN for one that gives none. NaN if only some give one.
+    """
+    return float(samples) if all(map(math.isnan, weights)) else math.fsum(weights)
+
+
+def _checked_weight(given: Any) -> float:
+    weight = _number("run.step(weight=…)", given)
+    if not 0 <= weight < math.inf:
+        raise SpecError("run.step(weight=…)", given, "a finite number, 0 or more")
+    return weight
 
 
 def _number(field: str, value: Any) -> float:

@@ -44,7 +44,8 @@ _SCALER = "leave that line out: run.step does it, as run.wrap has the scaler"
 _REFUSED_OF_SCALER = dict.fromkeys(("step", "minimize", "update", "unscale_", "load_state_dict"), _SCALER)
 _SCHEDULE = (
     "leave that line out: run.step does it. Say when by run.wrap(schedule=...): 'step' for each step, which is the "
-    "default, 'epoch' for a scheduler that is stepped at each epoch's end, None where the script does it"
+    "default, 'samples' for each step that one instance would make, 'epoch' for a scheduler that is stepped at each "
+    "epoch's end, None where the script does it"
 )
 _CLEARED = ("clear_grad", "clear_gradients")
 
@@ -177,7 +178,7 @@ class OptimizerGuard:
         def refuse(*arguments: Any, **options: Any) -> Any:
             if self._steps or self._over():
                 return own(*arguments, **options)
-            raise StepError(f"the script called {what}", f"{instead}. After run.finish() it may")
+            raise StepError(f"the script called {what}", f"{instead}. After run.finish() the script may call it")
 
         return refuse
 
@@ -187,7 +188,7 @@ class OptimizerGuard:
         raise StepError(
             f"the script called a step of {type(optimizer).__name__}, an optimizer that run.wrap was not given",
             "give run.wrap each model with its optimizer, as in run.wrap((generator, optimizer), (critic, other)), and "
-            "let run.step do the steps. After run.finish() it may",
+            "let run.step do the steps. After run.finish() the script may step it itself",
         )
 
     def _cleared(self, own: Callable[..., None]) -> Callable[..., None]:

@@ -33,7 +33,14 @@ class DataSource(Protocol):
     def epoch(self) -> int: ...
 
     @property
-    def total_steps(self) -> int | None: ...
+    def total_steps(self) -> int | None:
+        """All steps, None if unknown, as where they depend on the number of ranks."""
+        ...
+
+    @property
+    def steps_of_one(self) -> int:
+        """How many steps one rank would have made of what all have applied."""
+        ...
 
     def position(self, *, durable: bool) -> dict[str, Any]:
         """Return how far all ranks together are, as JSON: for a checkpoint if `durable`, else for another worker."""

@@ -38,6 +38,11 @@ from edl_runtime.specs import Checkpoint
 
 pytestmark = pytest.mark.usefixtures("nothing_at_exit")
 
+
+def notes(link: RecordingClient) -> list[str]:
+    return [word.text for word in link.sent if isinstance(word, Note)]
+
+
 BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
 
 
@@ -51,7 +56,7 @@ def test_two_trainings_in_one_folder_are_reported(tmp_path: Path) -> None:
     other, _ = second.wrap(*model_and_optimizer())
     train(second, other, second.data(SAMPLES, **BATCHES))
     train(first, model, data)
-    (note,) = [word.text for word in link.sent if isinstance(word, Note)]
+    (note,) = notes(link)
     assert "another training writes there" in note
     assert not [word for word in others.sent if isinstance(word, Note)]
     last = [word for word in link.sent if isinstance(word, CheckpointSaved)][-1]
@@ -71,7 +76,7 @@ def test_a_training_reports_a_later_step_of_an_earlier_generation(tmp_path: Path
     train(first, model, data)
     third, link = begin(tmp_path)
     third.wrap(*model_and_optimizer())
-    (note,) = [word.text for word in link.sent if isinstance(word, Note)]
+    (note,) = notes(link)
     assert f"training continues from step {third.step_number} though {tmp_path}/" in note
     assert "is of step 6: it is of an earlier generation" in note
 
@@ -171,8 +176,8 @@ def test_a_later_run_reports_that_all_epochs_are_trained(tmp_path: Path) -> None
         data = run.data(SAMPLES, **BATCHES)
         seen = [batch for _, batches in data.epochs() for batch in batches] if by_epochs else train(run, model, data)
         assert bool(seen) is (number == 0)
-        notes = [word.text.partition(";")[0] for word in link.sent if isinstance(word, Note)]
-        assert notes == ["all 2 epochs are trained already"][:number]
+        told = [text.partition(";")[0] for text in notes(link)]
+        assert told == ["all 2 epochs are trained already"][:number]
 
 
 def test_a_training_that_was_stopped_early_continues_for_an_epoch_and_stops_again(tmp_path: Path) -> None:
@@ -366,12 +371,26 @@ def test_the_learning_rate_follows_the_number_of_instances() -> None:
     """By a function of the user's; what changes is noted."""
     run, link = begin()
     model, optimizer = run.wrap(*model_and_optimizer(), scaling=lambda instances: 0.5 * instances)
-    train(run, model, run.data(SAMPLES, **BATCHES), steps=1)
+    train(run, model, run.data(SAMPLES, instance_batch=4), steps=1)
     assert run.learning_rate == 0.05
     assert optimizer.get_lr() == 0.1
-    assert [word.text for word in link.sent if isinstance(word, Note)] == [
+    assert notes(link) == [
         "generation 1, 1 instances: from step 0 on the learning rate goes from 1 to 0.5 times the script's"
     ]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "batch", "warned"),
+    [("linear", "global_batch", True), ("linear", "instance_batch", False), ("fixed", "global_batch", False)],
+)
+def test_a_rate_that_follows_instances_while_the_batch_does_not_is_warned_of(
+    scaling: Any, batch: str, *, warned: bool
+) -> None:
+    """In an event, on one rank."""
+    run, link = begin()
+    run.wrap(*model_and_optimizer(), scaling=scaling)
+    run.data(SAMPLES, **{batch: 4})
+    assert [("scaling='linear'" in text and "use instance_batch" in text) for text in notes(link)] == [True] * warned
 
 
 def test_a_reader_that_ends_early_is_an_error() -> None:
@@ -453,7 +472,7 @@ def test_a_training_reports_that_it_skips_a_damaged_checkpoint(tmp_path: Path) -
     run, link = begin(tmp_path)
     model, _ = run.wrap(*model_and_optimizer())
     train(run, model, run.data(SAMPLES, **BATCHES))
-    (note,) = [word.text for word in link.sent if isinstance(word, Note)]
+    (note,) = notes(link)
     assert note.startswith(
         f"training goes back to step 4: checkpoint {newest} is damaged: {MANIFEST}: check sum differs"
     )
@@ -582,7 +601,7 @@ def test_what_can_t_be_wrapped_is_refused() -> None:
         ({"scaling": "cubic"}, "'fixed', 'linear', 'sqrt'"),
         ({"scaling": lambda _: -1.0}, "a number above 0"),
         ({"warm_up_steps": -1}, "0 or more"),
-        ({"schedule": "day"}, "'step', 'epoch' or None"),
+        ({"schedule": "day"}, "'step', 'samples', 'epoch' or None"),
     ):
         with pytest.raises(SpecError, match=message):
             run.wrap(model, optimizer, **bad)

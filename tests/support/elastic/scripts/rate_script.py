@@ -16,6 +16,8 @@ from edl_runtime import elastic
 
 OPTIONS: dict[str, Any] = {
     "how": "number",  # or "scheduler", or "local": by the loss of the rank's own samples
+    "schedule": None,  # when `run.step` steps the scheduler; None: the script does
+    "batch": {"global_batch": 8},
     "decay": 0.9,  # what it multiplies the rate by before each step
     "after": 1.0,  # and after it, if it is a number
     "epochs": 12,
@@ -39,14 +41,14 @@ def main(out: Path) -> None:
         parameters=model.parameters(),
         grad_clip=paddle.nn.ClipGradByGlobalNorm(0.5),
     )
-    run.wrap(model, optimizer, schedule=None)
+    run.wrap(model, optimizer, schedule=OPTIONS["schedule"])
     with (out / f"rates-{os.getpid()}.jsonl").open("a", buffering=1) as log:
-        for x, y in run.data(list(zip(inputs, labels, strict=True)), global_batch=8, epochs=OPTIONS["epochs"]):
+        for x, y in run.data(list(zip(inputs, labels, strict=True)), epochs=OPTIONS["epochs"], **OPTIONS["batch"]):
             loss = ((model(x) - y) ** 2).mean()
             loss.backward()
-            if how == "scheduler":
+            if how == "scheduler" and OPTIONS["schedule"] is None:
                 scheduler.step()
-            else:
+            elif how != "scheduler":
                 optimizer.set_lr(float(loss) / 10 if how == "local" else optimizer.get_lr() * OPTIONS["decay"])
             before = run.step_number
             while before + 1 in OPTIONS["gates"] and not (out / f"gate-{before + 1}").exists():

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.elastic.local_run import SAMPLES, begin, model_and_optimizer, paddle, train
 
@@ -158,8 +159,29 @@ def test_a_rate_grows_gradually_and_falls_at_once() -> None:
 
 
 def test_a_change_during_a_warm_up_continues_from_there() -> None:
-    """The rate does not jump."""
-    again = RateScale().towards(4.0, 0, 3).towards(5.0, 2, 1)
-    assert again.begin == 3.25
-    assert again.at(2) == pytest.approx((3.25 + 5) / 2)
-    assert again.at(3) == 5
+    """From what the last step had, so the rate does not jump."""
+    again = RateScale().towards(4.0, 1, 3).towards(5.0, 3, 1)
+    assert again.begin == 2.5
+    assert again.at(3) == pytest.approx((2.5 + 5) / 2)
+    assert again.at(4) == 5
+
+
+def test_a_warm_up_goes_on_after_a_short_loss_of_instances() -> None:
+    """All of three are killed at a factor of 2.22 and form as one, two and three again."""
+    grown = RateScale().towards(3.0, 100, 40)
+    assert grown.at(124) == pytest.approx(2.22, abs=0.01)
+    one = grown.towards(1.0, 124, 40)
+    two = one.towards(2.0, 127, 40)
+    assert [one.at(125), two.at(128)] == [1.0, 2.0]
+    three = two.towards(3.0, 130, 40)
+    assert [three.at(130 + step) for step in range(40)] == pytest.approx([grown.at(124 + step) for step in range(40)])
+
+
+def test_a_scale_of_an_older_checkpoint_is_continued() -> None:
+    """It has no `top`, which was the target."""
+    older = {"begin": 1.0, "target": 3.0, "since": 100, "steps": 40}
+    assert msgspec.convert(older, RateScale).towards(1.0, 124, 40) == RateScale().towards(3.0, 100, 40).towards(
+        1.0, 124, 40
+    )
+    fallen = msgspec.convert({"begin": 3.0, "target": 1.0, "since": 124, "steps": 0}, RateScale)
+    assert [fallen.at(130), fallen.towards(2.0, 130, 40).at(130)] == [1.0, 2.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from operator import attrgetter
@@ -16,7 +17,9 @@ import pytest
 from support.elastic.local_run import SAMPLES, arrays_of, begin, model_and_optimizer, paddle, train
 
 from edl_runtime.elastic.api import Run
+from edl_runtime.elastic.comm.process_group import ProcessGroup
 from edl_runtime.elastic.errors import StepError
+from edl_runtime.elastic.training.learning_rate import encode_slots
 from edl_runtime.errors import SpecError
 
 pytestmark = pytest.mark.usefixtures("nothing_at_exit")
@@ -121,8 +124,9 @@ def test_what_run_step_does_is_not_the_script_s_until_the_end(call: Any, message
     model, optimizer = run.wrap(*model_and_optimizer(rate=paddle.optimizer.lr.ExponentialDecay(0.1, 0.9)))
     loss = model(paddle.ones([1, 2])).mean()
     before = arrays_of(model)
-    with pytest.raises(StepError, match=message):
+    with pytest.raises(StepError, match=message) as refused:
         call(optimizer, loss)
+    assert str(refused.value).endswith("After run.finish() the script may call it")
     for name, value in before.items():
         np.testing.assert_array_equal(value, arrays_of(model)[name])
     train(run, model, run.data(SAMPLES, **BATCHES))
@@ -615,3 +619,108 @@ def test_one_model_may_have_two_optimizers() -> None:
     assert run._wrapped.train_state.state.parts.keys() == {"model", "optimizer", "optimizer-2"}
     loop(run, model)
     assert run.step_number == STEPS
+
+
+class OfWeights(ProcessGroup):
+    """Rank 0 of two. `weight`: of the other one's part of the step, NaN without; its gradients are `theirs`."""
+
+    world_size = 2
+
+    def __init__(self, weight: float, theirs: float = 0.0) -> None:
+        self._weight = weight
+        self._theirs = theirs
+
+    def all_reduce_counts(self, counts: np.ndarray) -> np.ndarray:
+        theirs = np.zeros_like(counts)
+        theirs[1] = 2  # samples
+        theirs[-4:-2] = encode_slots(self._weight, 1, 2)
+        return counts + theirs
+
+    def all_reduce(self, values: Any) -> None:
+        values[:-1] += self._weight * self._theirs
+        values[-1] += self._weight * 5.0  # the loss
+
+
+def weighing(theirs: ProcessGroup | None = None, micro: int | None = None) -> tuple[Run, Any, Any]:
+    """Return a run, a weight of 0.0 that it trains at a rate of 1, and its first batch's iterator."""
+    run, _ = begin()
+    model = paddle.nn.Linear(1, 1, bias_attr=False)
+    model.weight.set_value(paddle.zeros([1, 1]))
+    run.wrap(model, paddle.optimizer.SGD(1.0, parameters=model.parameters()))
+    batches = iter(run.data(SAMPLES, **BATCHES, micro_batch=micro))
+    next(batches)
+    if theirs is not None:
+        run._session.group = theirs
+    return run, model.weight, batches
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "gradient", "loss"),
+    [
+        (3, 1, (3 * 2.0 + 1 * 6.0) / 4, (3 * 1.0 + 1 * 5.0) / 4),
+        (0.1, 0.3, (0.1 * 2.0 + 0.3 * 6.0) / 0.4, (0.1 * 1.0 + 0.3 * 5.0) / 0.4),
+        (0, 1, 6.0, 5.0),
+        (paddle.to_tensor(2), 0.0, 2.0, 1.0),
+    ],
+)
+def test_ranks_count_by_the_weight_that_they_give(own: Any, other: float, gradient: float, loss: float) -> None:
+    """As numbers of tokens, or any others; one without any has no part in it."""
+    run, weight, _ = weighing(OfWeights(other, theirs=6.0))
+    (2.0 * weight.sum()).backward()
+    assert run.step(loss=1.0, weight=own)
+    assert weight.numpy().item() == pytest.approx(-gradient)
+    assert run.mean_loss == pytest.approx(loss)
+
+
+@pytest.mark.parametrize("group", [None, OfWeights(0.0)])
+def test_a_step_without_any_weight_trains_nothing(group: Any) -> None:
+    """Its gradients, as those of a mean over no token, are not numbers. It counts, and its samples do."""
+    run, weight, batches = weighing(group)
+    (math.nan * weight.sum()).backward()
+    assert run.step(loss=math.nan, weight=0)
+    assert (weight.numpy().item(), run.step_number) == (0.0, 1)
+    assert math.isnan(run.mean_loss)
+    run._session.group = ProcessGroup()
+    next(batches)
+    weight.sum().backward()
+    run.step(loss=1.0, weight=7)
+    assert (weight.numpy().item(), run.mean_loss) == (-1.0, 1.0)
+
+
+def test_micro_batches_count_by_their_weights() -> None:
+    """One without any needs no backward."""
+    run, weight, batches = weighing(micro=1)
+    for number, of_batch in enumerate((1, 0, 3, 4)):
+        if of_batch:
+            (float(number) * weight.sum()).backward()
+        run.step(loss=number, weight=of_batch)
+        next(batches)
+    assert weight.numpy().item() == pytest.approx(-(0 * 1 + 2 * 3 + 3 * 4) / 8)
+    assert run.mean_loss == pytest.approx((0 * 1 + 2 * 3 + 3 * 4) / 8)
+
+
+@pytest.mark.parametrize(("own", "other"), [(None, 3.0), (3.0, math.nan)])
+def test_a_weight_on_some_ranks_only_is_an_error_on_all(own: float | None, other: float) -> None:
+    """Else tokens would be added to samples."""
+    run, weight, _ = weighing(OfWeights(other))
+    weight.sum().backward()
+    with pytest.raises(StepError, match=r"got weight= on some ranks only; give it on all ranks in each step, or none"):
+        run.step(weight=own)
+
+
+def test_a_weight_with_some_micro_batches_only_is_an_error() -> None:
+    run, weight, batches = weighing(micro=1)
+    weight.sum().backward()
+    run.step(weight=2)
+    next(batches)
+    weight.sum().backward()
+    with pytest.raises(StepError, match=r"got weight= with some micro batches of a step only"):
+        run.step()
+
+
+@pytest.mark.parametrize("wrong", [-1, math.nan, math.inf, "many", paddle.ones([2])])
+def test_a_weight_is_a_finite_number(wrong: Any) -> None:
+    run, weight, _ = weighing()
+    weight.sum().backward()
+    with pytest.raises(SpecError, match=r"(?s)run\.step\(weight=…\): got .*, allowed is a"):
+        run.step(weight=wrong)

@@ -1,18 +1,21 @@
-"""How the page's script asks the API again and again, in a real browser."""
+"""The page's scripts, in a real browser."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from playwright.sync_api import Page
 from support.browser.chromium import new_page, running_chromium
 from support.paths import ROOT
 
 STATIC = ROOT / "edl_airflow" / "plugin" / "static"
 
 ETAG = '"same"'
-SCRIPT = b"""
+POLL = b"""
 import { Poll } from "/poll.js";
 const seen = [];
 new Poll({
@@ -27,9 +30,17 @@ new Poll({
 });
 """
 
+CAPTION = b"""
+import { captionOf } from "/timeline.js";
+const marks = ["ended", "resize", "ended", "failure"].map((kind) => ({ kind }));
+document.title = captionOf({ series: [{ ahead: [] }], marks }, 1);
+"""
+
 
 class Answers(BaseHTTPRequestHandler):
-    """Serves the script, and an answer that never changes."""
+    """Serves a script, and an answer that never changes."""
+
+    script: bytes
 
     def do_GET(self) -> None:
         name = self.path.removeprefix("/")
@@ -38,7 +49,7 @@ class Answers(BaseHTTPRequestHandler):
         elif name == "answer":
             self._answer(200, b"{}", "application/json")
         elif name == "script.js":
-            self._answer(200, SCRIPT, "text/javascript")
+            self._answer(200, self.script, "text/javascript")
         elif name.endswith(".js"):
             self._answer(200, (STATIC / name).read_bytes(), "text/javascript")
         else:
@@ -55,12 +66,12 @@ class Answers(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.mark.browser
-@pytest.mark.slow
-def test_an_answer_that_could_not_be_shown_is_asked_for_again() -> None:
-    """Not only for what has changed since: of an ended job nothing changes any more."""
+@contextlib.contextmanager
+def page_of(script: bytes) -> Iterator[Page]:
+    """Yield a page that runs the script."""
+    handler = type("Serving", (Answers,), {"script": script})
     with (
-        ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server,
+        ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
         running_chromium() as browser,
         browser.new_context() as context,
     ):
@@ -68,7 +79,24 @@ def test_an_answer_that_could_not_be_shown_is_asked_for_again() -> None:
         page = new_page(context)
         try:
             page.goto(f"http://127.0.0.1:{server.server_port}/")
-            page.wait_for_function("document.title === 'shown, not yet, shown'")
+            yield page
         finally:
             page.close()
             server.shutdown()
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_an_answer_that_could_not_be_shown_is_asked_for_again() -> None:
+    """Not only for what has changed since: of an ended job nothing changes any more."""
+    with page_of(POLL) as page:
+        page.wait_for_function("document.title === 'shown, not yet, shown'")
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_the_caption_of_the_timeline_counts_its_marks_in_words() -> None:
+    """A job that has ended is no "ended", of which there would be "endeds"."""
+    with page_of(CAPTION) as page:
+        page.wait_for_function("document.title")
+        assert "with 1 resize, 1 failure, 2 ended jobs." in page.title()
