@@ -59,7 +59,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `preemption_notice` (EDL_PREEMPTION_NOTICE): the cloud whose metadata server an instance asks whether its machine
       is about to be taken away, so that it leaves before: "aws", "gcp" or "azure"; "aws=http://HOST:PORT" for a server
       at another address. Empty to ask none.
-    - `step_limit_s` (EDL_STEP_LIMIT_S): how long all other trainers wait at the end of a step for one that lives.
+    - `step_limit_s` (EDL_STEP_LIMIT_S): how long all other trainers wait at the end of a step for one that lives; and
+      how long one may be silent and idle that nobody waits for.
     - `straggler_factor`, `straggler_after_s` (EDL_STRAGGLER_FACTOR, EDL_STRAGGLER_AFTER_S): a trainer is a straggler if
       it computes at least so many times as long in a step as its peers, by their median, and that for so long.
     - `straggler_restarts` (EDL_STRAGGLER_RESTARTS): how often a day one leaves, to be started again; 0 for never.

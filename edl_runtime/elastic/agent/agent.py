@@ -371,13 +371,12 @@ class Agent:
         hung = self._watchdog.check(
             self._view,
             supervisor.state,
+            supervisor.sample(),
             was_heard=supervisor.take_liveness(),
-            stopped=supervisor.stopped,
-            cpu_s=supervisor.cpu_s,
             median_s=self._steps.median_s,
             now=now,
         )
-        if hung and supervisor.state.phase == "member":
+        if hung:
             await supervisor.execute(KillWorker(hung, planned=False))
             self._wake.set()
         if supervisor.failing:  # it takes no more messages, and its exit status is not known yet

@@ -28,6 +28,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
     - `elastic`: its script joins generations by itself, or imports what that takes. `called`: it has begun to.
     - `generation`: the last one assigned to its instance, 0 for none. `was_up`: this worker has entered that.
     - `stepped`: this worker has finished a step. `unwritten`: the checkpoint that it had to write is missing.
+    - `hung`: it was killed because it hung.
     """
 
     exit_code: int
@@ -40,6 +41,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
     lived_s: float
     called: bool = True
     unwritten: bool = False
+    hung: bool = False
 
     @property
     def reason(self) -> str:
@@ -75,13 +77,14 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
 
     - `step`: the highest of any worker, its own included. `stepped`: any worker has finished a step in this run.
     - `train`: the others have trained, and are enough to continue. `without`: in a generation without this instance.
-    - `stay`: some instance has not been told to leave, so the job continues.
+    - `stop`: the job was told to end. `stay`: it was not, and some instance has not been told to leave.
     """
 
     step: int = 0
     stepped: bool = False
     train: bool = False
     without: bool = False
+    stop: bool = False
     stay: bool = False
 
     @classmethod
@@ -95,6 +98,7 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
             stepped=stepped or any(each.stepped for each in others),
             train=train,
             without=train and view.state == "active" and view.rank(me) is None,
+            stop=view.stop is not None,
             stay=view.stop is None and bool(stay),
         )
 
@@ -127,10 +131,12 @@ def judge_failure(
 
     `streak`: with this failure. `count`: how many workers of the job failed without progress, this one included; 0 if
     unknown, or if it held up no other. An elastic script that fails before any worker of the job has finished a step
-    fails the job at once.
+    fails the job at once. A worker that hung as it left is lost, as by SIGKILL: the job continues from the last
+    checkpoint once an instance joins, unless it was told to end.
     """
     if failure.unwritten:
-        return None if others.stay else FailureVerdict(f"the last checkpoint is not written: {failure.reason}", 1)
+        goes_on = others.stay or (failure.hung and not others.stop)
+        return None if goes_on else FailureVerdict(f"the last checkpoint is not written: {failure.reason}", 1)
     if failure.final and others.train and not failure.stepped:
         return _give_up(failure.reason)
     if failure.final or (failure.elastic and failure.exit_code > 0 and not others.stepped):

@@ -29,6 +29,7 @@ from edl_runtime.elastic.agent.reconciler import (
     WorkerPhase,
     WorkerState,
 )
+from edl_runtime.elastic.agent.watchdog import ProcessSample
 from edl_runtime.elastic.comm.agent_protocol import (
     AgentMessage,
     CheckpointDelayed,
@@ -100,26 +101,19 @@ class WorkerProcess:
                 raise
         return cls(process, *await asyncio.open_unix_connection(sock=ours))
 
-    @property
-    def status(self) -> str:
-        """Status as psutil names it; "gone" without a process."""
+    def sample(self) -> ProcessSample:
+        """Ask the system what the process does."""
         import psutil
 
         try:
-            return str(psutil.Process(self.pid).status())
+            process = psutil.Process(self.pid)
+            with process.oneshot():
+                used, switches = process.cpu_times(), 0
+                with suppress(NotImplementedError):  # a sandbox's /proc may not have them
+                    switches = sum(process.num_ctx_switches())
+                return ProcessSample(str(process.status()), float(used.user + used.system), switches)
         except psutil.NoSuchProcess:
-            return "gone"
-
-    @property
-    def cpu_s(self) -> float:
-        """Processor time used so far, 0 without a process."""
-        import psutil
-
-        try:
-            used = psutil.Process(self.pid).cpu_times()
-        except psutil.NoSuchProcess:
-            return 0.0
-        return float(used.user + used.system)
+            return ProcessSample()
 
     async def monitor(self, on_update: Callable[[Self, WorkerUpdate], None]) -> None:
         """Call `on_update` with each message, in order, and WorkerExited last.
@@ -239,24 +233,21 @@ class WorkerSupervisor:
         heard, self._was_heard = self._was_heard, False
         return heard
 
-    @property
-    def stopped(self) -> bool:
-        """Whether the worker's process is stopped, as by SIGSTOP."""
-        return self._worker is not None and self._worker.status == "stopped"
+    def sample(self) -> ProcessSample:
+        """Ask the system what the worker's process does."""
+        return self._worker.sample() if self._worker else ProcessSample()
 
     @property
     def failing(self) -> bool:
         """Whether the worker has failed and its exit status is not known yet; other instances may notice it sooner."""
         if self._worker is None or self.state.phase != "member":
             return False
-        killed = self._kill_action is not None and not self._kill_action.planned
         failed = self._failure_report is not None  # sent before its connections to others end
-        return killed or (self.state.elastic and (failed or self._worker.status in ("zombie", "gone")))
+        return self._hung or (self.state.elastic and (failed or self.sample().status in ("zombie", "gone")))
 
     @property
-    def cpu_s(self) -> float:
-        """Processor time of the worker's process, 0 without one."""
-        return self._worker.cpu_s if self._worker else 0.0
+    def _hung(self) -> bool:
+        return self._kill_action is not None and not self._kill_action.planned
 
     def mark_elastic(self) -> None:
         """Treat the script as elastic from now on, since a worker of this job has called `elastic.init`.
@@ -459,6 +450,7 @@ class WorkerSupervisor:
             lived_s=time.monotonic() - self._begun_at,
             called=self.state.called,
             unwritten=unwritten,
+            hung=self._hung,
         )
 
     def _phase(self, phase: WorkerPhase) -> None:

@@ -158,6 +158,18 @@ def test_a_checkpoint_that_is_not_written_fails_a_job_that_ends() -> None:
     assert judge_failure(killed, TRAIN, FailureStreak(), 0) is None
 
 
+def test_a_worker_that_hung_as_it_left_is_lost_and_fails_no_job() -> None:
+    """The job continues from the last checkpoint once an instance joins, unless it was told to end."""
+    hung = failure(unwritten=True, stepped=True, hung=True, killed="its process is stopped, and it has to leave")
+    assert judge_failure(hung, NOBODY, FailureStreak(), 0) is None
+    assert judge_failure(hung, TRAIN, FailureStreak(), 0) is None
+    verdict = judge_failure(hung, PeerState(stop=True), FailureStreak(), 0)
+    assert verdict
+    assert verdict.reason.startswith(
+        "the last checkpoint is not written: its worker was killed: its process is stopped"
+    )
+
+
 @pytest.mark.parametrize(
     ("seen", "stay"),
     [
@@ -169,7 +181,7 @@ def test_a_checkpoint_that_is_not_written_fails_a_job_that_ends() -> None:
 )
 def test_a_job_ends_when_it_is_stopped_or_all_leave(seen: GroupView, *, stay: bool) -> None:
     """An instance that loads stays, too."""
-    assert others(seen).stay is stay
+    assert (others(seen).stay, others(seen).stop) == (stay, seen.stop is not None)
 
 
 def test_a_plain_script_that_ran_for_long_has_made_progress() -> None:

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from support.elastic.generations import generation
 
-from edl_runtime.elastic.agent.reconciler import WorkerState
+from edl_runtime.elastic.agent.reconciler import WorkerPhase, WorkerState
 from edl_runtime.elastic.agent.reporter import StepMeter
-from edl_runtime.elastic.agent.watchdog import Watchdog
+from edl_runtime.elastic.agent.watchdog import ProcessSample, Watchdog
 from edl_runtime.elastic.comm.agent_protocol import StepDone
 from edl_runtime.elastic.rendezvous.generation import GroupView, MemberLease, TrainerMember
 
@@ -62,56 +62,142 @@ def view(*waits_for: int, up: int = 1) -> GroupView:
     return GroupView(now=0.0, members=members, number=1, generation=generation(1, ids), state="active")
 
 
-SEEN: dict[str, Any] = {"was_heard": False, "stopped": False, "cpu_s": 0.0, "median_s": 0.1}
+SLEEPS = ProcessSample("sleeping")
+STOPPED = ProcessSample("stopped", 3.0, 70)
+MEMBER = WorkerState(phase="member", called=True)
+PLAIN = WorkerState(phase="member", elastic=False)
+ALONE = view()
 
 
-def check(watchdog: Watchdog, group: GroupView, now: float, *, waits_for: int = 0, moves: int = 0, **seen: Any) -> str:
+def check(
+    watchdog: Watchdog,
+    group: GroupView,
+    now: float,
+    *,
+    worker: WorkerState = MEMBER,
+    process: ProcessSample = SLEEPS,
+    was_heard: bool = False,
+    median_s: float = 0.1,
+) -> str:
     """Check with a view that Redis has just returned."""
-    worker = WorkerState(waits_for=waits_for, moves=moves)
-    return watchdog.check(msgspec.structs.replace(group, now=now + 1.0), worker, now=now, **{**SEEN, **seen})
+    seen = msgspec.structs.replace(group, now=now + 1.0)
+    return watchdog.check(seen, worker, process, was_heard=was_heard, median_s=median_s, now=now)
 
 
 def first_verdict(
-    watchdog: Watchdog, group: GroupView, *, busy: float = 0.0, moves_until_s: float = 0.0, **seen: Any
+    watchdog: Watchdog,
+    group: GroupView,
+    *,
+    busy: float = 0.0,
+    moves_until_s: float = 0.0,
+    worker: WorkerState = MEMBER,
+    was_heard: bool = False,
+    process: ProcessSample = SLEEPS,
+    **seen: Any,
 ) -> float | None:
     """Return after how many seconds of a minute the worker counts as hung, None if it does not.
 
-    `busy`: its share of a processor. `moves_until_s`: for how long it moves state.
+    `busy`: its share of a processor. `moves_until_s`: for how long it moves state, and says so.
     """
     for now in (tick * 0.25 for tick in range(240)):
-        if check(watchdog, group, now, cpu_s=busy * now, moves=round(4 * min(now, moves_until_s)), **seen):
+        moving = msgspec.structs.replace(worker, moves=round(4 * min(now, moves_until_s)))
+        used = msgspec.structs.replace(process, cpu_s=process.cpu_s + busy * now)
+        heard = was_heard or now < moves_until_s
+        if check(watchdog, group, now, worker=moving, process=used, was_heard=heard, **seen):
             return now
     return None
 
 
+def about(seconds: float) -> Any:
+    """Two checks more or less."""
+    return pytest.approx(seconds, abs=0.5)
+
+
 def test_a_silent_worker_that_others_wait_for_hangs() -> None:
-    """Silence alone does not count: a worker may hold the GIL for long while it computes."""
-    assert first_verdict(Watchdog("0-x", 600), view(7, 7)) == pytest.approx(2.25, abs=0.3)
-    assert first_verdict(Watchdog("0-x", 600), view(7, 0)) == pytest.approx(2.25, abs=0.3)
-    assert first_verdict(Watchdog("0-x", 600), view(7, 7), median_s=2.0) == pytest.approx(10, abs=0.5)
+    """Silence alone does not count before the limit: a worker may hold the GIL for long while it computes."""
+    assert first_verdict(Watchdog("0-x", 600), view(7, 7)) == about(2.25)
+    assert first_verdict(Watchdog("0-x", 600), view(7, 0)) == about(2.25)
+    assert first_verdict(Watchdog("0-x", 600), view(7, 7), median_s=2.0) == about(10)
     assert first_verdict(Watchdog("0-x", 600), view(0, 0)) is None
-    assert first_verdict(Watchdog("0-x", 600), view()) is None
+    assert first_verdict(Watchdog("0-x", 600), ALONE) is None
 
 
 def test_a_silent_worker_that_computes_has_until_the_limit() -> None:
     """Something in it holds the GIL, such as a compiler; a little time of idle threads does not count."""
     assert first_verdict(Watchdog("0-x", 600), view(7, 7), busy=0.5) is None
-    assert first_verdict(Watchdog("0-x", 5), view(7, 7), busy=0.5) == pytest.approx(5.25, abs=0.3)
-    assert first_verdict(Watchdog("0-x", 600), view(7, 7), busy=0.02) == pytest.approx(2.25, abs=0.3)
+    assert first_verdict(Watchdog("0-x", 5), view(7, 7), busy=0.5) == about(5.25)
+    assert first_verdict(Watchdog("0-x", 600), view(7, 7), busy=0.02) == about(2.25)
 
 
-def test_a_stopped_worker_hangs_sooner() -> None:
-    """The system reports it; but not while no other waits for it."""
-    stopped = first_verdict(Watchdog("0-x", 600), view(7, 7), stopped=True, median_s=2.0)
-    assert stopped == pytest.approx(1.25, abs=0.3)
-    assert first_verdict(Watchdog("0-x", 600), view(0, 0), stopped=True) is None
+def test_a_worker_that_nobody_waits_for_hangs_when_it_is_silent_and_idle_until_the_limit() -> None:
+    """As one that trains alone, or all at once. Not while it computes, nor before it has called `elastic.init`."""
+    uncalled = msgspec.structs.replace(MEMBER, called=False)
+    for group in (ALONE, view(0, 0)):
+        assert first_verdict(Watchdog("0-x", 20), group) == about(20.25)
+        assert first_verdict(Watchdog("0-x", 20), group, busy=0.02) == about(20.25)
+        assert first_verdict(Watchdog("0-x", 20), group, busy=0.5) is None
+        assert first_verdict(Watchdog("0-x", 20), group, was_heard=True) is None
+        assert first_verdict(Watchdog("0-x", 20), group, worker=uncalled) is None
+        assert first_verdict(Watchdog("0-x", 20), group, worker=PLAIN) is None
+
+
+def test_a_stopped_worker_that_others_wait_for_hangs_sooner() -> None:
+    """The system reports it, however long a step takes. It has been stopped for a second itself."""
+    assert first_verdict(Watchdog("0-x", 600), view(7, 7), process=STOPPED, median_s=2.0) == about(1.25)
+    watchdog = Watchdog("0-x", 600)
+    for tick in range(40):
+        assert not check(watchdog, view(7, 7), tick * 0.25, was_heard=True)
+    *before, said = [check(watchdog, view(7, 7), 10 + tick * 0.25, process=STOPPED) for tick in range(5)]
+    assert "is stopped" in said
+    assert not any(before)
+
+
+@pytest.mark.parametrize("phase", ["loading", "loaded", "starting", "ready", "member", "done"])
+def test_a_stopped_worker_hangs_without_anybody_that_waits(phase: WorkerPhase) -> None:
+    """Alone, with all others, before it joins, after its last step, as a plain script; but no process that is gone."""
+    for group in (ALONE, view(0, 0)):
+        for worker in (MEMBER, PLAIN):
+            there = msgspec.structs.replace(worker, phase=phase)
+            assert first_verdict(Watchdog("0-x", 600), group, process=STOPPED, worker=there) == about(5.0)
+            assert first_verdict(Watchdog("0-x", 600), group, worker=there) is None
+    absent = WorkerState(phase="absent", called=True)
+    assert first_verdict(Watchdog("0-x", 5), ALONE, process=ProcessSample(), worker=absent) is None
+
+
+def test_a_stopped_worker_that_has_to_leave_is_waited_for_by_its_agent() -> None:
+    """A second is enough, so that there is grace left."""
+    leaving = msgspec.structs.replace(MEMBER, phase="leaving")
+    assert first_verdict(Watchdog("0-x", 600), ALONE, process=STOPPED, worker=leaving) == about(1.0)
+    assert first_verdict(Watchdog("0-x", 5), view(7, 7), worker=leaving, was_heard=True) is None
+
+
+@pytest.mark.parametrize(
+    ("group", "worker"),
+    [(view(7, 7), MEMBER), (ALONE, MEMBER), (ALONE, PLAIN)],
+    ids=["awaited", "alone", "plain"],
+)
+def test_a_worker_that_is_stopped_again_and_again_lives(group: GroupView, worker: WorkerState) -> None:
+    """Something throttles it, and each check may find it stopped; it has run in between, whether it is heard or not."""
+    watchdog = Watchdog("0-x", 600)
+    for tick in range(400):
+        stopped = ProcessSample("stopped", cpu_s=0.0125 * tick, switches=2 * tick)
+        heard = worker.elastic and tick % 2 == 0
+        assert not check(watchdog, group, tick * 0.25, process=stopped, worker=worker, was_heard=heard)
+
+
+def test_a_reason_is_said_once() -> None:
+    """A process that can't be killed at once, as it waits for a disk, does not keep its agent busy."""
+    watchdog = Watchdog("0-x", 20)
+    said = [now for now in (tick * 0.25 for tick in range(240)) if check(watchdog, ALONE, now, process=SLEEPS)]
+    assert said == [about(20.25), about(40.5)]
 
 
 def test_a_worker_with_heartbeats_has_until_the_limit() -> None:
     """Where all others wait for it, and it does not wait itself."""
-    assert first_verdict(Watchdog("0-x", 5), view(7, 7), was_heard=True) == pytest.approx(5.25, abs=0.3)
+    waits = msgspec.structs.replace(MEMBER, waits_for=7)
+    assert first_verdict(Watchdog("0-x", 5), view(7, 7), was_heard=True) == about(5.25)
     assert first_verdict(Watchdog("0-x", 5), view(7, 0), was_heard=True) is None
-    assert first_verdict(Watchdog("0-x", 5), view(7, 7), was_heard=True, waits_for=7) is None
+    assert first_verdict(Watchdog("0-x", 5), view(7, 7), was_heard=True, worker=waits) is None
 
 
 def test_waits_at_different_steps_do_not_add_up() -> None:
@@ -126,24 +212,30 @@ def test_waits_at_different_steps_do_not_add_up() -> None:
 
 def test_a_worker_that_moves_state_does_not_hang() -> None:
     """It reads a checkpoint, or sends state to others, for longer than a step may take."""
-    assert first_verdict(Watchdog("0-x", 5), view(7, 7), was_heard=True, moves_until_s=30.0) == pytest.approx(
-        35.25, abs=0.3
-    )
-    stopped = first_verdict(Watchdog("0-x", 600), view(7, 7), stopped=True, moves_until_s=30.0)
-    assert stopped == pytest.approx(31.25, abs=0.3)
+    assert first_verdict(Watchdog("0-x", 5), view(7, 7), was_heard=True, moves_until_s=30.0) == about(35.25)
+    assert first_verdict(Watchdog("0-x", 600), view(7, 7), process=STOPPED, moves_until_s=30.0) == about(31.25)
 
 
 def test_an_old_view_adds_no_waiting() -> None:
-    """While Redis is unavailable nothing is known of the others, and training continues."""
+    """While Redis is away nothing is known of the others, and training continues; what is stopped is replaced."""
     watchdog = Watchdog("0-x", 5)
     away = view(7, 7)
+
+    def unseen(now: float, process: ProcessSample, *, was_heard: bool) -> str:
+        return watchdog.check(away, MEMBER, process, was_heard=was_heard, median_s=0.1, now=now)
+
     for tick in range(400):
-        assert not watchdog.check(away, WorkerState(), now=tick * 0.25, **{**SEEN, "was_heard": True})
+        assert not unseen(tick * 0.25, SLEEPS, was_heard=True)
     assert not check(watchdog, away, 100.0, was_heard=True)
+    assert not unseen(103.0, STOPPED, was_heard=False)
+    assert any(unseen(103.25 + tick * 0.25, STOPPED, was_heard=False) for tick in range(24))
 
 
-def test_an_agent_that_was_stopped_itself_does_not_count_that_time() -> None:
-    """It reads what its worker sent meanwhile after the next check."""
+@pytest.mark.parametrize("group", [view(7), ALONE], ids=["awaited", "alone"])
+def test_an_agent_that_was_stopped_itself_does_not_count_that_time(group: GroupView) -> None:
+    """It reads what its worker sent meanwhile after the next check; both may have been stopped with their machine."""
     watchdog = Watchdog("0-x", 600)
-    assert not check(watchdog, view(7), 0.0, was_heard=True)
-    assert not check(watchdog, view(7), 100.0)
+    assert not check(watchdog, group, 0.0, was_heard=True)
+    assert not check(watchdog, group, 100.0)
+    assert not check(watchdog, group, 100.25, process=STOPPED)
+    assert not check(watchdog, group, 200.0, process=STOPPED)

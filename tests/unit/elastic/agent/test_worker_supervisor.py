@@ -23,6 +23,7 @@ from edl_runtime.elastic.agent.reconciler import (
     TerminateWorker,
     WorkerPhase,
 )
+from edl_runtime.elastic.agent.watchdog import ProcessSample
 from edl_runtime.elastic.agent.workers import WorkerSupervisor
 from edl_runtime.elastic.comm.agent_protocol import Leave
 
@@ -96,15 +97,32 @@ def indirect(folder: Path) -> Entrypoint:
 
 
 async def test_a_worker_that_computes_uses_processor_time(tmp_path: Path) -> None:
-    """Without a worker it is 0."""
+    """Without a worker there is no process."""
     async with supervisor_of(script_of("while True:\n    pass", tmp_path)) as supervisor:
-        assert supervisor.cpu_s == 0.0
+        assert supervisor.sample() == ProcessSample()
         await train(supervisor)
-        before_s = supervisor.cpu_s
-        await eventually(lambda: supervisor.cpu_s > before_s + 0.1)
+        before = supervisor.sample()
+        await eventually(lambda: supervisor.sample().cpu_s > before.cpu_s + 0.1)
         await supervisor.execute(KillWorker("it has computed enough"))
         await reaches(supervisor, "absent")
-        assert supervisor.cpu_s == 0.0
+        assert supervisor.sample() == ProcessSample()
+
+
+async def test_a_stopped_worker_that_ran_in_between_is_seen_to_have_run(tmp_path: Path) -> None:
+    """It may use no processor time that the system counts, and be found stopped each time."""
+    async with supervisor_of(script_of("import time\ntime.sleep(600)", tmp_path)) as supervisor:
+        await train(supervisor)
+        assert supervisor._worker
+        process = psutil.Process(supervisor._worker.pid)
+        process.suspend()
+        await eventually(lambda: supervisor.sample().status == "stopped")
+        stopped = supervisor.sample()
+        assert supervisor.sample() == stopped
+        process.resume()
+        await eventually(lambda: supervisor.sample().status != "stopped")
+        process.suspend()
+        await eventually(lambda: supervisor.sample().status == "stopped")
+        assert supervisor.sample().switches > stopped.switches
 
 
 HEEDS = """
