@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,17 +26,20 @@ STOPPED_S, RUNNING_S = 0.15, 0.05
 
 @contextlib.contextmanager
 def slowed(group: Group, instance: int) -> Iterator[None]:
-    """Let the instance's agent and trainer run a quarter of the time."""
+    """Let the instance's agent and trainer run a quarter of the time. One that ends leaves none stopped."""
     processes = [psutil.Process(group.agents[instance].pid), group.trainer(instance)]
     over = threading.Event()
 
+    def send_each(number: int) -> None:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
     def alternate() -> None:
         while not over.wait(RUNNING_S):
-            for process in processes:
-                process.suspend()
+            send_each(signal.SIGSTOP)
             over.wait(STOPPED_S)
-            for process in processes:
-                process.resume()
+            send_each(signal.SIGCONT)
 
     thread = threading.Thread(target=alternate)
     thread.start()
@@ -74,6 +78,7 @@ def test_an_instance_that_is_slowed_from_outside_is_a_straggler_until_it_is_not(
     with running_group(tmp_path / "out", settings, samples=10**6, global_batch=24, epochs=1, step_s=0.05) as group:
         group.start(0, 1, 2)
         group.await_generation(0, 1, 2)
+        group.await_steps(20)
         with slowed(group, 1):
             named = group.await_event("straggler")
             assert named.instance == 1
