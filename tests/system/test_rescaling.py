@@ -32,9 +32,8 @@ def test_a_new_job_grows_and_shrinks_after_approval(airflow: Airflow) -> None:
     result = client.xcom(grows, "rescale")
     assert [(one["name"], one["instances"], one["target"]) for one in result["targets"]] == [("first", 1, 3)]
     assert result["window"] == "always"
-    shown = _overview(airflow)
-    assert shown["cluster"]["window"] == "always"
-    assert "grows from 1 to 3" in shown["jobs"][0]["reason"]
+    _wait_for_reason(airflow, "grows from 1 to 3")
+    assert _overview(airflow)["cluster"]["window"] == "always"
     assert client.links(grows, "rescale")["Rescaling"] == "/edl/?conn=edl_rescaled"
 
     shrinks = client.trigger("rescales", {"cpus": 0.0015})
@@ -43,7 +42,7 @@ def test_a_new_job_grows_and_shrinks_after_approval(airflow: Airflow) -> None:
     assert "- first shrinks from 3 to 1" in question["body"]
     assert client.xcom(shrinks, "rescale")["targets"][0]["target"] == 1
     _wait_for_sizes(airflow, {"first": (1, 1)})
-    assert "shrinks from 3 to 1" in _overview(airflow)["jobs"][0]["reason"]
+    _wait_for_reason(airflow, "shrinks from 3 to 1")
 
     second = airflow.begin("submits", {"job": "second"})
     airflow.wait_until(lambda: _sizes(airflow).get("second", (0, 0))[0] == 2, lambda: str(_sizes(airflow)))
@@ -84,6 +83,14 @@ def _overview(airflow: Airflow) -> dict[str, Any]:
     assert answer.status_code == 200
     found: dict[str, Any] = answer.json()
     return found
+
+
+def _wait_for_reason(airflow: Airflow, reason: str) -> None:
+    """Wait until the page, which reads the jobs every few seconds, has it for one of them."""
+    airflow.wait_until(
+        lambda: any(reason in job["reason"] for job in _overview(airflow)["jobs"]),
+        lambda: str(_overview(airflow)["jobs"]),
+    )
 
 
 def _sizes(airflow: Airflow) -> dict[str, tuple[int, int]]:

@@ -33,9 +33,13 @@ class FakeProcess:
         httpx.post(f"{self.url}/behaviour", json=how, timeout=PATIENCE_S, trust_env=False).raise_for_status()
 
     def asked(self, what: str) -> int:
-        """Return how many requests or rows it was asked, or requests are running, or gone."""
-        count: int = httpx.get(f"{self.url}/asked", timeout=PATIENCE_S, trust_env=False).json().get(what, 0)
-        return count
+        """Return one of its counts, 0 if there was none of it."""
+        return self.counts().get(what, 0)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many requests and rows it was asked, and how many requests are running or gone."""
+        counts: dict[str, int] = httpx.get(f"{self.url}/asked", timeout=PATIENCE_S, trust_env=False).json()
+        return counts
 
     def kill(self) -> None:
         self.process.kill()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from paddle.io import DataLoader, Dataset, IterableDataset, get_worker_info
+from paddle.io.dataloader.dataloader_iter import _DataLoaderIterMultiProcess
 from support.students.readers import reader_of
 from support.students.student import print_line
 from support.teachers.process import wait_until
@@ -135,6 +136,49 @@ def wrong(_: str) -> None:
             wait_for_workers_to_end()
 
 
+class Dying(Samples):
+    """The last two samples, of one worker each, take until the reader closes: one is then killed, the other goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = multiprocessing.Semaphore(0)
+        self.closing, self.over = multiprocessing.Event(), multiprocessing.Event()
+
+    def __getitem__(self, number: int) -> tuple[Array, int]:
+        if number >= SAMPLES - 2:
+            self.begun.release()
+            self.closing.wait()
+            if number == SAMPLES - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.over.wait()
+        return super().__getitem__(number)
+
+
+def raises(_: str) -> None:
+    """The script raises an error, and a worker is killed while the reader closes: the script's error is raised."""
+    samples = Dying()
+    shut_down = _DataLoaderIterMultiProcess._try_shutdown_all
+
+    def told(loader: Any, timeout: float | None = None) -> None:
+        samples.closing.set()
+        shut_down(loader, timeout)
+
+    _DataLoaderIterMultiProcess._try_shutdown_all = told
+    loader = DataLoader(samples, batch_size=1, num_workers=2, prefetch_factor=SAMPLES)
+
+    def script() -> None:
+        with reading(loader, teacher_batch_size=1) as reader:
+            next(iter(reader))
+            samples.begun.acquire()
+            samples.begun.acquire()
+            raise ValueError("of the script")
+
+    with pytest.raises(ValueError, match="of the script"):
+        script()
+    samples.over.set()
+    wait_for_workers_to_end()
+
+
 def thread(_: str) -> None:
     """A thread of the script iterates the reader: a whole epoch, an abandoned one, and a killed worker."""
 
@@ -209,7 +253,7 @@ def inside(method: str) -> None:
 
 
 SCENARIOS: dict[str, Callable[[str], None]] = {
-    each.__name__: each for each in (source, abandoned, wrong, thread, late, inside)
+    each.__name__: each for each in (source, abandoned, wrong, raises, thread, late, inside)
 }
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -176,6 +177,36 @@ def test_no_child_is_forked_while_a_thread_ends() -> None:
     fork()
     assert not still_ends.exists()
     assert c.pthread_key_delete(key) == 0
+
+
+class Garbage:
+    """Only the garbage collector ends it."""
+
+    ended = False
+
+    def __init__(self) -> None:
+        self.own = self
+
+    def __del__(self) -> None:
+        Garbage.ended = True
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_leaves_the_garbage_of_its_parent_alone() -> None:
+    """A loader that has failed waits at its end for threads, which only the parent has: a child would hang."""
+    gc.disable()
+    try:
+        Garbage()
+        child = os.fork()
+        if not child:
+            gc.collect()
+            os._exit(Garbage.ended)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not Garbage.ended
+    finally:
+        gc.enable()
+    gc.collect()
+    assert Garbage.ended
 
 
 def test_a_reader_has_its_threads_gone_before_it_forks(monkeypatch: pytest.MonkeyPatch) -> None:
