@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from support.elastic.fake_agent import AgentEnd
-from support.elastic.fake_nccl import FakeNccl
+from support.elastic.fake_gpu import FakeNccl
 from support.network.ports import free_ports
 
 from edl_runtime.checkpoint.file_format import Snapshot

@@ -1,17 +1,21 @@
-"""Paddle's ProcessGroupNCCL for machines without GPUs: it takes what Paddle's takes, and gloo sums."""
+"""A GPU for machines without one: where parameters are on it, and a ProcessGroupNCCL that takes what Paddle's takes."""
 
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about a compiler cache
     from paddle.base import core
 
+ON_GPU = property(lambda _: SimpleNamespace(is_cpu_place=lambda: False, is_gpu_place=lambda: True))
+"""In place of `paddle.base.framework.EagerParamBase.place`: as if all parameters were on a GPU."""
+
 
 class FakeNccl:
-    """A group with the methods that are used of Paddle's. `error`: what each sum fails with, None for nothing."""
+    """A group that gloo sums for. `error`: what each sum fails with, None for nothing."""
 
     error: Exception | None = None
 
