@@ -216,7 +216,6 @@ class Run:
             raise SpecError("run.wrap", given, "a model and its optimizer, or several such pairs: (model, optimizer)")
         paddle.disable_signal_handler()  # else it turns SIGTERM into an error
         self._agent.handle_signals()
-        self._session.begin(nccl=_gpus() > 0)
         options = TrainingOptions(scaling=scaling, warm_up_steps=warm_up_steps, schedule=schedule)
         training = TrainingLoop(
             pairs,
@@ -398,12 +397,6 @@ def _checkpoint(given: Checkpoint | str | os.PathLike[str]) -> Checkpoint:
     if not isinstance(given, Checkpoint):
         raise SpecError("elastic.init(checkpoint)", given, "a path, a URL such as s3://bucket/job, or a Checkpoint")
     return given
-
-
-def _gpus() -> int:
-    from paddle.device import cuda, is_compiled_with_cuda
-
-    return int(cuda.device_count()) if is_compiled_with_cuda() else 0
 
 
 def _checked_batch(global_batch: int | None, instance_batch: int | None, instances: int) -> int:

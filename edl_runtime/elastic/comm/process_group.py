@@ -157,7 +157,7 @@ class NcclProcessGroup(SocketProcessGroup):
                 self._store = nccl.TCPStore(host, welcome.store_port, False, 0, STORE_LIMIT_S)
             os.environ["PADDLE_TRAINER_ID"] = str(self.rank)  # read by Paddle when it makes a group
             self._nccl = nccl.ProcessGroupNCCL.create(
-                self._store, self.rank, self.world_size, self._join.generation, NCCL_LIMIT_S * 1000, 0, 0
+                self._store, self.rank, self.world_size, self._join.generation, NCCL_LIMIT_S * 1000, 0, None
             )
         return welcome
 

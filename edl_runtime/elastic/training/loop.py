@@ -120,8 +120,8 @@ class TrainingLoop:
         others = {**registered, **({} if scaler is None else {"scaler": RegisteredState("scaler", scaler)})}
         self.train_state = TrainState(session, StateParts(pairs, others), run=settings.run)
         parameters = self.train_state.state.parameters
-        on_cpu = all(parameter.place.is_cpu_place() for parameter in parameters)
-        self._gradients: Gradients = (HostGradients if on_cpu else DeviceGradients)(parameters)
+        self._on_cpu = all(parameter.place.is_cpu_place() for parameter in parameters)
+        self._gradients: Gradients = (HostGradients if self._on_cpu else DeviceGradients)(parameters)
         self._checkpoints = checkpoints
         self._end = TrainingEnd(self.train_state, session, checkpoints, settings)
         moves = options.schedule is not None
@@ -143,6 +143,7 @@ class TrainingLoop:
 
     def begin(self) -> None:
         """Enter the first generation."""
+        self.session.begin(nccl=not self._on_cpu)
         self.agent.send(WorkerReady(live=self.session.live, seen=self._checkpoints.highest_generation()))
         self._enter_next_generation()
         self._optimizer_guard.begin()

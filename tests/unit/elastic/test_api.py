@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.checkpoints.snapshots import flip
+from support.elastic.fake_gpu import ON_GPU
 from support.elastic.local_run import SAMPLES, RecordingClient, arrays_of, begin, model_and_optimizer, paddle, train
 
 from edl_runtime import elastic
@@ -28,6 +29,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
     Note,
     SaveCheckpoint,
     WorkerFinished,
+    WorkerReady,
 )
 from edl_runtime.elastic.errors import OtherModelError, StepError
 from edl_runtime.elastic.training.checkpointing import CheckpointManager
@@ -365,6 +367,19 @@ def test_a_metric_that_is_no_number_is_refused(value: Any) -> None:
     with pytest.raises(SpecError, match=r"run\.metrics\(accuracy=…\): got "):
         run.metrics(accuracy=value)
     assert run.metrics(accuracy=paddle.to_tensor([0.5])) == {"accuracy": 0.5}
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_parameters_on_a_gpu_are_trained_by_nccl(monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool) -> None:
+    """So no generation is entered live. A model on the CPU has sockets, also where Paddle sees GPUs."""
+    monkeypatch.setattr("paddle.device.is_compiled_with_cuda", lambda: True)
+    monkeypatch.setattr("paddle.device.cuda.device_count", lambda: 1)
+    if on_gpu:
+        monkeypatch.setattr("paddle.base.framework.EagerParamBase.place", ON_GPU)
+    run, client = begin()
+    model, _ = run.wrap(*model_and_optimizer())
+    train(run, model, run.data(SAMPLES, **BATCHES), steps=1)
+    assert [word.live for word in client.sent if isinstance(word, WorkerReady)] == [not on_gpu]
 
 
 def test_the_learning_rate_follows_the_number_of_instances() -> None:

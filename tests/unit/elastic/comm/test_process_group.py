@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from support.elastic.fake_agent import AgentEnd
+from support.elastic.fake_gpu import FakeNccl
 from support.network.ports import free_ports
 
 from edl_runtime.checkpoint.file_format import Snapshot
@@ -21,6 +22,7 @@ from edl_runtime.elastic.comm.process_group import (
     CHUNK_BYTES,
     SMALL_SUM_BYTES,
     GroupSession,
+    NcclProcessGroup,
     SocketProcessGroup,
     describe_error,
 )
@@ -30,14 +32,16 @@ from edl_runtime.elastic.training.train_state import share_state, state_receiver
 
 
 @contextmanager
-def connected(size: int, generation: int = 1) -> Iterator[list[SocketProcessGroup]]:
+def connected(
+    size: int, generation: int = 1, kind: type[SocketProcessGroup] = SocketProcessGroup
+) -> Iterator[list[SocketProcessGroup]]:
     """The ranks of a group, each to be used in a thread of its own."""
     store = f"127.0.0.1:{free_ports(1)[0]}"
     joins = [
         JoinGeneration(generation=generation, rank=rank, world_size=size, store=store, instances=size)
         for rank in range(size)
     ]
-    groups = [SocketProcessGroup(join) for join in joins]
+    groups = [kind(join) for join in joins]
     on_all(groups, lambda group: group.connect(str(group.rank), None))
     try:
         yield groups
@@ -68,6 +72,14 @@ def test_all_ranks_have_the_same_bits(size: int) -> None:
                 on_all(groups, lambda group, own=own: group.all_reduce(own[group.rank]))
                 assert all((each == own[0]).all() for each in own)
                 np.testing.assert_allclose(own[0], wanted, rtol=1e-5)
+
+
+def test_an_nccl_group_is_made_with_what_paddle_s_binding_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has counts and states sent over sockets."""
+    monkeypatch.setattr("paddle.base.core.ProcessGroupNCCL", FakeNccl, raising=False)
+    with connected(2, kind=NcclProcessGroup) as groups:
+        sums = on_all(groups, lambda group: group.all_reduce_counts(np.full(2, group.rank)))
+        assert [each.tolist() for each in sums] == [[1, 1]] * 2
 
 
 def model(step: int, megabytes: float) -> Snapshot:
