@@ -9,7 +9,7 @@ import asyncio
 import fcntl
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,8 +94,9 @@ async def hold(path: Path) -> AsyncIterator[int]:
         if suspended_s >= SUSPENDED_S or waited_s >= HOLD_LIMIT_S:
             raise JobLockedError(path.name, _described(holder), suspended=suspended_s > 0, waited_s=waited_s)
     try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        with suppress(OSError):  # a full disk; only `_holder` reads it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield descriptor
         # Unlock explicitly: a process forked meanwhile has a copy of the descriptor. Not after an error: then a child,
         # such as a supervisor that is still starting, may have to keep the lock.

@@ -54,6 +54,18 @@ class SubmitError(BackendError):
 
 
 @dataclass(eq=False, repr=False)
+class SupervisorError(BackendError):
+    """Raised when a local job's supervisor `fails`: it "does not answer", or can't be reached."""
+
+    name: str
+    fails: str
+
+    def __str__(self) -> str:
+        advice = f"end it with `edl stop {self.name}`, and submit it again"
+        return f"the supervisor of {self.name!r} {self.fails}; {advice}"
+
+
+@dataclass(eq=False, repr=False)
 class OwnedElsewhereError(BackendError):
     """Raised when a running job or pool of that name has another owner."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import suppress
 
 import click
 from click.shell_completion import CompletionItem
@@ -84,9 +85,10 @@ def main() -> None:
     try:
         edl(prog_name="edl")
     except EdlError as error:
-        click.echo(f"edl: {error}", err=True)
-        if isinstance(error, UnknownJobError):
-            click.echo(f"edl: looked in {_where()}", err=True)
+        with suppress(OSError):  # as of a full disk: the exit status tells more
+            click.echo(f"edl: {error}", err=True)
+            if isinstance(error, UnknownJobError):
+                click.echo(f"edl: looked in {_where()}", err=True)
         if isinstance(error, DrainedError):
             sys.exit(EX_DRAINED)
         is_refused = isinstance(error, InferenceError) and not error.retryable

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-import structlog
 
+from edl_runtime.cli.options import tell
 from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
 from edl_runtime.errors import SpecError
+from edl_runtime.log import log_to_stderr
 from edl_runtime.settings import RuntimeSettings, count_gpus
 from edl_runtime.specs import Bounds, check_name
 
@@ -40,7 +41,7 @@ def agent(*, instances: str, gear: Gear, as_json: bool, command: tuple[str, ...]
 
     SIGTERM removes this instance from the training at the end of a step. Exits with 0 when the training is done.
     """
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    log_to_stderr()
     bounds = Bounds.parse(instances, "--instances")
     settings = RuntimeSettings.from_env(os.environ)
     if not settings.redis_url:
@@ -48,12 +49,12 @@ def agent(*, instances: str, gear: Gear, as_json: bool, command: tuple[str, ...]
     check_name("EDL_JOB", settings.job)
     ending = asyncio.run(_run(command, settings, bounds, gear))
     if as_json:
-        click.echo(msgspec.json.encode(ending))
+        tell(msgspec.json.encode(ending))
     if ending.status < 0:
         signal.signal(-ending.status, signal.SIG_DFL)
         os.kill(os.getpid(), -ending.status)
     if ending.reason:
-        click.echo(f"edl: {ending.reason}", err=True)
+        tell(f"edl: {ending.reason}", err=True)
     sys.exit(ending.status)
 
 

@@ -21,7 +21,7 @@ from edl_runtime.autoscale.traffic.schema import read_windows
 from edl_runtime.autoscale.traffic.sources.learner import check_source
 from edl_runtime.autoscale.traffic.windows import TrafficWindows
 from edl_runtime.cli import backends
-from edl_runtime.cli.options import print_json_line, print_table, read_settings
+from edl_runtime.cli.options import print_json_line, print_table, read_settings, tell, tell_json_line
 from edl_runtime.concurrency import event_of_termination, wait_for_event
 from edl_runtime.errors import BackendError, SpecError
 from edl_runtime.settings import RuntimeSettings
@@ -90,7 +90,10 @@ def autoscale(
     windows = None if file is None else _windows(file)
     rules = RescalingRules(windows=windows, max_load=max_load, lead_s=LEAD_S + (every_s or 0.0))
     policy = named_policy(policy_name) if policy_name is not None else decide
-    show = print_json_line if as_json else _show_table if every_s is None else Changes().show
+    if every_s is None:
+        show = print_json_line if as_json else _show_table
+    else:
+        show = tell_json_line if as_json else Changes().show
     asyncio.run(_passes(settings, rules, policy, every_s, show, dry_run=dry_run))
 
 
@@ -111,14 +114,14 @@ async def _passes(
             except (SourceError, RegistryUnavailableError) as error:
                 if every_s is None and isinstance(error, NoSamplesError):  # as of a query that returns nothing
                     raise
-                click.echo(f"edl: {error}; traffic windows decide meanwhile", err=True)
+                tell(f"edl: {error}; traffic windows decide meanwhile", err=True)
         while True:
             try:
                 show(await rescale(backend, client, settings.namespace, rules, dry_run=dry_run, policy=policy))
             except PASSING as error:
                 if every_s is None:
                     raise
-                click.echo(f"edl: {error}; tries again in {every_s:g} s", err=True)
+                tell(f"edl: {error}; tries again in {every_s:g} s", err=True)
             if every_s is None:
                 return
             if await wait_for_event(ends, every_s):
@@ -184,8 +187,8 @@ class Changes:
         refused = (f"{name}: {why}" for name, why in done.refused.items())
         lines = {done.plan.why, *done.plan.notes, *refused} - {""}
         for line in sorted(lines - self._last):
-            click.echo(f"{now} {line}")
+            tell(f"{now} {line}")
         self._last = lines
         for one in done.plan.changes:
             if one.name not in done.refused:
-                click.echo(f"{now} {one.name}: {one.reason}")
+                tell(f"{now} {one.name}: {one.reason}")

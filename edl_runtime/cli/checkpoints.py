@@ -17,12 +17,13 @@ from edl_runtime.checkpoint.file_format import CheckpointInfo, position_of
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.cli import backends
 from edl_runtime.cli.completion import job_names
-from edl_runtime.cli.options import log_to_stderr, print_json, print_table, read_settings
+from edl_runtime.cli.options import print_json, print_table, read_settings
 from edl_runtime.elastic.errors import NoCheckpointError
 from edl_runtime.elastic.rendezvous.group_status import group_status
 from edl_runtime.elastic.rendezvous.redis_store import Event
 from edl_runtime.elastic.rendezvous.requests import await_checkpoint, request_checkpoint
 from edl_runtime.errors import SpecError
+from edl_runtime.log import log_to_stderr
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
 from edl_runtime.store.redis_client import connect

@@ -11,7 +11,7 @@ from edl_runtime.autoscale.policy.decide import STARVATION_S, decide
 from edl_runtime.autoscale.traffic.capacity import LEAD_S
 from edl_runtime.cli.autoscale import Changes, max_load_option, named_policy, policy_option
 from edl_runtime.cli.backends import kubernetes_place
-from edl_runtime.cli.options import print_json_line, read_settings
+from edl_runtime.cli.options import read_settings, tell_json_line
 from edl_runtime.compat.job_specs import checkpoints_of_pods, redis_of_pods
 from edl_runtime.concurrency import event_of_termination, first_completed
 from edl_runtime.errors import SpecError
@@ -72,7 +72,7 @@ def controller(
         interval_s=interval_s,
         max_load=max_load,
         policy=named_policy(policy_name) if policy_name is not None else decide,
-        show=print_json_line if as_json else Changes().show,
+        show=tell_json_line if as_json else Changes().show,
     )
     defaults = JobDefaults(
         settings=msgspec.structs.replace(settings, backend="kubernetes"),

@@ -6,7 +6,8 @@ import sys
 
 import click
 
-from edl_runtime.cli.options import log_to_stderr, print_json
+from edl_runtime.cli.options import print_json
+from edl_runtime.log import log_to_stderr
 
 
 @click.command

@@ -7,7 +7,7 @@ import asyncio
 import click
 import msgspec
 
-from edl_runtime.cli.options import read_settings
+from edl_runtime.cli.options import read_settings, tell
 from edl_runtime.errors import SpecError
 
 
@@ -27,6 +27,6 @@ def discovery(*, host: str, port: int, as_json: bool) -> None:
         raise SpecError("edl discovery", f"no module {error.name}", "the extra edl-airflow[discovery]") from None
 
     def on_ready(url: str) -> None:
-        click.echo(msgspec.json.encode({"url": url}) if as_json else f"discovery ready on {url}")
+        tell(msgspec.json.encode({"url": url}) if as_json else f"discovery ready on {url}")
 
     asyncio.run(serve(host, port, read_settings(), on_ready))

@@ -7,7 +7,7 @@ import asyncio
 import click
 import msgspec
 
-from edl_runtime.cli.options import read_settings
+from edl_runtime.cli.options import read_settings, tell
 from edl_runtime.errors import SpecError
 
 
@@ -36,7 +36,7 @@ def gateway(*, host: str, port: int, wait_s: float, as_json: bool) -> None:
         raise SpecError("edl gateway", f"no module {error.name}", "the extra edl-airflow[discovery]") from None
 
     def on_ready(url: str) -> None:
-        click.echo(msgspec.json.encode({"url": url}) if as_json else f"gateway ready on {url}")
+        tell(msgspec.json.encode({"url": url}) if as_json else f"gateway ready on {url}")
 
     settings = read_settings(redis="the Redis that pools register in")
     asyncio.run(serve(host, port, settings, on_ready, wait_s=wait_s))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import click
 import msgspec
-import structlog
 
 from edl_runtime.errors import SpecError
+from edl_runtime.log import log_to_stderr
 from edl_runtime.settings import RuntimeSettings
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -53,11 +53,6 @@ weight_option = click.option(
 )
 
 
-def log_to_stderr() -> None:
-    """Log to stderr, because stdout is for a command's output."""
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-
-
 def read_settings(*, redis: str = "") -> RuntimeSettings:
     """Return the settings in the environment, and log to stderr.
 
@@ -68,6 +63,24 @@ def read_settings(*, redis: str = "") -> RuntimeSettings:
     if redis and not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", f"{redis}, as redis://127.0.0.1:6379/0")
     return settings
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a write that finds no room: on the disk, in the quota, or below the limit of a file's size."""
+
+
+def tell(line: str | bytes, *, err: bool = False) -> None:
+    """Print a line of a command that goes on when a full disk can't take it. Raises OSError for another failure."""
+    try:
+        click.echo(line, err=err)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+
+
+def tell_json_line(value: Any) -> None:
+    """Print JSON on one line, as `tell` does."""
+    tell(msgspec.json.encode(value))
 
 
 def print_json(value: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from edl_runtime.cli.options import print_json_line, read_settings
+from edl_runtime.cli.options import read_settings, tell, tell_json_line
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.llm import KINDS, LOGPROBS_MODES, TOKENS_IN_FLIGHT
 from edl_runtime.protocol.oip import TOKENIZER_FILES, ModelSignature
@@ -140,9 +140,9 @@ def register(
         if ready_file and len(joined) == len(servers):
             ready_file.touch()
         if as_json:
-            print_json_line({"address": address, "pool": pool, "model": signature})
+            tell_json_line({"address": address, "pool": pool, "model": signature})
         else:
-            click.echo(f"{address} is in pool {pool}")
+            tell(f"{address} is in pool {pool}")
 
     def on_left(address: str) -> None:
         joined.discard(address)

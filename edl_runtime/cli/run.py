@@ -21,7 +21,7 @@ from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
 from edl_runtime.cli.backends import remove_ended_job, warn_of_eviction
-from edl_runtime.cli.options import priority_option, read_settings, weight_option
+from edl_runtime.cli.options import priority_option, read_settings, tell, weight_option
 from edl_runtime.elastic.agent.entrypoint import elastic_job, parse_entrypoint
 from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
 from edl_runtime.elastic.rendezvous import redis_store
@@ -248,7 +248,7 @@ class _JobView:
 
     def _echo(self, text: str | bytes, *, err: bool = False) -> None:
         try:
-            click.echo(text, err=err)
+            tell(text, err=err)
         except OSError:
             _discard(sys.stderr if err else sys.stdout)
             self._output_closed()

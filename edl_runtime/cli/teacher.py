@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from edl_runtime.cli.options import parse_gpu_ids, print_json_line, read_settings, split_list
+from edl_runtime.cli.options import parse_gpu_ids, read_settings, split_list, tell, tell_json_line
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
 
@@ -99,8 +99,8 @@ def teacher(
 
     def on_ready(address: str, signature: ModelSignature) -> None:
         if as_json:
-            print_json_line({"address": address, "pool": options.pool, "model": signature})
+            tell_json_line({"address": address, "pool": options.pool, "model": signature})
         else:
-            click.echo(f"teacher ready on {address}, serving {model}")
+            tell(f"teacher ready on {address}, serving {model}")
 
     asyncio.run(serve(options, settings, on_ready))

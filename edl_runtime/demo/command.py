@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import click
-import structlog
 
 from edl_runtime.demo.errors import PERMANENT, PodFailedError
 from edl_runtime.errors import EX_CONFIG, EdlError, SpecError
@@ -14,14 +13,6 @@ from edl_runtime.errors import EX_CONFIG, EdlError, SpecError
 log_level_option = click.option(
     "--log_level", type=click.IntRange(0, 50), default=20, show_default=True, help="As Python's: 10 is DEBUG, 20 INFO."
 )
-
-
-def log_from(level: int) -> None:
-    """Log to stderr what is of this level or above."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 def make_log_dir(folder: Path) -> None:

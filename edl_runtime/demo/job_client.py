@@ -16,7 +16,7 @@ import msgspec
 from edl_runtime.backends.local.instances import ProcessTable
 from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.concurrency import event_of_termination, unless_stopped, wait_for_event
-from edl_runtime.demo.command import log_from, log_level_option, make_log_dir, run_command
+from edl_runtime.demo.command import log_level_option, make_log_dir, run_command
 from edl_runtime.demo.errors import JobServerRefusedError, JobServerUnavailableError
 from edl_runtime.demo.pod_processes import LocalPod, PodScript
 from edl_runtime.demo.pod_sets import Pod, PodSet
@@ -24,7 +24,7 @@ from edl_runtime.demo.rest import POLL_EVERY_S, SERVER_WAIT_S, JobServerClient
 from edl_runtime.elastic.agent.entrypoint import ELASTIC_GRACE_S
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.locks import take
-from edl_runtime.log import get_logger
+from edl_runtime.log import get_logger, log_to_stderr
 from edl_runtime.settings import PaddleJob, RuntimeSettings, paddle_job, paddle_pod_environment
 from edl_runtime.store.redis_server import own_redis
 
@@ -71,7 +71,7 @@ def job_client(
     """
     if training_script.startswith("-"):
         raise click.NoSuchOption(training_script.partition("=")[0])
-    log_from(log_level)
+    log_to_stderr(log_level)
     job = paddle_job(os.environ)
     settings = RuntimeSettings.from_env(os.environ)
     kept = settings.checkpoint or job.checkpoint

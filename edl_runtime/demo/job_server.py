@@ -10,11 +10,11 @@ import signal
 import click
 
 from edl_runtime.concurrency import event_of_termination, wait_for_event
-from edl_runtime.demo.command import log_from, log_level_option, run_command
+from edl_runtime.demo.command import log_level_option, run_command
 from edl_runtime.demo.pod_sets import DEFAULT_JOB, Nodes, PodSet, first_pods, job_name, next_pods
 from edl_runtime.demo.rest import PodReport, RuntimeReport, build_app
 from edl_runtime.errors import EdlError, SpecError
-from edl_runtime.log import get_logger
+from edl_runtime.log import get_logger, log_to_stderr
 from edl_runtime.protocol.address import check_exposure
 from edl_runtime.settings import RuntimeSettings
 
@@ -104,7 +104,7 @@ def job_server(
 
     EDL_JOB_SERVER_TOKEN is the token of clients; EDL_TLS_CERT and EDL_TLS_KEY enable HTTPS.
     """
-    log_from(log_level)
+    log_to_stderr(log_level)
     job_name(job_id)  # raises SpecError for an id that no training can have
     if not math.isfinite(time_interval_to_change):
         raise SpecError("time_interval_to_change", time_interval_to_change, "a number of seconds")

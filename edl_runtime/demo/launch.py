@@ -18,14 +18,14 @@ import msgspec
 from edl_runtime.backends.local.instances import InstanceProcess, ProcessTable
 from edl_runtime.backends.local.job_folders import tail
 from edl_runtime.concurrency import event_of_termination
-from edl_runtime.demo.command import log_from, log_level_option, make_log_dir, run_command
+from edl_runtime.demo.command import log_level_option, make_log_dir, run_command
 from edl_runtime.demo.pod_sets import PodSet, job_name
 from edl_runtime.demo.rest import JobServerClient
 from edl_runtime.elastic.agent.entrypoint import agent_command, parse_entrypoint
 from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
 from edl_runtime.errors import SpecError
 from edl_runtime.exit_status import describe_exit
-from edl_runtime.log import get_logger
+from edl_runtime.log import get_logger, log_to_stderr
 from edl_runtime.settings import PaddleJob, RuntimeSettings, paddle_job, visible_gpu
 from edl_runtime.specs import Bounds
 
@@ -71,7 +71,7 @@ def launch(
     for name in REFUSED:
         if original[name]:
             raise SpecError(f"--{name}", original[name], "to leave it out: EDL_CHECKPOINT is the URL of checkpoints")
-    log_from(log_level)
+    log_to_stderr(log_level)
     job, settings = paddle_job(os.environ), RuntimeSettings.from_env(os.environ)
     if not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", "the Redis of the job's trainers; a JobClient sets it")

@@ -111,6 +111,28 @@ async def test_a_work_folder_too_long_for_a_socket_works(tmp_path: Path, monkeyp
     shutil.rmtree(short)
 
 
+async def test_a_supervisor_that_cant_be_reached_is_a_backend_error(backend: LocalBackend, work_dir: Path) -> None:
+    """It names the cause, and the job can be stopped all the same."""
+    await backend.submit(job(WAITS, work_dir), token="mine", secrets={})
+    (work_dir / "jobs" / "job" / "address").write_text("/tmp/" + "long" * 50)
+    with pytest.raises(BackendError, match=r"supervisor of 'job' can't be reached: AF_UNIX path too long; end it with"):
+        await backend.resize("job", 2)
+    assert await backend.delete("job")
+    wait_until_gone(work_dir)
+
+
+async def test_many_changes_at_once_are_all_made(backend: LocalBackend, work_dir: Path) -> None:
+    """Also those that come while the supervisor is busy: none is refused for their number."""
+    await backend.submit(job(WAITS, work_dir), token="mine", secrets={})
+    supervisor(work_dir).suspend()
+    resizes = [asyncio.create_task(backend.resize("job", 1 + number % 4)) for number in range(300)]
+    await asyncio.wait(resizes, timeout=1)
+    supervisor(work_dir).resume()
+    sizes = [status.wanted for status in await asyncio.gather(*resizes)]
+    assert sizes == [1 + number % 4 for number in range(300)]
+    await backend.delete("job")
+
+
 async def test_a_start_that_goes_wrong_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     """A work folder that can't be used is an error of the submit."""
     (tmp_path / "file").touch()

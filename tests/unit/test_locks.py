@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -54,6 +55,17 @@ async def test_a_lock_is_free_after_the_block_whoever_has_a_copy_of_it(tmp_path:
     for copy in copies:
         os.close(copy)
     assert not locks.is_held(tmp_path / "lock")
+
+
+async def test_a_lock_is_held_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder's process id, which is for others to read, finds no room there."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    async with locks.hold(tmp_path / "lock"):
+        assert locks.is_held(tmp_path / "lock")
 
 
 HOLDS = """

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import io
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 import structlog
 
 from edl_runtime.distill.teacher_connections import TeacherHealth
+from edl_runtime.log import get_logger, log_to_stderr
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +42,35 @@ def test_logs_go_where_the_program_has_them(capsys: pytest.CaptureFixture[str]) 
     assert line.method_name == "warning"
     assert "garbage" in line.args[0]
     assert capsys.readouterr() == ("", "")
+
+
+class Disk(io.StringIO):
+    """A file on a disk that is full at first."""
+
+    full = True
+
+    def write(self, text: str) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("configure", [log_to_stderr, None])
+def test_a_line_that_cant_be_written_raises_nothing(
+    monkeypatch: pytest.MonkeyPatch, configure: Callable[[], None] | None
+) -> None:
+    """The first line that can be written tells how many could not, once."""
+    if configure:
+        configure()
+    disk = Disk()
+    monkeypatch.setattr(sys, "stderr", disk)
+    log = get_logger("test")
+    log.warning("first")
+    log.error("second")
+    disk.full = False
+    log.info("third")
+    log.info("fourth")
+    told, third, fourth = disk.getvalue().splitlines()
+    assert told == "(2 lines of this log could not be written: [Errno 28] No space left on device)"
+    assert "third" in third
+    assert "fourth" in fourth

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import errno
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from edl_runtime import locks
-from edl_runtime.backends.errors import JobEndedError, JobReplacedError, SubmitError, UnknownJobError
+from edl_runtime.backends.errors import JobEndedError, JobReplacedError, SubmitError, SupervisorError, UnknownJobError
 from edl_runtime.backends.interface import (
     Capacity,
     JobStatus,
@@ -106,6 +107,12 @@ class LocalBackend:
 
     async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
         """Get or create the job. When this is cancelled, a start that has begun is completed first."""
+        try:
+            return await self._submit(spec, token, secrets)
+        except OSError as error:
+            raise SubmitError(spec.name, name_full_folder(str(error), self._work.path)) from error
+
+    async def _submit(self, spec: JobSpec, token: str, secrets: Mapping[str, str]) -> JobStatus:
         await asyncio.to_thread(self._prepare, spec)
         folder = self._work.job(spec.name)
         async with locks.hold(self._work.lock(spec.name)) as held:
@@ -118,7 +125,7 @@ class LocalBackend:
             try:
                 return await asyncio.shield(starting)
             except asyncio.CancelledError:
-                with suppress(SubmitError):
+                with suppress(SubmitError, OSError):
                     await starting
                 raise
 
@@ -140,13 +147,7 @@ class LocalBackend:
             raise JobReplacedError(name)
         if status.scaling:
             status.scaling.bounds.check_size(instances)
-        try:
-            reply = await _ask_supervisor(self._job(name), ResizeRequest(instances, token))
-        except TimeoutError:
-            raise BackendError(
-                f"the supervisor of {name!r} does not answer; end it with `edl stop {name}`, and submit it again"
-            ) from None
-        match reply:
+        match reply := await _ask_supervisor(self._job(name), ResizeRequest(instances, token)):
             case Accepted():
                 return reply.status
             case _:
@@ -176,8 +177,11 @@ class LocalBackend:
         folder, lock = self._job(name), self._work.lock(name)
         if not lock.exists():  # it was never started
             return False
-        async with locks.hold(lock):
-            return await _stop_and_remove(folder, token)
+        try:
+            async with locks.hold(lock):
+                return await _stop_and_remove(folder, token)
+        except OSError as error:
+            raise BackendError(f"{name!r} could not be removed: {error}") from error
 
     async def evacuate(self, jobs: Collection[str] | None = None) -> builtins.list[str]:  # noqa: ARG002
         """Return nothing: this machine has no other to leave for."""
@@ -190,10 +194,7 @@ class LocalBackend:
     def _prepare(self, spec: JobSpec) -> None:
         if spec.cwd and not Path(spec.cwd).is_dir():
             raise SubmitError(spec.name, f"its folder {spec.cwd!r} does not exist")
-        try:
-            self._work.make()
-        except OSError as error:
-            raise SubmitError(spec.name, name_full_folder(str(error), self._work.path)) from error
+        self._work.make()
 
     def _start(self, spec: JobSpec, token: str, secrets: Mapping[str, str], held: int) -> JobStatus:
         try:
@@ -208,8 +209,6 @@ class LocalBackend:
                     held=held,
                 )
             )
-        except OSError as error:
-            raise SubmitError(spec.name, name_full_folder(str(error), self._work.path)) from error
         except SubmitError as error:
             raise SubmitError(spec.name, name_full_folder(error.reason, self._work.path)) from error
 
@@ -240,7 +239,7 @@ async def _adopt(folder: JobFolder, spec: JobSpec, token: str) -> JobStatus | No
     """Return the job's status, with the new token, if it can be adopted. Needs the job's lock."""
     try:
         reply = await _ask_supervisor(folder, AdoptRequest(spec.digest, token))
-    except TimeoutError:
+    except SupervisorError:
         return None
     if reply is not None:
         return reply.status if isinstance(reply, Accepted) else None
@@ -266,7 +265,7 @@ async def _stop_and_remove(folder: JobFolder, token: str | None = None) -> bool:
     with locks.watch(folder.processes_lock) as released:
         try:
             await _ask_supervisor(folder, DeleteRequest(token))
-        except TimeoutError:
+        except SupervisorError:
             folder.kill_supervisor()
         await released()
     await asyncio.to_thread(folder.remove)  # a supervisor that had ended before leaves its files
@@ -274,20 +273,27 @@ async def _stop_and_remove(folder: JobFolder, token: str | None = None) -> bool:
 
 
 async def _ask_supervisor(folder: JobFolder, request: Request) -> Reply | None:
-    """Return the supervisor's reply, None if it has ended. Raises TimeoutError."""
-    async with asyncio.timeout(REPLY_TIMEOUT_S):
-        while locks.is_held(folder.supervisor_lock):
-            try:
-                return await send_request(folder.address(), request)
-            except (ConnectionError, FileNotFoundError):  # it is ending and will release the lock
-                await asyncio.sleep(locks.POLL_S)
+    """Return the supervisor's reply, None if it has ended. Raises SupervisorError."""
+    name = folder.path.name
+    try:
+        async with asyncio.timeout(REPLY_TIMEOUT_S):
+            while locks.is_held(folder.supervisor_lock):
+                try:
+                    return await send_request(folder.address(), request)
+                except (ConnectionError, FileNotFoundError):  # it is ending and will release the lock
+                    await asyncio.sleep(locks.POLL_S)
+    except TimeoutError:
+        raise SupervisorError(name, "does not answer") from None
+    except OSError as error:
+        raise SupervisorError(name, f"can't be reached: {error}") from error
     return None
 
 
 async def send_request(address: Path, request: Request) -> Reply:
     """Send a request to the supervisor whose socket is at `address`.
 
-    Raises ConnectionError or FileNotFoundError if it has ended, TimeoutError if it does not reply.
+    Raises ConnectionError or FileNotFoundError if it has ended or has too many requests, TimeoutError if it does not
+    reply.
     """
     async with asyncio.timeout(REPLY_TIMEOUT_S):
         reader, writer = await asyncio.open_unix_connection(address)
@@ -295,6 +301,10 @@ async def send_request(address: Path, request: Request) -> Reply:
             writer.write(msgspec.json.encode(request))
             writer.write_eof()
             content = await reader.read()
+        except OSError as error:
+            if error.errno == errno.ENOTCONN:  # asyncio takes a full backlog for a connection
+                raise ConnectionRefusedError from error
+            raise
         finally:
             writer.close()
     if not content:

@@ -83,7 +83,8 @@ def run(command: list[str], lifeline: int, received: list[int] | None = None, *,
             setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
         )
     except OSError as error:
-        print(f"edl: can't run {command[0]!r}: {error.strerror}", file=sys.stderr, flush=True)  # noqa: T201 - the log
+        with contextlib.suppress(OSError):  # a full disk
+            print(f"edl: can't run {command[0]!r}: {error.strerror}", file=sys.stderr, flush=True)  # noqa: T201 - the log
         return NOT_RUN
     exit_status = _wait(child, lifeline, woken, terminations, os.killpg if to_group else os.kill)
     _kill_group(child)  # all at once, so that few are left to fork meanwhile

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -59,9 +60,14 @@ def name_full_folder(reason: str, folder: Path) -> str:
     return f"{reason}: {folder}" if NO_SPACE in reason and str(folder) not in reason else reason
 
 
+def full_disk(folder: Path) -> str:
+    """Return that the disk of this folder is full, empty if it is not."""
+    return f"the disk of {folder} is full" if full_folders([folder]) else ""
+
+
 _SUPERVISOR_DIED = (
-    "its supervisor died (killed, or out of memory), and its instances with it; another try, or submitting it again, "
-    "restarts it"
+    "its supervisor died (killed, out of memory, or without room on its disk), and its instances with it; another try, "
+    "or submitting it again, restarts it"
 )
 
 
@@ -76,12 +82,17 @@ class JobFolder:
         self.address_file = path / "address"
 
     def read_status(self) -> JobStatus | None:
-        """Return the job's status, None if there is no such job. A job whose supervisor died has failed."""
+        """Return the job's status, None if there is no such job. A job whose supervisor died has failed.
+
+        A full disk is its reason, because the supervisor can't write there.
+        """
         status = self._read_status()
         if status and not status.has_ended and not locks.is_held(self.supervisor_lock):
             status = self._read_status()  # it may have ended properly meanwhile
             if status and not status.has_ended:
-                status = _failed_by_dead_supervisor(status)
+                status = _failed_by_dead_supervisor(status, full_disk(self.path))
+        elif status and not status.has_ended and not status.reason and (full := full_disk(self.path)):
+            status = msgspec.structs.replace(status, reason=f"{full}, so this may be out of date")
         return status and msgspec.structs.replace(status, result=self._read_result())
 
     def write_status(self, status: JobStatus) -> None:
@@ -98,9 +109,9 @@ class JobFolder:
             if socket.parent != self.path:
                 socket.unlink(missing_ok=True)
                 socket.parent.rmdir()
-        rubbish = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.", dir=self.path.parent))
+        rubbish = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")  # not made: the disk may be full
         with suppress(FileNotFoundError):
-            self.path.replace(rubbish)
+            self.path.rename(rubbish)
         shutil.rmtree(rubbish, ignore_errors=True)
 
     def address(self) -> Path:
@@ -203,12 +214,15 @@ def _changed_at(file: Path) -> int:
     return 0
 
 
-def _failed_by_dead_supervisor(status: JobStatus) -> JobStatus:
+def _failed_by_dead_supervisor(status: JobStatus, full: str) -> JobStatus:
+    reason = f"{full}, so how it ended could not be written; make room, and submit it again"
     killed = {"phase": "failed", "exit_code": -signal.SIGKILL}
     instances = tuple(
         msgspec.structs.replace(one, **killed) if one.phase == "running" else one for one in status.instances
     )
-    return msgspec.structs.replace(status, phase="failed", scaling=None, reason=_SUPERVISOR_DIED, instances=instances)
+    return msgspec.structs.replace(
+        status, phase="failed", scaling=None, reason=reason if full else _SUPERVISOR_DIED, instances=instances
+    )
 
 
 MAX_RUNS_OF_JOB = 5

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 
+SAVE_AGAIN_S = 5.0
+"""Between two tries to write a status, as on a full disk."""
+
+
 class SupervisedJob:
     """Runs `spec` until its instances have ended, it has failed or it is stopped. `status`: the first one.
 
@@ -75,6 +79,7 @@ class SupervisedJob:
         self._slot_tasks = asyncio.TaskGroup()
         self._ending = asyncio.Event()
         self._deleted = False
+        self._saving_again: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Keep the job running and return when its last process has ended. Then `close` it."""
@@ -168,7 +173,11 @@ class SupervisedJob:
         try:
             await self._run_with_restarts(slot)
         except (OSError, ValueError) as error:  # ValueError: a null byte in the command or a variable
-            self._end("failed", FailureDetail(f"instance {index} could not be started: {error}"))
+            slot.failure = FailureDetail(f"instance {index} could not be started: {error}")
+            slot.update(phase="failed", given_up=True)  # others may go on, as when a disk is full
+            self._save()
+            if not (self._spec.elastic or self._spec.kind == "pool"):
+                self._end("failed", slot.failure)
         slot.finished = True
         if self._ending.is_set():
             return
@@ -272,10 +281,13 @@ class SupervisedJob:
         instances = tuple(slot.status for _, slot in sorted(self._slots.items()))
         failure = {} if self._ending.is_set() else _failure_fields(self._failure())
         self._status = msgspec.structs.replace(self._status, instances=instances, **failure)
+        if self._saving_again:
+            self._saving_again.cancel()
         try:
             self._folder.write_status(self._status)
         except OSError as error:  # a full disk must not end the job
             _log().warning("status.write_failed", job=self._spec.name, error=str(error))
+            self._saving_again = asyncio.get_running_loop().call_later(SAVE_AGAIN_S, self._save)
 
 
 def indexes_for(instances: int, living: Sequence[int], given_up: Sequence[int]) -> set[int]:
@@ -309,6 +321,9 @@ _requests: JsonDecoder[Request] = JsonDecoder(Request)
 _LONGEST_SOCKET_PATH = 100
 """Bytes. Systems allow 104 to 108."""
 
+_BACKLOG = 4096
+"""Requests that wait to be accepted, as far as the system allows."""
+
 
 def main() -> None:
     _detach()
@@ -341,9 +356,10 @@ async def _supervise(start: SupervisorStart) -> None:
             secrets=start.secrets,
         )
         job = SupervisedJob(start.spec, status=status, folder=folder, instances=instances, restarts=RestartPolicy())
-        async with await asyncio.start_unix_server(partial(_serve, job), _socket(hidden, folder)):
+        async with await asyncio.start_unix_server(partial(_serve, job), _socket(hidden, folder), backlog=_BACKLOG):
             try:
                 work.new_run(status)
+                log = os.open(run_folder / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 hidden.write_status(status)
                 hidden.path.rename(folder.path)  # now the job is visible, so its files must be complete
                 _report_started(status)
@@ -352,7 +368,7 @@ async def _supervise(start: SupervisorStart) -> None:
                 folder.remove()
                 raise
             os.close(start.held)  # releases the job's lock: it may be stopped from now on
-            _redirect(run_folder / "supervisor.log")
+            _redirect(log)
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGTERM, job.stop, "its supervisor was stopped by SIGTERM")
             pruning = loop.run_in_executor(None, prune_runs, work, start.spec.name)
@@ -411,13 +427,12 @@ def _report_started(status: JobStatus) -> None:
     sys.stdout.buffer.flush()
 
 
-def _redirect(log: Path) -> None:
+def _redirect(log: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for source, descriptor in ((nothing, 0), (output, 1), (output, 2)):
+    for source, descriptor in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, descriptor)
     os.close(nothing)
-    os.close(output)
+    os.close(log)
 
 
 if __name__ == "__main__":

@@ -78,8 +78,9 @@ def run_script(client: SocketAgentClient, command: Sequence[str]) -> None:
         sys.exit(ending.code)  # which is noted, unlike `raise SystemExit`
     except BaseException as error:  # noqa: BLE001 -- handled as the interpreter does: printed, status 1
         own = error.with_traceback(_below_runpy(error))
-        traceback.print_exception(own)
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a full disk: the agent is told all the same
+            traceback.print_exception(own)
+            sys.stderr.flush()
         client.send(ScriptFailed.of(own))
         raise SystemExit(1) from None
 
@@ -90,7 +91,8 @@ def run_program(client: SocketAgentClient, command: Sequence[str]) -> NoReturn:
         os.execvp(command[0], [*command])  # noqa: S606 -- a program needs no shell
     except OSError as error:
         reason = f"{command[0]} can't be run: {error.strerror}"
-        sys.stderr.write(f"edl: {reason}\n")
+        with contextlib.suppress(OSError):  # as above
+            sys.stderr.write(f"edl: {reason}\n")
         client.send(ScriptFailed(reason=reason, final=True))
         sys.exit(EX_CONFIG)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import os
 import sys
@@ -38,10 +39,11 @@ def at_script_end(agent: AgentClient, end: Callable[[], None], is_over: Callable
         except SystemExit:  # it was told to leave, and has
             return
         except BaseException as error:  # noqa: BLE001 -- nothing else reports it, and only os._exit changes the status
-            traceback.print_exception(error)
             agent.send(ScriptFailed.of(error))
-            sys.stdout.flush()
-            sys.stderr.flush()
+            with contextlib.suppress(OSError):  # a full disk
+                traceback.print_exception(error)
+                sys.stdout.flush()
+                sys.stderr.flush()
             os._exit(1)
 
     threading._register_atexit(end_in_process)  # type: ignore[attr-defined] # noqa: SLF001

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import sys
+
 import pytest
 
-from edl_runtime.cli.options import parse_duration, print_table
+from edl_runtime.cli.options import parse_duration, print_table, tell, tell_json_line
 from edl_runtime.errors import SpecError
 
 
@@ -28,3 +32,24 @@ def test_nothing_is_cut_off(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["NAME", "a" * 52, "b"]
     assert lines[1].endswith("it is [bold] " * 5)
+
+
+class Full(io.StringIO):
+    """A stream that fails to take anything, for this reason."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, text)
+
+
+def test_a_command_that_goes_on_is_not_ended_by_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlike one whose reader has gone."""
+    monkeypatch.setattr(sys, "stdout", Full(errno.ENOSPC))
+    tell("ready")
+    tell_json_line({"url": "x"})
+    monkeypatch.setattr(sys, "stdout", Full(errno.EPIPE))
+    with pytest.raises(BrokenPipeError):
+        tell("ready")

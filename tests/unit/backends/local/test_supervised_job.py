@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from edl_runtime.backends.interface import JobStatus
+from edl_runtime.backends.local import supervisor
 from edl_runtime.backends.local.backend import Accepted, ResizeRequest
 from edl_runtime.backends.local.instances import FailureDetail
 from edl_runtime.backends.local.job_folders import JobFolder
@@ -128,6 +130,54 @@ async def test_an_instance_that_keeps_breaking_does_not_end_who_works(tmp_path: 
     status = told.status
     assert (status.phase, status.wanted, status.attainable) == ("running", 2, 2)
     assert re.fullmatch("instance 1 ended 1[0-9] times in a row .*, the last time it exited with 1", status.reason)
+    job.stop("the test is over")
+    await running
+
+
+class Unstartable(Ends):
+    """Instances that stay, but the second can't be started."""
+
+    def __init__(self) -> None:
+        super().__init__(stay=lambda *_: True)
+
+    def start(self, index: int) -> Any:
+        if index == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().start(index)
+
+
+@pytest.mark.parametrize("kind", ["pool", "trainer"])
+async def test_an_instance_that_cant_be_started_does_not_end_who_works(tmp_path: Path, kind: JobKind) -> None:
+    """As when the disk is full: the others go on, and the status says what is wrong."""
+    job = _job(tmp_path, Unstartable(), kind, wanted=2)
+    running = asyncio.ensure_future(job.run())
+    while not (status := JobFolder(tmp_path)._read_status()) or not status.reason:  # noqa: ASYNC110 -- as above
+        await asyncio.sleep(0)
+    assert (status.phase, status.attainable) == ("running", 1)
+    assert status.reason == "instance 1 could not be started: [Errno 28] No space left on device"
+    job.stop("the test is over")
+    await running
+
+
+async def test_a_status_that_cant_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without another change of the job, once there is room."""
+    monkeypatch.setattr(supervisor, "SAVE_AGAIN_S", 0.001)
+    job = _job(tmp_path, Ends(stay=lambda *_: True), "pool", wanted=2)
+    running = asyncio.ensure_future(job.run())
+    await asyncio.sleep(0)
+    tries: list[int] = []
+    written = asyncio.Event()
+
+    def full_at_first(_: JobFolder, status: JobStatus) -> None:
+        tries.append(status.wanted)
+        if len(tries) < 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.set()
+
+    monkeypatch.setattr(JobFolder, "write_status", full_at_first)
+    job.answer(ResizeRequest(1))
+    await asyncio.wait_for(written.wait(), 60)
+    assert tries[-1] == 1
     job.stop("the test is over")
     await running
 

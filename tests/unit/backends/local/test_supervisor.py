@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from pathlib import Path
 from unittest.mock import create_autospec
 
 import msgspec
 import pytest
 
-from edl_runtime.backends.local.backend import DeleteRequest, Request
+from edl_runtime.backends.local.backend import DeleteRequest, Request, send_request
 from edl_runtime.backends.local.supervisor import SupervisedJob, _serve
 
 
@@ -39,3 +41,19 @@ async def test_a_failure_of_the_job_closes_the_connection() -> None:
     with pytest.raises(OSError, match="disk full"):
         await _serve(job, asking(msgspec.json.encode(request)), writer)
     writer.close.assert_called_once_with()
+
+
+async def test_a_supervisor_with_too_many_requests_refuses_another(tmp_path: Path) -> None:
+    """The system gives no such error for a Unix socket; who gets this one asks again."""
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen(0)
+        waiting = [socket.socket(socket.AF_UNIX) for _ in range(8)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(str(path))
+        with pytest.raises(ConnectionRefusedError):
+            await send_request(path, DeleteRequest())
+        for one in waiting:
+            one.close()
