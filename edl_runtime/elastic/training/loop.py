@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from edl_runtime.checkpoint.file_format import Snapshot
+from edl_runtime.checkpoint.finite import not_finite_since
 from edl_runtime.elastic.comm.agent_protocol import (
     GenerationEntered,
     JoinGeneration,
@@ -23,7 +24,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
     WorkerReady,
 )
 from edl_runtime.elastic.comm.process_group import GroupSession, ProcessGroup
-from edl_runtime.elastic.errors import EarlyEndError, GroupLostError, StepError
+from edl_runtime.elastic.errors import EarlyEndError, GroupLostError, NotFiniteError, StepError
 from edl_runtime.elastic.training.checkpointing import CheckpointManager, TrainingEnd, at_script_end
 from edl_runtime.elastic.training.learning_rate import Scaling, decode_slots, encode_slots, scaling_factor
 from edl_runtime.elastic.training.optimizer_step import (
@@ -31,6 +32,7 @@ from edl_runtime.elastic.training.optimizer_step import (
     Gradients,
     HostGradients,
     OptimizerGuard,
+    StepSums,
     any_sparse,
 )
 from edl_runtime.elastic.training.state_parts import PartState, RegisteredState, StateParts
@@ -47,6 +49,7 @@ from edl_runtime.elastic.training.train_state import (
 from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import NotFinite
 
 REPORT_EVERY_S = 0.3
 """How often steps are reported to the agent, except a generation's first and the training's last."""
@@ -93,6 +96,7 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
     scaling: Scaling
     warm_up_steps: int
     schedule: LrSchedule
+    not_finite: NotFinite
 
 
 class TrainingLoop:
@@ -132,7 +136,9 @@ class TrainingLoop:
         self._had_no_batch = False  # in the step before
         self._before_lost_step: dict[str, PartState] | None = None  # registered state
         self._checkpoint_due = self._regroup_due = False  # as soon as the script asks for its next batch
-        self._unpacked_loss: float | None = None  # with one rank and one micro batch gradients are not copied
+        self._unpacked: StepSums | None = None  # with one rank and one micro batch gradients are not copied
+        self._scales_loss = scaler is not None
+        self._noted_not_finite = False
         self._own_samples = 0
         self._waited_s = 0.0
         self._reported: tuple[int, float] = (0, -math.inf)  # generation and time
@@ -207,9 +213,9 @@ class TrainingLoop:
             for parameter in parameters:
                 parameter.clear_gradient(False)
             return False
-        value = math.nan if loss is None else _number("loss", loss)
+        value = None if loss is None else _number("loss", loss)
         if micro.first and micro.last and self.session.group.world_size == 1 and not any_sparse(parameters):
-            self._unpacked_loss = value
+            self._unpacked = StepSums(value, self._scales_loss or self._gradients.own_finite())
         else:
             self._gradients.add(micro.samples, value)
         self._own_samples += micro.samples
@@ -248,10 +254,10 @@ class TrainingLoop:
                 agreed = self._agree(self._turn(own), own)
                 if agreed.samples and not self.train_state.ended:
                     self._align(agreed.turns)
-                    loss, self._unpacked_loss = self._unpacked_loss, None
-                    if loss is None:
-                        loss = self._gradients.reduce(self.session.group, agreed.samples)
-                    self.train_state.mean_loss = loss
+                    sums, self._unpacked = self._unpacked, None
+                    if sums is None:
+                        sums = self._gradients.reduce(self.session.group, agreed.samples)
+                    self._check_finite(sums)
         except GroupLostError as error:
             self._recover(error, step=True)
             return False
@@ -351,6 +357,31 @@ class TrainingLoop:
         *rates, values = map(decode_slots, slots)
         firsts = [each[0] if each else math.nan for each in rates]
         return StepConsensus(samples, votes >= size, summed, firsts, [TURNS[number] for number in turns], values)
+
+    def _check_finite(self, sums: StepSums) -> None:
+        """Note the loss, and once if it or gradients are not finite. Raises NotFiniteError where that fails the job.
+
+        All ranks have the same sums, so they raise it in the same step. A scaler's gradients may be infinite: it skips
+        such a step.
+        """
+        train_state, step = self.train_state, self.train_state.steps + 1
+        finite = {"loss": sums.loss is None or math.isfinite(sums.loss)}
+        if not self._scales_loss:
+            finite["gradients"] = sums.finite
+        train_state.mean_loss = math.nan if sums.loss is None else sums.loss
+        train_state.not_finite = not_finite_since(train_state.not_finite, finite, step)
+        names = [name for name, is_finite in finite.items() if not is_finite]
+        if not names:
+            return
+        fails = self.options.not_finite == "fail"
+        if not self._noted_not_finite and self.session.group.rank == 0:
+            then = "the job fails" if fails else "training continues, and checkpoints with such weights are marked"
+            log.warning("step.not_finite", step=step, names=names, loss=train_state.mean_loss)
+            self.agent.send(Note(text=f"NaN or infinity in the {' and the '.join(names)} of step {step}: {then}"))
+        self._noted_not_finite = True
+        if fails:
+            self._end.over = True
+            raise NotFiniteError(step, names)
 
     def _turn(self, own: int) -> RankTurn:
         if self.train_state.ended:

@@ -10,10 +10,11 @@ import ctypes
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from edl_runtime.checkpoint.finite import all_finite, pieces
 from edl_runtime.elastic.comm.process_group import ProcessGroup
 from edl_runtime.elastic.errors import StepError
 from edl_runtime.elastic.training.learning_rate import LearningRate
@@ -200,9 +201,15 @@ class OptimizerGuard:
 
 def _sample(parameter: Any) -> np.ndarray:
     """Return a view of some of its values, as bits."""
-    flat = host_view(parameter).reshape(-1)
+    some = _some(host_view(parameter))
+    return some.view(f"u{some.itemsize}")
+
+
+def _some(values: np.ndarray) -> np.ndarray:
+    """Return a view of some of these."""
+    flat = values.reshape(-1)
     step = max(1, flat.size // SAMPLES) | 1  # odd, so that it does not stay in one column
-    return flat.view(f"u{flat.itemsize}")[::step]
+    return flat[::step]
 
 
 def _name_parameters(names: Sequence[str]) -> str:
@@ -250,6 +257,16 @@ _MOST_ON_HEAP = 1 << 25  # glibc's maximum
 _MOST_KEPT = 1 << 30
 
 
+class StepSums(NamedTuple):
+    """What all ranks know of a step before they apply it, the same on each.
+
+    `loss`: the mean, None if a rank did not give its own. `finite`: no gradient is NaN or infinite.
+    """
+
+    loss: float | None
+    finite: bool
+
+
 class HostGradients:
     """The weighted sum of a step's gradients and losses on the CPU, in one array that is kept from step to step.
 
@@ -264,23 +281,23 @@ class HostGradients:
         self._parameters = list(parameters)
         sizes = [int(np.prod(parameter.shape)) for parameter in self._parameters]
         double = any(parameter.dtype == paddle.float64 for parameter in self._parameters)
-        more = len(sizes) + 1  # whether a rank has that gradient, and the loss
+        more = len(sizes) + 2  # whether a rank has that gradient; how often the loss is not given; and the loss
         self._flat = np.zeros(sum(sizes) + more, np.float64 if double else np.float32)
         ends = np.cumsum(sizes)
         self._views = [
             self._flat[end - size : end].reshape(parameter.shape)
             for parameter, size, end in zip(self._parameters, sizes, ends, strict=True)
         ]
-        self._has = self._flat[len(self._flat) - more : -1]
+        self._has = self._flat[len(self._flat) - more : -2]
         self._dtype = paddle.float64 if double else paddle.float32
         self._begun = False
         _keep_what_is_freed(2 * self._flat.nbytes)
 
-    def add(self, weight: float, loss: float) -> None:
+    def add(self, weight: float, loss: float | None) -> None:
         """Add the parameters' gradients times `weight`, and clear them."""
         if not self._begun:
             self._has[:] = 0
-            self._flat[-1] = 0
+            self._flat[-2:] = 0
         for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             if parameter.grad is None:
                 if not self._begun:
@@ -292,15 +309,18 @@ class HostGradients:
                 np.multiply(_plain(_dense(parameter)), weight, out=view, casting="unsafe")
             self._has[number] = 1
             parameter.clear_gradient(False)
-        self._flat[-1] += weight * loss
+        if loss is None:
+            self._flat[-2] += 1
+        else:
+            self._flat[-1] += weight * loss
         self._begun = True
 
     def discard(self) -> None:
         """Drop what was added."""
         self._begun = False
 
-    def reduce(self, group: ProcessGroup, total: float) -> float:
-        """Sum over all ranks, divide by `total`, set the parameters' gradients; return the mean loss."""
+    def reduce(self, group: ProcessGroup, total: float) -> StepSums:
+        """Sum over all ranks, divide by `total`, and set the parameters' gradients."""
         import paddle
         from paddle.utils import dlpack
 
@@ -308,15 +328,24 @@ class HostGradients:
             self._flat[:] = 0
         group.all_reduce(self._flat)
         self._begun = False
+        finite = True
         for parameter, view, has in zip(self._parameters, self._views, self._has, strict=True):
             if not has:
                 continue
-            np.divide(view, total, out=view)
+            for piece in pieces(view):
+                np.divide(piece, total, out=piece)
+                finite = finite and all_finite(piece)  # while it is in the cache
             if parameter.dtype == self._dtype:
                 parameter.grad_ = dlpack.from_dlpack(view)  # which shares memory, where `grad` copies
             else:
                 parameter.grad_ = paddle.to_tensor(view).astype(parameter.dtype)
-        return float(self._flat[-1]) / total
+        unknown, loss = self._flat[-2:]
+        return StepSums(None if unknown else float(loss) / total, finite)
+
+    def own_finite(self) -> bool:
+        """Return whether the gradients of this rank are finite, by some values of each: to read all takes long."""
+        held = (host_view(each.grad) for each in self._parameters if each.grad is not None)
+        return all(all_finite(_some(gradient)) for gradient in held)
 
 
 class DeviceGradients:
@@ -327,7 +356,7 @@ class DeviceGradients:
         self._sizes = [int(np.prod(parameter.shape)) for parameter in self._parameters]
         self._flat: Any = None
 
-    def add(self, weight: float, loss: float) -> None:
+    def add(self, weight: float, loss: float | None) -> None:
         import paddle
 
         has = [parameter.grad is not None for parameter in self._parameters]
@@ -335,7 +364,7 @@ class DeviceGradients:
             _dense(parameter).flatten().astype("float32") if there else paddle.zeros([size])
             for parameter, size, there in zip(self._parameters, self._sizes, has, strict=True)
         ]
-        more = paddle.to_tensor([*map(float, has), loss * weight])
+        more = paddle.to_tensor([*map(float, has), float(loss is None), (loss or 0.0) * weight])
         flat = paddle.concat([paddle.concat(pieces) * weight, more])
         self._flat = flat if self._flat is None else self._flat + flat
         for parameter in self._parameters:
@@ -344,19 +373,26 @@ class DeviceGradients:
     def discard(self) -> None:
         self._flat = None
 
-    def reduce(self, group: ProcessGroup, total: float) -> float:
+    def reduce(self, group: ProcessGroup, total: float) -> StepSums:
         import paddle
 
         count = len(self._sizes)
-        flat = paddle.zeros([sum(self._sizes) + count + 1]) if self._flat is None else self._flat
+        flat = paddle.zeros([sum(self._sizes) + count + 2]) if self._flat is None else self._flat
         group.all_reduce(flat)
         self._flat = None
-        *pieces, more = paddle.split(flat, [*self._sizes, count + 1])
-        *has, loss = (float(value) for value in more.numpy())
-        for parameter, piece, there in zip(self._parameters, pieces, has, strict=True):
+        *summed, more = paddle.split(flat, [*self._sizes, count + 2])
+        finite = flat[: sum(self._sizes)].isfinite().all().astype(flat.dtype).reshape([1])
+        *has, unknown, loss, is_finite = map(float, paddle.concat([more, finite]).numpy())  # one transfer
+        for parameter, values, there in zip(self._parameters, summed, has, strict=True):
             if there:
-                parameter.grad_ = (piece / total).reshape(parameter.shape).astype(parameter.dtype)
-        return loss / total
+                parameter.grad_ = (values / total).reshape(parameter.shape).astype(parameter.dtype)
+        return StepSums(None if unknown else loss / total, bool(is_finite))
+
+    def own_finite(self) -> bool:
+        import paddle
+
+        finite = [each.grad.isfinite().all() for each in self._parameters if each.grad is not None]
+        return bool(paddle.stack(finite).all())
 
 
 Gradients: TypeAlias = HostGradients | DeviceGradients

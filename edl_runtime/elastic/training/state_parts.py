@@ -62,6 +62,10 @@ class StateParts:
         """Return the states of all parts; on the CPU the next step changes the arrays."""
         return {name: part.state() for name, part in self.parts.items()}
 
+    def trained(self) -> dict[str, list[str]]:
+        """Return, by part, the names of the arrays that training changes: trained parameters and their accumulators."""
+        return {name: part.trained() for name, part in self.parts.items() if isinstance(part, ModelPart)}
+
     def load(self, states: Mapping[str, PartState], origin: str) -> None:
         """Load states. Raises OtherModelError with `origin` and what differs, and changes nothing then."""
         differences = [
@@ -85,6 +89,10 @@ class ModelPart:
     def state(self) -> PartState:
         """Return its state; on the CPU the next step changes the arrays."""
         return PartState({name: host_view(tensor) for name, tensor in self._tensors().items()})
+
+    def trained(self) -> list[str]:
+        """Return the names of its trained parameters."""
+        return [name for name, each in self._model.named_parameters() if not each.stop_gradient]
 
     def differences(self, there: PartState) -> Iterator[str]:
         """Yield, for people, what this part or a state lacks, or has in another shape or type."""
@@ -128,6 +136,10 @@ class OptimizerPart(ModelPart):
 
     def state(self) -> PartState:
         return super().state()._replace(values=self.rate.state())
+
+    def trained(self) -> list[str]:
+        """Return the names of all its accumulators."""
+        return list(self._tensors())
 
     def load(self, there: PartState) -> None:
         super().load(there)

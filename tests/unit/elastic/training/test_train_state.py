@@ -73,7 +73,7 @@ def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
         assert first.grad is None or not first.grad.numpy().any()
         for parameter in (first, second, third):
             parameter.clear_gradient(False)
-        assert gradients.reduce(ProcessGroup(), 4) == pytest.approx(4.0)
+        assert gradients.reduce(ProcessGroup(), 4) == (pytest.approx(4.0), True)
         np.testing.assert_allclose(first.grad.numpy(), [1.0, 1.75])
         np.testing.assert_allclose(second.grad.numpy(), [1.0, 1.0])
         assert third.grad is None
@@ -81,8 +81,27 @@ def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
         second.clear_gradient(False)
     gradients.add(1, 2.0)
     gradients.discard()
-    assert gradients.reduce(ProcessGroup(), 1) == 0.0
+    assert gradients.reduce(ProcessGroup(), 1) == (0.0, True)
     assert first.grad is None
+
+
+@pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38, 1.0])
+def test_the_sums_say_whether_a_gradient_is_not_finite(kind: Any, value: float) -> None:
+    """Of which rank it ever was; large ones are finite. A loss that one rank does not give is unknown to all."""
+    parameters = [paddle.create_parameter([200, 500], "float32") for _ in range(2)]
+    gradients = kind(parameters)
+    factor = np.ones((200, 500), np.float32)
+    factor[7, 77] = value
+    (parameters[1] * paddle.to_tensor(factor)).sum().backward()
+    gradients.add(1, 2.0)
+    parameters[0].sum().backward()
+    gradients.add(1, None)
+    assert gradients.reduce(ProcessGroup(), 2) == (None, math.isfinite(value))
+    factor[:] = value
+    parameters[1].clear_gradient(False)
+    (parameters[1] * paddle.to_tensor(factor)).sum().backward()
+    assert gradients.own_finite() == math.isfinite(value)
 
 
 @pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
@@ -111,7 +130,7 @@ def test_a_batch_of_many_samples_overflows_nothing(kind: Any, dtype: str) -> Non
     for _ in range(2):
         parameter.grad = paddle.full([2], 300.0, dtype)
         gradients.add(256, 1.0)
-    assert gradients.reduce(ProcessGroup(), 512) == 1.0
+    assert gradients.reduce(ProcessGroup(), 512) == (1.0, True)
     np.testing.assert_array_equal(parameter.grad.astype("float32").numpy(), [300.0, 300.0])
 
 
@@ -129,7 +148,10 @@ def test_the_result_of_a_failed_sum_is_not_used() -> None:
     gradients = HostGradients([parameter])
     parameter.sum().backward()
     gradients.add(1, math.nan)
-    assert math.isnan(gradients.reduce(ProcessGroup(), 1))
+    loss, is_finite = gradients.reduce(ProcessGroup(), 1)
+    assert loss is not None
+    assert math.isnan(loss)
+    assert is_finite
     place = parameter.grad.data_ptr()
     parameter.clear_gradient(False)
     with pytest.raises(GroupLostError):
@@ -137,7 +159,7 @@ def test_the_result_of_a_failed_sum_is_not_used() -> None:
     gradients.discard()
     (2 * parameter).sum().backward()
     gradients.add(1, 3.0)
-    assert gradients.reduce(ProcessGroup(), 1) == 3.0
+    assert gradients.reduce(ProcessGroup(), 1) == (3.0, True)
     np.testing.assert_array_equal(parameter.grad.numpy(), [2.0, 2.0])
     assert parameter.grad.data_ptr() == place
 
