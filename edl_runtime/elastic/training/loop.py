@@ -35,7 +35,7 @@ from edl_runtime.elastic.training.optimizer_step import (
     StepSums,
     any_sparse,
 )
-from edl_runtime.elastic.training.state_parts import PartState, RegisteredState, StateParts
+from edl_runtime.elastic.training.state_parts import Part, PartState, RegisteredState, StateParts, frozen_parts
 from edl_runtime.elastic.training.train_state import (
     Origin,
     TrainState,
@@ -120,6 +120,8 @@ class TrainingLoop:
         self._registered = StateParts([], registered)
         others = {**registered, **({} if scaler is None else {"scaler": RegisteredState("scaler", scaler)})}
         self.train_state = TrainState(session, StateParts(pairs, others), run=settings.run)
+        self._frozen = frozen_parts(pairs)
+        self._script_state = StateParts([], dict[str, Part](registered) | self._frozen)
         parameters = self.train_state.state.parameters
         on_cpu = all(parameter.place.is_cpu_place() for parameter in parameters)
         self._gradients: Gradients = (HostGradients if on_cpu else DeviceGradients)(parameters)
@@ -134,7 +136,7 @@ class TrainingLoop:
         self._batch_generation = 0
         self._begun = False  # the loop over the data
         self._had_no_batch = False  # in the step before
-        self._before_lost_step: dict[str, PartState] | None = None  # registered state
+        self._before_lost_step: dict[str, PartState] | None = None  # what the script keeps and changes itself
         self._checkpoint_due = self._regroup_due = False  # as soon as the script asks for its next batch
         self._unpacked: StepSums | None = None  # with one rank and one micro batch gradients are not copied
         self._scales_loss = scaler is not None
@@ -180,13 +182,13 @@ class TrainingLoop:
         """Do what is due between two steps; data sources call it before each.
 
         The script has finished its work after the last step by then: if that step was lost, its changes to registered
-        state are undone, else a checkpoint and joining ranks get them.
+        state and to what is frozen are undone, else a checkpoint and joining ranks get them.
         """
         if not self._begun:
             self._begun = True
             at_script_end(self.agent, self.finish)
         if self._before_lost_step is not None:
-            self._registered.load(self._before_lost_step, "the state before the lost step")
+            self._script_state.load(self._before_lost_step, "the state before the lost step")
             self._before_lost_step = None
         if self._checkpoint_due:
             self._checkpoint_due = False
@@ -391,14 +393,14 @@ class TrainingLoop:
         return "steps" if own else "idles"
 
     def _align(self, turns: Sequence[RankTurn]) -> None:
-        """Copy registered state to ranks whose scripts had no batch in the step before."""
+        """Copy what scripts change themselves to ranks whose scripts had no batch in the step before."""
         followers = [rank for rank, turn in enumerate(turns) if turn == "follows"]
-        if not self._registered.parts or len(followers) in (0, len(turns)):
+        if not self._script_state.parts or len(followers) in (0, len(turns)):
             return
         group = self.session.group
         if not takes_part(group, followers):
             return
-        states = self._registered.states()
+        states = self._registered.states() | {name: part.changes() for name, part in self._frozen.items()}
         own = Snapshot(
             generation=self.session.generation,
             step=self.train_state.steps,
@@ -407,7 +409,7 @@ class TrainingLoop:
         )
         found = share_state(group, followers, own)
         if group.rank in followers:
-            self._registered.load(states_of(found.arrays, found.extra), "the state of another rank")
+            self._script_state.load(states_of(found.arrays, found.extra), "the state of another rank")
 
     def _recover(self, error: GroupLostError, *, step: bool) -> None:
         """Enter the next generation. `step`: a step is lost, so its batch comes again."""
@@ -423,7 +425,7 @@ class TrainingLoop:
         self._enter_next_generation()
         for rate in self.train_state.state.rates:
             rate.await_repeat()
-        self._before_lost_step = copy.deepcopy(self._registered.states())  # the script changes its arrays
+        self._before_lost_step = copy.deepcopy(self._script_state.states())  # the script changes its arrays
 
     def _apply(self, agreed: StepConsensus) -> None:
         train_state = self.train_state
@@ -492,6 +494,8 @@ class TrainingLoop:
         self._had_no_batch |= not train_state.begun and origin == "peer"
         train_state.begun = True
         self._optimizer_guard.note()
+        for part in self._frozen.values():
+            part.note()
         self._follow_size(join)
         self._checkpoints.begin(train_state.steps, train_state.unsaved_s)
         if group.rank == 0:

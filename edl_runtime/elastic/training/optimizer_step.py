@@ -18,7 +18,7 @@ from edl_runtime.checkpoint.finite import all_finite, pieces
 from edl_runtime.elastic.comm.process_group import ProcessGroup
 from edl_runtime.elastic.errors import StepError
 from edl_runtime.elastic.training.learning_rate import LearningRate
-from edl_runtime.elastic.training.state_parts import host_view, lbfgs_kinds, parameters_of
+from edl_runtime.elastic.training.state_parts import as_bits, host_view, lbfgs_kinds, parameters_of, some_of
 
 SAMPLES = 16
 """How many values of each parameter are compared: all of them would take as long as a step of the optimizer."""
@@ -60,8 +60,8 @@ class OptimizerGuard:
     optimizers that are not wrapped. Methods that clear gradients remove them, where Paddle's own leave zeros: so a
     missing gradient is noticed.
 
-    All parameters are watched but those that were frozen at `wrap`: a script may change these, and buffers, on each
-    rank for itself.
+    All parameters are watched but those that were frozen at `wrap`: a script may change these, and buffers, itself. See
+    `FrozenPart`.
 
     - `pairs`: models and their optimizers. `scaler`: the GradScaler of their losses, if any.
     - `moves_schedulers`: whether `run.step` steps the schedulers.
@@ -155,7 +155,8 @@ class OptimizerGuard:
         raise StepError(
             f"{_name_parameters(changed)} changed outside of run.step",
             "give run.wrap the optimizers of everything that is trained, and load weights before it; for parameters "
-            "that the script changes itself on each rank, such as a momentum encoder, set stop_gradient = True first",
+            "that the script changes itself, alike on all ranks, such as a momentum encoder, set stop_gradient = True "
+            "first",
         )
 
     def _values(self) -> np.ndarray:
@@ -201,15 +202,7 @@ class OptimizerGuard:
 
 def _sample(parameter: Any) -> np.ndarray:
     """Return a view of some of its values, as bits."""
-    some = _some(host_view(parameter))
-    return some.view(f"u{some.itemsize}")
-
-
-def _some(values: np.ndarray) -> np.ndarray:
-    """Return a view of some of these."""
-    flat = values.reshape(-1)
-    step = max(1, flat.size // SAMPLES) | 1  # odd, so that it does not stay in one column
-    return flat[::step]
+    return as_bits(some_of(host_view(parameter).reshape(-1), SAMPLES))
 
 
 def _name_parameters(names: Sequence[str]) -> str:
@@ -345,7 +338,7 @@ class HostGradients:
     def own_finite(self) -> bool:
         """Return whether the gradients of this rank are finite, by some values of each: to read all takes long."""
         held = (host_view(each.grad) for each in self._parameters if each.grad is not None)
-        return all(all_finite(_some(gradient)) for gradient in held)
+        return all(all_finite(some_of(gradient.reshape(-1), SAMPLES)) for gradient in held)
 
 
 class DeviceGradients:

@@ -12,7 +12,7 @@ from support.elastic.local_run import arrays_of, model_and_optimizer, paddle
 from edl_runtime.elastic.comm.process_group import ProcessGroup
 from edl_runtime.elastic.errors import GroupLostError
 from edl_runtime.elastic.training.optimizer_step import DeviceGradients, HostGradients, any_sparse
-from edl_runtime.elastic.training.state_parts import StateParts
+from edl_runtime.elastic.training.state_parts import StateParts, frozen_parts
 from edl_runtime.elastic.training.train_state import arrays_of as arrays_by_part
 from edl_runtime.elastic.training.train_state import share_state, state_receivers
 
@@ -58,6 +58,32 @@ def test_what_is_frozen_is_in_the_model_and_not_in_the_gradients() -> None:
     assert {"0.weight", "0.bias", "1._mean", "1._variance"} <= arrays["model"].keys()
     assert "0.bias/moment1" not in arrays["optimizer"]
     assert len(state.parameters) == 3
+
+
+def test_of_what_is_frozen_only_changes_are_sent() -> None:
+    """A backbone stays where it is. The statistics of BatchNorm are each rank's own."""
+    models = [
+        paddle.nn.Sequential(paddle.nn.Linear(2, 3), paddle.nn.BatchNorm1D(3), paddle.nn.Linear(50, 70))
+        for _ in range(2)
+    ]
+    for model in models:
+        model[2].register_buffer("updates", paddle.zeros([1], "int64"))
+        for each in model[2].parameters():
+            each.stop_gradient = True
+    first, second = (frozen_parts([(model, None)])["frozen/1"] for model in models)
+    assert first.changes().arrays == {}
+    first.note()
+    models[0][1]._mean.set_value(paddle.ones([3]))
+    models[0][2].bias.set_value(models[0][2].bias * 0.5 + 1)
+    models[0][2].updates.set_value(paddle.ones([1], "int64"))
+    changes = first.changes()
+    assert changes.arrays.keys() == {"2.bias", "2.updates"}
+    weight = models[1][2].weight.numpy()
+    assert list(second.differences(changes)) == []
+    second.load(changes)
+    np.testing.assert_array_equal(models[1][2].bias.numpy(), models[0][2].bias.numpy())
+    np.testing.assert_array_equal(models[1][2].weight.numpy(), weight)
+    assert frozen_parts([(paddle.nn.Linear(2, 3), None)]) == {}
 
 
 @pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
