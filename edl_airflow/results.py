@@ -89,14 +89,16 @@ class RunningJob(TypedDict):
 class JobResult(TypedDict):
     """The result of `EdlDistillOperator`.
 
-    `checkpoint` and `metrics` come from the student's `edl_runtime.result.write_result`; `answered`: how many requests
-    each teacher answered, by address.
+    `checkpoint` and `metrics` come from the student's `edl_runtime.result.write_result`; `not_finite`: since which step
+    the loss, the gradients or metrics are NaN or infinite, of those that are; `answered`: how many requests each
+    teacher answered, by address.
     """
 
     job: str
     pool: str
     checkpoint: str
     metrics: dict[str, Any]
+    not_finite: dict[str, int]
     answered: dict[str, int]
 
 
@@ -106,6 +108,7 @@ class TrainResult(TypedDict):
     - `checkpoint`: the one that the script gave to `edl_runtime.result.write_result`, else the URL of the job's newest;
       empty if there is none. `step`, `epoch`: of that checkpoint, or of the last progress if the script wrote its own.
     - `metrics`: of this job's newest checkpoint, and those that the script gave.
+    - `not_finite`: since which step the loss, the gradients or metrics are NaN or infinite, of those that are.
     - `stopped`: whether it was asked to end, as by `ends_by`, before it was finished; `reason`: why.
     - `instances`: how many trained together at the end; `generations`: how many generations there were.
     """
@@ -115,6 +118,7 @@ class TrainResult(TypedDict):
     step: int
     epoch: int
     metrics: dict[str, Any]
+    not_finite: dict[str, int]
     stopped: bool
     reason: str
     instances: int

@@ -20,11 +20,16 @@ RESULT_LIMIT = 4096
 
 
 def write_result(
-    *, checkpoint: str = "", metrics: Mapping[str, Any] | None = None, settings: RuntimeSettings | None = None
+    *,
+    checkpoint: str = "",
+    metrics: Mapping[str, Any] | None = None,
+    not_finite: Mapping[str, int] | None = None,
+    settings: RuntimeSettings | None = None,
 ) -> None:
     """Hand `checkpoint` (path or URL of the trained model) and `metrics` (JSON) to the task that started this script.
 
-    A relative path is made absolute. `settings` are by default those of the environment. Does nothing if the script was
+    `not_finite`: since which step the loss, the gradients or metrics are NaN or infinite, of those that are. A relative
+    path is made absolute. `settings` are by default those of the environment. Does nothing if the script was
     started by hand. Raises SpecError for more than 4096 bytes of JSON.
     """
     settings = settings or RuntimeSettings.from_env(os.environ)
@@ -32,7 +37,8 @@ def write_result(
         return
     if checkpoint and "://" not in checkpoint:
         checkpoint = str(Path(checkpoint).absolute())
-    content = msgspec.json.encode({"checkpoint": checkpoint, "metrics": dict(metrics or {})})
+    result = {"checkpoint": checkpoint, "metrics": dict(metrics or {})}
+    content = msgspec.json.encode(result | ({"not_finite": dict(not_finite)} if not_finite else {}))
     if len(content) > RESULT_LIMIT:
         raise SpecError(
             "metrics", f"{len(content)} bytes of JSON", f"at most {RESULT_LIMIT} with the checkpoint's path"

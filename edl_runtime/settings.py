@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from edl_runtime.errors import SpecError
-from edl_runtime.specs import SECRET_VARIABLES, Checkpoint
+from edl_runtime.specs import SECRET_VARIABLES, Checkpoint, check_not_finite
 
 BACKENDS = ("local", "kubernetes")
 
@@ -88,6 +88,10 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
       writes one; 0 for not by steps or time, and with neither it is every 300 s.
     - `checkpoint_keep_last`, `checkpoint_keep_every` (EDL_CHECKPOINT_KEEP_LAST, EDL_CHECKPOINT_KEEP_EVERY): how many of
       the newest are kept, and each how many steps one for good; 0 for none of these.
+    - `checkpoint_allow_not_finite` (EDL_CHECKPOINT_ALLOW_NOT_FINITE): the name of a checkpoint with NaN or infinity
+      from which a run may continue nevertheless.
+    - `not_finite` (EDL_NOT_FINITE): "warn" or "fail", what an elastic training does whose loss or gradients become NaN
+      or infinite.
     - `backend` (EDL_BACKEND): where the `edl` command finds jobs: "local" or "kubernetes".
     - `work_dir` (EDL_WORK_DIR): the local backend's folder, for the `edl` command.
     - `kube_context`, `kube_namespace` (EDL_KUBE_CONTEXT, EDL_KUBE_NAMESPACE): the context, of the kubeconfig that
@@ -133,6 +137,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every_s: float = 0.0
     checkpoint_keep_last: int = 3
     checkpoint_keep_every: int = 0
+    checkpoint_allow_not_finite: str = ""
+    not_finite: str = "warn"
     backend: str = "local"
     work_dir: str = "~/.edl"
     kube_context: str = ""
@@ -149,6 +155,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
             if not 0 <= getattr(self, field) < 2**16:
                 raise SpecError(named(field), getattr(self, field), "a port, 1 to 65535, or 0 for none in particular")
         self._check_checkpoint()
+        check_not_finite(named("not_finite"), self.not_finite)
         self._check_instance()
         for field, needed in (("tls_key", "tls_cert"), ("teacher_tls_name", "teacher_ca")):
             if getattr(self, field) and not getattr(self, needed):
@@ -214,6 +221,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
             every_s=self.checkpoint_every_s or None,
             keep_last=self.checkpoint_keep_last,
             keep_every=self.checkpoint_keep_every or None,
+            allow_not_finite=self.checkpoint_allow_not_finite,
         )
 
 

@@ -245,6 +245,17 @@ class TeacherSpec(Spec, frozen=True, kw_only=True):
         _check_pod("teacher.pod", self.pod)
 
 
+NotFinite = Literal["warn", "fail"]
+"""What a training does whose loss or gradients become NaN or infinite."""
+
+
+def check_not_finite(field: str, given: object) -> NotFinite:
+    """Return it. Raises SpecError for another value than "warn" and "fail"."""
+    if given not in ("warn", "fail"):
+        raise SpecError(field, given, "'warn' or 'fail'")
+    return given
+
+
 class TrainerSpec(Spec, frozen=True, kw_only=True):
     """A training script and how to start it.
 
@@ -252,14 +263,18 @@ class TrainerSpec(Spec, frozen=True, kw_only=True):
     - `env`: further environment variables. No secrets: specs are stored and shown.
     - `cwd`: the working directory; empty for a new one, which is removed together with the logs.
     - `pod`: the pod of each instance on Kubernetes; other backends ignore it.
+    - `not_finite`: an elastic training whose loss or gradients become NaN or infinite goes on with a warning ("warn"),
+      or fails ("fail"); see `Run.wrap`.
     """
 
     command: Sequence[str]
     env: dict[str, str] = {}
     cwd: str = ""
     pod: Pod | None = None
+    not_finite: NotFinite = "warn"
 
     def __post_init__(self) -> None:
+        check_not_finite("not_finite", self.not_finite)
         allowed = "a non-empty list of words, as in ['python', 'student.py']"
         if not self.command:
             raise SpecError("command", self.command, allowed)
@@ -278,6 +293,8 @@ class Checkpoint(Spec, frozen=True, kw_only=True):
     - `every_steps`, `every_s`: interval in steps or seconds, whichever comes first. By default 300 seconds.
     - `keep_last`: how many of the newest are kept. While one is written there is one more.
     - `keep_every`: the first at or after each multiple of so many steps is kept for ever; None for none.
+    - `allow_not_finite`: the name of a checkpoint from which a run may continue though its weights have NaN or
+      infinity: others like it are passed over. A newer one that is whole still comes first.
     """
 
     url: str
@@ -285,6 +302,7 @@ class Checkpoint(Spec, frozen=True, kw_only=True):
     every_s: float | None = None
     keep_last: int = 3
     keep_every: int | None = None
+    allow_not_finite: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str) or not self.url or "\0" in self.url:
@@ -298,6 +316,9 @@ class Checkpoint(Spec, frozen=True, kw_only=True):
                 continue
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 raise SpecError(f"checkpoint.{field}", number, "a whole number, 1 or more")
+        if not isinstance(self.allow_not_finite, str) or "/" in self.allow_not_finite:
+            allowed = "a checkpoint's name, as `edl checkpoints ls` shows it, without the folder"
+            raise SpecError("checkpoint.allow_not_finite", self.allow_not_finite, allowed)
         every_s = self.every_s
         if every_s is None and self.every_steps is None:
             every_s = CHECKPOINT_EVERY_S
@@ -308,7 +329,7 @@ class Checkpoint(Spec, frozen=True, kw_only=True):
 
     def to_env(self) -> dict[str, str]:
         """Return the variables for `RuntimeSettings.from_env(...).checkpoint_spec()`."""
-        fields = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        fields = {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, "")}
         url = fields.pop("url")
         return {"EDL_CHECKPOINT": url, **{f"EDL_CHECKPOINT_{name.upper()}": str(fields[name]) for name in fields}}
 

@@ -185,5 +185,6 @@ class EdlDistillOperator(EdlOperator):
             pool=spec.pool,
             checkpoint=left.get("checkpoint") or (outcome.checkpoint["checkpoint"] if outcome.checkpoint else ""),
             metrics=left.get("metrics", {}),
+            not_finite=left.get("not_finite", {}),
             answered=outcome.progress.answered if outcome.progress else {},
         )

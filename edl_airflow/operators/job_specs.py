@@ -106,6 +106,7 @@ def trainer_job_spec(
     a relative checkpoint path is a SpecError. `pool_digest`: of the task's own pool, so that a change of its teachers
     makes another job.
     """
+    settings = msgspec.structs.replace(settings, not_finite=trainer.not_finite)
     spec = JobSpec(
         name=settings.job,
         kind="trainer",

@@ -203,6 +203,7 @@ class EdlTrainOperator(EdlOperator):
             step=step,
             epoch=epoch,
             metrics={**(newest["metrics"] if newest else {}), **left.get("metrics", {})},
+            not_finite=left.get("not_finite", {}),
             stopped=outcome.ended == "stopped" or bool(training and training.ended == "stopped"),
             reason=outcome.reason or (training.reason if training else ""),
             instances=training.instances if training else 0,

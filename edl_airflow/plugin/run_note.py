@@ -115,8 +115,9 @@ def _line(result: Mapping[str, Any]) -> str:
     stopped = f"stopped: {_plain(result.get('reason') or 'asked to')}" if result.get("stopped") else ""
     answered = sum((result.get("answered") or {}).values())
     teachers = f"{answered:,} answers of {_count(len(result['answered']), 'teacher')}" if answered else ""
+    not_finite = [f"{_plain(name)} not finite since step {at}" for name, at in (result.get("not_finite") or {}).items()]
     checkpoint = f"checkpoint {_plain(result['checkpoint'])}" if result["checkpoint"] else "no checkpoint"
-    return " · ".join(filter(None, [*metrics, step, size, teachers, stopped, checkpoint]))
+    return " · ".join(filter(None, [*metrics, *not_finite[:MOST_METRICS], step, size, teachers, stopped, checkpoint]))
 
 
 def _count(number: int, what: str) -> str:

@@ -30,8 +30,8 @@ class CheckpointWriter:
     """Writes checkpoints to a store in a thread, one at a time, and prunes the store.
 
     `saved` is called with each stored checkpoint and how many seconds it took; `notify` with a text for the job's owner
-    when one that is written in the background fails, and once when there is one of a later generation. Both are called
-    in the thread that writes. Use it from one thread, and `close` it.
+    when one that is written in the background fails, and once when there is one of a later generation, and when one has
+    weights that are not finite. Both are called in the thread that writes. Use it from one thread, and `close` it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class CheckpointWriter:
         self._store = store
         self._saved = saved
         self._notify = notify
-        self._is_overtaken = False
+        self._is_overtaken = self._is_marked = False
         self._buffers = HostBuffers()
         self._preparing: threading.Thread | None = None
         self._thread: threading.Thread | None = None
@@ -123,12 +123,23 @@ class CheckpointWriter:
         self._last = info
         log.info("checkpoint.saved", url=info.url, size_mb=info.size_bytes / 1e6, took_s=took_s)
         self._saved(info, took_s)
+        self._check_finite(info)
         try:
             self._check_overtaken(info)
             self._store.prune()
         except CheckpointError as error:
             log.warning("checkpoint.not_pruned", cause=str(error))
         return info
+
+    def _check_finite(self, info: CheckpointInfo) -> None:
+        """Notify once if its weights are not finite."""
+        if info.defect and not self._is_marked:
+            log.warning("checkpoint.not_finite", url=info.url, defect=info.defect)
+            self._notify(
+                f"{info.name} has {info.defect}: it is marked, and runs continue from the last one before; see "
+                f"`edl checkpoints ls {self._store.spec.url}`"
+            )
+        self._is_marked = bool(info.defect)
 
     def _check_overtaken(self, info: CheckpointInfo) -> None:
         """Notify once if there is a checkpoint of a later generation."""

@@ -123,6 +123,16 @@ class UnfinishedCheckpointError(UnreadableCheckpointError):
         self.is_draft = is_draft
 
 
+class NotFiniteCheckpointError(UnreadableCheckpointError):
+    """Raised when a run would continue from a checkpoint of which trained weights are NaN or infinite."""
+
+    state = "not finite"
+
+    def __str__(self) -> str:
+        name = self.url.rpartition("/")[2]
+        return f"{self.finding}; to continue from it nevertheless, set EDL_CHECKPOINT_ALLOW_NOT_FINITE={name}"
+
+
 class UnknownFormatError(UnreadableCheckpointError, ValueError):
     """Raised when another version wrote a checkpoint, in a format (`found`) other than the `known` one."""
 
@@ -142,7 +152,8 @@ class UnknownFormatError(UnreadableCheckpointError, ValueError):
 class NoWholeCheckpointError(CheckpointError, ValueError):
     """Raised when all finished checkpoints in a folder are damaged, so that training would start from scratch.
 
-    One that has lost its manifest counts as damaged. `first`: the error of the newest.
+    One that has lost its manifest counts as damaged, and so does one whose weights are not finite. `first`: the error
+    of the newest.
     """
 
     url: str
@@ -150,8 +161,9 @@ class NoWholeCheckpointError(CheckpointError, ValueError):
     first: UnreadableCheckpointError
 
     def __str__(self) -> str:
+        first = str(self.first) if isinstance(self.first, NotFiniteCheckpointError) else self.first.finding
         return (
-            f"no checkpoint at {self.url} is intact, {self.damaged} damaged: {self.first.finding}. See "
+            f"no checkpoint at {self.url} is intact, {self.damaged} damaged: {first}. See "
             f"`edl checkpoints verify {self.url}`; restore the missing files from a copy, or remove the checkpoints or "
             "use another folder (EDL_CHECKPOINT) to start from scratch"
         )

@@ -24,6 +24,7 @@ from edl_runtime.checkpoint.errors import (
     UnknownFormatError,
     UnreadableCheckpointError,
 )
+from edl_runtime.checkpoint.finite import all_finite
 from edl_runtime.checkpoint.storage import DRAFT, MANIFEST, Storage, with_retries
 from edl_runtime.errors import SpecError
 
@@ -40,6 +41,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     - `extra`: everything else, as JSON: cursor, learning rate, random state, ledger.
     - `world_size`, `epoch`, `metrics`: shown without loading the checkpoint.
     - `request`: the number of the request that it answers, 0 for none.
+    - `trained`: by group, the names of the arrays that training changes. If they are not finite, the checkpoint is
+      marked; others, as masks in buffers or registered state, may be infinite.
     """
 
     generation: int
@@ -50,12 +53,16 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     metrics: dict[str, float] = {}
     request: int = 0
+    trained: dict[str, list[str]] = {}
 
 
 # The manifest.
 
 FORMAT = 1
 """The version of the format. Other versions are refused."""
+
+MAX_NAMED = 3
+"""Arrays that a text lists."""
 
 _CHECKPOINT_NAME = re.compile(r"step-(\d{9,18})-gen-(\d{6,18})-[0-9a-f]{8}")
 _FILE_NAME = re.compile(r"[a-z0-9_-]+\.(safetensors|json)")
@@ -76,7 +83,11 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Describes a checkpoint and its files. `created_at` is a Unix time; `request` as in `Snapshot`."""
+    """Describes a checkpoint and its files. `created_at` is a Unix time; `request` as in `Snapshot`.
+
+    `not_finite`: "group/name" of each array of a trained parameter, or of its optimizer, that has NaN or infinity. Runs
+    do not continue from such a checkpoint.
+    """
 
     format: int
     generation: int
@@ -87,6 +98,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     created_at: float
     files: dict[str, FileRecord]
     request: int = 0
+    not_finite: list[str] = []
 
     def __post_init__(self) -> None:
         wrong = [name for name in self.files if not _FILE_NAME.fullmatch(name)]
@@ -147,6 +159,13 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def position(self) -> CheckpointPosition:
         return CheckpointPosition(self.manifest.generation, self.manifest.step)
+
+    @property
+    def defect(self) -> str:
+        """What is wrong with its weights, for people; "" for nothing."""
+        names = self.manifest.not_finite
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        return f"NaN or infinity in {', '.join(names[:MAX_NAMED])}{more}" if names else ""
 
     @property
     def size_bytes(self) -> int:
@@ -330,11 +349,21 @@ def write_checkpoint(storage: Storage, name: str, snapshot: Snapshot, answered: 
             created_at=time.time(),
             files=files,
             request=snapshot.request,
+            not_finite=_not_finite(snapshot),
         )
         content = manifest.encode()
         with create(MANIFEST) as file:
             file.write(content)
     return CheckpointInfo(url=storage.url_of(name), name=name, manifest=manifest)
+
+
+def _not_finite(snapshot: Snapshot) -> list[str]:
+    return [
+        f"{group}/{name}"
+        for group, names in snapshot.trained.items()
+        for name in names
+        if name in snapshot.arrays.get(group, {}) and not all_finite(snapshot.arrays[group][name])
+    ]
 
 
 def read_info(storage: Storage, name: str) -> CheckpointInfo:

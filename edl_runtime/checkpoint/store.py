@@ -13,6 +13,7 @@ import numpy as np
 
 from edl_runtime.checkpoint.errors import (
     DamagedCheckpointError,
+    NotFiniteCheckpointError,
     NoWholeCheckpointError,
     UnfinishedCheckpointError,
     UnreadableCheckpointError,
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 
 class RestoredCheckpoint(NamedTuple):
-    """The newest checkpoint that is not damaged, and its content.
+    """The newest checkpoint that is neither damaged nor marked as not finite, and its content.
 
     - `skipped`: the errors of newer ones, newest first.
     - `further`: a checkpoint of an earlier generation but a later step, if any.
@@ -68,6 +69,7 @@ class CheckpointStore:
         self._answered = answered
         self._storage = storage_at(spec.url)
         self._finished: set[str] = set()  # that are known to have a manifest
+        self._marked: set[str] = set()  # of these, those with weights that are not finite
         self._whole: dict[str, bool] = {}  # of those that were read or written
         self._written = ""
 
@@ -95,7 +97,8 @@ class CheckpointStore:
         """Return the newest checkpoint that is not damaged; None if none was ever finished. `known` is not read again.
 
         Logs a warning for each damaged one that it skips, including those without their manifest, and for one of an
-        earlier generation but a later step. Raises NoWholeCheckpointError if all are damaged, and UnknownFormatError if
+        earlier generation but a later step. One whose weights are not finite counts as damaged, unless
+        `spec.allow_not_finite` names it. Raises NoWholeCheckpointError if all are damaged, and UnknownFormatError if
         another version wrote a newer one.
         """
         errors: dict[str, UnreadableCheckpointError] = {}
@@ -110,11 +113,13 @@ class CheckpointStore:
                 return known
             try:
                 info = self.info(name)
+                if info.defect and name != self.spec.allow_not_finite:
+                    raise NotFiniteCheckpointError(info.url, info.defect)  # noqa: TRY301 -- as others are skipped
                 snapshot, further = self.load(info), self._further(names, name)
                 if further:
                     log.warning("checkpoint.further", url=further.url, step=further.manifest.step, loaded=info.url)
                 return RestoredCheckpoint(info, snapshot, damaged, further)
-            except (DamagedCheckpointError, UnfinishedCheckpointError) as error:
+            except (DamagedCheckpointError, NotFiniteCheckpointError, UnfinishedCheckpointError) as error:
                 _log_unreadable(error)
                 errors[name] = error
         if damaged:
@@ -160,14 +165,18 @@ class CheckpointStore:
         - those with an unreadable manifest: their arrays may be complete, and another version may know the format;
         - all, if none verifies. Older ones than the newest are not verified.
 
+        Those whose weights are not finite count apart: of newer ones than that, `keep_last` stay, and none of older
+        ones.
+
         The manifest is removed first, so that an interrupted removal leaves nothing that looks complete.
         """
         folders = self._ask(self._storage.folders)  # once: what another process adds from here on is not considered
-        finished, unfinished = self._sorted_out(folders)
+        listed, unfinished = self._sorted_out(folders)
+        finished = [name for name in listed if name not in self._marked]
         newest = self._newest_kept(finished)
-        if not newest:
-            return []
-        doomed = [*self._old(finished, newest), *self._abandoned(unfinished, time.time() if now is None else now)]
+        doomed = [*self._useless([name for name in listed if name in self._marked], newest)]
+        if newest:
+            doomed += [*self._old(finished, newest), *self._abandoned(unfinished, time.time() if now is None else now)]
         for name in doomed if not dry_run else ():
             self._ask(self._storage.remove, name)
             log.info("checkpoint.removed", url=self._storage.url_of(name))
@@ -186,7 +195,9 @@ class CheckpointStore:
     def _further(self, names: Sequence[str], loaded: str) -> CheckpointInfo | None:
         for name in _further_on(names, loaded):
             with contextlib.suppress(UnreadableCheckpointError):
-                return self.info(name)
+                info = self.info(name)
+                if not info.defect:
+                    return info
         return None
 
     def _newest_kept(self, finished: Sequence[str]) -> Sequence[str]:
@@ -209,6 +220,12 @@ class CheckpointStore:
         older = [name for name in reversed(finished) if position_of(name) < position_of(newest[0])]
         return [name for name in older if name not in kept and position_of(name) not in good]
 
+    def _useless(self, marked: Sequence[str], newest: Sequence[str]) -> Sequence[str]:
+        """Return those to remove of the ones with weights that are not finite, oldest first."""
+        ahead = [name for name in marked if not newest or position_of(name) > position_of(newest[0])]
+        kept = {*ahead[: self.spec.keep_last], self._written, self.spec.allow_not_finite}
+        return [name for name in reversed(marked) if name not in kept]
+
     def _abandoned(self, unfinished: Iterable[str], now: float) -> Sequence[str]:
         ours = [folder for folder in sorted(unfinished) if is_checkpoint_name(finished_name(folder))]
         return [each for each in ours if now - self._ask(self._storage.changed_at, each) > ABANDONED_AFTER_S]
@@ -218,8 +235,8 @@ class CheckpointStore:
         finished, unfinished = [], [folder for folder in folders if finished_name(folder) != folder]
         for name in _newest_first(folders):
             try:
-                if name not in self._finished:
-                    self.info(name)
+                if name not in self._finished and self.info(name).defect:
+                    self._marked.add(name)
                 self._finished.add(name)
                 finished.append(name)
             except UnfinishedCheckpointError:

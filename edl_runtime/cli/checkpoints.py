@@ -52,8 +52,8 @@ def checkpoints() -> None:
 def ls(url: str, *, as_json: bool) -> None:
     """Show the checkpoints at URL, newest first, by their manifests.
 
-    If a manifest can't be read, generation and step are those of the name, and PROBLEM has the error. Files are only
-    read by `edl checkpoints verify`.
+    If a manifest can't be read, generation and step are those of the name, and PROBLEM has the error; it also says
+    which weights have NaN or infinity. Files are only read by `edl checkpoints verify`.
     """
     store = CheckpointStore(Checkpoint(url=url))
     found = [(name, _seen(store.info, name)) for name in store.names()]
@@ -78,7 +78,7 @@ def verify(url: str, *, as_json: bool) -> None:
     store = CheckpointStore(Checkpoint(url=url))
     found = [(name, _seen(store.verify, name)) for name in store.names()]
     states = [
-        (name, "whole", "") if isinstance(seen, CheckpointInfo) else (name, seen.state, seen.problem)
+        (name, "whole", seen.defect) if isinstance(seen, CheckpointInfo) else (name, seen.state, seen.problem)
         for name, seen in found
     ]
     if as_json:
@@ -183,7 +183,7 @@ def _plain(name: str, seen: Seen) -> dict[str, Any]:
     if isinstance(seen, UnreadableCheckpointError):
         return {"url": seen.url, "name": name, **position_of(name)._asdict(), "problem": seen.problem}
     known = {"size_bytes": seen.size_bytes, **msgspec.to_builtins(seen.manifest)}
-    return {"url": seen.url, "name": name, **known, "problem": ""}
+    return {"url": seen.url, "name": name, **known, "problem": seen.defect}
 
 
 def _row(name: str, seen: Seen) -> list[str]:
@@ -193,4 +193,5 @@ def _row(name: str, seen: Seen) -> list[str]:
     created = datetime.fromtimestamp(manifest.created_at).astimezone()
     metrics = " ".join(f"{name}={value:g}" for name, value in manifest.metrics.items())
     numbers = [manifest.generation, manifest.step, manifest.epoch, manifest.world_size]
-    return [*map(str, numbers), f"{created:%Y-%m-%d %H:%M:%S}", f"{seen.size_bytes / 1e6:.1f}", metrics, name, ""]
+    size = f"{seen.size_bytes / 1e6:.1f}"
+    return [*map(str, numbers), f"{created:%Y-%m-%d %H:%M:%S}", size, metrics, name, seen.defect]

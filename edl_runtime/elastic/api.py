@@ -21,7 +21,7 @@ from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.shards.ledger import BlockingLedger, ShardPlan
-from edl_runtime.specs import Checkpoint
+from edl_runtime.specs import Checkpoint, NotFinite, check_not_finite
 
 Model = TypeVar("Model")
 Optimizer = TypeVar("Optimizer")
@@ -47,6 +47,7 @@ class WrapOptions(TypedDict, total=False):
     scaling: Scaling
     warm_up_steps: int
     schedule: LrSchedule
+    not_finite: NotFinite | None
 
 
 def init(
@@ -173,6 +174,7 @@ class Run:
         scaling: Scaling = "fixed",
         warm_up_steps: int = 0,
         schedule: LrSchedule = "step",
+        not_finite: NotFinite | None = None,
     ) -> tuple[Any, ...]:
         """Connect with the other instances, bring all to the same state, and return the same objects.
 
@@ -195,6 +197,9 @@ class Run:
         - `schedule`: when `run.step` steps an optimizer's LRScheduler: at each "step"; as often as one instance would
           have, by the "samples" that all have trained, so that it ends with the data at any number of instances (see
           `elastic.schedule_steps`); at each "epoch"'s end; or, for None, never: then the script may, in its loop.
+        - `not_finite`: what happens when the loss or gradients of a step are NaN or infinite. "warn": an event and a
+          warning, once, and training continues. "fail": all ranks raise NotFiniteError, which fails the job, before the
+          step is applied. By default EDL_NOT_FINITE, which is "warn" if not set. With a `scaler` only the loss counts.
 
         Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when all checkpoints are
         damaged, UnknownFormatError for one of another version, SpecError for what can't be trained so.
@@ -216,7 +221,12 @@ class Run:
             raise SpecError("run.wrap", given, "a model and its optimizer, or several such pairs: (model, optimizer)")
         paddle.disable_signal_handler()  # else it turns SIGTERM into an error
         self._agent.handle_signals()
-        options = TrainingOptions(scaling=scaling, warm_up_steps=warm_up_steps, schedule=schedule)
+        options = TrainingOptions(
+            scaling=scaling,
+            warm_up_steps=warm_up_steps,
+            schedule=schedule,
+            not_finite=check_not_finite("not_finite", not_finite or self._settings.not_finite),
+        )
         training = TrainingLoop(
             pairs,
             registered=self._registered,
@@ -378,7 +388,8 @@ class Run:
         """Set metrics of the next checkpoints and the job's result; return all metrics.
 
         They include those of the checkpoint, or of the other instances, that the training continues from. NaN and
-        infinity, which JSON can't hold, remove a metric. "loss" is the last step's, if `step` gets it. Raises SpecError
+        infinity, which JSON can't hold, remove a metric; the log warns, and the result's `not_finite` has its name and
+        since which step. "loss" is the last step's, if `step` gets it. Raises SpecError
         for what is no number, and when they are too large for a result.
         """
         training = self._training("run.metrics")

@@ -75,6 +75,21 @@ class EarlyEndError(ElasticError, ValueError):
 
 
 @dataclass(eq=False, repr=False)
+class NotFiniteError(ElasticError, ValueError):
+    """Raised on all ranks when a loss or gradients are NaN or infinite, and `not_finite` is "fail"."""
+
+    step: int
+    what: Sequence[str]
+
+    def __str__(self) -> str:
+        return (
+            f"NaN or infinity in the {' and the '.join(self.what)} of step {self.step}, which is not applied; the "
+            "checkpoints before it stay. Look for the cause in the learning rate, the data and the loss; with "
+            "not_finite='warn' (EDL_NOT_FINITE) training continues"
+        )
+
+
+@dataclass(eq=False, repr=False)
 class OtherModelError(ElasticError, ValueError):
     """Raised when a checkpoint, or another worker's state, does not fit what this script wraps and registers."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.checkpoints.snapshots import flip, reformat, steps_of, stored
+from support.checkpoints.snapshots import flip, reformat, steps_of, store_not_finite, stored
 from support.edl_command import Edl, edl_command
 
 from edl_runtime.backends.local.backend import LocalBackend
@@ -69,6 +69,20 @@ def test_those_that_can_not_be_read_are_shown_with_what_is_wrong(tmp_path: Path,
     assert code == 1
     assert [view["state"] for view in json.loads(printed)] == ["damaged", "of an unknown format", "whole"]
     assert edl("prune", tmp_path, "--keep-last", "1")[1] == f"nothing to remove at {tmp_path}\n"
+
+
+def test_weights_that_are_not_finite_are_shown(tmp_path: Path, edl: Edl) -> None:
+    """By their names, though the files are whole."""
+    store = stored(tmp_path, 1)
+    (marked,) = store_not_finite(store, 2)
+    _, printed, _ = edl("ls", tmp_path)
+    first, second = printed.splitlines()[1:]
+    assert first.rstrip().endswith(f"{marked.name}  NaN or infinity in model/weight")
+    assert second.rstrip().endswith(store.list()[1].name)
+    assert json.loads(edl("ls", tmp_path, "--json")[1])[0]["not_finite"] == ["model/weight"]
+    code, printed, _ = edl("verify", tmp_path)
+    assert code == 0
+    assert "whole  NaN or infinity in model/weight" in printed
 
 
 def test_one_of_an_unknown_format_is_not_verified(tmp_path: Path, edl: Edl) -> None:

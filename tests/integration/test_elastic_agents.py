@@ -164,6 +164,50 @@ def test_a_script_that_runs_in_two_instances_and_calls_no_init_is_told_of(
         assert (group.log(0) + group.log(1)).count(told.reason) == 1
 
 
+@pytest.mark.parametrize("instances", [1, 2])
+def test_a_training_of_nan_is_not_green(tmp_path: Path, settings: RuntimeSettings, instances: int) -> None:
+    """An event and the log of rank 0 say since which step, once. The next run goes back before it, and may fail."""
+    options = {"samples": 240, "global_batch": 24, "epochs": 1}  # ten steps
+    settings = msgspec.structs.replace(settings, checkpoint_every_steps=4, result_file=str(tmp_path / "result.json"))
+    members = range(instances)
+    with running_group(tmp_path / "first", settings, instances=f"{instances}:{instances}") as group:
+        group.option(**options, nan_at=6)
+        group.start(*members)
+        assert group.statuses() == dict.fromkeys(members, 0)
+        told = [event.reason for event in group.events() if event.kind == "note"]
+        logs = [group.log(instance) for instance in members]
+    store = CheckpointStore(Checkpoint(url=settings.checkpoint))
+    last, *_, finite = store.list()
+    marked = {info.manifest.step: bool(info.manifest.not_finite) for info in store.list()}
+    assert marked[4] is False
+    assert marked[10] is True
+    assert told[0] == (
+        "NaN or infinity in the loss and the gradients of step 6: training continues, and checkpoints with such "
+        "weights are marked"
+    )
+    assert len([text for text in told if "of step" in text]) == 1
+    assert sorted(log.count("step.not_finite") for log in logs) == [0] * (instances - 1) + [1]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["checkpoint"], result["not_finite"]) == (last.url, {"loss": 6, "gradients": 6})
+
+    settings = msgspec.structs.replace(settings, not_finite="fail")
+    with running_group(tmp_path / "second", settings, instances=f"{instances}:{instances}") as group:
+        group.option(**options, nan_at=7)
+        group.start(*members)
+        statuses = group.statuses()
+        assert EX_DATAERR in statuses.values()
+        assert 0 not in statuses.values()
+        told = [event.reason for event in group.events() if event.kind == "note"]
+        assert "NaN or infinity in the loss and the gradients of step 7: the job fails" in told
+        passed = f"training goes back to step 4: checkpoint {last.url} is not finite"
+        assert any(text.startswith(passed) for text in told)
+        logs = [group.log(instance) for instance in members]
+        assert all(log.count("worker.started") == 1 for log in logs)
+        assert any("of step 7, which is not applied; the checkpoints before it stay" in log for log in logs)
+    assert finite.manifest.step == 4
+    assert store.load(finite).step == 4
+
+
 ELASTIC_PLACE = """
 import sys
 from edl_runtime import elastic

@@ -49,6 +49,7 @@ WRONG = {
     "CHECKPOINT_EVERY_S": (["nan"], "a number of seconds"),
     "CHECKPOINT_KEEP_LAST": (["0"], "1 or more"),
     "CHECKPOINT_KEEP_EVERY": (["-1"], "a whole number of steps"),
+    "NOT_FINITE": (["", "stop"], "'warn' or 'fail'"),
     "TLS_KEY": (["given"], "nothing without EDL_TLS_CERT"),
     "TEACHER_TLS_NAME": (["given"], "nothing without EDL_TEACHER_CA"),
 }

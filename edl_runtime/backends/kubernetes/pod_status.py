@@ -362,7 +362,7 @@ def _result(terminated: Manifest | None) -> dict[str, Any] | None:
         found = JsonDecoder(Any).decode(message)
     except msgspec.DecodeError:
         return None
-    return found if isinstance(found, dict) and found.keys() == {"checkpoint", "metrics"} else None
+    return found if isinstance(found, dict) and found.keys() - {"not_finite"} == {"checkpoint", "metrics"} else None
 
 
 def _started(pod: Manifest, container: Manifest) -> float:

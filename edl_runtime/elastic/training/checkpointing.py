@@ -79,8 +79,8 @@ class CheckpointManager:
     def report_skipped(self, found: RestoredCheckpoint) -> None:
         """Note in the job's events why a training does not continue from its newest checkpoint, if so.
 
-        Newer ones are damaged, or one of an earlier generation is of a later step: then another training has most
-        likely written to the same location.
+        Newer ones are damaged or not finite, or one of an earlier generation is of a later step: then another training
+        has most likely written to the same location.
         """
         step = found.info.manifest.step
         if found.further:
@@ -300,6 +300,10 @@ class TrainingEnd:
         self._session.agent.send(WorkerFinished(step=self._train_state.steps, why=why))
 
     def write_result(self) -> None:
-        """Publish the checkpoint's URL and the metrics as the job's result."""
-        metrics = self._train_state.reported_metrics()
-        write_result(checkpoint=self._result_url or "", metrics=metrics, settings=self._settings)
+        """Publish the checkpoint's URL, the metrics, and what is not finite, as the job's result."""
+        write_result(
+            checkpoint=self._result_url or "",
+            metrics=self._train_state.reported_metrics(),
+            not_finite=self._train_state.not_finite,
+            settings=self._settings,
+        )

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from edl_runtime.checkpoint.file_format import Snapshot
+from edl_runtime.checkpoint.finite import not_finite_since
 from edl_runtime.elastic.comm.agent_protocol import (
     GenerationEntered,
     JoinGeneration,
@@ -23,7 +24,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
     WorkerReady,
 )
 from edl_runtime.elastic.comm.process_group import GroupSession, ProcessGroup
-from edl_runtime.elastic.errors import EarlyEndError, GroupLostError, StepError
+from edl_runtime.elastic.errors import EarlyEndError, GroupLostError, NotFiniteError, StepError
 from edl_runtime.elastic.training.checkpointing import CheckpointManager, TrainingEnd
 from edl_runtime.elastic.training.learning_rate import Scaling, decode_slots, encode_slots, scaling_factor
 from edl_runtime.elastic.training.optimizer_step import (
@@ -31,10 +32,11 @@ from edl_runtime.elastic.training.optimizer_step import (
     Gradients,
     HostGradients,
     OptimizerGuard,
+    StepSums,
     any_sparse,
 )
 from edl_runtime.elastic.training.script_end import at_script_end
-from edl_runtime.elastic.training.state_parts import PartState, RegisteredState, StateParts
+from edl_runtime.elastic.training.state_parts import Part, PartState, RegisteredState, StateParts, frozen_parts
 from edl_runtime.elastic.training.train_state import (
     Origin,
     TrainState,
@@ -48,6 +50,7 @@ from edl_runtime.elastic.training.train_state import (
 from edl_runtime.errors import SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import NotFinite
 
 REPORT_EVERY_S = 0.3
 """How often steps are reported to the agent, except a generation's first and the training's last."""
@@ -96,6 +99,7 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
     scaling: Scaling
     warm_up_steps: int
     schedule: LrSchedule
+    not_finite: NotFinite
 
 
 class TrainingLoop:
@@ -119,6 +123,8 @@ class TrainingLoop:
         self._registered = StateParts([], registered)
         others = {**registered, **({} if scaler is None else {"scaler": RegisteredState("scaler", scaler)})}
         self.train_state = TrainState(session, StateParts(pairs, others), run=settings.run)
+        self._frozen = frozen_parts(pairs)
+        self._script_state = StateParts([], dict[str, Part](registered) | self._frozen)
         parameters = self.train_state.state.parameters
         self._on_cpu = all(parameter.place.is_cpu_place() for parameter in parameters)
         self._gradients: Gradients = (HostGradients if self._on_cpu else DeviceGradients)(parameters)
@@ -133,9 +139,11 @@ class TrainingLoop:
         self._batch_generation = 0
         self._begun = False  # the loop over the data
         self._had_no_batch = False  # in the step before
-        self._before_lost_step: dict[str, PartState] | None = None  # registered state
+        self._before_lost_step: dict[str, PartState] | None = None  # what the script keeps and changes itself
         self._checkpoint_due = self._regroup_due = False  # as soon as the script asks for its next batch
-        self._unpacked_loss: float | None = None  # with one rank and one micro batch gradients are not copied
+        self._unpacked: StepSums | None = None  # with one rank and one micro batch gradients are not copied
+        self._scales_loss = scaler is not None
+        self._noted_not_finite = False
         self._own_samples = 0
         self._own_weight = math.nan  # without any
         self._waited_s = 0.0
@@ -179,13 +187,13 @@ class TrainingLoop:
         """Do what is due between two steps; data sources call it before each.
 
         The script has finished its work after the last step by then: if that step was lost, its changes to registered
-        state are undone, else a checkpoint and joining ranks get them.
+        state and to what is frozen are undone, else a checkpoint and joining ranks get them.
         """
         if not self._begun:
             self._begun = True
             at_script_end(self.agent, self.finish, lambda: self._end.over)
         if self._before_lost_step is not None:
-            self._registered.load(self._before_lost_step, "the state before the lost step")
+            self._script_state.load(self._before_lost_step, "the state before the lost step")
             self._before_lost_step = None
         if self._checkpoint_due:
             self._checkpoint_due = False
@@ -215,11 +223,11 @@ class TrainingLoop:
         if self._batch_generation != self.session.generation:  # lost in a run.mean since
             self._clear_gradients()
             return False
-        value = math.nan if loss is None else _number("loss", loss)
+        value = None if loss is None else _number("loss", loss)
         if not share:  # a mean over nothing is not a number
             self._clear_gradients()
         elif micro.first and micro.last and self.session.group.world_size == 1 and not any_sparse(parameters):
-            self._unpacked_loss = value
+            self._unpacked = StepSums(value, self._scales_loss or self._gradients.own_finite())
         else:
             self._gradients.add(share, value)
         self._own_samples += micro.samples
@@ -267,12 +275,10 @@ class TrainingLoop:
                     raise StepError("run.step got weight= on some ranks only", instead)
                 if agreed.samples and not self.train_state.ended:
                     self._align(agreed.turns)
-                    loss, self._unpacked_loss = self._unpacked_loss, None
-                    if loss is None:
-                        loss = math.nan
-                        if agreed.weight:
-                            loss = self._gradients.reduce(self.session.group, agreed.weight)
-                    self.train_state.mean_loss = loss
+                    sums, self._unpacked = self._unpacked, None
+                    if sums is None and agreed.weight:
+                        sums = self._gradients.reduce(self.session.group, agreed.weight)
+                    self._check_finite(sums or StepSums(None, finite=True))
         except GroupLostError as error:
             self._recover(error, step=True)
             return False
@@ -375,6 +381,31 @@ class TrainingLoop:
         firsts = [each[0] if each else math.nan for each in rates]
         return StepConsensus(samples, weight, stop, summed, firsts, [TURNS[number] for number in turns], values)
 
+    def _check_finite(self, sums: StepSums) -> None:
+        """Note the loss, and once if it or gradients are not finite. Raises NotFiniteError where that fails the job.
+
+        All ranks have the same sums, so they raise it in the same step. A scaler's gradients may be infinite: it skips
+        such a step.
+        """
+        train_state, step = self.train_state, self.train_state.steps + 1
+        finite = {"loss": sums.loss is None or math.isfinite(sums.loss)}
+        if not self._scales_loss:
+            finite["gradients"] = sums.finite
+        train_state.mean_loss = math.nan if sums.loss is None else sums.loss
+        train_state.not_finite = not_finite_since(train_state.not_finite, finite, step)
+        names = [name for name, is_finite in finite.items() if not is_finite]
+        if not names:
+            return
+        fails = self.options.not_finite == "fail"
+        if not self._noted_not_finite and self.session.group.rank == 0:
+            then = "the job fails" if fails else "training continues, and checkpoints with such weights are marked"
+            log.warning("step.not_finite", step=step, names=names, loss=train_state.mean_loss)
+            self.agent.send(Note(text=f"NaN or infinity in the {' and the '.join(names)} of step {step}: {then}"))
+        self._noted_not_finite = True
+        if fails:
+            self._end.over = True
+            raise NotFiniteError(step, names)
+
     def _turn(self, own: int) -> RankTurn:
         if self.train_state.ended:
             return "ends"
@@ -383,14 +414,14 @@ class TrainingLoop:
         return "steps" if own else "idles"
 
     def _align(self, turns: Sequence[RankTurn]) -> None:
-        """Copy registered state to ranks whose scripts had no batch in the step before."""
+        """Copy what scripts change themselves to ranks whose scripts had no batch in the step before."""
         followers = [rank for rank, turn in enumerate(turns) if turn == "follows"]
-        if not self._registered.parts or len(followers) in (0, len(turns)):
+        if not self._script_state.parts or len(followers) in (0, len(turns)):
             return
         group = self.session.group
         if not takes_part(group, followers):
             return
-        states = self._registered.states()
+        states = self._registered.states() | {name: part.changes() for name, part in self._frozen.items()}
         own = Snapshot(
             generation=self.session.generation,
             step=self.train_state.steps,
@@ -399,7 +430,7 @@ class TrainingLoop:
         )
         found = share_state(group, followers, own)
         if group.rank in followers:
-            self._registered.load(states_of(found.arrays, found.extra), "the state of another rank")
+            self._script_state.load(states_of(found.arrays, found.extra), "the state of another rank")
 
     def _recover(self, error: GroupLostError, *, step: bool) -> None:
         """Enter the next generation. `step`: a step is lost, so its batch comes again."""
@@ -415,7 +446,7 @@ class TrainingLoop:
         self._enter_next_generation()
         for rate in self.train_state.state.rates:
             rate.await_repeat()
-        self._before_lost_step = copy.deepcopy(self._registered.states())  # the script changes its arrays
+        self._before_lost_step = copy.deepcopy(self._script_state.states())  # the script changes its arrays
 
     def _apply(self, agreed: StepConsensus) -> None:
         train_state = self.train_state
@@ -486,6 +517,8 @@ class TrainingLoop:
         self._had_no_batch |= not train_state.begun and origin == "peer"
         train_state.begun = True
         self._optimizer_guard.note()
+        for part in self._frozen.values():
+            part.note()
         self._follow_size(join)
         self._checkpoints.begin(train_state.steps, train_state.unsaved_s)
         if group.rank == 0:

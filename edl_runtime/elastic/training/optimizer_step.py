@@ -10,14 +10,15 @@ import ctypes
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from edl_runtime.checkpoint.finite import all_finite, pieces
 from edl_runtime.elastic.comm.process_group import ProcessGroup
 from edl_runtime.elastic.errors import StepError
 from edl_runtime.elastic.training.learning_rate import LearningRate
-from edl_runtime.elastic.training.state_parts import host_view, lbfgs_kinds, parameters_of
+from edl_runtime.elastic.training.state_parts import as_bits, host_view, lbfgs_kinds, parameters_of, some_of
 
 SAMPLES = 16
 """How many values of each parameter are compared: all of them would take as long as a step of the optimizer."""
@@ -60,8 +61,8 @@ class OptimizerGuard:
     optimizers that are not wrapped. Methods that clear gradients remove them, where Paddle's own leave zeros: so a
     missing gradient is noticed.
 
-    All parameters are watched but those that were frozen at `wrap`: a script may change these, and buffers, on each
-    rank for itself.
+    All parameters are watched but those that were frozen at `wrap`: a script may change these, and buffers, itself. See
+    `FrozenPart`.
 
     - `pairs`: models and their optimizers. `scaler`: the GradScaler of their losses, if any.
     - `moves_schedulers`: whether `run.step` steps the schedulers.
@@ -155,7 +156,8 @@ class OptimizerGuard:
         raise StepError(
             f"{_name_parameters(changed)} changed outside of run.step",
             "give run.wrap the optimizers of everything that is trained, and load weights before it; for parameters "
-            "that the script changes itself on each rank, such as a momentum encoder, set stop_gradient = True first",
+            "that the script changes itself, alike on all ranks, such as a momentum encoder, set stop_gradient = True "
+            "first",
         )
 
     def _values(self) -> np.ndarray:
@@ -201,9 +203,7 @@ class OptimizerGuard:
 
 def _sample(parameter: Any) -> np.ndarray:
     """Return a view of some of its values, as bits."""
-    flat = host_view(parameter).reshape(-1)
-    step = max(1, flat.size // SAMPLES) | 1  # odd, so that it does not stay in one column
-    return flat.view(f"u{flat.itemsize}")[::step]
+    return as_bits(some_of(host_view(parameter).reshape(-1), SAMPLES))
 
 
 def _name_parameters(names: Sequence[str]) -> str:
@@ -251,6 +251,16 @@ _MOST_ON_HEAP = 1 << 25  # glibc's maximum
 _MOST_KEPT = 1 << 30
 
 
+class StepSums(NamedTuple):
+    """What all ranks know of a step before they apply it, the same on each.
+
+    `loss`: the mean, None if a rank did not give its own. `finite`: no gradient is NaN or infinite.
+    """
+
+    loss: float | None
+    finite: bool
+
+
 class HostGradients:
     """The weighted sum of a step's gradients and losses on the CPU, in one array that is kept from step to step.
 
@@ -265,23 +275,23 @@ class HostGradients:
         self._parameters = list(parameters)
         sizes = [int(np.prod(parameter.shape)) for parameter in self._parameters]
         double = any(parameter.dtype == paddle.float64 for parameter in self._parameters)
-        more = len(sizes) + 1  # whether a rank has that gradient, and the loss
+        more = len(sizes) + 2  # whether a rank has that gradient; how often the loss is not given; and the loss
         self._flat = np.zeros(sum(sizes) + more, np.float64 if double else np.float32)
         ends = np.cumsum(sizes)
         self._views = [
             self._flat[end - size : end].reshape(parameter.shape)
             for parameter, size, end in zip(self._parameters, sizes, ends, strict=True)
         ]
-        self._has = self._flat[len(self._flat) - more : -1]
+        self._has = self._flat[len(self._flat) - more : -2]
         self._dtype = paddle.float64 if double else paddle.float32
         self._begun = False
         _keep_what_is_freed(2 * self._flat.nbytes)
 
-    def add(self, weight: float, loss: float) -> None:
+    def add(self, weight: float, loss: float | None) -> None:
         """Add the parameters' gradients times `weight`, and clear them."""
         if not self._begun:
             self._has[:] = 0
-            self._flat[-1] = 0
+            self._flat[-2:] = 0
         for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             if parameter.grad is None:
                 if not self._begun:
@@ -293,15 +303,18 @@ class HostGradients:
                 np.multiply(_plain(_dense(parameter)), weight, out=view, casting="unsafe")
             self._has[number] = 1
             parameter.clear_gradient(False)
-        self._flat[-1] += weight * loss
+        if loss is None:
+            self._flat[-2] += 1
+        else:
+            self._flat[-1] += weight * loss
         self._begun = True
 
     def discard(self) -> None:
         """Drop what was added."""
         self._begun = False
 
-    def reduce(self, group: ProcessGroup, total: float) -> float:
-        """Sum over all ranks, divide by `total`, set the parameters' gradients; return the mean loss."""
+    def reduce(self, group: ProcessGroup, total: float) -> StepSums:
+        """Sum over all ranks, divide by `total`, and set the parameters' gradients."""
         import paddle
         from paddle.utils import dlpack
 
@@ -309,15 +322,24 @@ class HostGradients:
             self._flat[:] = 0
         group.all_reduce(self._flat)
         self._begun = False
+        finite = True
         for parameter, view, has in zip(self._parameters, self._views, self._has, strict=True):
             if not has:
                 continue
-            np.divide(view, total, out=view)
+            for piece in pieces(view):
+                np.divide(piece, total, out=piece)
+                finite = finite and all_finite(piece)  # while it is in the cache
             if parameter.dtype == self._dtype:
                 parameter.grad_ = dlpack.from_dlpack(view)  # which shares memory, where `grad` copies
             else:
                 parameter.grad_ = paddle.to_tensor(view).astype(parameter.dtype)
-        return float(self._flat[-1]) / total
+        unknown, loss = self._flat[-2:]
+        return StepSums(None if unknown else float(loss) / total, finite)
+
+    def own_finite(self) -> bool:
+        """Return whether the gradients of this rank are finite, by some values of each: to read all takes long."""
+        held = (host_view(each.grad) for each in self._parameters if each.grad is not None)
+        return all(all_finite(some_of(gradient.reshape(-1), SAMPLES)) for gradient in held)
 
 
 class DeviceGradients:
@@ -328,7 +350,7 @@ class DeviceGradients:
         self._sizes = [int(np.prod(parameter.shape)) for parameter in self._parameters]
         self._flat: Any = None
 
-    def add(self, weight: float, loss: float) -> None:
+    def add(self, weight: float, loss: float | None) -> None:
         import paddle
 
         has = [parameter.grad is not None for parameter in self._parameters]
@@ -336,7 +358,7 @@ class DeviceGradients:
             _dense(parameter).flatten().astype("float32") if there else paddle.zeros([size])
             for parameter, size, there in zip(self._parameters, self._sizes, has, strict=True)
         ]
-        more = paddle.to_tensor([*map(float, has), loss * weight])
+        more = paddle.to_tensor([*map(float, has), float(loss is None), (loss or 0.0) * weight])
         flat = paddle.concat([paddle.concat(pieces) * weight, more])
         self._flat = flat if self._flat is None else self._flat + flat
         for parameter in self._parameters:
@@ -345,19 +367,26 @@ class DeviceGradients:
     def discard(self) -> None:
         self._flat = None
 
-    def reduce(self, group: ProcessGroup, total: float) -> float:
+    def reduce(self, group: ProcessGroup, total: float) -> StepSums:
         import paddle
 
         count = len(self._sizes)
-        flat = paddle.zeros([sum(self._sizes) + count + 1]) if self._flat is None else self._flat
+        flat = paddle.zeros([sum(self._sizes) + count + 2]) if self._flat is None else self._flat
         group.all_reduce(flat)
         self._flat = None
-        *pieces, more = paddle.split(flat, [*self._sizes, count + 1])
-        *has, loss = (float(value) for value in more.numpy())
-        for parameter, piece, there in zip(self._parameters, pieces, has, strict=True):
+        *summed, more = paddle.split(flat, [*self._sizes, count + 2])
+        finite = flat[: sum(self._sizes)].isfinite().all().astype(flat.dtype).reshape([1])
+        *has, unknown, loss, is_finite = map(float, paddle.concat([more, finite]).numpy())  # one transfer
+        for parameter, values, there in zip(self._parameters, summed, has, strict=True):
             if there:
-                parameter.grad_ = (piece / total).reshape(parameter.shape).astype(parameter.dtype)
-        return loss / total
+                parameter.grad_ = (values / total).reshape(parameter.shape).astype(parameter.dtype)
+        return StepSums(None if unknown else loss / total, bool(is_finite))
+
+    def own_finite(self) -> bool:
+        import paddle
+
+        finite = [each.grad.isfinite().all() for each in self._parameters if each.grad is not None]
+        return bool(paddle.stack(finite).all())
 
 
 Gradients: TypeAlias = HostGradients | DeviceGradients

@@ -10,7 +10,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -36,8 +36,8 @@ class StateParts:
     Raises SpecError for a model or an optimizer that can't be trained elastically.
     """
 
-    def __init__(self, pairs: Sequence[tuple[Any, Any]], others: Mapping[str, RegisteredState] | None = None) -> None:
-        self.parts: dict[str, ModelPart | RegisteredState] = {}
+    def __init__(self, pairs: Sequence[tuple[Any, Any]], others: Mapping[str, Part] | None = None) -> None:
+        self.parts: dict[str, Part] = {}
         self.parameters: list[Any] = []
         self.rates: list[LearningRate] = []
         models: set[int] = set()
@@ -61,6 +61,10 @@ class StateParts:
     def states(self) -> dict[str, PartState]:
         """Return the states of all parts; on the CPU the next step changes the arrays."""
         return {name: part.state() for name, part in self.parts.items()}
+
+    def trained(self) -> dict[str, list[str]]:
+        """Return, by part, the names of the arrays that training changes: trained parameters and their accumulators."""
+        return {name: part.trained() for name, part in self.parts.items() if isinstance(part, ModelPart)}
 
     def load(self, states: Mapping[str, PartState], origin: str) -> None:
         """Load states. Raises OtherModelError with `origin` and what differs, and changes nothing then."""
@@ -86,25 +90,17 @@ class ModelPart:
         """Return its state; on the CPU the next step changes the arrays."""
         return PartState({name: host_view(tensor) for name, tensor in self._tensors().items()})
 
+    def trained(self) -> list[str]:
+        """Return the names of its trained parameters."""
+        return [name for name, each in self._model.named_parameters() if not each.stop_gradient]
+
     def differences(self, there: PartState) -> Iterator[str]:
         """Yield, for people, what this part or a state lacks, or has in another shape or type."""
-        tensors, given = self._tensors(), there.arrays
-        for name in sorted(tensors.keys() - given.keys()):
-            yield f"{name!r}: {tuple(tensors[name].shape)} here, not there"
-        for name in sorted(given.keys() - tensors.keys()):
-            yield f"{name!r}: {given[name].shape} there, not here"
-        for name in sorted(given.keys() & tensors.keys()):
-            mine, other = host_view(tensors[name]), given[name]
-            if (mine.shape, mine.dtype) != (other.shape, other.dtype):
-                yield f"{name!r}: {mine.dtype} {mine.shape} here, {other.dtype} {other.shape} there"
+        return _differences(self._tensors(), there.arrays)
 
     def load(self, there: PartState) -> None:
         """Load a state without differences."""
-        for name, tensor in self._tensors().items():
-            if tensor.place.is_cpu_place():
-                np.copyto(host_view(tensor), there.arrays[name])
-            else:
-                tensor.set_value(there.arrays[name])
+        _load(self._tensors(), there.arrays)
 
     def _tensors(self) -> dict[str, Any]:
         return dict(self._model.state_dict())
@@ -129,6 +125,10 @@ class OptimizerPart(ModelPart):
     def state(self) -> PartState:
         return super().state()._replace(values=self.rate.state())
 
+    def trained(self) -> list[str]:
+        """Return the names of all its accumulators."""
+        return list(self._tensors())
+
     def load(self, there: PartState) -> None:
         super().load(there)
         if there.values is not None:
@@ -147,6 +147,74 @@ class OptimizerPart(ModelPart):
         return held | {f"{names[name]}/master": master for name, master in masters.items()}
 
 
+SAMPLES = 1000
+"""How many values of each frozen tensor are compared."""
+
+
+class FrozenPart(ModelPart):
+    """What of a model its optimizers do not train: frozen parameters and buffers.
+
+    Scripts change some of them after each step, as an average of the weights or a target network: what such a script
+    changes belongs to its step, like registered state. Others may be large, and never change.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        trained = set(self.trained())
+        self._names = [name for name in model.state_dict() if name not in trained]
+        self._own = set(running_statistics(model))  # of each rank
+        self.note()
+
+    def note(self) -> None:
+        """Take the present values as those that all ranks have."""
+        self._noted = self._samples()
+
+    def changes(self) -> PartState:
+        """Return what has changed since `note`, by some values of each, without the statistics of BatchNorm."""
+        now, tensors = self._samples(), self._tensors()
+        changed = [name for name, some in now.items() if not np.array_equal(some, self._noted[name])]
+        return PartState({name: host_view(tensors[name]) for name in changed if name not in self._own})
+
+    def differences(self, there: PartState) -> Iterator[str]:
+        """Yield as `ModelPart.differences`, of what a state has."""
+        tensors = self._tensors()
+        yield from _differences({name: tensors[name] for name in there.arrays if name in tensors}, there.arrays)
+
+    def load(self, there: PartState) -> None:
+        """Load what a state has."""
+        _load({name: each for name, each in self._tensors().items() if name in there.arrays}, there.arrays)
+
+    def _tensors(self) -> dict[str, Any]:
+        held = super()._tensors()
+        return {name: held[name] for name in self._names}
+
+    def _samples(self) -> dict[str, np.ndarray]:
+        return {name: as_bits(_sample(tensor)) for name, tensor in self._tensors().items()}
+
+
+def frozen_parts(pairs: Sequence[tuple[Any, Any]]) -> dict[str, FrozenPart]:
+    """Return what all models have besides what is trained, by part; not those that have nothing."""
+    models = {id(model): model for model, _ in pairs}.values()
+    parts = {f"frozen/{number}": FrozenPart(model) for number, model in enumerate(models, 1)}
+    return {name: part for name, part in parts.items() if part.state().arrays}
+
+
+def running_statistics(model: Any) -> dict[str, Any]:
+    """Return the tensors of BatchNorm layers that follow the mean and the variance of the batches that a rank sees."""
+    from paddle.nn import BatchNorm
+    from paddle.nn.layer.norm import _BatchNormBase
+
+    layers = [
+        (f"{name}." if name else "", layer)
+        for name, layer in model.named_sublayers(include_self=True)
+        if isinstance(layer, (BatchNorm, _BatchNormBase))
+    ]
+    return {prefix + kind: getattr(layer, kind) for prefix, layer in layers for kind in ("_mean", "_variance")}
+
+
+Part: TypeAlias = "ModelPart | RegisteredState"
+
+
 def load_model(model: Any, arrays: Arrays, origin: str, part: str = "model") -> None:
     """Load a checkpoint's weights into a Paddle model, for use without a training.
 
@@ -156,6 +224,42 @@ def load_model(model: Any, arrays: Arrays, origin: str, part: str = "model") -> 
     if differences := [f"{part} {text}" for text in mine.differences(there)]:
         raise OtherModelError(origin, differences)
     mine.load(there)
+
+
+def _differences(tensors: Mapping[str, Any], given: Mapping[str, np.ndarray]) -> Iterator[str]:
+    for name in sorted(tensors.keys() - given.keys()):
+        yield f"{name!r}: {tuple(tensors[name].shape)} here, not there"
+    for name in sorted(given.keys() - tensors.keys()):
+        yield f"{name!r}: {given[name].shape} there, not here"
+    for name in sorted(given.keys() & tensors.keys()):
+        mine, other = host_view(tensors[name]), given[name]
+        if (mine.shape, mine.dtype) != (other.shape, other.dtype):
+            yield f"{name!r}: {mine.dtype} {mine.shape} here, {other.dtype} {other.shape} there"
+
+
+def _load(tensors: Mapping[str, Any], given: Mapping[str, np.ndarray]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.place.is_cpu_place():
+            np.copyto(host_view(tensor), given[name])
+        else:
+            tensor.set_value(given[name])
+
+
+def some_of(flat: Any, count: int) -> Any:
+    """Return some `count` values of an array or a tensor of one axis, spread over it."""
+    return flat[:: max(1, flat.shape[0] // count) | 1]  # odd, so that it does not stay in one column
+
+
+def as_bits(values: np.ndarray) -> np.ndarray:
+    """Return a view that can be compared, NaN included."""
+    return values.view(f"u{values.itemsize}") if values.itemsize <= 8 else values
+
+
+def _sample(tensor: Any) -> np.ndarray:
+    """Return a copy of some values."""
+    if tensor.place.is_cpu_place():
+        return np.array(some_of(host_view(tensor).reshape(-1), SAMPLES))
+    return host_view(some_of(tensor.flatten(), SAMPLES))
 
 
 def host_view(tensor: Any) -> np.ndarray:

@@ -13,14 +13,18 @@ import msgspec
 import numpy as np
 
 from edl_runtime.checkpoint.file_format import Arrays, Snapshot, parse_safetensors, safetensors_chunks
+from edl_runtime.checkpoint.finite import not_finite_since
 from edl_runtime.elastic.comm.process_group import GroupSession, ProcessGroup
 from edl_runtime.elastic.training.learning_rate import RateScale
 from edl_runtime.elastic.training.state_parts import PartState, StateParts
 from edl_runtime.errors import SpecError
+from edl_runtime.log import get_logger
 from edl_runtime.result import RESULT_LIMIT
 
 METRICS_LIMIT = RESULT_LIMIT - 1024
 """Bytes of JSON: the rest of a result is for the loss and the checkpoint's URL."""
+
+log = get_logger(__name__)
 
 Origin = Literal["peer", "checkpoint", "start"]
 """Where a state came from: another worker, a checkpoint, or the script that built it."""
@@ -67,7 +71,7 @@ class _Extra(msgspec.Struct, kw_only=True):
     """What a snapshot holds besides arrays.
 
     - `position`: of the data. `rng`: random number generators. `values`: what its parts hold besides arrays, by name.
-    - `unsaved_s`: how long ago the last checkpoint was due.
+    - `unsaved_s`: how long ago the last checkpoint was due. `not_finite`: as `TrainState.not_finite`.
     - `ended`: nothing is left to train in this `run` of the job; a later one may continue from the checkpoint.
     """
 
@@ -80,12 +84,14 @@ class _Extra(msgspec.Struct, kw_only=True):
     unsaved_s: float = 0.0
     ended: bool = False
     run: str = ""
+    not_finite: dict[str, int] = {}
 
 
 class TrainState:
     """How far a training is, and what its model and optimizer hold.
 
-    `begun`: all ranks have it. `ended`: all ranks have come to the end. `run`: the id of this run of the job, or "".
+    - `begun`: all ranks have it. `ended`: all ranks have come to the end. `run`: the id of this run of the job, or "".
+    - `not_finite`: since which step the loss, the gradients and metrics are NaN or infinite, of those that are.
     """
 
     def __init__(self, session: GroupSession, state: StateParts, *, run: str) -> None:
@@ -97,6 +103,7 @@ class TrainState:
         self.samples = 0
         self.scale = RateScale()
         self.metrics: dict[str, float] = {}
+        self.not_finite: dict[str, int] = {}
         self.mean_loss = math.nan
         self.unsaved_s = 0.0  # as restored
         self.position: dict[str, Any] | None = None  # of the data, as restored
@@ -126,6 +133,7 @@ class TrainState:
             unsaved_s=unsaved_s,
             ended=self.ended,
             run=self._run,
+            not_finite=self.not_finite,
         )
         return Snapshot(
             generation=self._session.generation,
@@ -135,6 +143,7 @@ class TrainState:
             world_size=self._session.group.world_size,
             epoch=0 if self.data_source is None else self.data_source.epoch,
             metrics=self.reported_metrics(),
+            trained=self.state.trained() if durable else {},
         )
 
     def adopt(self, snapshot: Snapshot, *, rank: int, generation: int, is_own: bool) -> Origin:
@@ -155,15 +164,19 @@ class TrainState:
         return extra.origin
 
     def note(self, values: dict[str, float]) -> None:
-        """Keep these metrics; a value that is not finite removes the one noted before.
+        """Keep these metrics; a value that is not finite removes the one noted before, and is noted as such.
 
         Raises SpecError, and keeps none of them, when all together are too large for a result.
         """
         metrics = {name: value for name, value in {**self.metrics, **values}.items() if math.isfinite(value)}
-        size = len(msgspec.json.encode(metrics))
+        finite = {name: math.isfinite(value) for name, value in values.items()}
+        not_finite = not_finite_since(self.not_finite, finite, self.steps)
+        size = len(msgspec.json.encode([metrics, not_finite]))
         if size > METRICS_LIMIT:
             raise SpecError("run.metrics", f"{size} bytes of JSON", f"at most {METRICS_LIMIT}, of all names together")
-        self.metrics = metrics
+        if new := not_finite.keys() - self.not_finite.keys():
+            log.warning("metric.not_finite", names=sorted(new), step=self.steps)
+        self.metrics, self.not_finite = metrics, not_finite
 
     def reported_metrics(self) -> dict[str, float]:
         """Return all metrics. "loss" is the last step's, if the script gives it to `run.step`."""
@@ -178,6 +191,7 @@ class TrainState:
         self.unsaved_s, self.ended = extra.unsaved_s, extra.ended and is_of_this_run
         self.metrics = dict(snapshot.metrics)
         self.mean_loss = self.metrics.pop("loss", math.nan)
+        self.not_finite = dict(extra.not_finite)
         if self.data_source is not None and extra.position is not None:
             self.data_source.seek(extra.position, self._session.group.world_size)
 

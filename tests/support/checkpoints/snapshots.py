@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from edl_runtime.checkpoint.file_format import MANIFEST, Snapshot
+from edl_runtime.checkpoint.file_format import MANIFEST, CheckpointInfo, Snapshot
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.specs import Checkpoint
 
@@ -42,6 +43,18 @@ def stored(folder: Path | str, *steps: int, generation: int = 1, keep_last: int 
     for step in steps:
         store.write(snapshot_at(step, generation))
     return store
+
+
+def store_not_finite(store: CheckpointStore, *steps: int, generation: int = 1) -> list[CheckpointInfo]:
+    """Write checkpoints of these steps, of which the weight has NaN, and a buffer and an unknown group infinity."""
+    written = []
+    for step in steps:
+        snapshot = snapshot_at(step, generation)
+        snapshot.arrays["model"]["weight"][-1] = math.nan
+        snapshot.arrays["model"]["bias"][0] = math.inf
+        trained = {"model": ["weight"], "optimizer": ["moment"], "model-2": ["weight"]}
+        written.append(store.write(msgspec.structs.replace(snapshot, trained=trained)))
+    return written
 
 
 def steps_of(store: CheckpointStore) -> list[int]:

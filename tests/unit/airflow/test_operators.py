@@ -93,7 +93,7 @@ def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: FakeClient
     deferred = deferred_by(rendered(distill(), context), context)
     student, pool = job_name(context["ti"]), pool_name(context["ti"])
     site.backend.jobs[student] = job_status(student, try_token(context["ti"]), phase="succeeded")
-    left = {"checkpoint": "/c", "metrics": {"accuracy": 0.9}}
+    left = {"checkpoint": "/c", "metrics": {"accuracy": 0.9}, "not_finite": {"loss": 7}}
     event = event_of(
         deferred,
         TaskOutcome(
@@ -322,7 +322,8 @@ def test_specs_come_from_upstream_tasks_as_they_are_or_as_dicts(
     context: Any, of_upstream: Callable[[Spec], object]
 ) -> None:
     """Each of a mapped task, too; what is in braces there is no template, as in everything that comes from a task."""
-    specs = [TrainerSpec(command=("python", "s.py", "{{ run_id }}")), Checkpoint(url="/c", keep_last=2), Bounds(2, 4)]
+    command = ("python", "s.py", "{{ run_id }}")
+    specs = [TrainerSpec(command=command, not_finite="fail"), Checkpoint(url="/c", keep_last=2), Bounds(2, 4)]
     trainer, checkpoint, bounds = map(of_upstream, specs)
     with DAG("nightly", schedule=None):
         one = EdlTrainOperator(task_id="one", trainer=upstream(trainer), trainers=upstream(bounds))
@@ -337,6 +338,7 @@ def test_specs_come_from_upstream_tasks_as_they_are_or_as_dicts(
         job = operator.plan(context, CONNECTION).trainer_job
         assert job.command[-1] == "{{ run_id }}"
         assert job.bounds == Bounds(2, 4)
+        assert job.env["EDL_NOT_FINITE"] == "fail"
     assert job.env["EDL_CHECKPOINT_KEEP_LAST"] == "2"
 
 

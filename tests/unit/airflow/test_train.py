@@ -121,7 +121,7 @@ def test_a_training_returns_its_newest_checkpoint(context: Any, site: FakeClient
     ended = TaskOutcome(
         ended="succeeded",
         name="digits",
-        result={"checkpoint": "/c/42", "metrics": {"score": 2}},
+        result={"checkpoint": "/c/42", "metrics": {"score": 2}, "not_finite": {"loss": 41}},
         progress=Progress(step=43, epoch=4, updated_at=1.0),
         training=TrainingStatus(members=(0, 2), ended="stopped", reason="its time to train is over"),
         generations=3,
@@ -133,6 +133,7 @@ def test_a_training_returns_its_newest_checkpoint(context: Any, site: FakeClient
         "step": 42,
         "epoch": 1,
         "metrics": {"accuracy": 0.9, "score": 2},
+        "not_finite": {"loss": 41},
         "stopped": True,
         "reason": "its time to train is over",
         "instances": 2,

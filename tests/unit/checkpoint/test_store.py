@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import sys
 import time
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 from structlog.testing import capture_logs
-from support.checkpoints.snapshots import flip, is_whole, reformat, snapshot_at, steps_of, stored
+from support.checkpoints.snapshots import flip, is_whole, reformat, snapshot_at, steps_of, store_not_finite, stored
 
 from edl_runtime.checkpoint import file_format, storage
 from edl_runtime.checkpoint.errors import (
@@ -32,6 +33,7 @@ from edl_runtime.checkpoint.errors import (
     UnknownFormatError,
 )
 from edl_runtime.checkpoint.file_format import DRAFT, MANIFEST, CheckpointInfo, Manifest, read_checked, write_checked
+from edl_runtime.checkpoint.finite import all_finite
 from edl_runtime.checkpoint.folder_lease import FolderLock
 from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
 from edl_runtime.errors import SpecError
@@ -330,6 +332,69 @@ def test_where_none_is_whole_all_stays(tmp_path: Path) -> None:
     (folder_of(tmp_path, 1) / MANIFEST).unlink()
     assert list(CheckpointStore(Checkpoint(url=str(tmp_path), keep_last=1)).prune(now=time.time() + LATER)) == []
     assert steps_of(store) == [2]
+
+
+@pytest.mark.parametrize(
+    ("array", "is_finite"),
+    [
+        (np.full(1000, 3e38, np.float32), True),  # its squares are not
+        (np.full(3, -math.inf), False),
+        (np.array(math.nan, np.float16), False),
+        (np.full(5, 60000.0, np.float16), True),
+        (np.array([0x3F80, 0x7F80], np.uint16), False),  # bfloat16
+        (np.array([0x3F80, 0x7F7F], np.uint16), True),
+        (np.full((300, 300), 2**60), True),
+        (np.empty(0, np.float32), True),
+    ],
+)
+def test_arrays_are_finite_or_not(array: np.ndarray, *, is_finite: bool) -> None:
+    """In each type, and however large."""
+    assert all_finite(array) == is_finite
+
+
+def test_no_run_continues_from_weights_that_are_not_finite(tmp_path: Path) -> None:
+    """Unless they are asked for by name. Only what is trained counts: masks may be infinite."""
+    store = stored(tmp_path, 10, 20)
+    first, last = store_not_finite(store, 30, 40)
+    assert last.manifest.not_finite == ["model/weight"]
+    found = store.load_newest()
+    assert found is not None
+    assert (found.info.manifest.step, found.further) == (20, None)
+    assert [str(error) for error in found.skipped] == [
+        f"checkpoint {each.url} is not finite: NaN or infinity in model/weight; to continue from it nevertheless, set "
+        f"EDL_CHECKPOINT_ALLOW_NOT_FINITE={each.name}"
+        for each in (last, first)
+    ]
+    named = CheckpointStore(Checkpoint(url=str(tmp_path), allow_not_finite=first.name)).load_newest()
+    assert named is not None
+    assert named.info == first
+    stored(tmp_path, 21, generation=2)
+    later = store.load_newest()
+    assert later is not None
+    assert (later.info.manifest.step, later.further) == (21, None)
+
+
+def test_weights_that_are_not_finite_are_not_the_beginning(tmp_path: Path) -> None:
+    """If there are no others, the error says by what name to continue from them."""
+    (only,) = store_not_finite(CheckpointStore(Checkpoint(url=str(tmp_path))), 10)
+    with pytest.raises(NoWholeCheckpointError, match=f"set EDL_CHECKPOINT_ALLOW_NOT_FINITE={only.name}"):
+        CheckpointStore(Checkpoint(url=str(tmp_path))).load_newest()
+
+
+def test_weights_that_are_not_finite_push_out_no_others(tmp_path: Path) -> None:
+    """They are kept apart, as many as others, until there is a newer checkpoint without NaN."""
+    store = stored(tmp_path, 1, 2, 3, keep_last=2)
+    for generation in (1, 2):
+        store_not_finite(store, 4, 5, 6, generation=generation)
+        store.prune()
+        assert steps_of(store) == [6, 5, 3, 2]
+    stored(tmp_path, 4, generation=3)
+    CheckpointStore(Checkpoint(url=str(tmp_path), keep_last=2, keep_every=5)).prune()
+    assert steps_of(store) == [4, 3]
+    alone = CheckpointStore(Checkpoint(url=str(tmp_path / "other"), keep_last=2))
+    store_not_finite(alone, 1, 2, 3)
+    alone.prune()
+    assert steps_of(alone) == [3, 2]
 
 
 def test_an_earlier_generation_removes_none_of_a_later(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ OPTIONS: dict[str, Any] = {
     "save_s": 0.0,  # time of a checkpoint
     "piece_s": 0.0,  # time of each chunk of a state transfer and of each answer of the store
     "stuck_after": None,  # own steps after which the first trainer hangs
+    "nan_at": math.inf,  # step from which on rank 0's loss is NaN
     **json.loads(os.environ.get("SCRIPT_OPTIONS", "{}")),
 }
 
@@ -187,6 +188,8 @@ def main(out: Path) -> None:
     with (out / f"stepped-{os.getpid()}.jsonl").open("a", buffering=1) as log, teaching(data) as batches:
         for own_step, (inputs, labels, numbers) in enumerate(batches):
             loss = ((model(inputs) - labels) ** 2).mean()
+            if run.rank == 0 and run.step_number + 1 >= OPTIONS["nan_at"]:
+                loss *= math.nan
             loss.backward()
             pending += numbers.tolist()
             if OPTIONS["step_s"] and not (out / "quickly").exists():

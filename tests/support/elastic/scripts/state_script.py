@@ -1,4 +1,4 @@
-"""A training script with registered state: averaged weights and early stopping."""
+"""A training script with registered state: averaged weights and early stopping. Its model has an average, too."""
 
 from __future__ import annotations
 
@@ -43,6 +43,26 @@ class Average:
         self.updates, self.weights = state["updates"], state["weights"]
 
 
+class Net(paddle.nn.Layer):  # type: ignore[misc]
+    """A layer, and a frozen one that follows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.average = paddle.nn.Linear(4, 1), paddle.nn.Linear(4, 1)
+        self.register_buffer("updates", paddle.zeros([1], "int64"))
+        for mine, theirs in zip(self.average.parameters(), self.layer.parameters(), strict=True):
+            mine.set_value(theirs)
+            mine.stop_gradient = True
+
+    def forward(self, inputs: Any) -> Any:
+        return self.layer(inputs)
+
+    def follow(self) -> None:
+        self.updates.set_value(self.updates + 1)
+        for mine, theirs in zip(self.average.parameters(), self.layer.parameters(), strict=True):
+            mine.set_value(DECAY * mine + (1 - DECAY) * theirs)
+
+
 def arrays_of(model: Any) -> dict[str, np.ndarray]:
     return {name: value.numpy().copy() for name, value in model.state_dict().items()}
 
@@ -55,7 +75,7 @@ def main(out: Path) -> None:
     held_out = inputs[26:], labels[26:]
     run = elastic.init()
     paddle.seed(1)
-    model = paddle.nn.Linear(4, 1)
+    model = Net()
     optimizer = paddle.optimizer.Momentum(0.02, parameters=model.parameters())
     average = run.register("average", Average(model))
     stopping = run.register("stopping", {"best": math.inf, "misses": 0, "errors": [], "steps": 0})
@@ -71,6 +91,7 @@ def main(out: Path) -> None:
             while step in OPTIONS["gates"] and not (out / f"gate-{step}").exists():
                 time.sleep(0.01)
             run.step(loss=loss)
+            model.follow()
             average.update(model)
             stopping["steps"] += 1
         own = slice(run.rank, None, run.world_size)

@@ -28,6 +28,9 @@ def test_the_note_has_a_line_for_each_training() -> None:
         "- **rescale**: has resized 1 of 1 jobs and pools"
     )
     assert note_of([("other", {"rows": 3})]) == ""
+    assert "loss 0.5 · auc not finite since step 9 · step 1200" in note_of(
+        [("a", {**TRAINED, "not_finite": {"auc": 9}})]
+    )
 
 
 def test_a_note_fits_into_airflow_s_and_counts_the_rest() -> None:

@@ -45,7 +45,7 @@ PULL = (
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
 START = 'OCI runtime create failed: runc create failed: exec: "nosuchprogram": executable file not found in $PATH'
 ROOT = 'breaks non-root policy (pod: "job-0_ml(1b4e)", container: instance)'
-RESULT = {"checkpoint": "/data/1", "metrics": {"loss": 0.5}}
+RESULT = {"checkpoint": "/data/1", "metrics": {"loss": 0.5}, "not_finite": {"accuracy": 7}}
 
 
 def ended(exit_code: int, reason: str = "Error", message: str = "", at: str = "2026-11-22T09:08:48Z") -> dict[str, Any]:

@@ -17,8 +17,9 @@ import pytest
 from support.elastic.local_run import SAMPLES, arrays_of, begin, model_and_optimizer, paddle, train
 
 from edl_runtime.elastic.api import Run
+from edl_runtime.elastic.comm.agent_protocol import Note
 from edl_runtime.elastic.comm.process_group import ProcessGroup
-from edl_runtime.elastic.errors import StepError
+from edl_runtime.elastic.errors import NotFiniteError, StepError
 from edl_runtime.elastic.training.learning_rate import encode_slots
 from edl_runtime.errors import SpecError
 
@@ -519,6 +520,29 @@ def test_a_step_that_overflows_is_left_out_and_the_scale_travels(tmp_path: Path,
     assert found._scale.item() == 4096.0
     with pytest.raises(SpecError, match=r"scaler: got 'float', allowed is a paddle\.amp\.GradScaler"):
         begin()[0].wrap(*model_and_optimizer(), scaler=2.0)
+
+
+def test_gradients_that_a_scaler_skips_are_no_failure(scaler_of: MakeScaler) -> None:
+    """They are infinite now and then, while the scale is too large. A loss that is not finite is a failure."""
+    run, link = begin()
+    model, optimizer = model_and_optimizer()
+    scaler = scaler_of(1024.0)
+    run.wrap(model, optimizer, scaler=scaler, not_finite="fail")
+
+    def train() -> None:
+        for inputs, _ in run.data(SAMPLES, **BATCHES):
+            loss = model(inputs).mean() * (math.nan if run.step_number == 3 else 1.0)
+            scaler.scale(loss).backward()
+            if run.step_number == 1:
+                model.first.weight.grad = paddle.full([2, 3], math.inf)
+            run.step(loss=loss)
+
+    with pytest.raises(NotFiniteError, match="in the loss of step 4, which is not applied"):
+        train()
+    assert run.step_number == 3
+    assert [message.text for message in link.sent if isinstance(message, Note)] == [
+        "NaN or infinity in the loss of step 4: the job fails"
+    ]
 
 
 def test_an_optimizer_that_is_not_wrapped_may_not_step_until_the_end() -> None:

@@ -12,7 +12,7 @@ from support.elastic.local_run import arrays_of, model_and_optimizer, paddle
 from edl_runtime.elastic.comm.process_group import ProcessGroup
 from edl_runtime.elastic.errors import GroupLostError
 from edl_runtime.elastic.training.optimizer_step import DeviceGradients, HostGradients, any_sparse
-from edl_runtime.elastic.training.state_parts import StateParts
+from edl_runtime.elastic.training.state_parts import StateParts, frozen_parts
 from edl_runtime.elastic.training.train_state import arrays_of as arrays_by_part
 from edl_runtime.elastic.training.train_state import share_state, state_receivers
 
@@ -60,6 +60,32 @@ def test_what_is_frozen_is_in_the_model_and_not_in_the_gradients() -> None:
     assert len(state.parameters) == 3
 
 
+def test_of_what_is_frozen_only_changes_are_sent() -> None:
+    """A backbone stays where it is. The statistics of BatchNorm are each rank's own."""
+    models = [
+        paddle.nn.Sequential(paddle.nn.Linear(2, 3), paddle.nn.BatchNorm1D(3), paddle.nn.Linear(50, 70))
+        for _ in range(2)
+    ]
+    for model in models:
+        model[2].register_buffer("updates", paddle.zeros([1], "int64"))
+        for each in model[2].parameters():
+            each.stop_gradient = True
+    first, second = (frozen_parts([(model, None)])["frozen/1"] for model in models)
+    assert first.changes().arrays == {}
+    first.note()
+    models[0][1]._mean.set_value(paddle.ones([3]))
+    models[0][2].bias.set_value(models[0][2].bias * 0.5 + 1)
+    models[0][2].updates.set_value(paddle.ones([1], "int64"))
+    changes = first.changes()
+    assert changes.arrays.keys() == {"2.bias", "2.updates"}
+    weight = models[1][2].weight.numpy()
+    assert list(second.differences(changes)) == []
+    second.load(changes)
+    np.testing.assert_array_equal(models[1][2].bias.numpy(), models[0][2].bias.numpy())
+    np.testing.assert_array_equal(models[1][2].weight.numpy(), weight)
+    assert frozen_parts([(paddle.nn.Linear(2, 3), None)]) == {}
+
+
 @pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
 def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
     """A parameter without a gradient on any rank is not trained."""
@@ -73,7 +99,7 @@ def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
         assert first.grad is None or not first.grad.numpy().any()
         for parameter in (first, second, third):
             parameter.clear_gradient(False)
-        assert gradients.reduce(ProcessGroup(), 4) == pytest.approx(4.0)
+        assert gradients.reduce(ProcessGroup(), 4) == (pytest.approx(4.0), True)
         np.testing.assert_allclose(first.grad.numpy(), [1.0, 1.75])
         np.testing.assert_allclose(second.grad.numpy(), [1.0, 1.0])
         assert third.grad is None
@@ -81,8 +107,27 @@ def test_gradients_are_weighted_means_and_none_stays_none(kind: Any) -> None:
         second.clear_gradient(False)
     gradients.add(1, 2.0)
     gradients.discard()
-    assert gradients.reduce(ProcessGroup(), 1) == 0.0
+    assert gradients.reduce(ProcessGroup(), 1) == (0.0, True)
     assert first.grad is None
+
+
+@pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38, 1.0])
+def test_the_sums_say_whether_a_gradient_is_not_finite(kind: Any, value: float) -> None:
+    """Of which rank it ever was; large ones are finite. A loss that one rank does not give is unknown to all."""
+    parameters = [paddle.create_parameter([200, 500], "float32") for _ in range(2)]
+    gradients = kind(parameters)
+    factor = np.ones((200, 500), np.float32)
+    factor[7, 77] = value
+    (parameters[1] * paddle.to_tensor(factor)).sum().backward()
+    gradients.add(1, 2.0)
+    parameters[0].sum().backward()
+    gradients.add(1, None)
+    assert gradients.reduce(ProcessGroup(), 2) == (None, math.isfinite(value))
+    factor[:] = value
+    parameters[1].clear_gradient(False)
+    (parameters[1] * paddle.to_tensor(factor)).sum().backward()
+    assert gradients.own_finite() == math.isfinite(value)
 
 
 @pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
@@ -111,7 +156,7 @@ def test_a_batch_of_many_samples_overflows_nothing(kind: Any, dtype: str) -> Non
     for _ in range(2):
         parameter.grad = paddle.full([2], 300.0, dtype)
         gradients.add(256, 1.0)
-    assert gradients.reduce(ProcessGroup(), 512) == 1.0
+    assert gradients.reduce(ProcessGroup(), 512) == (1.0, True)
     np.testing.assert_array_equal(parameter.grad.astype("float32").numpy(), [300.0, 300.0])
 
 
@@ -129,7 +174,10 @@ def test_the_result_of_a_failed_sum_is_not_used() -> None:
     gradients = HostGradients([parameter])
     parameter.sum().backward()
     gradients.add(1, math.nan)
-    assert math.isnan(gradients.reduce(ProcessGroup(), 1))
+    loss, is_finite = gradients.reduce(ProcessGroup(), 1)
+    assert loss is not None
+    assert math.isnan(loss)
+    assert is_finite
     place = parameter.grad.data_ptr()
     parameter.clear_gradient(False)
     with pytest.raises(GroupLostError):
@@ -137,7 +185,7 @@ def test_the_result_of_a_failed_sum_is_not_used() -> None:
     gradients.discard()
     (2 * parameter).sum().backward()
     gradients.add(1, 3.0)
-    assert gradients.reduce(ProcessGroup(), 1) == 3.0
+    assert gradients.reduce(ProcessGroup(), 1) == (3.0, True)
     np.testing.assert_array_equal(parameter.grad.numpy(), [2.0, 2.0])
     assert parameter.grad.data_ptr() == place
 
