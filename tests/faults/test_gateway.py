@@ -26,6 +26,7 @@ from support.llm.processes import (
     registered,
     running_gateway,
     sequences,
+    starting_together,
     wait_healthy,
     world,
 )
@@ -191,7 +192,7 @@ def test_a_refused_request_and_a_broken_one_leave_nothing(settings: RuntimeSetti
         before = memory().rss
         rows = [[300] * 4000] * 1000
         assert post(f"{url}/v1/completions", BODY | {"prompt": [*rows, []]}).status_code == 400
-        wait_until(lambda: memory().rss < before + (80 << 20), within_s=10)
+        wait_until(lambda: memory().rss < before + (80 << 20))
         host, port = re.findall(r"//([^:]+):(\d+)", url)[0]
         with socket.create_connection((host, int(port))) as caller:
             caller.sendall(b"POST /pools/llm/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
@@ -241,7 +242,7 @@ def test_a_teacher_that_answers_wrongly_is_found(pair: World, fault: str) -> Non
 
 def test_a_teacher_that_scores_differently_each_time_is_left_out(settings: RuntimeSettings) -> None:
     """Its self-test finds it before a student asks it, as no answer alone shows it."""
-    with fake_teacher() as good, fake_teacher() as bad, running_gateway(settings) as url:
+    with starting_together(settings, "vllm", "vllm") as ((good, bad), url):
         bad.behave(fault="differs")
         with registered(settings, good.address, bad.address):
             wait_healthy(url)

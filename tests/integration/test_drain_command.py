@@ -74,15 +74,17 @@ def test_a_drained_teacher_of_a_pool_is_replaced(settings: RuntimeSettings, work
 
         student = threading.Thread(target=study)
         student.start()
-        wait_until(lambda: len(seen) > 5)
-        assert edl(POOL, before[0])[0] == 0
-        assert before[0] not in teachers(settings)
-        after = wait_until(lambda: found if len(found := teachers(settings)) == 2 else [])
-        assert before[1] in after
-        count = len(seen)
-        wait_until(lambda: len(seen) > count + 5)
-        enough.set()
-        student.join()
+        try:
+            wait_until(lambda: len(seen) > 5)
+            assert edl(POOL, before[0])[0] == 0
+            assert before[0] not in teachers(settings)
+            after = wait_until(lambda: found if len(found := teachers(settings)) == 2 else [])
+            assert before[1] in after
+            count = len(seen)
+            wait_until(lambda: len(seen) > count + 5)
+        finally:
+            enough.set()
+            student.join()
         Batches(len(seen)).check(seen)
         status = asyncio.run(backend.get(POOL))
         assert (status.phase, status.wanted, status.reason) == ("running", 2, "")

@@ -74,7 +74,7 @@ def check_each_once(group: Group, expected: dict[int, list[int]], *, killed: int
 
 def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, settings: RuntimeSettings) -> None:
     """A join, a leave, a killed trainer, a hung one and a killed instance cost pauses, and no sample."""
-    options = {"samples": 12000, "global_batch": 24, "epochs": 1, "step_s": 0.1}
+    options = {"samples": 12000, "global_batch": 24, "epochs": 1, "step_s": 0.2}
     with running_group(tmp_path / "out", settings, **options) as group:
         group.start(0, 1)
         first = group.await_generation(0, 1)
@@ -101,15 +101,17 @@ def test_a_training_survives_what_happens_to_its_instances(tmp_path: Path, setti
         group.await_steps(5)
 
         group.kill(0)
-        assert group.await_generation(1, after=again.generation).reason == "instance 0 does not respond"
+        one = group.await_generation(1, after=again.generation)
+        assert one.reason == "instance 0 does not respond"
         group.start(3)
+        group.await_generation(1, 3, after=one.generation)
         (group.out / "quickly").touch()
         assert set(group.statuses().values()) == {0}
         assert group.await_event("ended").outcome == "done"
         report = asyncio.run(progress_of(settings))
         assert report is not None
         assert (report.step, report.total_steps) == (500, 500)
-        assert report.instances in (1, 2)
+        assert report.instances == 2
         check_each_once(group, batches_of(12000, 24, 1), killed=3)
 
 

@@ -68,7 +68,7 @@ def check_vllm_scores(found: Any, ids: list[int], k: int) -> None:
 
 def test_trl_scores_a_batch_with_one_request(world: World) -> None:
     """TRL from 1.11 on: health, model, then all sequences at once; as many choices, in order, split over teachers."""
-    rows = sequences(700, 40)
+    rows = sequences(200, 40)
     before = world.rows_asked()
     with httpx.Client(base_url=world.url, timeout=PATIENCE_S, trust_env=False) as client:
         assert client.get("/health").status_code == 200

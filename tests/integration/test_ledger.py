@@ -439,6 +439,8 @@ async def test_a_replica_that_takes_over_may_lag_behind(own_redis: RedisServer, 
 
 async def follow(client: Redis, server: RedisServer) -> None:
     """Make one Redis a replica of another, and wait until it has all that the other has."""
+    async with connect(server.url) as other:
+        await other.config_set("repl-diskless-sync-delay", 0)
     await client.replicaof("127.0.0.1", str(server.port))
     until = time.monotonic() + 100
     while (await client.info("replication"))["master_link_status"] != "up":  # it has loaded what it was sent

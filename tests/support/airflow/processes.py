@@ -113,7 +113,7 @@ def _suspend(processes: list[psutil.Process]) -> None:
 
 def _is_locked(laptop: Laptop) -> bool:
     """Whether Airflow's SQLite takes no change for some seconds."""
-    with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=10)) as database:
+    with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=60)) as database:
         try:
             database.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:

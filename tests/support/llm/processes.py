@@ -101,6 +101,15 @@ def sequences(count: int, tokens: int = 12) -> list[list[int]]:
     return [[(7 * row + 3 * place) % 490 + 1 for place in range(2 + (row * 5) % tokens)] for row in range(count)]
 
 
+@contextmanager
+def starting_together(settings: RuntimeSettings, *kinds: str) -> Iterator[tuple[list[FakeProcess], str]]:
+    """Run fake teachers that are not registered yet, and a gateway; yields them and the URL of the pool."""
+    with ExitStack() as stack:
+        started = [stack.enter_context(process(FAKE, kind, "--model", "fake")) for kind in kinds]
+        url = stack.enter_context(running_gateway(settings))
+        yield [FakeProcess(one, kind, first_line(one), "fake") for one, kind in zip(started, kinds, strict=True)], url
+
+
 class World(NamedTuple):
     """A gateway's URL of a pool, the pool's teachers, and its registry."""
 
@@ -134,9 +143,9 @@ def world(redis_url: str, *kinds: str) -> Iterator[World]:
     namespace = f"test-{uuid.uuid4().hex[:8]}"
     settings = RuntimeSettings(redis_url=redis_url, namespace=namespace, lease_ttl_s=600.0)
     with ExitStack() as stack:
-        fakes = [stack.enter_context(fake_teacher(kind)) for kind in kinds]
+        fakes, url = stack.enter_context(starting_together(settings, *kinds))
         stack.enter_context(registered(settings, *(fake.address for fake in fakes)))
-        made = World(stack.enter_context(running_gateway(settings)), fakes, settings)
+        made = World(url, fakes, settings)
         wait_healthy(made.url)
         made.wait_all_good()
         yield made

@@ -23,6 +23,7 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
 
 WRONG = "/wrong/ca.crt"
+PATIENCE_S = 60.0
 SETTINGS = RuntimeSettings.from_env(os.environ)
 
 
@@ -35,7 +36,7 @@ async def members(url: str, pool: str) -> list[str]:
 def is_ready(address: str, settings: RuntimeSettings) -> bool:
     """Ask a teacher whether it is ready."""
     token = settings.teacher_token
-    with TeacherConnection(address, token=token, timeout_s=5.0, trust=client_trust(settings)) as teacher:
+    with TeacherConnection(address, token=token, timeout_s=PATIENCE_S, trust=client_trust(settings)) as teacher:
         return teacher.ready()
 
 
@@ -59,11 +60,15 @@ def main(pool: str) -> None:
 
     results = {
         "right settings": result_of(with_other()),
-        "HTTP to a teacher": result_of(lambda: urllib.request.urlopen(f"http://{address}/v2/health/live", timeout=5)),
+        "HTTP to a teacher": result_of(
+            lambda: urllib.request.urlopen(f"http://{address}/v2/health/live", timeout=PATIENCE_S)
+        ),
         "student without TLS": result_of(with_other(teacher_ca="", teacher_tls_name="")),
         "student of another authority": result_of(with_other(teacher_ca=WRONG)),
         "teacher of another name": result_of(with_other(teacher_tls_name="edl-redis")),
-        "HTTP to discovery": result_of(lambda: urllib.request.urlopen(f"http://{discovery}/v1/health/live", timeout=5)),
+        "HTTP to discovery": result_of(
+            lambda: urllib.request.urlopen(f"http://{discovery}/v1/health/live", timeout=PATIENCE_S)
+        ),
         "Redis without TLS": result_of(lambda: asyncio.run(members(plain_redis, pool))),
     }
     os.environ["SSL_CERT_FILE"] = WRONG

@@ -13,7 +13,6 @@ from pkgutil import resolve_name
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
-from support.depth import DEEP, examples
 from support.paths import ROOT
 
 import edl_runtime
@@ -80,20 +79,17 @@ def test_the_provider_is_an_entry_point() -> None:
 
 @pytest.mark.slow
 def test_importing_an_operator_is_cheap() -> None:
-    """It loads no heavy library, and takes 0.1 s of the processor's time at most beyond Airflow's own SDK, at best."""
+    """It loads no heavy library that Airflow's own SDK has not loaded."""
     code = """
-import sys, time
+import sys
 import airflow.sdk
 airflow.sdk.BaseOperator, airflow.sdk.BaseHook, airflow.sdk.conf, airflow.sdk.BaseOperatorLink
-started = time.process_time()
+before = set(sys.modules)
 import edl_airflow.operators.distill
-took_s = time.process_time() - started
 heavy = {"paddle", "kubernetes", "redis", "numpy", "fastapi", "kubernetes_asyncio"} & (set(sys.modules) - before)
-print(took_s, sorted(heavy))
-""".replace("started = time", "before = set(sys.modules)\nstarted = time", 1)
-    measured = [_python(code).split(" ", 1) for _ in range(examples(1, 5))]
-    assert {heavy for _, heavy in measured} == {"[]"}
-    assert not DEEP or min(float(took_s) for took_s, _ in measured) <= 0.1
+print(sorted(heavy))
+"""
+    assert _python(code) == "[]"
 
 
 @pytest.mark.slow

@@ -231,12 +231,15 @@ def over_a_channel(content: bytes, compression: grpc.Compression) -> Iterator[Gr
     ("size", "compression", "problem"),
     [
         (5 << 20, grpc.Compression.NoCompression, r"larger than max \(5242880 vs. 4194304\)"),
-        (65 << 20, grpc.Compression.Gzip, "more than 67108864 bytes"),
+        (1_000_001, grpc.Compression.Gzip, "more than 1000000 bytes"),
         (100, grpc.Compression.Gzip, "its answer is no inference.ModelMetadata"),
     ],
 )
-def test_over_grpc_metadata_has_a_limit(size: int, compression: grpc.Compression, problem: str) -> None:
+def test_over_grpc_metadata_has_a_limit(
+    size: int, compression: grpc.Compression, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also when it is unpacked."""
+    monkeypatch.setattr("edl_runtime.protocol.compression.UNPACKED_LIMIT", 1_000_000)
     with over_a_channel(bytes(size), compression) as channel, pytest.raises(ProtocolError, match=problem) as refused:
         OipGrpcTransport(channel, "net").signature()
     assert channel.address in str(refused.value)

@@ -7,17 +7,21 @@ import zlib
 
 import pytest
 
-from edl_runtime.protocol.compression import GZIP, UNPACKED_LIMIT, ZLIB, inflated, inflated_if_packed
+from edl_runtime.protocol import compression
+from edl_runtime.protocol.compression import GZIP, ZLIB, inflated, inflated_if_packed
 from edl_runtime.protocol.errors import ProtocolError
 from edl_runtime.protocol.oip_grpc import MESSAGES
 
 
 @pytest.mark.parametrize(("pack", "wbits"), [(gzip.compress, GZIP), (zlib.compress, ZLIB)])
-def test_what_was_packed_comes_back_up_to_the_limit(pack: type[bytes], wbits: int) -> None:
-    packed = pack(bytes(UNPACKED_LIMIT))
-    assert inflated(packed, wbits) == bytes(UNPACKED_LIMIT)
-    with pytest.raises(ProtocolError, match="more than 67108864 bytes"):
-        inflated(pack(bytes(UNPACKED_LIMIT + 1)), wbits)
+def test_what_was_packed_comes_back_up_to_the_limit(
+    pack: type[bytes], wbits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compression, "UNPACKED_LIMIT", 1_000_000)
+    packed = pack(bytes(1_000_000))
+    assert inflated(packed, wbits) == bytes(1_000_000)
+    with pytest.raises(ProtocolError, match="more than 1000000 bytes"):
+        inflated(pack(bytes(1_000_001)), wbits)
     with pytest.raises(ProtocolError, match="ends early"):
         inflated(packed[:-1], wbits)
     with pytest.raises(ProtocolError, match="invalid"):

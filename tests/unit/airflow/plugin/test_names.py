@@ -140,7 +140,8 @@ def answers(world: World) -> list[Any]:
     ]  # fmt: skip
 
 
-@settings(max_examples=examples(100, 1000))
+@pytest.mark.slow
+@settings(max_examples=examples(40, 1000))
 @given(worlds())
 def test_no_answer_has_the_name_of_a_hidden_job_or_a_host_in_it(world: World) -> None:
     """Whatever texts say: of jobs there, planned, removed, in a pool or a mere word."""

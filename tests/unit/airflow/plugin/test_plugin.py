@@ -38,6 +38,7 @@ def test_its_address_is_a_path_below_that_of_airflow(
     assert page_url(conn="c", job="j") == expected
 
 
+@pytest.mark.slow
 def test_a_process_that_serves_no_page_does_not_import_it() -> None:
     """Schedulers and workers load plugins, too."""
     heavy = "{'edl_airflow.plugin.app', 'edl_airflow.plugin.live', 'redis', 'kubernetes_asyncio'}"

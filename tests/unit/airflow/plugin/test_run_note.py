@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from edl_airflow.plugin import run_note
 from edl_airflow.plugin.run_note import MOST_CHARACTERS, is_ours, note_of
 
@@ -56,9 +58,12 @@ def test_a_user_s_note_is_left_alone() -> None:
         assert not is_ours(note)
 
 
-def test_a_note_that_fails_does_not_hurt_the_run() -> None:
+def test_a_note_that_fails_does_not_hurt_the_run(caplog: pytest.LogCaptureFixture) -> None:
     """It is logged."""
     run_note.write_note(SimpleNamespace(run_id="r", dag_id="d"))  # type: ignore[arg-type]
+    (line,) = caplog.records
+    assert line.getMessage() == "No note for run r of d"
+    assert line.exc_info
 
 
 def test_lists_and_tables_of_metrics_are_left_out() -> None:
