@@ -187,7 +187,8 @@ class Run:
         batch.
 
         Several models are wrapped as pairs, each with its optimizer: `run.wrap((generator, one), (critic, other))`.
-        Each `run.step` then steps every optimizer whose parameters have gradients.
+        Each `run.step` then steps every optimizer whose parameters have gradients. It is called once a batch: models
+        that are trained in turn get batches of their own, as by `if run.step_number % 2`.
 
         - `model`, `optimizer`: a paddle.nn.Layer and its optimizer, each complete, without paddle.DataParallel.
         - `scaler`: the paddle.amp.GradScaler of the losses, if any. `run.step` unscales, skips a step that overflows,

@@ -150,6 +150,15 @@ def trained_by_several(script: Path, out: Path, **options: Any) -> list[Told]:
     return both
 
 
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_a_gan_that_loses_a_step_is_that_of_an_undisturbed_run(tmp_path: Path, *, in_turn: bool) -> None:
+    """In both ways of docs/how-to/losses-and-rates.md: with batches of its own for each model, or on all batches."""
+    script = TRAINING_SCRIPTS / "gan_script.py"
+    undisturbed = trained_alone(script, tmp_path / "alone", in_turn=in_turn)
+    for found in trained_by_several(script, tmp_path / "out", in_turn=in_turn):
+        assert_same(found, undisturbed)
+
+
 @pytest.mark.parametrize("micro_batch", [None, 2])
 def test_a_mean_over_tokens_is_that_of_an_undisturbed_run_with_its_weight(
     tmp_path: Path, micro_batch: int | None

@@ -55,6 +55,11 @@ from edl_runtime.specs import NotFinite
 REPORT_EVERY_S = 0.3
 """How often steps are reported to the agent, except a generation's first and the training's last."""
 
+_ONCE = (
+    "call it once. To train several models in turn, as a GAN's, give each batches of its own, by "
+    "`if run.step_number % 2`; or call backward() for the loss of each and then run.step, which steps all"
+)
+
 log = get_logger(__name__)
 
 LrSchedule = Literal["step", "samples", "epoch"] | None
@@ -211,6 +216,8 @@ class TrainingLoop:
     def step(self, loss: Any, weight: Any) -> bool:
         """Add a batch's gradients, and finish the step if it is this rank's last. Return False if the step was lost."""
         micro, parameters = self._batch, self.train_state.state.parameters
+        if micro is None and self._begun and not self.over:
+            raise StepError("run.step was called a second time for one batch", _ONCE)
         if micro is None:
             raise StepError("run.step was called without a batch of run.data before it")
         own = math.nan if weight is None else _checked_weight(weight)

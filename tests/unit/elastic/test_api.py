@@ -438,14 +438,19 @@ def test_a_missing_step_is_an_error_at_the_second_batch() -> None:
 
 
 def test_a_step_needs_a_batch_and_gradients() -> None:
-    """A second step on the same batch, and one without backward, are errors that say so."""
+    """A second step on the same batch, as in the usual loop of a GAN, and one without backward say what to do."""
     run, _ = begin()
-    run.wrap(*model_and_optimizer())
+    model, _ = run.wrap(*model_and_optimizer())
     batches = iter(run.data(SAMPLES, **BATCHES))
     with pytest.raises(StepError, match="without a batch"):
         run.step()
-    next(batches)
+    inputs, _ = next(batches)
     with pytest.raises(StepError, match="no parameter has a gradient"):
+        run.step()
+    model(inputs).mean().backward()
+    run.step()
+    model(inputs).mean().backward()
+    with pytest.raises(StepError, match=r"a second time for one batch; .* by `if run\.step_number % 2`; or"):
         run.step()
 
 

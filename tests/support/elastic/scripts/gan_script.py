@@ -15,6 +15,7 @@ import paddle
 from edl_runtime import elastic
 
 OPTIONS: dict[str, Any] = {
+    "in_turn": False,  # whether each model has batches of its own, or both train on each
     "gates": [],  # steps that wait for the test
     **json.loads(os.environ.get("SCRIPT_OPTIONS", "{}")),
 }
@@ -35,17 +36,18 @@ def main(out: Path) -> None:
         (critic, paddle.optimizer.Momentum(0.02, parameters=critic.parameters())),
     )
     for x, z in run.data(list(zip(real, noise, strict=True)), global_batch=8, epochs=6):
-        made = generator(z)
-        generator_loss = -critic(made).mean()
-        generator_loss.backward()
-        critic_optimizer.clear_grad()  # gradients of the generator's loss
-        critic_loss = critic(made.detach()).mean() - critic(x).mean()
-        critic_loss.backward()
-        step = run.step_number + 1
+        made, step = generator(z), run.step_number + 1
+        if not OPTIONS["in_turn"] or run.step_number % 2:
+            loss = -critic(made).mean()
+            loss.backward()
+            critic_optimizer.clear_grad()  # gradients of the generator's loss
+        if not OPTIONS["in_turn"] or run.step_number % 2 == 0:
+            loss = critic(made.detach()).mean() - critic(x).mean()
+            loss.backward()
         (out / f"at-{step}-{os.getpid()}").touch()
         while step in OPTIONS["gates"] and not (out / f"gate-{step}").exists():
             time.sleep(0.01)
-        run.step(loss=critic_loss)
+        run.step(loss)
     models = {"generator": generator, "critic": critic}
     kept = {f"{word} {name}": each.numpy() for word, model in models.items() for name, each in model.named_parameters()}
     np.savez(out / f"ended-{os.getpid()}.npz", **kept)
