@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, ParamSpec, TypeAlias, TypeVar, cast
 
 import stamina
 
-from edl_runtime.checkpoint.errors import CheckpointStoreError, MissingExtraError
+from edl_runtime.checkpoint.errors import CheckpointStoreError, DamagedFileError, MissingExtraError
 from edl_runtime.errors import EdlError, SpecError
 
 MANIFEST = "manifest.json"
@@ -310,6 +310,9 @@ _PERMANENT = {
     errno.EEXIST,
 }
 
+_CHECKSUM_ERRORS = {"FlexibleChecksumError", "ChecksumError"}
+"""Of botocore and gcsfs, which need not be here."""
+
 _retrying = stamina.RetryingCaller(attempts=3, wait_initial=0.2, wait_max=2.0, timeout=20.0)
 
 P = ParamSpec("P")
@@ -323,8 +326,16 @@ def ask_storage(url: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwarg
 
 
 def with_retries(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what `work` returns; repeat it a few times after a temporary error. Raises the last error."""
-    return _retrying(_is_transient, work, *args, **kwargs)
+    """Return what `work` returns; repeat it a few times after a temporary error.
+
+    Raises the last error, and DamagedFileError instead of that of the store's library for a wrong checksum.
+    """
+    try:
+        return _retrying(_is_transient, work, *args, **kwargs)
+    except Exception as error:
+        if type(error).__name__ not in _CHECKSUM_ERRORS:
+            raise
+        raise DamagedFileError(f"the store's check sum differs ({error})") from error
 
 
 @contextlib.contextmanager

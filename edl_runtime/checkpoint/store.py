@@ -13,6 +13,7 @@ import numpy as np
 
 from edl_runtime.checkpoint.errors import (
     DamagedCheckpointError,
+    DamagedFileError,
     NotFiniteCheckpointError,
     NoWholeCheckpointError,
     UnfinishedCheckpointError,
@@ -30,7 +31,7 @@ from edl_runtime.checkpoint.file_format import (
     read_info,
     write_checkpoint,
 )
-from edl_runtime.checkpoint.storage import ask_storage, finished_name, storage_at, storage_errors
+from edl_runtime.checkpoint.storage import MANIFEST, ask_storage, finished_name, storage_at, storage_errors
 from edl_runtime.log import get_logger
 from edl_runtime.specs import Checkpoint
 
@@ -138,7 +139,10 @@ class CheckpointStore:
 
     def info(self, name: str) -> CheckpointInfo:
         """Read a checkpoint's manifest. Raises UnreadableCheckpointError."""
-        return self._ask(read_info, self._storage, name)
+        try:
+            return self._ask(read_info, self._storage, name)
+        except DamagedFileError as error:
+            raise DamagedCheckpointError(self._storage.url_of(name), f"{MANIFEST}: {error}") from error
 
     def list(self) -> Sequence[CheckpointInfo]:
         """Return all checkpoints with a readable manifest. Their other files are not read: `verify` does."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from edl_runtime.checkpoint.errors import DamagedFileError
 from edl_runtime.checkpoint.file_format import unseal
 from edl_runtime.checkpoint.storage import MANIFEST, Storage, storage_at, with_retries
 from edl_runtime.errors import EdlError, SpecError, missing_library
@@ -75,6 +76,8 @@ def read_shard(path: str, start: int = 0) -> Iterator[tuple[Any, ...]]:
             content = with_retries(_read, storage, name, file)
         except FileNotFoundError:
             raise DamagedShardError(path, "it is missing") from None
+        except DamagedFileError as error:
+            raise DamagedShardError(path, str(error)) from error
     if f"{zlib.crc32(content):08x}" != found[1]:
         raise DamagedShardError(path, f"its {len(content)} bytes do not have the checksum of its name")
     try:
@@ -114,6 +117,8 @@ def read_manifest(storage: Storage, name: str) -> Dataset:
         content = with_retries(_read, storage, name, MANIFEST)
     except FileNotFoundError:
         raise UnfinishedDatasetError(url, f"it has no {MANIFEST}") from None
+    except DamagedFileError as error:
+        raise UnfinishedDatasetError(url, f"{MANIFEST}: {error}") from error
     try:
         return msgspec.json.decode(unseal(content), type=Dataset)
     except ValueError as error:

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import pytest
 from structlog.testing import capture_logs
 from support.checkpoints.snapshots import is_whole, snapshot_at, steps_of, stored
-from support.object_store import files
+from support.object_store import files, harm
 
 from edl_runtime.checkpoint import file_format
 from edl_runtime.checkpoint.errors import (
@@ -19,7 +19,7 @@ from edl_runtime.checkpoint.errors import (
     NoWholeCheckpointError,
     UnfinishedCheckpointError,
 )
-from edl_runtime.checkpoint.file_format import DRAFT, MANIFEST, FileRecord, write_checked
+from edl_runtime.checkpoint.file_format import DRAFT, MANIFEST, FileRecord, position_of, write_checked
 from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
 from edl_runtime.specs import Checkpoint
 
@@ -63,6 +63,24 @@ def test_a_half_uploaded_or_damaged_one_is_passed_by(bucket: str) -> None:
     assert list(store.prune()) == []
     assert half.name in store.prune(now=time.time() + LATER)
     assert not files().exists(half.url)
+
+
+@pytest.mark.parametrize("file", [MANIFEST, "model.safetensors", "extra.json"])
+def test_an_object_that_the_store_itself_finds_damaged_is_passed_by(bucket: str, file: str) -> None:
+    """The client checks the store's own checksum before ours: training goes back, and pruning goes on."""
+    store = stored(bucket, 1, 2, 3, keep_last=1)
+    damaged, *_ = store.list()
+    harm(f"{damaged.url}/{file}")
+    fresh = stored(bucket, keep_last=1)
+    found = fresh.load_newest()
+    assert found is not None
+    assert found.snapshot.step == 2
+    (skipped,) = found.skipped
+    assert isinstance(skipped, DamagedCheckpointError)
+    assert skipped.problem.startswith(f"{file}: ")
+    assert [position_of(name).step for name in stored(bucket, keep_last=1).prune()] == [1]
+    with pytest.raises(DamagedCheckpointError):
+        stored(bucket).verify(damaged.name)
 
 
 def test_an_upload_that_breaks_off_leaves_nothing(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.object_store import files
+from support.object_store import files, harm
 from support.teachers.process import wait_until
 
 from edl_runtime.shards.convert import convert as convert_samples
@@ -82,6 +82,19 @@ def test_a_reader_becomes_shards(folder: Path, out: str) -> None:
     store.pipe_file(shards[1], bytes(content)) if store else Path(shards[1]).write_bytes(content)
     with pytest.raises(DamagedShardError, match="do not have the checksum of its name"):
         next(read_shard(shards[1]))
+
+
+def test_an_object_that_the_store_itself_finds_damaged_is_damage(folder: Path, bucket: str) -> None:
+    """The client checks the store's own checksum before ours."""
+    out = f"{bucket}/train"
+    assert convert(folder, "reader.py:train", out).returncode == 0
+    first, *_ = list_shards(out)
+    harm(first)
+    with pytest.raises(DamagedShardError, match="the store's check sum differs"):
+        next(read_shard(first))
+    harm(f"{out}/manifest.json")
+    with pytest.raises(UnfinishedDatasetError, match=r"manifest\.json: the store's check sum differs"):
+        list_shards(out)
 
 
 def test_a_killed_conversion_is_not_taken_for_a_whole_one(folder: Path, out: str) -> None:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from urllib.request import urlopen
 
 import fsspec  # type: ignore[import-untyped]
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
 
 BUCKET = "bucket"
@@ -30,6 +32,14 @@ def empty(url: str) -> None:
     with urlopen(f"{url}/moto-api/reset", data=b"") as answer:
         assert answer.status == 200
     files().mkdir(BUCKET)
+
+
+def harm(url: str) -> None:
+    """Change a byte of an object as a disk does: the server still answers with the checksum of what was sent."""
+    bucket, _, key = url.removeprefix("s3://").partition("/")
+    stored = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_object(bucket, key)
+    assert stored is not None
+    stored.value = bytes([stored.value[0] ^ 1]) + stored.value[1:]
 
 
 def files() -> fsspec.AbstractFileSystem:
