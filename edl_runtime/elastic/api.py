@@ -193,7 +193,8 @@ class Run:
           None, never: then the script may, in its loop.
 
         Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when all checkpoints are
-        damaged, UnknownFormatError for one of another version, SpecError for what can't be trained so.
+        damaged, UnknownFormatError for one of another version, NoGroupError where it can't sum gradients with the
+        others, SpecError for what can't be trained so.
         """
         import paddle
 
