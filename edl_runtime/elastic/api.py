@@ -203,7 +203,8 @@ class Run:
           step is applied. By default EDL_NOT_FINITE, which is "warn" if not set. With a `scaler` only the loss counts.
 
         Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when all checkpoints are
-        damaged, UnknownFormatError for one of another version, SpecError for what can't be trained so.
+        damaged, UnknownFormatError for one of another version, NoGroupError where it can't sum gradients with the
+        others, SpecError for what can't be trained so.
         """
         import paddle
 

@@ -27,6 +27,19 @@ class GroupLostError(ElasticError, ConnectionError):
 
 
 @dataclass(eq=False, repr=False)
+class NoGroupError(ElasticError):
+    """Raised when a worker can't sum gradients with the others, now or in a later generation of the same instances."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"this instance can't sum gradients with others: {self.reason}; each needs a GPU of its own, and all need "
+            "the same Paddle"
+        )
+
+
+@dataclass(eq=False, repr=False)
 class StepError(ElasticError, ValueError):
     """Raised when a script trains in another way than by one `run.step` a batch. `instead`: what to do."""
 

@@ -26,7 +26,7 @@ from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus, group_status
 from edl_runtime.elastic.rendezvous.redis_store import Event
 from edl_runtime.elastic.rendezvous.requests import await_checkpoint, request_checkpoint
-from edl_runtime.errors import EX_DATAERR
+from edl_runtime.errors import EX_CONFIG, EX_DATAERR
 from edl_runtime.progress import Progress, read_progress
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
@@ -481,3 +481,33 @@ def test_a_straggler_is_named_and_started_again_where_that_is_asked_for(
         group.await_steps(20)
         assert group.agents[2].poll() is None
         assert [event.instance for event in group.events() if event.kind == "straggler"] == [2, 2]
+
+
+DUPLICATE = "(External) NCCL error(5), invalid usage. Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 10"
+
+
+@pytest.mark.parametrize("error", [None, DUPLICATE])
+def test_instances_on_gpus_train_together_or_the_newcomer_gives_up(
+    tmp_path: Path, settings: RuntimeSettings, error: str | None
+) -> None:
+    """Where they can't form a group, the one that trained before goes on alone, once and for all."""
+    out = tmp_path / "out"
+    command = [str(TRAINING_SCRIPTS / "gpu_script.py"), str(out)]
+    with running_group(out, settings, command=command, **LONG, nccl_error=error) as group:
+        group.start(0)
+        group.await_generation(0)
+        group.await_steps(5)
+        group.start(1)
+        together = group.await_event("forming", lambda event: event.members == (0, 1)).generation
+        if error:
+            assert group.await_exit(1) == EX_CONFIG
+            group.await_generation(0, after=together)
+        else:
+            group.await_generation(0, 1)
+        group.await_steps(5)
+        events = group.events()
+        failed = [event.reason for event in events if event.kind == "failed" and event.instance == 1]
+        assert len([event for event in events if event.kind == "forming" and event.members == (0, 1)]) == 1
+        assert len(failed) == (error is not None)
+        assert all(reason.endswith("it gives up, and the others continue") for reason in failed)
+        assert all("can't sum gradients with others: (External) NCCL" in reason for reason in failed)

@@ -289,7 +289,7 @@ class Agent:
         """Decide whether a failed worker is restarted, and report it."""
         me = self._me
         log.warning("worker.failed", reason=failure.reason, exit_code=failure.exit_code, generation=failure.generation)
-        others = PeerState.of(self._view, me.id, self._bounds, me.step, stepped=bool(me.stepped))
+        others = PeerState.of(self._view, me.id, self._bounds, me.step, stepped=me.stepped)
         count = 0
         if not failure.unwritten:
             self._change(lost=max(me.lost, failure.generation), failures=me.failures + (not failure.was_up))
@@ -344,7 +344,7 @@ class Agent:
 
         A job that trains already continues.
         """
-        others = PeerState.of(self._view, self._me.id, self._bounds, self._me.step, stepped=bool(self._me.stepped))
+        others = PeerState.of(self._view, self._me.id, self._bounds, self._me.step, stepped=self._me.stepped)
         if others.train:
             self._note(f"{error}. This job continues, because it trains already")
             return

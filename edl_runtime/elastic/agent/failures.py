@@ -67,6 +67,11 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
         return self.exit_code in (EX_CONFIG, EX_DATAERR) or (self.report is not None and self.report.final)
 
     @property
+    def grouped(self) -> bool:
+        """Whether another worker would fail in the same way only in a group with the same others."""
+        return self.report is not None and self.report.grouped
+
+    @property
     def made_progress(self) -> bool:
         """Whether a plain script ran long enough."""
         return not self.elastic and self.lived_s >= PROGRESS_AFTER_S
@@ -77,6 +82,7 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
 
     - `step`: the highest of any worker, its own included. `stepped`: any worker has finished a step in this run.
     - `train`: the others have trained, and are enough to continue. `without`: in a generation without this instance.
+    - `ahead`: those that have finished a step in a later generation than this instance are enough to continue.
     - `stop`: the job was told to end. `stay`: it was not, and some instance has not been told to leave.
     """
 
@@ -84,19 +90,24 @@ class PeerState(msgspec.Struct, frozen=True, kw_only=True):
     stepped: bool = False
     train: bool = False
     without: bool = False
+    ahead: bool = False
     stop: bool = False
     stay: bool = False
 
     @classmethod
-    def of(cls, view: GroupView, me: str, bounds: Bounds, step: int, *, stepped: bool) -> Self:
-        """Return what the view shows of others than `me`, which is at `step`, and may have `stepped` in this run."""
+    def of(cls, view: GroupView, me: str, bounds: Bounds, step: int, *, stepped: int) -> Self:
+        """Return what the view shows of others than `me`, which is at `step`, and has last `stepped` in a generation.
+
+        `stepped`: 0 for none in this run.
+        """
         others = [each.member for each in view.members if each.member.id != me]
         stay = [each for each in others if not each.leaving and not each.finished]
         train = len(stay) >= bounds.min and any(each.up and each.stepped for each in stay)
         return cls(
             step=max([step, *(each.step for each in others)]),
-            stepped=stepped or any(each.stepped for each in others),
+            stepped=stepped > 0 or any(each.stepped for each in others),
             train=train,
+            ahead=len([each for each in stay if each.stepped > stepped]) >= bounds.min,
             without=train and view.state == "active" and view.rank(me) is None,
             stop=view.stop is not None,
             stay=view.stop is None and bool(stay),
@@ -110,7 +121,9 @@ class FailureStreak(msgspec.Struct, frozen=True):
     begun_at: int = 0
 
     def after(self, failure: WorkerFailure, step: int) -> FailureStreak:
-        """Return the streak with this failure, at this step of the job."""
+        """Return the streak with this failure, at this step of the job. One that others had, too, does not count."""
+        if failure.grouped:
+            return self
         if failure.stepped or not failure.elastic:
             return FailureStreak()
         return FailureStreak(self.count + 1, self.begun_at if self.count else step)
@@ -132,14 +145,17 @@ def judge_failure(
     `streak`: with this failure. `count`: how many workers of the job failed without progress, this one included; 0 if
     unknown, or if it held up no other. An elastic script that fails before any worker of the job has finished a step
     fails the job at once. A worker that hung as it left is lost, as by SIGKILL: the job continues from the last
-    checkpoint once an instance joins, unless it was told to end.
+    checkpoint once an instance joins, unless it was told to end. Where a group can't be formed, the instances that
+    trained last are restarted, and continue without the others, which give up.
     """
     if failure.unwritten:
         goes_on = others.stay or (failure.hung and not others.stop)
         return None if goes_on else FailureVerdict(f"the last checkpoint is not written: {failure.reason}", 1)
-    if failure.final and others.train and not failure.stepped:
+    splits = failure.grouped and others.stepped
+    gives_up = others.ahead if splits else failure.final and others.train and not failure.stepped
+    if gives_up:
         return _give_up(failure.reason)
-    if failure.final or (failure.elastic and failure.exit_code > 0 and not others.stepped):
+    if not splits and (failure.final or (failure.elastic and failure.exit_code > 0 and not others.stepped)):
         return FailureVerdict(failure.reason, EX_DATAERR if failure.wrong_input else 1)
     if streak.count > MAX_FAILURES and others.train and (others.without or others.step > streak.begun_at):
         return _give_up(f"{failure.reason}; no step of its own in {MAX_FAILURES} restarts")

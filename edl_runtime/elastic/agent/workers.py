@@ -426,7 +426,10 @@ class WorkerSupervisor:
     def _end(self, exit_code: int) -> None:
         state, self._worker = self.state, None
         all_trained = state.phase == "done" or (state.phase == "member" and not self.state.elastic)
-        planned = state.phase == "leaving" or (self._kill_action is not None and self._kill_action.planned)
+        grouped = self._failure_report is not None and self._failure_report.grouped  # before it was told to leave
+        planned = (state.phase == "leaving" and not grouped) or (
+            self._kill_action is not None and self._kill_action.planned
+        )
         unwritten = self._writes and state.keeps and state.up > 0 and state.phase == "leaving" and not state.left
         ended_well = exit_code == 0 and all_trained
         finished = state.finished or ended_well

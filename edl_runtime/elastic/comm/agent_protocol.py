@@ -20,6 +20,7 @@ from typing import Generic, Literal, NamedTuple, Self, TypeVar, get_args
 
 import msgspec
 
+from edl_runtime.elastic.errors import NoGroupError
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
@@ -210,16 +211,25 @@ class WorkerFinished(_Message, frozen=True, kw_only=True):
 
 
 class ScriptFailed(_Message, frozen=True, kw_only=True):
-    """From a worker, its last message: it can't continue, and why. `final`: a restart would fail in the same way."""
+    """From a worker, its last message: it can't continue, and why.
+
+    `final`: a restart would fail in the same way. `grouped`: it would in a group with the same others.
+    """
 
     reason: str
     final: bool
+    grouped: bool = False
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
         """Return the message for an error: invalid input is final."""
         text = "".join(traceback.format_exception_only(error)).strip()
-        return cls(reason=text, final=isinstance(error, EdlError) and isinstance(error, ValueError))
+        grouped = isinstance(error, NoGroupError)
+        return cls(
+            reason=text,
+            final=grouped or (isinstance(error, EdlError) and isinstance(error, ValueError)),
+            grouped=grouped,
+        )
 
 
 WorkerMessage = (

@@ -19,7 +19,7 @@ import numpy as np
 
 from edl_runtime.elastic.comm.agent_protocol import AgentClient, GenerationLost, JoinGeneration, Leave
 from edl_runtime.elastic.comm.bootstrap import Bootstrap, Welcome, listen
-from edl_runtime.elastic.errors import GroupLostError
+from edl_runtime.elastic.errors import ElasticError, GroupLostError, NoGroupError
 from edl_runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ SMALL_SUM_BYTES = 1 << 14
 class ProcessGroup:
     """The ranks of one generation: here a group of one rank, which has nothing to exchange.
 
-    In a group of several whatever waits for another rank raises GroupLostError when one is lost.
+    In a group of several whatever waits for another rank raises GroupLostError when one is lost, and NoGroupError for
+    what would fail in a later group of these ranks, too.
     """
 
     rank = 0
@@ -93,9 +94,10 @@ class SocketProcessGroup(ProcessGroup):
         self._bootstrap = Bootstrap(join, host, root)
 
     def connect(self, name: str, step: int | None) -> Welcome:
-        """Connect with all ranks and return what they have sent. Raises GroupLostError."""
-        welcome, self._control = self._bootstrap.run(name, step, self._open_store)
-        self._ring = self._bootstrap.connect_ring(welcome)
+        """Connect with all ranks and return what they have sent. Raises GroupLostError, NoGroupError."""
+        with self._group_lost_on_error():
+            welcome, self._control = self._bootstrap.run(name, step, self._open_store)
+            self._ring = self._bootstrap.connect_ring(welcome)
         return welcome
 
     def all_reduce(self, values: Any) -> None:
@@ -133,7 +135,11 @@ class SocketProcessGroup(ProcessGroup):
     def _group_lost_on_error(self) -> Iterator[None]:
         try:
             yield
-        except (RuntimeError, ValueError, OSError, EOFError) as error:
+        except ElasticError:
+            raise
+        except Exception as error:
+            if recurs(error):
+                raise NoGroupError(describe_error(error)) from error
             raise GroupLostError(self._join.generation, describe_error(error)) from error
 
 
@@ -194,6 +200,13 @@ def free_port(host: str) -> int:
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     with socket.create_server((host, 0), family=family) as listener:
         return int(listener.getsockname()[1])
+
+
+def recurs(error: Exception) -> bool:
+    """Whether the next group of the same ranks would fail with this error, too: no connection was lost."""
+    if isinstance(error, NotImplementedError) or not isinstance(error, RuntimeError | ValueError | OSError | EOFError):
+        return True
+    return re.search("duplicate gpu|invalid ?usage|not compiled with", str(error), re.IGNORECASE) is not None
 
 
 def describe_error(error: BaseException) -> str:

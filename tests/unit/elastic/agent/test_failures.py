@@ -8,6 +8,7 @@ from support.elastic.generations import generation
 
 from edl_runtime.elastic.agent.failures import MAX_FAILURES, FailureStreak, PeerState, WorkerFailure, judge_failure
 from edl_runtime.elastic.comm.agent_protocol import ScriptFailed
+from edl_runtime.elastic.errors import NoGroupError
 from edl_runtime.elastic.rendezvous.generation import GroupView, MemberLease, TrainerMember
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR
 from edl_runtime.exit_status import describe_exit
@@ -25,6 +26,8 @@ ERROR = WorkerFailure(
 )
 
 WRONG = ScriptFailed(reason="lr: got -1", final=True)
+
+NO_GROUP = ScriptFailed.of(NoGroupError("NCCL error(5), invalid usage"))
 
 TRAIN = PeerState(step=9, stepped=True, train=True, stay=True)
 """The others have trained and are enough."""
@@ -54,7 +57,7 @@ def view(*members: MemberLease, of: str = "0-x 1-x 2-x", **changes: object) -> G
 
 def others(seen: GroupView, *, fewest: int = 1) -> PeerState:
     """Return what instance 2 knows of the others, which has done nothing itself."""
-    return PeerState.of(seen, "2-x", Bounds(fewest, 4), 0, stepped=False)
+    return PeerState.of(seen, "2-x", Bounds(fewest, 4), 0, stepped=0)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,32 @@ def test_a_newcomer_with_wrong_input_gives_up_alone(changes: dict[str, object]) 
     all_of_them = judge_failure(failure(**changes, stepped=True), TRAIN, FailureStreak(), 1)
     assert all_of_them
     assert not all_of_them.others_go_on
+
+
+def test_instances_that_can_form_no_group_leave_it_to_those_that_trained_last() -> None:
+    """They are restarted, and the others give up at once; the job fails if nobody has trained."""
+    together = failure(report=NO_GROUP)
+    newcomer = judge_failure(together, among(ahead=True), FailureStreak(), 1)
+    assert newcomer
+    assert (newcomer.status, newcomer.others_go_on) == (EX_CONFIG, True)
+    assert judge_failure(together, among(ahead=False), FailureStreak(), 1) is None
+    nobody = judge_failure(together, PeerState(), FailureStreak(), 1)
+    assert nobody
+    assert (nobody.status, nobody.others_go_on) == (EX_DATAERR, False)
+    assert "can't sum gradients with others: NCCL error(5), invalid usage" in nobody.reason
+    again = judge_failure(together, among(ahead=False), FailureStreak(), MAX_FAILURES + 1)
+    assert again
+    assert not again.others_go_on
+    assert FailureStreak(2, begun_at=5).after(together, 7) == FailureStreak(2, begun_at=5)
+
+
+def test_others_are_ahead_that_stepped_in_a_later_generation_and_are_enough() -> None:
+    """Their workers may have failed in the same group since."""
+    trained = [member(number, up=0, stepped=3) for number in range(2)]
+    seen = view(*trained, member(2, up=0, stepped=0), state="forming")
+    assert [others(seen, fewest=fewest).ahead for fewest in (1, 2, 3)] == [True, True, False]
+    assert not PeerState.of(seen, "0-x", Bounds(1, 4), 10, stepped=3).ahead
+    assert not others(view(member(0, stepped=3, leaving=True), member(2))).ahead
 
 
 def test_the_fourth_failure_without_progress_fails_the_job() -> None:

@@ -14,6 +14,7 @@ import pytest
 from support.elastic.generations import generation
 
 from edl_runtime.elastic.agent.entrypoint import Entrypoint, parse_entrypoint
+from edl_runtime.elastic.agent.failures import WorkerFailure
 from edl_runtime.elastic.agent.reconciler import (
     KillWorker,
     RunScript,
@@ -145,6 +146,32 @@ async def test_a_plain_script_may_save_before_its_generation_ends(
         assert supervisor.state.phase == "leaving"
         await reaches(supervisor, "absent")
         assert (tmp_path / "saved").exists()
+
+
+ENDS_AS_IT_IS_TOLD_TO_LEAVE = """
+import os
+from edl_runtime.elastic.comm.agent_protocol import connect_to_agent
+from edl_runtime.elastic.errors import NoGroupError
+
+def main():
+    while connect_to_agent(os.environ).wait_for_directive(4) is None:
+        pass
+    raise {error}
+"""
+
+
+@pytest.mark.parametrize(("error", "counts"), [("NoGroupError('no')", True), ("ConnectionError('no')", False)])
+async def test_a_worker_that_can_t_be_in_a_group_fails_whatever_it_was_told(
+    tmp_path: Path, error: str, *, counts: bool
+) -> None:
+    """Another rank's end may be seen first, and lead to a generation without this one; its other errors follow then."""
+    (tmp_path / "beside.py").write_text(ENDS_AS_IT_IS_TOLD_TO_LEAVE.format(error=error))
+    async with supervisor_of(script_of("import beside\nbeside.main()", tmp_path)) as supervisor:
+        await train(supervisor)
+        await supervisor.execute(SendMessage(Leave(reason="the others continue without it", checkpoint=False)))
+        await reaches(supervisor, "absent")
+        failures = [update for update in supervisor.take_updates() if isinstance(update, WorkerFailure)]
+        assert [failure.grouped for failure in failures] == [True] * counts
 
 
 @pytest.mark.slow

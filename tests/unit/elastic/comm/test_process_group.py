@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -27,7 +28,7 @@ from edl_runtime.elastic.comm.process_group import (
     describe_error,
 )
 from edl_runtime.elastic.comm.ring import PIECE_BYTES, Ring
-from edl_runtime.elastic.errors import GroupLostError
+from edl_runtime.elastic.errors import GroupLostError, NoGroupError
 from edl_runtime.elastic.training.train_state import share_state, state_receivers
 
 
@@ -42,8 +43,8 @@ def connected(
         for rank in range(size)
     ]
     groups = [kind(join) for join in joins]
-    on_all(groups, lambda group: group.connect(str(group.rank), None))
     try:
+        on_all(groups, lambda group: group.connect(str(group.rank), None))
         yield groups
     finally:
         for group in groups:
@@ -80,6 +81,52 @@ def test_an_nccl_group_is_made_with_what_paddle_s_binding_takes(monkeypatch: pyt
     with connected(2, kind=NcclProcessGroup) as groups:
         sums = on_all(groups, lambda group: group.all_reduce_counts(np.full(2, group.rank)))
         assert [each.tolist() for each in sums] == [[1, 1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("(Unavailable) connection reset by peer"), GroupLostError),
+        (OSError("(External) NCCL error(2), unhandled system error"), GroupLostError),
+        (OSError("(External) NCCL error(5), invalid usage"), NoGroupError),
+        (RuntimeError("Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"), NoGroupError),
+        (RuntimeError("Paddle is not compiled with CUDA"), NoGroupError),
+        (NotImplementedError("(Unimplemented) no such type"), NoGroupError),
+        (TypeError("allreduce(): incompatible function arguments"), NoGroupError),
+        (ImportError("libnccl.so.2: cannot open shared object file"), NoGroupError),
+    ],
+    ids=str,
+)
+def test_an_error_that_comes_each_time_is_no_lost_connection(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
+) -> None:
+    """A later group of the same ranks would end by it, too; as they meet, and in a sum."""
+    monkeypatch.setattr("paddle.base.core.ProcessGroupNCCL", FakeNccl, raising=False)
+    with connected(2, kind=NcclProcessGroup) as (first, _):
+        monkeypatch.setattr(FakeNccl, "error", error)
+        with pytest.raises(kind, match=re.escape(describe_error(error))):
+            first.all_reduce(None)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(FakeNccl, "create", fail)
+    with pytest.raises(kind), connected(2, kind=NcclProcessGroup):
+        pass
+
+
+@pytest.mark.parametrize(("error", "kind"), [(RuntimeError, GroupLostError), (TypeError, NoGroupError)])
+def test_ranks_whose_store_can_t_be_opened_lose_each_other(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], kind: type[Exception]
+) -> None:
+    """No other error leaves `connect`: it would count as the script's own."""
+
+    def fail(*_: object) -> None:
+        raise error("no store")
+
+    monkeypatch.setattr("paddle.base.core.TCPStore", fail)
+    with pytest.raises(kind, match="no store"), connected(2, kind=NcclProcessGroup):
+        pass
 
 
 def model(step: int, megabytes: float) -> Snapshot:
