@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from support.elastic.local_run import SAMPLES, begin, model_and_optimizer, paddle, train
 
-from edl_runtime.elastic.api import Run
+from edl_runtime.elastic.data.indexed import schedule_steps
 from edl_runtime.elastic.training.learning_rate import (
     LearningRate,
     RateScale,
@@ -125,9 +125,21 @@ def test_a_later_run_continues_with_the_rate_that_the_script_has_set(tmp_path: P
     assert optimizer.get_lr() == 0.5
 
 
-def training_of(run: Run) -> Any:
-    assert run._wrapped is not None
-    return run._wrapped
+def test_a_later_run_continues_a_schedule_by_samples(tmp_path: Path) -> None:
+    """From the checkpoint on, to the step that one instance would end with."""
+    wanted = schedule_steps(len(SAMPLES), 4, epochs=2)
+    assert wanted == 6
+    for steps in (1, None):
+        run, link = begin(tmp_path)
+        model, optimizer = run.wrap(
+            *model_and_optimizer(rate=paddle.optimizer.lr.ExponentialDecay(0.1, 0.5)), schedule="samples"
+        )
+        batches = iter(run.data(SAMPLES, instance_batch=4, epochs=2))
+        train(run, model, batches, steps=steps, before=link.stop if steps else None)
+        if steps:
+            with pytest.raises(SystemExit):
+                next(batches)
+    assert optimizer.get_lr() == pytest.approx(0.1 * 0.5**wanted)
 
 
 def test_two_lost_steps_in_a_row_keep_what_other_ranks_have_applied() -> None:
