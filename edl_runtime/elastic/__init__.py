@@ -11,8 +11,7 @@ from edl_runtime.elastic import script_exit
 from edl_runtime.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from edl_runtime.elastic.api import Run, init
-    from edl_runtime.elastic.data.indexed import schedule_steps
+    from edl_runtime.elastic.api import Run, init, schedule_steps
     from edl_runtime.specs import Checkpoint
 
 __all__ = ["Checkpoint", "Run", "init", "schedule_steps"]
@@ -25,6 +24,6 @@ __getattr__ = lazy_exports(
         "Checkpoint": "edl_runtime.specs",
         "Run": "edl_runtime.elastic.api",
         "init": "edl_runtime.elastic.api",
-        "schedule_steps": "edl_runtime.elastic.data.indexed",
+        "schedule_steps": "edl_runtime.elastic.api",
     },
 )

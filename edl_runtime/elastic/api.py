@@ -11,7 +11,14 @@ from edl_runtime.checkpoint.folder_lease import hold_until_exit
 from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.elastic.comm.agent_protocol import AgentClient, InitCalled, Note, connect_to_agent
 from edl_runtime.elastic.comm.process_group import GroupSession
-from edl_runtime.elastic.data.indexed import BatchOptions, Collate, DatasetCursor, IndexedData, default_collate
+from edl_runtime.elastic.data.indexed import (
+    BatchOptions,
+    Collate,
+    DatasetCursor,
+    IndexedData,
+    count_steps,
+    default_collate,
+)
 from edl_runtime.elastic.data.sharded import ReadShard, ShardedData
 from edl_runtime.elastic.training.checkpointing import CheckpointManager
 from edl_runtime.elastic.training.learning_rate import Scaling
@@ -70,6 +77,18 @@ def init(
     if agent.standalone and url:
         hold_until_exit(settings, url)
     return Run(agent, checkpoints, settings)
+
+
+def schedule_steps(samples: int, batch: int, *, epochs: int = 1) -> int:
+    """Return how many steps a scheduler makes in a training, to build it before `run.wrap`.
+
+    - `samples`: the dataset's length. `epochs`: as in `run.data`.
+    - `batch`: its `instance_batch`, with `run.wrap(schedule="samples")`, or its `global_batch`. The number of
+      instances changes nothing.
+
+    Raises SpecError for what is no whole number above 0.
+    """
+    return count_steps(_whole("samples", samples, 1), _whole("batch", batch, 1), _whole("epochs", epochs, 1))
 
 
 class Run:

@@ -11,8 +11,8 @@ import pytest
 from support.elastic.fake_agent import join, leave, open_gate, read_json_lines, trainers
 from support.paths import TRAINING_SCRIPTS
 
+from edl_runtime.elastic.api import schedule_steps
 from edl_runtime.elastic.comm.agent_protocol import GenerationEntered, GenerationLost, StepDone, WorkerFinished
-from edl_runtime.elastic.data.indexed import schedule_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

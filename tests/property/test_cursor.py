@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl_runtime.elastic.data.indexed import DatasetCursor, check_length, micro_batches, part, schedule_steps
+from edl_runtime.elastic.data.indexed import DatasetCursor, check_length, count_steps, micro_batches, part
 from edl_runtime.shards.errors import DatasetChangedError
 from edl_runtime.shards.ledger import order
 
@@ -66,7 +66,7 @@ def test_a_schedule_by_samples_is_that_of_one_instance(start: DatasetCursor, siz
         moved = after.steps_of_one(batch) - cursor.steps_of_one(batch)
         assert 1 <= moved <= (world_size if grows else 1)
         cursor = after
-    assert cursor.steps_of_one(batch) == schedule_steps(start.length, batch, epochs=start.epochs)
+    assert cursor.steps_of_one(batch) == count_steps(start.length, batch, start.epochs)
 
 
 @given(start=CURSORS, wrong=st.integers(-3, 100))

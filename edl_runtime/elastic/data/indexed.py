@@ -22,13 +22,8 @@ SAME_ON_ALL_RANKS = ("epochs", "global_batch", "instance_batch", "seed", "shuffl
 MAX_SEEDS = 1 << 62
 
 
-def schedule_steps(samples: int, batch: int, *, epochs: int = 1) -> int:
-    """Return how many steps a scheduler makes in a training, to build it before `run.wrap`.
-
-    - `samples`: the dataset's length. `epochs`: as in `run.data`.
-    - `batch`: its `instance_batch`, with `run.wrap(schedule="samples")`, or its `global_batch`. The number of
-      instances changes nothing.
-    """
+def count_steps(samples: int, batch: int, epochs: int = 1) -> int:
+    """Return how many steps of `batch` samples each epoch has, in all epochs."""
     return epochs * -(-samples // batch)
 
 
@@ -59,11 +54,11 @@ class DatasetCursor(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total_steps(self) -> int:
         """The number of steps of all epochs together."""
-        return schedule_steps(self.length, self.global_batch, epochs=self.epochs)
+        return count_steps(self.length, self.global_batch, self.epochs)
 
     def steps_of_one(self, batch: int) -> int:
         """Return how many steps of `batch` samples one instance would have made so far."""
-        return schedule_steps(self.length, batch, epochs=self.epoch) + schedule_steps(self.position, batch)
+        return count_steps(self.length, batch, self.epoch) + count_steps(self.position, batch)
 
     def batch(self) -> np.ndarray:
         """Return the samples of the next global batch, in order; none when all epochs are finished."""

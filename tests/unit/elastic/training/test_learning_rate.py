@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from support.elastic.local_run import SAMPLES, begin, model_and_optimizer, paddle, train
 
-from edl_runtime.elastic.data.indexed import schedule_steps
+from edl_runtime.elastic.api import schedule_steps
 from edl_runtime.elastic.training.learning_rate import (
     LearningRate,
     RateScale,
@@ -18,6 +18,7 @@ from edl_runtime.elastic.training.learning_rate import (
     encode_slots,
     scaling_factor,
 )
+from edl_runtime.errors import SpecError
 
 pytestmark = pytest.mark.usefixtures("nothing_at_exit")
 
@@ -197,3 +198,12 @@ def test_a_scale_of_an_older_checkpoint_is_continued() -> None:
     )
     fallen = msgspec.convert({"begin": 3.0, "target": 1.0, "since": 124, "steps": 0}, RateScale)
     assert [fallen.at(130), fallen.towards(2.0, 130, 40).at(130)] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"), [({"samples": 0}, "samples"), ({"batch": 0}, "batch"), ({"epochs": 1.5}, "epochs")]
+)
+def test_a_schedule_has_steps_of_whole_batches(wrong: dict[str, Any], named: str) -> None:
+    """The error names what is no whole number above 0."""
+    with pytest.raises(SpecError, match=f"{named}.* a whole number, 1 or more"):
+        schedule_steps(**{"samples": 24, "batch": 4, **wrong})
