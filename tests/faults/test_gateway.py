@@ -46,7 +46,7 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
 from edl_runtime.store.redis_server import RedisServer
 
-ROWS = sequences(400, 40)
+ROWS = sequences(200, 40)
 BODY = {"model": "fake", "prompt": ROWS, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 2}
 
 

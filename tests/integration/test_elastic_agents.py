@@ -429,7 +429,7 @@ def test_each_request_for_a_checkpoint_gets_one(
 ) -> None:
     """While it trains, while another instance joins, and when the agent and trainer that write it are killed."""
     lasting = msgspec.structs.replace(settings, checkpoint_keep_last=100)
-    with running_group(tmp_path / "out", lasting, save_s=1.0, **LONG) as group:
+    with running_group(tmp_path / "out", lasting, save_s=2.0, **LONG) as group:
         group.start(0, 1)
         first = group.await_generation(0, 1)
         group.await_steps(2)

@@ -41,7 +41,7 @@ def test_trainers_leave_before_their_machines_are_taken_away(tmp_path: Path, red
     def on(machine: MetadataServer) -> RuntimeSettings:
         return msgspec.structs.replace(settings, preemption_notice=f"aws={machine.url}")
 
-    options = {"samples": 4800, "global_batch": 24, "epochs": 1, "step_s": 0.1}
+    options = {"samples": 9600, "global_batch": 24, "epochs": 1, "step_s": 0.2}
     with (
         metadata_server() as first,
         metadata_server() as second,
@@ -74,7 +74,7 @@ def test_trainers_leave_before_their_machines_are_taken_away(tmp_path: Path, red
         assert group.agents[0].poll() is None
         (group.out / "quickly").touch()
         assert group.statuses() == {0: 0, 2: 0}, group.history()
-        assert stepped(group.out) == batches_of(4800, 24, 1)
+        assert stepped(group.out) == batches_of(9600, 24, 1)
         assert not [event for event in group.events() if event.kind in ("failed", "lost", "gone")], group.history()
 
 

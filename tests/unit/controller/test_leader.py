@@ -11,6 +11,7 @@ from edl_runtime.backends.errors import ClusterUnavailableError, ConflictError
 from edl_runtime.controller.leader import Candidate, LeaseTimes, may_take, taken
 
 TIMES = LeaseTimes(lease_s=1, give_up_s=0.3, retry_s=0.05)
+NEVER_LOST = LeaseTimes(lease_s=3600, give_up_s=3600.0, retry_s=0.05)
 
 
 def lease(holder: str, duration_s: int = 15) -> dict[str, Any]:
@@ -77,9 +78,9 @@ class Leases:
 class Worker:
     """Work that never ends, and whether it goes on."""
 
-    def __init__(self, leases: Leases, name: str) -> None:
+    def __init__(self, leases: Leases, name: str, times: LeaseTimes = TIMES) -> None:
         self.began, self.ended = asyncio.Event(), asyncio.Event()
-        self._candidate = Candidate(leases, "lease", name, TIMES)  # type: ignore[arg-type]
+        self._candidate = Candidate(leases, "lease", name, times)  # type: ignore[arg-type]
 
     async def work(self) -> None:
         self.ended.clear()
@@ -97,7 +98,7 @@ class Worker:
 async def test_one_leads_and_another_takes_over_at_once_when_it_ends() -> None:
     """The first releases its Lease; meanwhile the other has not begun."""
     leases = Leases()
-    first, second = Worker(leases, "first"), Worker(leases, "second")
+    first, second = (Worker(leases, name, NEVER_LOST) for name in ("first", "second"))
     leading = asyncio.create_task(first.lead())
     await first.began.wait()
     waiting = asyncio.create_task(second.lead())
