@@ -10,7 +10,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class ModelPart:
 
     def load(self, there: PartState) -> None:
         """Load a state without differences."""
-        _load(self._tensors(), there.arrays)
+        load_tensors(self._tensors(), there.arrays)
 
     def _tensors(self) -> dict[str, Any]:
         return dict(self._model.state_dict())
@@ -182,7 +182,7 @@ class FrozenPart(ModelPart):
 
     def load(self, there: PartState) -> None:
         """Load what a state has."""
-        _load({name: each for name, each in self._tensors().items() if name in there.arrays}, there.arrays)
+        load_tensors({name: each for name, each in self._tensors().items() if name in there.arrays}, there.arrays)
 
     def _tensors(self) -> dict[str, Any]:
         held = super()._tensors()
@@ -237,7 +237,11 @@ def _differences(tensors: Mapping[str, Any], given: Mapping[str, np.ndarray]) ->
             yield f"{name!r}: {mine.dtype} {mine.shape} here, {other.dtype} {other.shape} there"
 
 
-def _load(tensors: Mapping[str, Any], given: Mapping[str, np.ndarray]) -> None:
+Key = TypeVar("Key")
+
+
+def load_tensors(tensors: Mapping[Key, Any], given: Mapping[Key, np.ndarray]) -> None:
+    """Set the values of each tensor."""
     for name, tensor in tensors.items():
         if tensor.place.is_cpu_place():
             np.copyto(host_view(tensor), given[name])

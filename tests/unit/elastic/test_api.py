@@ -269,6 +269,7 @@ def test_who_takes_over_counts_on_from_the_last_checkpoint(tmp_path: Path) -> No
     other.begin(5, unsaved_s=3600)
     other.begin(5, unsaved_s=0)
     assert other.due(6)
+    other.note_due(6)
     assert not other.due(7)
 
 

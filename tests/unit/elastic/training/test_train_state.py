@@ -11,8 +11,9 @@ from support.elastic.local_run import arrays_of, model_and_optimizer, paddle
 
 from edl_runtime.elastic.comm.process_group import ProcessGroup
 from edl_runtime.elastic.errors import GroupLostError
+from edl_runtime.elastic.training.batch_norm import RunningStatistics
 from edl_runtime.elastic.training.optimizer_step import DeviceGradients, HostGradients, any_sparse
-from edl_runtime.elastic.training.state_parts import StateParts, frozen_parts
+from edl_runtime.elastic.training.state_parts import StateParts, frozen_parts, running_statistics
 from edl_runtime.elastic.training.train_state import arrays_of as arrays_by_part
 from edl_runtime.elastic.training.train_state import share_state, state_receivers
 
@@ -84,6 +85,18 @@ def test_of_what_is_frozen_only_changes_are_sent() -> None:
     np.testing.assert_array_equal(models[1][2].bias.numpy(), models[0][2].bias.numpy())
     np.testing.assert_array_equal(models[1][2].weight.numpy(), weight)
     assert frozen_parts([(paddle.nn.Linear(2, 3), None)]) == {}
+
+
+def test_without_running_statistics_nothing_is_sent() -> None:
+    """And where there are, they are found in each kind of BatchNorm layer, on whatever level, once."""
+    norms = [paddle.nn.BatchNorm2D(3), paddle.nn.SyncBatchNorm(3), paddle.nn.BatchNorm(3)]
+    model = paddle.nn.Sequential(paddle.nn.Linear(2, 3), paddle.nn.Sequential(*norms), norms[0])
+    assert running_statistics(model).keys() == {
+        f"1.{number}.{kind}" for number in range(3) for kind in ("_mean", "_variance")
+    }
+    RunningStatistics([paddle.nn.Linear(2, 3), paddle.nn.LayerNorm(3)]).average(Failing())
+    with pytest.raises(GroupLostError):
+        RunningStatistics([model]).average(Failing())
 
 
 @pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
@@ -162,6 +175,8 @@ def test_a_batch_of_many_samples_overflows_nothing(kind: Any, dtype: str) -> Non
 
 class Failing(ProcessGroup):
     """A group that is lost halfway through a sum."""
+
+    world_size = 2
 
     def all_reduce(self, values: Any) -> None:
         values[...] = 9.0
