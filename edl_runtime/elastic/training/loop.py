@@ -519,7 +519,7 @@ class TrainingLoop:
         self._follow_size(join)
         self._checkpoints.begin(train_state.steps, train_state.unsaved_s)
         if group.rank == 0:
-            self._checkpoints.prepare(lambda: arrays_of(train_state.state.states()))
+            self._checkpoints.prepare(train_state.state.layout)
         self.agent.send(
             GenerationEntered(generation=join.generation, step=train_state.steps, source=origin, live=self.session.live)
         )

@@ -13,7 +13,7 @@ from edl_runtime.elastic.comm.process_group import ProcessGroup
 from edl_runtime.elastic.errors import GroupLostError
 from edl_runtime.elastic.training.batch_norm import RunningStatistics
 from edl_runtime.elastic.training.optimizer_step import DeviceGradients, HostGradients, any_sparse
-from edl_runtime.elastic.training.state_parts import StateParts, frozen_parts, running_statistics
+from edl_runtime.elastic.training.state_parts import PartState, StateParts, frozen_parts, running_statistics
 from edl_runtime.elastic.training.train_state import arrays_of as arrays_by_part
 from edl_runtime.elastic.training.train_state import share_state, state_receivers
 
@@ -48,6 +48,29 @@ def test_groups_of_parameters_and_half_precision_are_kept() -> None:
     assert arrays["model"]["first.weight"].dtype == np.uint16
     assert arrays["optimizer"]["first.weight/master"].dtype == np.float32
     assert arrays["optimizer"]["first.weight/moment1"].shape == (2, 3)
+
+
+def test_shapes_and_types_are_known_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for checkpoints is allocated, and a state compared, by them alone: on a GPU each look would copy all."""
+    model, _ = model_and_optimizer()
+    model.to(dtype="bfloat16")
+    model.register_buffer("seen", paddle.zeros([], "bool"))
+    optimizer = paddle.optimizer.AdamW(0.1, parameters=model.parameters(), multi_precision=True)
+    state = StateParts([(model, optimizer)])
+    states = state.states()
+    looked: list[Any] = []
+    monkeypatch.setattr("edl_runtime.elastic.training.state_parts.host_view", looked.append)
+    layout = state.layout()
+    assert layout.keys() == states.keys()
+    for name, (arrays, _) in states.items():
+        assert {key: (each.shape, each.dtype) for key, each in layout[name].items()} == {
+            key: (each.shape, each.dtype) for key, each in arrays.items()
+        }
+        assert not any(any(each.strides) for each in layout[name].values())
+        assert list(state.parts[name].differences(states[name])) == []
+        other = PartState({key: np.zeros(7) for key in arrays})
+        assert len(list(state.parts[name].differences(other))) == len(arrays)
+    assert looked == []
 
 
 def test_what_is_frozen_is_in_the_model_and_not_in_the_gradients() -> None:
