@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.elastic.fake_agent import Trainer, join, leave, open_gate, trainers
+from support.elastic.fake_agent import Trainer, join, leave, open_gate, read_json_lines, trainers
 from support.paths import TRAINING_SCRIPTS
 from support.teachers.process import wait_until
 
-from edl_runtime.elastic.comm.agent_protocol import GenerationEntered, GenerationLost, WorkerFinished
+from edl_runtime.checkpoint.file_format import parse_safetensors
+from edl_runtime.elastic.comm.agent_protocol import (
+    CheckpointSaved,
+    GenerationEntered,
+    GenerationLost,
+    SaveCheckpoint,
+    WorkerFinished,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -98,6 +106,66 @@ def test_what_a_script_registers_is_that_of_an_undisturbed_run(tmp_path: Path) -
     assert len(both) == 2
     for found in both:
         assert_same(found, undisturbed)
+
+
+def statistics_of(out: Path) -> dict[int | str, list[tuple[list[float], list[float]]]]:
+    """Return, by step, what each rank's running statistics were before and after it, the ranks in order."""
+    found: dict[int | str, list[tuple[int, list[float], list[float]]]] = {}
+    for line in read_json_lines(out.glob("statistics-*.jsonl")):
+        before, after = (np.concatenate(line[when]).tolist() for when in ("before", "after"))
+        found.setdefault(line["step"], []).append((line["rank"], before, after))
+    return {step: [(before, after) for _, before, after in sorted(each)] for step, each in found.items()}
+
+
+@pytest.mark.parametrize("norm", ["BatchNorm1D", "BatchNorm"])
+def test_running_statistics_are_averaged_where_a_state_is_taken(tmp_path: Path, norm: str) -> None:
+    """At checkpoints, by steps and requested, where one joins or leaves, and at the end; in other steps they differ."""
+    out = tmp_path / "out"
+    environ = {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_CHECKPOINT_EVERY_STEPS": "5"}
+    script = TRAINING_SCRIPTS / "norm_script.py"
+    with trainers(out, 3, script=script, gates=[3, 7, 10], norm=norm, environ=environ) as [first, second, third]:
+        join([first, second], 1)
+        await_at(out, 3, first, second)
+        first.line.send(SaveCheckpoint(request=1, asked_in=1))
+        second.line.send(SaveCheckpoint(request=1, asked_in=1))  # which only rank 0 heeds
+        open_gate(out, 3)
+        asked = first.await_message(CheckpointSaved, lambda saved: saved.request == 1).step
+        await_at(out, 7, first, second)
+        join([first, second, third], 2)
+        open_gate(out, 7)
+        await_at(out, 10, first, second, third)
+        open_gate(out, 10)
+        assert [trainer.wait() for trainer in (first, second, third)] == [0, 0, 0]
+    steps = statistics_of(out)
+    joined = next(step for step in range(7, 11) if len(steps[step + 1]) == 3)
+    for step, ranks in steps.items():
+        befores, afters = zip(*ranks, strict=True)
+        assert len(ranks) == 1 + len({tuple(each) for each in befores[1:]}), step  # ranks see other batches
+        if step in {asked, 5, joined, 10, "end"}:
+            mean = np.mean(befores if step != "end" else [after for _, after in steps[12]], axis=0)
+            np.testing.assert_allclose(afters, [mean] * len(ranks), rtol=1e-5, err_msg=str(step))
+        else:
+            assert afters == befores, step
+    for folder in (tmp_path / "kept").glob("step-*"):
+        step = int(folder.name.split("-")[1])
+        kept = parse_safetensors(np.fromfile(folder / "model.safetensors", np.uint8))
+        wanted = steps["end" if step == 12 else step][0][1]
+        np.testing.assert_array_equal(np.concatenate([kept["1._mean"], kept["1._variance"]]), np.float32(wanted))
+
+
+def test_a_rank_that_is_lost_while_statistics_are_averaged_costs_a_step(tmp_path: Path) -> None:
+    """As anywhere else in a step: its batch comes again, once."""
+    out = tmp_path / "out"
+    environ = {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_CHECKPOINT_EVERY_STEPS": "5"}
+    with trainers(out, 2, script=TRAINING_SCRIPTS / "norm_script.py", dies_at=5, environ=environ) as [first, second]:
+        join([first, second], 1)
+        lost = first.await_message(GenerationLost)
+        assert (lost.generation, lost.step) == (1, 4)
+        assert second.wait() == -signal.SIGKILL
+        join([first], 2)
+        assert first.wait() == 0
+    ranks = {step: len(found) for step, found in statistics_of(out).items()}
+    assert ranks == {step: 2 if step < 5 else 1 for step in range(1, 13)} | {"end": 1}
 
 
 def test_two_models_with_their_optimizers_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:

@@ -111,8 +111,13 @@ class CheckpointManager:
         return 0.0 if self._schedule is None else self._schedule.age_s(time.monotonic())
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is due after this step. Each rank calls it once for each step."""
+        """Whether a checkpoint is due after this step, by this rank's clock."""
         return self._schedule is not None and self._schedule.due(step, time.monotonic())
+
+    def note_due(self, step: int) -> None:
+        """Note that one is due after this step. Each rank calls it, whoever writes it, and even if it can't."""
+        if self._schedule is not None:
+            self._schedule.restart(step, time.monotonic())
 
     def prepare(self, arrays: Callable[[], Arrays]) -> None:
         """Allocate what `save` needs for such arrays. Raises SpecError for a type that checkpoints can't hold."""
@@ -237,12 +242,14 @@ class CheckpointSchedule:
         self._at = now
 
     def due(self, step: int, now: float) -> bool:
-        """Whether one is due after `step`. If so, the next is counted from here, even if this one fails."""
+        """Whether one is due after `step`."""
         by_steps = self._every_steps is not None and step // self._every_steps > self._step // self._every_steps
         by_time = self._every_s is not None and now - self._at >= self._every_s
-        if by_steps or by_time:
-            self._step, self._at = step, now
         return by_steps or by_time
+
+    def restart(self, step: int, now: float) -> None:
+        """Count to the next one from here."""
+        self._step, self._at = step, now
 
     def age_s(self, now: float) -> float:
         """Return how long ago the last one was due."""

@@ -25,6 +25,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
 )
 from edl_runtime.elastic.comm.process_group import GroupSession, ProcessGroup
 from edl_runtime.elastic.errors import EarlyEndError, GroupLostError, NotFiniteError, StepError
+from edl_runtime.elastic.training.batch_norm import RunningStatistics
 from edl_runtime.elastic.training.checkpointing import CheckpointManager, TrainingEnd
 from edl_runtime.elastic.training.learning_rate import Scaling, decode_slots, encode_slots, scaling_factor
 from edl_runtime.elastic.training.optimizer_step import (
@@ -83,7 +84,7 @@ class StepConsensus(NamedTuple):
     """What all ranks do together.
 
     - `samples`: of all ranks' step. `weight`: of all together; NaN if only some give one. `stop`: this generation ends
-      with it.
+      with it. `due`: rank 0 writes a checkpoint after it, because one is due; `asked`: because one was requested.
     - `counts`: the data source's, summed. `turns`: what each rank does next.
     - `rates`: learning rates of the optimizers on the first rank that has a batch, NaN without any.
     - `values`: of the ranks that take part in a mean.
@@ -92,6 +93,8 @@ class StepConsensus(NamedTuple):
     samples: int
     weight: float
     stop: bool
+    due: bool
+    asked: bool
     counts: list[int]
     rates: list[float]
     turns: list[RankTurn]
@@ -130,6 +133,7 @@ class TrainingLoop:
         self.train_state = TrainState(session, StateParts(pairs, others), run=settings.run)
         self._frozen = frozen_parts(pairs)
         self._script_state = StateParts([], dict[str, Part](registered) | self._frozen)
+        self._statistics = RunningStatistics([model for model, _ in pairs])
         parameters = self.train_state.state.parameters
         self._on_cpu = all(parameter.place.is_cpu_place() for parameter in parameters)
         self._gradients: Gradients = (HostGradients if self._on_cpu else DeviceGradients)(parameters)
@@ -280,6 +284,8 @@ class TrainingLoop:
                     self._end.over = True
                     instead = "give it on all ranks in each step, or none"
                     raise StepError("run.step got weight= on some ranks only", instead)
+                if agreed.stop or agreed.due or agreed.asked:  # joining ranks and checkpoints get them
+                    self._statistics.average(self.session.group)
                 if agreed.samples and not self.train_state.ended:
                     self._align(agreed.turns)
                     sums, self._unpacked = self._unpacked, None
@@ -317,9 +323,10 @@ class TrainingLoop:
             self.between_steps()
         while not self._end.over:
             try:
-                if not agreed:
-                    with self._waiting():
+                with self._waiting():
+                    if not agreed:
                         self._agree("ends")
+                    self._statistics.average(self.session.group)
                 if self.session.group.rank == 0:
                     self._end.save()
                 with self._waiting():
@@ -374,19 +381,30 @@ class TrainingLoop:
         rank, size = group.rank, group.world_size
         of_batch = [*(each.value for each in self.train_state.state.rates), self._own_weight]
         numbers = [*(each if own else None for each in of_batch), value]
+        step = self.train_state.steps + 1
+        wishes = [self._checkpoints.due(step), self._checkpoints.is_requested] if rank == 0 else [False, False]
         parts = [
-            [self.session.votes_to_stop(), own],
+            [self.session.votes_to_stop(), own, *wishes],
             [TURNS.index(turn) if each == rank else 0 for each in range(size)],
             [] if data_source is None else data_source.counts(rank, size),
             *(encode_slots(number, rank, size) for number in numbers),
         ]
         counts = group.all_reduce_counts(np.array([each for part in parts for each in part], np.int64))
         ends = np.cumsum([len(part) for part in parts])
-        (votes, samples), turns, summed, *slots = (part.tolist() for part in np.split(counts, ends[:-1]))
+        (votes, samples, due, asked), turns, summed, *slots = (part.tolist() for part in np.split(counts, ends[:-1]))
         *rates, weights, values = map(decode_slots, slots)
-        weight, stop = total_weight(samples, weights), votes >= size
         firsts = [each[0] if each else math.nan for each in rates]
-        return StepConsensus(samples, weight, stop, summed, firsts, [TURNS[number] for number in turns], values)
+        return StepConsensus(
+            samples=samples,
+            weight=total_weight(samples, weights),
+            stop=votes >= size,
+            due=bool(due),
+            asked=bool(asked),
+            counts=summed,
+            rates=firsts,
+            turns=[TURNS[number] for number in turns],
+            values=values,
+        )
 
     def _check_finite(self, sums: StepSums) -> None:
         """Note the loss, and once if it or gradients are not finite. Raises NotFiniteError where that fails the job.
@@ -474,8 +492,9 @@ class TrainingLoop:
             self._optimizer_guard.move_schedulers()
         train_state.steps += 1
         self._report_step(data_source.epoch, data_source.total_steps)
-        is_due = self._checkpoints.due(train_state.steps)
-        self._checkpoint_due = self.session.group.rank == 0 and (is_due or self._checkpoints.is_requested)
+        if agreed.due:
+            self._checkpoints.note_due(train_state.steps)
+        self._checkpoint_due = self.session.group.rank == 0 and (agreed.due or agreed.asked)
 
     def _report_step(self, epoch: int, total_steps: int | None) -> None:
         train_state, generation, now = self.train_state, self.session.generation, time.monotonic()
@@ -529,7 +548,7 @@ class TrainingLoop:
         self._follow_size(join)
         self._checkpoints.begin(train_state.steps, train_state.unsaved_s)
         if group.rank == 0:
-            self._checkpoints.prepare(lambda: arrays_of(train_state.state.states()))
+            self._checkpoints.prepare(train_state.state.layout)
         self.agent.send(
             GenerationEntered(generation=join.generation, step=train_state.steps, source=origin, live=self.session.live)
         )

@@ -10,7 +10,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -62,6 +62,11 @@ class StateParts:
         """Return the states of all parts; on the CPU the next step changes the arrays."""
         return {name: part.state() for name, part in self.parts.items()}
 
+    def layout(self) -> Arrays:
+        """Return arrays of the shapes and types of `states`, without their values: nothing is copied."""
+        layouts = {name: part.layout() for name, part in self.parts.items()}
+        return {name: arrays for name, arrays in layouts.items() if arrays}
+
     def trained(self) -> dict[str, list[str]]:
         """Return, by part, the names of the arrays that training changes: trained parameters and their accumulators."""
         return {name: part.trained() for name, part in self.parts.items() if isinstance(part, ModelPart)}
@@ -90,6 +95,13 @@ class ModelPart:
         """Return its state; on the CPU the next step changes the arrays."""
         return PartState({name: host_view(tensor) for name, tensor in self._tensors().items()})
 
+    def layout(self) -> Mapping[str, np.ndarray]:
+        """Return as `StateParts.layout`."""
+        return {
+            name: np.broadcast_to(np.empty((), _host_dtype(tensor)), tensor.shape)
+            for name, tensor in self._tensors().items()
+        }
+
     def trained(self) -> list[str]:
         """Return the names of its trained parameters."""
         return [name for name, each in self._model.named_parameters() if not each.stop_gradient]
@@ -100,7 +112,7 @@ class ModelPart:
 
     def load(self, there: PartState) -> None:
         """Load a state without differences."""
-        _load(self._tensors(), there.arrays)
+        load_tensors(self._tensors(), there.arrays)
 
     def _tensors(self) -> dict[str, Any]:
         return dict(self._model.state_dict())
@@ -182,7 +194,7 @@ class FrozenPart(ModelPart):
 
     def load(self, there: PartState) -> None:
         """Load what a state has."""
-        _load({name: each for name, each in self._tensors().items() if name in there.arrays}, there.arrays)
+        load_tensors({name: each for name, each in self._tensors().items() if name in there.arrays}, there.arrays)
 
     def _tensors(self) -> dict[str, Any]:
         held = super()._tensors()
@@ -196,7 +208,7 @@ def frozen_parts(pairs: Sequence[tuple[Any, Any]]) -> dict[str, FrozenPart]:
     """Return what all models have besides what is trained, by part; not those that have nothing."""
     models = {id(model): model for model, _ in pairs}.values()
     parts = {f"frozen/{number}": FrozenPart(model) for number, model in enumerate(models, 1)}
-    return {name: part for name, part in parts.items() if part.state().arrays}
+    return {name: part for name, part in parts.items() if part.layout()}
 
 
 def running_statistics(model: Any) -> dict[str, Any]:
@@ -232,12 +244,16 @@ def _differences(tensors: Mapping[str, Any], given: Mapping[str, np.ndarray]) ->
     for name in sorted(given.keys() - tensors.keys()):
         yield f"{name!r}: {given[name].shape} there, not here"
     for name in sorted(given.keys() & tensors.keys()):
-        mine, other = host_view(tensors[name]), given[name]
-        if (mine.shape, mine.dtype) != (other.shape, other.dtype):
-            yield f"{name!r}: {mine.dtype} {mine.shape} here, {other.dtype} {other.shape} there"
+        shape, dtype, other = tuple(tensors[name].shape), _host_dtype(tensors[name]), given[name]
+        if (shape, dtype) != (other.shape, other.dtype):
+            yield f"{name!r}: {dtype} {shape} here, {other.dtype} {other.shape} there"
 
 
-def _load(tensors: Mapping[str, Any], given: Mapping[str, np.ndarray]) -> None:
+Key = TypeVar("Key")
+
+
+def load_tensors(tensors: Mapping[Key, Any], given: Mapping[Key, np.ndarray]) -> None:
+    """Set the values of each tensor."""
     for name, tensor in tensors.items():
         if tensor.place.is_cpu_place():
             np.copyto(host_view(tensor), given[name])
@@ -260,6 +276,12 @@ def _sample(tensor: Any) -> np.ndarray:
     if tensor.place.is_cpu_place():
         return np.array(some_of(host_view(tensor).reshape(-1), SAMPLES))
     return host_view(some_of(tensor.flatten(), SAMPLES))
+
+
+def _host_dtype(tensor: Any) -> np.dtype[Any]:
+    """Return the type of `host_view`, without a copy."""
+    name = str(tensor.dtype).rpartition(".")[2]
+    return np.dtype("uint16" if name == "bfloat16" else name)
 
 
 def host_view(tensor: Any) -> np.ndarray:
@@ -357,6 +379,10 @@ class RegisteredState:
         except RecursionError:
             raise SpecError(self._field, "values nested too deeply", "values that don't contain themselves") from None
         return PartState(arrays, values)
+
+    def layout(self) -> Mapping[str, np.ndarray]:
+        """Return its arrays."""
+        return self.state().arrays
 
     def differences(self, there: PartState) -> Iterator[str]:
         """Yield that there is no such state, if so."""

@@ -17,8 +17,9 @@ from support.elastic.fake_gpu import ON_GPU
 from support.elastic.local_run import SAMPLES, RecordingClient, arrays_of, begin, model_and_optimizer, paddle, train
 
 from edl_runtime import elastic
+from edl_runtime.checkpoint.background_writer import CheckpointWriter
 from edl_runtime.checkpoint.errors import CheckpointStoreError, NoWholeCheckpointError
-from edl_runtime.checkpoint.file_format import MANIFEST, Snapshot
+from edl_runtime.checkpoint.file_format import MANIFEST, Arrays, Snapshot
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.distill import DistillReader, Fixed
 from edl_runtime.elastic.api import Run
@@ -276,6 +277,7 @@ def test_who_takes_over_counts_on_from_the_last_checkpoint(tmp_path: Path) -> No
     other.begin(5, unsaved_s=3600)
     other.begin(5, unsaved_s=0)
     assert other.due(6)
+    other.note_due(6)
     assert not other.due(7)
 
 
@@ -555,6 +557,21 @@ def test_a_type_that_checkpoints_can_not_hold_is_refused_at_the_start(tmp_path: 
             run.wrap(model, optimizer)
     else:
         run.wrap(model, optimizer)
+
+
+def test_memory_for_checkpoints_is_allocated_without_a_copy_of_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its arrays are of the state's shapes, and have no values."""
+    held: list[Arrays] = []
+    monkeypatch.setattr(CheckpointWriter, "prepare", lambda _, arrays: held.append(arrays))
+    run, _ = begin(tmp_path)
+    model, _ = run.wrap(*model_and_optimizer())
+    (layout,) = held
+    assert {name: each.shape for name, each in layout["model"].items()} == {
+        name: value.shape for name, value in arrays_of(model).items()
+    }
+    assert not any(any(each.strides) for group in layout.values() for each in group.values())
 
 
 def test_the_reported_loss_is_that_of_the_step(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from support.elastic.local_run import arrays_of, model_and_optimizer, paddle
 
 from edl_runtime.elastic.comm.process_group import ProcessGroup
 from edl_runtime.elastic.errors import GroupLostError
+from edl_runtime.elastic.training.batch_norm import RunningStatistics
 from edl_runtime.elastic.training.optimizer_step import DeviceGradients, HostGradients, any_sparse
-from edl_runtime.elastic.training.state_parts import StateParts, frozen_parts
+from edl_runtime.elastic.training.state_parts import PartState, StateParts, frozen_parts, running_statistics
 from edl_runtime.elastic.training.train_state import arrays_of as arrays_by_part
 from edl_runtime.elastic.training.train_state import share_state, state_receivers
 
@@ -47,6 +48,29 @@ def test_groups_of_parameters_and_half_precision_are_kept() -> None:
     assert arrays["model"]["first.weight"].dtype == np.uint16
     assert arrays["optimizer"]["first.weight/master"].dtype == np.float32
     assert arrays["optimizer"]["first.weight/moment1"].shape == (2, 3)
+
+
+def test_shapes_and_types_are_known_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for checkpoints is allocated, and a state compared, by them alone: on a GPU each look would copy all."""
+    model, _ = model_and_optimizer()
+    model.to(dtype="bfloat16")
+    model.register_buffer("seen", paddle.zeros([], "bool"))
+    optimizer = paddle.optimizer.AdamW(0.1, parameters=model.parameters(), multi_precision=True)
+    state = StateParts([(model, optimizer)])
+    states = state.states()
+    looked: list[Any] = []
+    monkeypatch.setattr("edl_runtime.elastic.training.state_parts.host_view", looked.append)
+    layout = state.layout()
+    assert layout.keys() == states.keys()
+    for name, (arrays, _) in states.items():
+        assert {key: (each.shape, each.dtype) for key, each in layout[name].items()} == {
+            key: (each.shape, each.dtype) for key, each in arrays.items()
+        }
+        assert not any(any(each.strides) for each in layout[name].values())
+        assert list(state.parts[name].differences(states[name])) == []
+        other = PartState({key: np.zeros(7) for key in arrays})
+        assert len(list(state.parts[name].differences(other))) == len(arrays)
+    assert looked == []
 
 
 def test_what_is_frozen_is_in_the_model_and_not_in_the_gradients() -> None:
@@ -84,6 +108,18 @@ def test_of_what_is_frozen_only_changes_are_sent() -> None:
     np.testing.assert_array_equal(models[1][2].bias.numpy(), models[0][2].bias.numpy())
     np.testing.assert_array_equal(models[1][2].weight.numpy(), weight)
     assert frozen_parts([(paddle.nn.Linear(2, 3), None)]) == {}
+
+
+def test_without_running_statistics_nothing_is_sent() -> None:
+    """And where there are, they are found in each kind of BatchNorm layer, on whatever level, once."""
+    norms = [paddle.nn.BatchNorm2D(3), paddle.nn.SyncBatchNorm(3), paddle.nn.BatchNorm(3)]
+    model = paddle.nn.Sequential(paddle.nn.Linear(2, 3), paddle.nn.Sequential(*norms), norms[0])
+    assert running_statistics(model).keys() == {
+        f"1.{number}.{kind}" for number in range(3) for kind in ("_mean", "_variance")
+    }
+    RunningStatistics([paddle.nn.Linear(2, 3), paddle.nn.LayerNorm(3)]).average(Failing())
+    with pytest.raises(GroupLostError):
+        RunningStatistics([model]).average(Failing())
 
 
 @pytest.mark.parametrize("kind", [HostGradients, DeviceGradients])
@@ -162,6 +198,8 @@ def test_a_batch_of_many_samples_overflows_nothing(kind: Any, dtype: str) -> Non
 
 class Failing(ProcessGroup):
     """A group that is lost halfway through a sum."""
+
+    world_size = 2
 
     def all_reduce(self, values: Any) -> None:
         values[...] = 9.0
