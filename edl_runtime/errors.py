@@ -48,6 +48,10 @@ class SpecError(EdlError, ValueError):
         return SpecError(re.sub(rf"^{kind}\b", field, self.field), self.given, self.allowed)
 
 
+class DamagedFileError(EdlError, ValueError):
+    """Raised when a file is not what was written there: no regular one, too large, or with another checksum."""
+
+
 def _shown(value: object) -> str:
     try:
         return repr(value)

@@ -31,6 +31,9 @@ HOLD_LIMIT_S = 3600.0
 """Longest wait for a running holder: stopping a job takes as long as its grace period."""
 
 
+_READ_AT_ONCE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for a writer
+
+
 def take(path: Path) -> int | None:
     """Return a descriptor that holds the lock at `path`, None if another process holds it. Creates the file.
 
@@ -67,7 +70,7 @@ def is_still_at(path: Path, descriptor: int) -> bool:
 def is_held(path: Path) -> bool:
     """Whether a process holds the lock at `path`; false when there is no such file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, _READ_AT_ONCE)
     except FileNotFoundError:
         return False
     try:
@@ -109,7 +112,7 @@ async def hold(path: Path) -> AsyncIterator[int]:
 def watch(path: Path) -> Iterator[Callable[[], Awaitable[None]]]:
     """Yield a function that waits until the lock now at `path` is released, even if its file is removed."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, _READ_AT_ONCE)
     except FileNotFoundError:
         yield _nothing_to_wait_for
         return

@@ -109,16 +109,19 @@ class CheckpointWriter:
         _lower_priority()
         try:
             self._write(snapshot)
-        except EdlError as error:
-            self._notify(f"a checkpoint could not be written: {error}")
+        except Exception as error:  # noqa: BLE001 -- whatever it is, who has requested the checkpoint waits for an answer
+            self._notify(f"a checkpoint could not be written: {_cause(error)}")
 
     def _write(self, snapshot: Snapshot) -> CheckpointInfo:
-        began = time.monotonic()
         try:
-            info = self._store.write(snapshot)
-        except EdlError as error:
-            log.warning("checkpoint.failed", generation=snapshot.generation, step=snapshot.step, cause=str(error))
+            return self._store_and_report(snapshot)
+        except Exception as error:
+            log.warning("checkpoint.failed", generation=snapshot.generation, step=snapshot.step, cause=_cause(error))
             raise
+
+    def _store_and_report(self, snapshot: Snapshot) -> CheckpointInfo:
+        began = time.monotonic()
+        info = self._store.write(snapshot)
         took_s = time.monotonic() - began
         self._last = info
         log.info("checkpoint.saved", url=info.url, size_mb=info.size_bytes / 1e6, took_s=took_s)
@@ -153,6 +156,10 @@ class CheckpointWriter:
             "writes there, or this one continues without this instance. Later generations count as newer, whatever "
             "their step, and the next run starts from them; give each training its own location (EDL_CHECKPOINT)"
         )
+
+
+def _cause(error: Exception) -> str:
+    return str(error) if isinstance(error, EdlError) else f"{type(error).__name__}: {error}"
 
 
 def _lower_priority() -> None:

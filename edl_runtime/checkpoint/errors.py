@@ -77,10 +77,6 @@ class MissingExtraError(CheckpointStoreError):
         return f"{self.url} needs {self.extra}: {self.cause}"
 
 
-class DamagedFileError(EdlError, ValueError):
-    """Raised when the library of a store finds that a file differs from the checksum that the store has of it."""
-
-
 @dataclass(eq=False, repr=False)
 class UnreadableCheckpointError(CheckpointError):
     """Raised when a checkpoint can't be loaded; `problem` says why.

@@ -27,6 +27,7 @@ from edl_runtime.checkpoint.errors import (
 from edl_runtime.checkpoint.finite import all_finite
 from edl_runtime.checkpoint.storage import DRAFT, MANIFEST, Storage, with_retries
 from edl_runtime.errors import SpecError
+from edl_runtime.files import read_all
 
 Arrays: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
 """Arrays by group ("model", "optimizer") and name. A group's name is part of a file name: a-z, 0-9, '_' and '-'."""
@@ -382,7 +383,7 @@ def _read_manifest(storage: Storage, name: str) -> bytes:
         with contextlib.suppress(FileNotFoundError), storage.open(name, file) as found:
             if file == DRAFT:
                 raise UnfinishedCheckpointError(storage.url_of(name), is_draft=True)
-            return found.read()
+            return read_all(found)
     raise UnfinishedCheckpointError(storage.url_of(name), is_draft=False)
 
 

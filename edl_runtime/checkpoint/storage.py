@@ -15,8 +15,9 @@ from typing import Any, BinaryIO, ParamSpec, TypeAlias, TypeVar, cast
 
 import stamina
 
-from edl_runtime.checkpoint.errors import CheckpointStoreError, DamagedFileError, MissingExtraError
-from edl_runtime.errors import EdlError, SpecError
+from edl_runtime.checkpoint.errors import CheckpointStoreError, MissingExtraError
+from edl_runtime.errors import DamagedFileError, EdlError, SpecError
+from edl_runtime.files import open_regular
 
 MANIFEST = "manifest.json"
 """The manifest's file name."""
@@ -70,7 +71,7 @@ class LocalStorage:
         """
         mark = self._root / IDENTITY_FILE
         while True:
-            with contextlib.suppress(FileNotFoundError), mark.open("rb") as file:
+            with contextlib.suppress(FileNotFoundError), _open_mark(mark) as file:
                 token, end, _ = file.read(_TOKEN_LIMIT).partition(b"\n")
                 if end or len(token) == _TOKEN_LIMIT:  # limited, in case another program wrote the file
                     return f"folder {os.fstat(file.fileno()).st_ino} {token.decode('ascii', 'backslashreplace')}"
@@ -108,8 +109,8 @@ class LocalStorage:
             return set()
 
     def open(self, folder: str, file: str) -> BinaryIO:
-        """Open a file for reading. Raises FileNotFoundError."""
-        return (self._root / folder / file).open("rb", buffering=0)
+        """Open a file for reading. Raises FileNotFoundError, and DamagedFileError for what is no regular file."""
+        return open_regular(self._root / folder / file)
 
     @contextlib.contextmanager
     def draft(self, folder: str) -> Iterator[CreateFile]:
@@ -144,6 +145,13 @@ class LocalStorage:
         (path / MANIFEST).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
+
+
+def _open_mark(mark: Path) -> BinaryIO:
+    try:
+        return open_regular(mark)
+    except DamagedFileError as error:
+        raise FileExistsError(errno.EEXIST, str(error), str(mark)) from error
 
 
 @contextlib.contextmanager
@@ -208,6 +216,9 @@ class ObjectStorage:
 
     def open(self, folder: str, file: str) -> BinaryIO:
         path = f"{self.url_of(folder)}/{file}"
+        is_remote = self._fs.async_impl  # as S3, where there are only files, and this would be one more request
+        if not is_remote and self._fs.info(path)["type"] in ("other", "directory"):
+            raise DamagedFileError("not a regular file")
         return cast(BinaryIO, self._fs.open(path, "rb", block_size=READ_AT_ONCE, cache_type="none"))
 
     @contextlib.contextmanager

@@ -13,7 +13,6 @@ import numpy as np
 
 from edl_runtime.checkpoint.errors import (
     DamagedCheckpointError,
-    DamagedFileError,
     NotFiniteCheckpointError,
     NoWholeCheckpointError,
     UnfinishedCheckpointError,
@@ -32,6 +31,7 @@ from edl_runtime.checkpoint.file_format import (
     write_checkpoint,
 )
 from edl_runtime.checkpoint.storage import MANIFEST, ask_storage, finished_name, storage_at, storage_errors
+from edl_runtime.errors import DamagedFileError
 from edl_runtime.log import get_logger
 from edl_runtime.specs import Checkpoint
 

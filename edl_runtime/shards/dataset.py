@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from edl_runtime.checkpoint.errors import DamagedFileError
 from edl_runtime.checkpoint.file_format import unseal
 from edl_runtime.checkpoint.storage import MANIFEST, Storage, storage_at, with_retries
-from edl_runtime.errors import EdlError, SpecError, missing_library
+from edl_runtime.errors import DamagedFileError, EdlError, SpecError, missing_library
+from edl_runtime.files import LIMIT, read_all
 from edl_runtime.shards import fields
 from edl_runtime.shards.errors import DamagedShardError, DatasetStoreError, UnfinishedDatasetError
 
 FORMAT = 1
 """The version of manifest and shards. Other versions are refused."""
-
-READ_AT_ONCE = 8 << 20
 
 _SHARD_NAME = re.compile(r"\d{5,}-([0-9a-f]{8})\.parquet")
 
@@ -73,7 +72,7 @@ def read_shard(path: str, start: int = 0) -> Iterator[tuple[Any, ...]]:
     storage, name = place_of(folder)
     with store_errors(path):
         try:
-            content = with_retries(_read, storage, name, file)
+            content = with_retries(_read, storage, name, file, sys.maxsize)
         except FileNotFoundError:
             raise DamagedShardError(path, "it is missing") from None
         except DamagedFileError as error:
@@ -114,7 +113,7 @@ def read_manifest(storage: Storage, name: str) -> Dataset:
     """Return the manifest of a set of shards. Raises UnfinishedDatasetError, and what the storage raises."""
     url = storage.url_of(name)
     try:
-        content = with_retries(_read, storage, name, MANIFEST)
+        content = with_retries(_read, storage, name, MANIFEST, LIMIT)
     except FileNotFoundError:
         raise UnfinishedDatasetError(url, f"it has no {MANIFEST}") from None
     except DamagedFileError as error:
@@ -146,6 +145,6 @@ def pyarrow() -> tuple[Any, Any]:
     return pa, pq
 
 
-def _read(storage: Storage, name: str, file: str) -> bytes:
+def _read(storage: Storage, name: str, file: str, limit: int) -> bytes:
     with storage.open(name, file) as opened:
-        return b"".join(iter(lambda: opened.read(READ_AT_ONCE), b""))
+        return read_all(opened, limit)

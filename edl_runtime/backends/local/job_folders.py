@@ -36,6 +36,8 @@ import msgspec
 
 from edl_runtime import locks
 from edl_runtime.backends.interface import JobStatus, LogLine, token_owner
+from edl_runtime.errors import DamagedFileError
+from edl_runtime.files import open_regular, read_regular
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.result import RESULT_LIMIT
 
@@ -104,7 +106,7 @@ class JobFolder:
 
     def remove(self) -> None:
         """Remove the folder and the socket. A job of the same name may be created meanwhile."""
-        with suppress(OSError):
+        with suppress(OSError, DamagedFileError):
             socket = self.address()
             if socket.parent != self.path:
                 socket.unlink(missing_ok=True)
@@ -115,27 +117,27 @@ class JobFolder:
         shutil.rmtree(rubbish, ignore_errors=True)
 
     def address(self) -> Path:
-        """Return the path of the supervisor's socket. Raises FileNotFoundError if there is no such job."""
-        return Path(self.address_file.read_text())
+        """Return the path of the supervisor's socket. Raises FileNotFoundError without a job, DamagedFileError."""
+        return Path(os.fsdecode(read_regular(self.address_file)))
 
     def kill_supervisor(self) -> None:
         """Kill the supervisor, and so all of its instances."""
         with suppress(FileNotFoundError, ProcessLookupError):
-            pid = int(self.supervisor_lock.read_text())
+            pid = int(read_regular(self.supervisor_lock))
             if locks.is_held(self.supervisor_lock):
                 os.kill(pid, signal.SIGKILL)
 
     def _read_status(self) -> JobStatus | None:
         try:
-            return JsonDecoder(JobStatus).decode(self.status_file.read_bytes())
-        except (FileNotFoundError, msgspec.DecodeError):  # damaged by a crash of the machine: nothing of it runs
+            return JsonDecoder(JobStatus).decode(read_regular(self.status_file))
+        except (FileNotFoundError, DamagedFileError, msgspec.DecodeError):  # by a crash of the machine: nothing runs
             return None
 
     def _read_result(self) -> dict[str, Any] | None:
         """Return the newest: rank 0 of an elastic training changes, and each one that leaves writes a result."""
         for file in sorted((self.path / "results").glob("*.json"), key=_changed_at, reverse=True):
-            with suppress(FileNotFoundError, msgspec.DecodeError), file.open("rb") as content:
-                return JsonDecoder(dict[str, Any]).decode(content.read(RESULT_LIMIT))
+            with suppress(FileNotFoundError, DamagedFileError, msgspec.DecodeError):
+                return JsonDecoder(dict[str, Any]).decode(read_regular(file, RESULT_LIMIT))
         return None
 
 
@@ -191,7 +193,7 @@ class WorkFolder:
     def owner(self, run: Path) -> str:
         """Return the owner of the run, empty for none."""
         with suppress(FileNotFoundError):
-            return (run / "owner").read_text()
+            return read_regular(run / "owner").decode()
         return ""
 
 
@@ -324,16 +326,16 @@ class _Reader:
         self._offset = 0
         self._partial = b""
         if last is not None:
-            with suppress(FileNotFoundError), log.open("rb") as file:
+            with suppress(FileNotFoundError, DamagedFileError), open_regular(log) as file:
                 self._offset = _start_of_last(file, last)
 
     def read(self) -> list[str] | None:
         """Return the lines that end in the next block, None at the end of the file."""
         try:
-            with self._log.open("rb") as file:
+            with open_regular(self._log) as file:
                 file.seek(self._offset)
                 block = file.read(_BLOCK)
-        except FileNotFoundError:  # old runs are pruned
+        except (FileNotFoundError, DamagedFileError):  # old runs are pruned
             return None
         if not block:
             return None

@@ -214,7 +214,6 @@ class CheckpointManager:
 
     def _report_saved(self, info: CheckpointInfo, took_s: float, request: int = 0) -> None:
         manifest = info.manifest
-        self._unanswered = 0
         self._agent.send(
             CheckpointSaved(
                 generation=manifest.generation,
@@ -227,6 +226,7 @@ class CheckpointManager:
                 request=request or manifest.request,
             )
         )
+        self._unanswered = 0
 
 
 class CheckpointSchedule:

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from edl_runtime.elastic.api import Run
-from edl_runtime.elastic.comm.agent_protocol import Leave, SaveCheckpoint, StandaloneClient, WorkerMessage
+from edl_runtime.elastic.comm.agent_protocol import (
+    Leave,
+    SaveCheckpoint,
+    StandaloneClient,
+    WorkerMessage,
+    encode_message,
+)
 from edl_runtime.elastic.training.checkpointing import CheckpointManager
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
@@ -36,6 +42,7 @@ class RecordingClient(StandaloneClient):
         return self.asked
 
     def send(self, message: WorkerMessage) -> None:
+        encode_message(message)
         self.sent.append(message)
         super().send(message)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -101,6 +103,28 @@ def test_a_failure_is_notified_and_the_next_checkpoint_is_tried(tmp_path: Path) 
     assert writer.save(lambda: snapshot_at(2))
     assert writer.close(30)
     assert steps_of(store) == [2]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("no such codec"), None])
+def test_a_failure_of_any_kind_is_notified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """Once in the log, too, and training goes on; so it is if the report can't encode the folder's name."""
+    notes: list[str] = []
+    folder = tmp_path / os.fsdecode(b"\xff")
+    store = stored(folder)
+    if error is not None:
+        monkeypatch.setattr(store, "write", Mock(side_effect=error))
+    writer = CheckpointWriter(store, saved=lambda info, _: msgspec.json.encode(info.url), notify=notes.append)
+    with capture_logs() as logs:
+        assert writer.save(lambda: snapshot_at(1))
+        assert writer.close(30)
+    (note,) = notes
+    cause = type(error).__name__ if error else "UnicodeEncodeError"
+    assert note.startswith(f"a checkpoint could not be written: {cause}: ")
+    (failed,) = [each for each in logs if each["log_level"] == "warning"]
+    assert (failed["event"], failed["step"]) == ("checkpoint.failed", 1)
+    assert failed["cause"].startswith(cause)
 
 
 def test_save_now_returns_a_stored_checkpoint_or_raises(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 from structlog.testing import capture_logs
 from support.checkpoints.snapshots import flip, is_whole, reformat, snapshot_at, steps_of, store_not_finite, stored
+from support.special_files import SPECIAL, put
 
 from edl_runtime.checkpoint import file_format, storage
 from edl_runtime.checkpoint.errors import (
@@ -37,6 +38,7 @@ from edl_runtime.checkpoint.finite import all_finite
 from edl_runtime.checkpoint.folder_lease import FolderLock
 from edl_runtime.checkpoint.store import ABANDONED_AFTER_S, CheckpointStore
 from edl_runtime.errors import SpecError
+from edl_runtime.files import LIMIT
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
 
@@ -595,6 +597,32 @@ def test_a_remote_file_system_gets_the_folders_that_it_needs(tmp_path: Path) -> 
         for info in store.list():
             storage.storage_at(url).remove(info.name)
         assert list((tmp_path / "new" / "place").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize("place", ["", "folders://"])
+def test_what_is_no_file_is_damage(tmp_path: Path, place: str, kind: str) -> None:
+    """Nobody waits for a pipe that nobody writes to, or reads a device without end."""
+    fsspec.register_implementation("folders", FilesInFolders, clobber=True)
+    store = stored(f"{place}{tmp_path}", 1, 2, 3)
+    put(kind, folder_of(tmp_path, 3) / MANIFEST)
+    put(kind, folder_of(tmp_path, 2) / "model.safetensors")
+    found = store.load_newest()
+    assert found is not None
+    assert found.info.manifest.step == 1
+    manifest, model = (each.problem for each in found.skipped)
+    if kind == "endless":
+        assert manifest == f"{MANIFEST}: more than {LIMIT} bytes"
+        assert model.startswith("model.safetensors: more than ")
+    else:
+        assert (manifest, model) == (f"{MANIFEST}: not a regular file", "model.safetensors: not a regular file")
+
+
+def test_a_mark_that_is_no_file_is_an_error(tmp_path: Path) -> None:
+    """That says which."""
+    put("fifo", tmp_path / storage.IDENTITY_FILE)
+    with pytest.raises(FileExistsError, match=storage.IDENTITY_FILE):
+        storage.storage_at(str(tmp_path)).identity()
 
 
 def test_an_unknown_protocol_is_refused() -> None:

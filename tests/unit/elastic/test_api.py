@@ -736,6 +736,19 @@ def test_a_request_waits_for_the_checkpoint_that_is_being_written(
     assert saved_in(link) == [(5, 0), (6, 11)]
 
 
+def test_a_request_whose_checkpoint_can_not_be_reported_is_answered(tmp_path: Path) -> None:
+    """With why: messages are UTF-8, and the name of this folder is not."""
+    link = RecordingClient()
+    manager = CheckpointManager(Checkpoint(url=str(tmp_path / os.fsdecode(b"\xff"))), link)
+    link.asked = SaveCheckpoint(request=11, asked_in=1)
+    manager.save(lambda: Snapshot(generation=1, step=5, arrays={}), generation=1)
+    manager.close()
+    (note,) = link.sent
+    assert isinstance(note, Note)
+    assert note.request == 11
+    assert "UnicodeEncodeError" in note.text
+
+
 def test_a_request_that_can_not_be_answered_is_reported(tmp_path: Path) -> None:
     """With why, so that nobody waits for it; the next request is tried again."""
     link = RecordingClient()

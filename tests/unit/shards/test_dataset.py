@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.depth import DEEP
+from support.special_files import SPECIAL, put
 
 from edl_runtime.errors import SpecError
 from edl_runtime.shards.convert import convert
@@ -46,6 +47,18 @@ def test_any_record_is_read_by_its_number(out: str) -> None:
             assert (record[0], record[1][0]) == (offset + start, offset + start)
             assert len(list(read_shard(shard, start))) == length - start
         assert list(read_shard(shard, length)) == []
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_is_no_file_is_damage(small: Path, kind: str) -> None:
+    """Nobody waits for a pipe that nobody writes to, or reads a device without end."""
+    if kind != "endless":
+        put(kind, small)
+        with pytest.raises(DamagedShardError, match="not a regular file"):
+            next(read_shard(str(small)))
+    put(kind, small.with_name("manifest.json"))
+    with pytest.raises(UnfinishedDatasetError, match=r"manifest\.json: (not a regular file|more than 67108864 bytes)"):
+        list_shards(str(small.parent))
 
 
 def test_each_flipped_bit_is_found(small: Path) -> None:
