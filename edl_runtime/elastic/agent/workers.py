@@ -15,7 +15,7 @@ from typing import Self, assert_never
 
 import msgspec
 
-from edl_runtime.elastic.agent.entrypoint import Entrypoint, generation_environment
+from edl_runtime.elastic.agent.entrypoint import STANDBY, Entrypoint, generation_environment
 from edl_runtime.elastic.agent.failures import WorkerFailure
 from edl_runtime.elastic.agent.reconciler import (
     Action,
@@ -52,6 +52,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
     WorkerReady,
     encode_message,
 )
+from edl_runtime.exit_status import oom_kills
 from edl_runtime.log import get_logger
 from edl_runtime.settings import AGENT_FD
 
@@ -182,7 +183,7 @@ def quiet_environment(environ: Mapping[str, str], script: Entrypoint) -> dict[st
 
 def _standby_command(script: Entrypoint, descriptor: int, *, nice: bool) -> list[str]:
     interpreter = script.command[0] if script.file else sys.executable
-    standby = [interpreter, *script.options, "-m", "edl_runtime.elastic.agent.standby"]
+    standby = [interpreter, *script.options, "-m", STANDBY]
     flags = ["--agent", f"{descriptor},{os.getpid()}"]
     flags += ["--nice"] if nice else []
     flags += ["--elastic"] if script.elastic else []
@@ -225,6 +226,7 @@ class WorkerSupervisor:
         self._standby: WorkerProcess | None = None
         self._retired: list[WorkerProcess] = []
         self._begun_at = 0.0
+        self._oom_kills = 0
         self._kill_action: KillWorker | None = None
         self._failure_report: ScriptFailed | None = None
         self._stepped = self._writes = False
@@ -314,6 +316,7 @@ class WorkerSupervisor:
         self._kill_action = self._failure_report = None
         self._stepped = self._writes = False
         self._begun_at = time.monotonic()
+        self._oom_kills = oom_kills()
         self.state = WorkerState(
             phase="loaded" if before.standby == "loaded" else "loading",
             since=self._begun_at,
@@ -459,6 +462,7 @@ class WorkerSupervisor:
             lived_s=time.monotonic() - self._begun_at,
             called=self.state.called,
             unwritten=unwritten,
+            oom_killed=oom_kills() > self._oom_kills,
         )
 
     def _phase(self, phase: WorkerPhase) -> None:

@@ -210,16 +210,25 @@ class WorkerFinished(_Message, frozen=True, kw_only=True):
 
 
 class ScriptFailed(_Message, frozen=True, kw_only=True):
-    """From a worker, its last message: it can't continue, and why. `final`: a restart would fail in the same way."""
+    """From a worker, its last message: it can't continue, and why.
+
+    `final`: a restart would fail in the same way. `cause`: what else is known of that, see `WorkerFailure`.
+    """
 
     reason: str
     final: bool
+    cause: Literal["", "import", "memory"] = ""
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
         """Return the message for an error: invalid input is final."""
         text = "".join(traceback.format_exception_only(error)).strip()
-        return cls(reason=text, final=isinstance(error, EdlError) and isinstance(error, ValueError))
+        cause: Literal["", "import", "memory"] = ""
+        if isinstance(error, ImportError | SyntaxError):
+            cause = "import"
+        elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # PyTorch's
+            cause = "memory"
+        return cls(reason=text, final=isinstance(error, EdlError) and isinstance(error, ValueError), cause=cause)
 
 
 WorkerMessage = (
