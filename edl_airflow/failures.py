@@ -20,12 +20,14 @@ from edl_runtime.backends.errors import JobFailedError, OwnedElsewhereError
 from edl_runtime.distill.errors import NoTeacherError
 from edl_runtime.errors import EdlError
 from edl_runtime.registry.errors import PoolMismatchError
+from edl_runtime.store.errors import RegistryAccessError
 from edl_runtime.teacher.errors import ModelError
 
 _MISTAKES = (
     PoolMismatchError,
     ModelError,
     OwnedElsewhereError,
+    RegistryAccessError,
     AirflowNotFoundException,
     AirflowFailException,
 )

@@ -10,10 +10,12 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import msgspec
 
 from edl_airflow.client import EdlClient
+from edl_airflow.failures import is_user_error
 from edl_airflow.runtime.log import LogFunction
 from edl_airflow.runtime.runner import POLL_INTERVAL_S
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_runtime.backends.interface import JobStatus
+from edl_runtime.store.errors import RegistryUnavailableError
 
 clock = time.time
 """Unix seconds, by this machine's clock, which may be set at any time."""
@@ -27,6 +29,13 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AnyObservation = TypeVar("AnyObservation", bound=Observation)
+
+
+def outage(error: RegistryUnavailableError) -> str:
+    """Return what a wait waits for while Redis is away. Raises the error if it does not pass, as a wrong password."""
+    if is_user_error(error):
+        raise error
+    return str(error)
 
 
 class Condition(msgspec.Struct, Generic[AnyObservation], frozen=True, kw_only=True):

@@ -124,9 +124,10 @@ async def _ask_redis(edl_connection: EdlConnection) -> tuple[tuple[int, ...], st
 
     client = connect(edl_connection.redis_url)
     try:
-        info: dict[str, Any] = await client.info("server")
+        with redis_client.unavailable_if_lost(client):
+            info: dict[str, Any] = await client.info("server")
         warning = await redis_client.eviction_warning(client)
-    except (RedisError, OSError) as error:
+    except RedisError as error:
         raise RegistryUnavailableError(address_of(edl_connection.redis_url), str(error)) from error
     finally:
         await client.aclose()

@@ -25,7 +25,7 @@ from edl_airflow.results import CheckpointResult
 from edl_airflow.runtime.decisions import failed_outcome, outcome_from_registry
 from edl_airflow.runtime.spec import TaskOutcome, TrainingStatus
 from edl_airflow.sensors.base import EdlSensor
-from edl_airflow.waits import Condition, Observation
+from edl_airflow.waits import Condition, Observation, outage
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import check_name
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -103,7 +103,7 @@ class CheckpointCondition(Condition[CheckpointObservation], frozen=True, kw_only
             training = await client.training(self.job) if self.job and not job else None
             saved = await client.next_checkpoints(self.stream, self.last_id, block_ms=0)
         except RegistryUnavailableError as error:
-            return CheckpointObservation(job=job, last_id=self.last_id, trouble=str(error), at=now)
+            return CheckpointObservation(job=job, last_id=self.last_id, trouble=outage(error), at=now)
         last_id = saved[-1][0] if saved else self.last_id
         found = tuple(checkpoint for _, checkpoint in saved if checkpoint)
         return CheckpointObservation(job=job, training=training, saved=found, last_id=last_id, at=now)

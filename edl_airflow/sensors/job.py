@@ -14,7 +14,7 @@ from edl_airflow.results import RunningJob
 from edl_airflow.runtime.decisions import FINISHED_REASON, failed_outcome, outcome_from_registry
 from edl_airflow.runtime.spec import TaskOutcome, TrainingStatus
 from edl_airflow.sensors.base import EdlSensor
-from edl_airflow.waits import Condition, Observation, count_text
+from edl_airflow.waits import Condition, Observation, count_text, outage
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import check_name
@@ -54,7 +54,7 @@ class JobCondition(Condition[JobObservation], frozen=True, kw_only=True):
         try:
             return JobObservation(job=job, training=await client.training(self.job))
         except RegistryUnavailableError as error:
-            return JobObservation(job=job, trouble=str(error))
+            return JobObservation(job=job, trouble=outage(error))
 
     def check(self, view: JobObservation) -> TaskOutcome | None:
         job = view.job

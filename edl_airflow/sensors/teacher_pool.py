@@ -14,7 +14,7 @@ from edl_airflow.results import PoolResult
 from edl_airflow.runtime.decisions import failed_outcome, is_unreachable
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.sensors.base import EdlSensor
-from edl_airflow.waits import Condition, Observation, count_text
+from edl_airflow.waits import Condition, Observation, count_text, outage
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import check_name
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -49,7 +49,7 @@ class PoolCondition(Condition[PoolObservation], frozen=True, kw_only=True):
             teachers = await client.teachers(self.teacher_pool)
             students = len(await client.members(self.teacher_pool, "students")) if self.students else 0
         except RegistryUnavailableError as error:
-            return PoolObservation(job=pool, trouble=str(error))
+            return PoolObservation(job=pool, trouble=outage(error))
         return PoolObservation(job=pool, teachers=tuple(teachers), students=students)
 
     def check(self, view: PoolObservation) -> TaskOutcome | None:

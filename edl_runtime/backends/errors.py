@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -139,11 +140,21 @@ class BrokenStreamError(ClusterUnavailableError):
     """Raised when the connection broke while a stream was read: open it again from the last position."""
 
 
-def _best_of(lines: Sequence[str]) -> str:
-    """Return the exception line of the last traceback, else the last line."""
+_OWN_LINE = re.compile(r"edl: |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[")
+"""How lines of an agent begin. They repeat the reason, and follow the words of the process that has failed."""
+
+
+def exception_line(lines: Sequence[str]) -> str:
+    """Return the line of the last traceback that names the exception, empty without a traceback."""
     frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
-    after = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    after = lines[frames[-1] + 1 :] if frames else ()
     return next((line for line in after if line.strip() and not line.startswith(" ")), "")
+
+
+def _best_of(lines: Sequence[str]) -> str:
+    """Return the exception line of the last traceback, else the last line that no agent wrote."""
+    last = next((line for line in reversed(lines) if not _OWN_LINE.match(line)), "")
+    return exception_line(lines) or ("" if last.startswith(" ") else last)
 
 
 @dataclass(eq=False, repr=False)

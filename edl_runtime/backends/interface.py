@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import builtins
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
 
-from edl_runtime.backends.errors import OwnedElsewhereError
+from edl_runtime.backends.errors import OwnedElsewhereError, exception_line
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR
 from edl_runtime.specs import Bounds, JobKind, JobSpec
 
@@ -139,8 +140,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     def failed_permanently(self) -> bool:
         """Whether it has failed for its spec or input, so that submitting it again is pointless.
 
-        For elastic trainers, given-up instances count only if no other instance exited with an error.
+        For elastic trainers, given-up instances count only if no other instance exited with an error. An import that
+        fails counts as wrong input.
         """
+        if self.phase == "failed" and not self.is_disrupted and _IMPORT_ERROR.match(exception_line(self.last_lines)):
+            return True
         failed = [instance for instance in self.instances if instance.phase == "failed"]
         errors = [instance for instance in failed if not instance.given_up and (instance.exit_code or 0) > 0]
         deciding = errors if self.elastic and errors else failed
@@ -156,6 +160,9 @@ def check_owner(job: JobStatus | None, token: str) -> None:
     """Raise OwnedElsewhereError if `job` has not ended and `token` is of another owner."""
     if job and not job.has_ended and (owner := token_owner(job.token)) not in ("", token_owner(token)):
         raise OwnedElsewhereError(job.name, job.kind, owner)
+
+
+_IMPORT_ERROR = re.compile(r"(ModuleNotFound|Import|Syntax|Indentation|Tab)Error: ")
 
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):

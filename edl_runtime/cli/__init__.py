@@ -18,6 +18,7 @@ from edl_runtime.checkpoint.errors import CheckpointHeldError
 from edl_runtime.errors import EX_CONFIG, EX_DRAINED, EdlError, SpecError
 from edl_runtime.protocol.errors import InferenceError
 from edl_runtime.registry.errors import DrainedError, PoolMismatchError
+from edl_runtime.store.errors import RegistryAccessError
 from edl_runtime.teacher.errors import ModelError
 
 SUMMARIES = {
@@ -48,7 +49,7 @@ SUMMARIES = {
 
 _MODULES = {"resize": "jobs", "stop": "jobs"}
 
-_PERMANENT_ERRORS = (SpecError, ModelError, PoolMismatchError, CheckpointHeldError)
+_PERMANENT_ERRORS = (SpecError, ModelError, PoolMismatchError, CheckpointHeldError, RegistryAccessError)
 
 
 class _LazyGroup(click.Group):

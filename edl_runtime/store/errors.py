@@ -25,6 +25,21 @@ class RegistryUnavailableError(RegistryError, ConnectionError):
         )
 
 
+@dataclass(eq=False, repr=False)
+class RegistryAccessError(RegistryUnavailableError):
+    """Raised when Redis wants a password, or another one. Trying again does not help.
+
+    `password_given`: whether it was given one.
+    """
+
+    password_given: bool
+
+    def __str__(self) -> str:
+        problem = "refuses this user and password" if self.password_given else "needs a password"
+        advice = "the connection's `Redis password`, or into EDL_REDIS_URL as redis://USER:PASSWORD@HOST:PORT/0"
+        return f"Redis at {self.address} {problem} ({self.cause}); put it into {advice}"
+
+
 class RegistryTimeoutError(RegistryUnavailableError):
     """Raised when Redis does not answer in time."""
 

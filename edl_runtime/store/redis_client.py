@@ -15,7 +15,12 @@ import msgspec
 
 from edl_runtime.errors import SpecError
 from edl_runtime.parsing import JsonDecoder
-from edl_runtime.store.errors import MalformedRecordError, RegistryTimeoutError, RegistryUnavailableError
+from edl_runtime.store.errors import (
+    MalformedRecordError,
+    RegistryAccessError,
+    RegistryTimeoutError,
+    RegistryUnavailableError,
+)
 from edl_runtime.store.redis_url import ALLOWED, SCHEMES, SentinelUrl, address_of, is_sentinel_url, without_secrets
 
 if TYPE_CHECKING:
@@ -91,7 +96,8 @@ def _place_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def unavailable_if_lost(client: Redis) -> Iterator[None]:
     """Raise RegistryUnavailableError for every error that means that Redis can't be reached, read or written.
 
-    And MalformedRecordError where a key holds a value of another type.
+    As RegistryAccessError where it refuses the password. And MalformedRecordError where a key holds a value of another
+    type.
 
     Every command has to run inside this, because it also makes cancellation work: the client library sends by
     `asyncio.wait_for`, which until Python 3.12 may lose a cancellation that arrives just as it is done.
@@ -100,7 +106,7 @@ def unavailable_if_lost(client: Redis) -> Iterator[None]:
 
     lost = (
         OSError,
-        exceptions.ConnectionError,  # also a wrong password, loading, too many clients
+        exceptions.ConnectionError,  # also loading, too many clients
         exceptions.TimeoutError,
         exceptions.NoPermissionError,
         exceptions.OutOfMemoryError,
@@ -125,6 +131,9 @@ def unavailable_if_lost(client: Redis) -> Iterator[None]:
     if task and task.cancelling() > cancelled_before:
         raise asyncio.CancelledError
     if failure is not None:
+        if isinstance(failure, exceptions.AuthenticationError):
+            given = bool(client.connection_pool.connection_kwargs.get("password"))
+            raise RegistryAccessError(_address(client), str(failure).strip(), given)
         if isinstance(failure, exceptions.TimeoutError | TimeoutError):
             raise RegistryTimeoutError(_address(client), "no answer in time")
         raise RegistryUnavailableError(_address(client), _cause(failure))

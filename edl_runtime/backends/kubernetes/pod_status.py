@@ -69,7 +69,9 @@ POD_EVENT_SELECTOR = ",".join(["involvedObject.kind=Pod", *(f"reason!={reason}" 
 
 _ID = re.compile(r"\b[0-9a-f]{64}\b")
 
-_NO_RUNTIME = ("No module named edl_runtime", "No module named 'edl_runtime'", '"python": executable file not found')
+_NO_RUNTIME = ("No module named edl_runtime", "No module named 'edl_runtime", '"python": executable file not found')
+
+_OTHER_VERSION = re.compile(r"No module named '?edl_runtime\.[\w.]+'?")
 
 
 class ObservedInstance(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,8 +302,10 @@ def _disruption_problem(pod: Manifest, index: int, times: int, most: int) -> str
 def _exit_problem(pod: Manifest, index: int, terminated: Manifest | None) -> tuple[str, bool]:
     message = (terminated or {}).get("message") or ""
     if any(words in message for words in _NO_RUNTIME):
-        image = container_status(pod).get("image", "")
-        return f"instance {index} can't start: its image {image} has no edl_runtime", True
+        can_not = f"instance {index} can't start: its image {container_status(pod).get('image', '')}"
+        if other := _OTHER_VERSION.search(message):
+            return f"{can_not} has another version of edl-airflow ({other[0]})", True
+        return f"{can_not} has no edl_runtime", True
     if terminated and terminated.get("reason") in _CANT_START:
         return f"instance {index} can't start: {message}", True
     if not terminated and (before := _failed_before(pod)):

@@ -52,7 +52,7 @@ from edl_runtime.log import get_logger
 from edl_runtime.preemption import PreemptionNotice, watch_machine
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds
-from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
+from edl_runtime.store.errors import MalformedRecordError, RegistryAccessError, RegistryUnavailableError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -247,6 +247,8 @@ class Agent:
             if self._view.acts_first(self._me.id):
                 rest_s = min(rest_s, due_s)
         except RegistryUnavailableError as error:
+            if isinstance(error, RegistryAccessError) and not self._view.members:  # never in this agent's life
+                raise
             if self._redis_away_since is None:
                 self._redis_away_since = time.monotonic()
                 log.warning("redis.disconnected", cause=str(error))

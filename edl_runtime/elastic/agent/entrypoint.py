@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import shutil
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,16 @@ import msgspec
 from edl_runtime.elastic.comm.agent_protocol import CommBackend, Gear
 from edl_runtime.elastic.rendezvous.generation import Generation
 from edl_runtime.errors import SpecError
+from edl_runtime.exit_status import describe_exit
 from edl_runtime.specs import Bounds, JobSpec
 
 PRELOADABLE = ("numpy", "paddle", "torch")
 """Slow to import, and without side effects that a script could want to control."""
 
 ELASTIC = "edl_runtime.elastic"
+
+STANDBY = f"{ELASTIC}.agent.standby"
+"""The module that a worker's process starts with."""
 
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
@@ -55,17 +60,10 @@ def parse_entrypoint(command: Sequence[str]) -> Entrypoint:
 
     A first word that ends in .py is a script for this interpreter. A module (`python -m`) counts as another program,
     and so does a script of another interpreter, which may lack what is preloaded, unless it imports this project.
-    Raises SpecError for a missing program, and a script that this interpreter can't parse.
+    Raises SpecError for a missing program, a script that this interpreter can't parse, and a script that imports this
+    project with an interpreter that can't.
     """
-    words = list(command)
-    if not words:
-        raise SpecError("command", words, "a script or a program with its arguments, as in -- python train.py")
-    if words[0].endswith(".py"):
-        words.insert(0, sys.executable)
-    elif words[0] == "python":
-        words[0] = sys.executable
-    if shutil.which(words[0]) is None:
-        raise SpecError("command", words[0], "a script that ends in .py, or a program on the PATH that can be run")
+    words = _with_program(command)
     first = _script_index(words) if _is_python(words[0]) else None
     if first is None:
         return Entrypoint(command=tuple(words))
@@ -83,8 +81,10 @@ def parse_entrypoint(command: Sequence[str]) -> Entrypoint:
         raise SpecError("command", file, f"a script that Python can read:\n{cause}") from None
     modules = list(_imported_modules(tree))
     elastic = any(module == ELASTIC or module.startswith(f"{ELASTIC}.") for module in modules)
-    if not elastic and not _is_this_interpreter(words[0]):
-        return Entrypoint(command=tuple(words))
+    if not _is_this_interpreter(words[0]):
+        if not elastic:
+            return Entrypoint(command=tuple(words))
+        _check_runtime(words[0], words[1:first])
     worth = [name for name in PRELOADABLE if name in {module.partition(".")[0] for module in modules}]
     script = Entrypoint(
         command=tuple(words),
@@ -96,6 +96,20 @@ def parse_entrypoint(command: Sequence[str]) -> Entrypoint:
     return script.as_elastic() if elastic else script
 
 
+def _with_program(command: Sequence[str]) -> list[str]:
+    """Return the command with the program that runs it as its first word. Raises SpecError if there is none."""
+    words = list(command)
+    if not words:
+        raise SpecError("command", words, "a script or a program with its arguments, as in -- python train.py")
+    if words[0].endswith(".py"):
+        words.insert(0, sys.executable)
+    elif words[0] == "python":
+        words[0] = sys.executable
+    if shutil.which(words[0]) is None:
+        raise SpecError("command", words[0], "a script that ends in .py, or a program on the PATH that can be run")
+    return words
+
+
 def _is_python(program: str) -> bool:
     return program == sys.executable or Path(program).name.startswith("python")
 
@@ -104,6 +118,15 @@ def _is_this_interpreter(program: str) -> bool:
     """Whether it is the running interpreter, in the same environment."""
     this, found = Path(sys.executable), Path(shutil.which(program) or program).absolute()
     return found.parent == this.parent and found.resolve() == this.resolve()
+
+
+def _check_runtime(interpreter: str, options: Sequence[str]) -> None:
+    """Raise SpecError if this interpreter can't import what a worker needs."""
+    trial = [interpreter, *options, "-c", f"import {STANDBY}"]
+    run = subprocess.run(trial, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if run.returncode:
+        lines = run.stderr.decode(errors="replace").strip().splitlines() or [describe_exit(run.returncode)]
+        raise SpecError("command", interpreter, f"an interpreter with edl-airflow installed ({lines[-1]})")
 
 
 def _script_index(words: Sequence[str]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Self
 
 import msgspec
@@ -10,7 +11,7 @@ from edl_runtime.elastic.comm.agent_protocol import ScriptFailed
 from edl_runtime.elastic.errors import InitNotCalledError
 from edl_runtime.elastic.rendezvous.generation import GroupView
 from edl_runtime.errors import EX_CONFIG, EX_DATAERR
-from edl_runtime.exit_status import describe_exit
+from edl_runtime.exit_status import OUT_OF_MEMORY, describe_exit
 from edl_runtime.specs import Bounds
 
 MAX_FAILURES = 3
@@ -29,6 +30,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
     - `generation`: the last one assigned to its instance, 0 for none. `was_up`: this worker has entered that.
     - `stepped`: this worker has finished a step. `unwritten`: the checkpoint that it had to write is missing.
     - `hung`: it was killed because it hung.
+    - `oom_killed`: the system has killed processes for want of memory while it lived.
     """
 
     exit_code: int
@@ -42,6 +44,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
     called: bool = True
     unwritten: bool = False
     hung: bool = False
+    oom_killed: bool = False
 
     @property
     def reason(self) -> str:
@@ -54,7 +57,7 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
             return str(InitNotCalledError())
         if self.exit_code == 0:
             return "its script ended before the end of its data, which every rank has to reach"
-        return f"its worker {describe_exit(self.exit_code or 0)}"
+        return f"its worker {describe_exit(self.exit_code or 0, OUT_OF_MEMORY if self.out_of_memory else '')}"
 
     @property
     def final(self) -> bool:
@@ -63,18 +66,37 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wrong_input(self) -> bool:
-        """Whether the script reports invalid input, by its error or exit status."""
-        return self.exit_code in (EX_CONFIG, EX_DATAERR) or (self.report is not None and self.report.final)
+        """Whether the script reports invalid input, by its error or exit status, or can't import what it needs."""
+        if self.exit_code in (EX_CONFIG, EX_DATAERR):
+            return True
+        return self.report is not None and (self.report.final or (self.report.cause == "import" and not self.begun))
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether it ended for want of memory, by its own error or killed by the system."""
+        if self.report:
+            return self.report.cause == "memory"
+        return self.oom_killed and self.exit_code == -signal.SIGKILL and not self.killed
 
     @property
     def grouped(self) -> bool:
         """Whether another worker would fail in the same way only in a group with the same others."""
-        return self.report is not None and self.report.grouped
+        return self.report is not None and self.report.cause == "group"
 
     @property
     def made_progress(self) -> bool:
         """Whether a plain script ran long enough."""
         return not self.elastic and self.lived_s >= PROGRESS_AFTER_S
+
+    @property
+    def begun(self) -> bool:
+        """Whether this worker has finished a step or made progress, so that another one may, too."""
+        return self.stepped or self.made_progress
+
+    @property
+    def certain_at_start(self) -> bool:
+        """Whether another worker would fail in the same way, if none of the job has finished a step."""
+        return not self.begun and (self.out_of_memory or (self.elastic and self.exit_code > 0))
 
 
 class PeerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,9 +166,10 @@ def judge_failure(
 
     `streak`: with this failure. `count`: how many workers of the job failed without progress, this one included; 0 if
     unknown, or if it held up no other. An elastic script that fails before any worker of the job has finished a step
-    fails the job at once. A worker that hung as it left is lost, as by SIGKILL: the job continues from the last
-    checkpoint once an instance joins, unless it was told to end. Where a group can't be formed, the instances that
-    trained last are restarted, and continue without the others, which give up.
+    fails the job at once, and so does any that has too little memory to begin, or that can't import what it needs.
+    A worker that hung as it left is lost, as by SIGKILL: the job continues from the last checkpoint once an instance
+    joins, unless it was told to end. Where a group can't be formed, the instances that trained last are restarted, and
+    continue without the others, which give up.
     """
     if failure.unwritten:
         goes_on = others.stay or (failure.hung and not others.stop)
@@ -155,7 +178,7 @@ def judge_failure(
     gives_up = others.ahead if splits else failure.final and others.train and not failure.stepped
     if gives_up:
         return _give_up(failure.reason)
-    if not splits and (failure.final or (failure.elastic and failure.exit_code > 0 and not others.stepped)):
+    if not splits and (failure.final or (failure.certain_at_start and not others.stepped)):
         return FailureVerdict(failure.reason, EX_DATAERR if failure.wrong_input else 1)
     if streak.count > MAX_FAILURES and others.train and (others.without or others.step > streak.begun_at):
         return _give_up(f"{failure.reason}; no step of its own in {MAX_FAILURES} restarts")

@@ -15,7 +15,7 @@ from typing import Self, assert_never
 
 import msgspec
 
-from edl_runtime.elastic.agent.entrypoint import Entrypoint, generation_environment
+from edl_runtime.elastic.agent.entrypoint import STANDBY, Entrypoint, generation_environment
 from edl_runtime.elastic.agent.failures import WorkerFailure
 from edl_runtime.elastic.agent.reconciler import (
     Action,
@@ -53,6 +53,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
     WorkerReady,
     encode_message,
 )
+from edl_runtime.exit_status import oom_kills
 from edl_runtime.log import get_logger
 from edl_runtime.settings import AGENT_FD
 
@@ -176,7 +177,7 @@ def quiet_environment(environ: Mapping[str, str], script: Entrypoint) -> dict[st
 
 def _standby_command(script: Entrypoint, descriptor: int, *, nice: bool) -> list[str]:
     interpreter = script.command[0] if script.file else sys.executable
-    standby = [interpreter, *script.options, "-m", "edl_runtime.elastic.agent.standby"]
+    standby = [interpreter, *script.options, "-m", STANDBY]
     flags = ["--agent", f"{descriptor},{os.getpid()}"]
     flags += ["--nice"] if nice else []
     flags += ["--elastic"] if script.elastic else []
@@ -219,6 +220,7 @@ class WorkerSupervisor:
         self._standby: WorkerProcess | None = None
         self._retired: list[WorkerProcess] = []
         self._begun_at = 0.0
+        self._oom_kills = 0
         self._kill_action: KillWorker | None = None
         self._failure_report: ScriptFailed | None = None
         self._stepped = self._writes = False
@@ -305,6 +307,7 @@ class WorkerSupervisor:
         self._kill_action = self._failure_report = None
         self._stepped = self._writes = False
         self._begun_at = time.monotonic()
+        self._oom_kills = oom_kills()
         self.state = WorkerState(
             phase="loaded" if before.standby == "loaded" else "loading",
             since=self._begun_at,
@@ -426,17 +429,16 @@ class WorkerSupervisor:
     def _end(self, exit_code: int) -> None:
         state, self._worker = self.state, None
         all_trained = state.phase == "done" or (state.phase == "member" and not self.state.elastic)
-        grouped = self._failure_report is not None and self._failure_report.grouped  # before it was told to leave
-        planned = (state.phase == "leaving" and not grouped) or (
-            self._kill_action is not None and self._kill_action.planned
-        )
+        report, kill = self._failure_report, self._kill_action
+        no_group = report is not None and report.cause == "group"  # it failed before it was told to leave
+        planned = (state.phase == "leaving" and not no_group) or (kill is not None and kill.planned)
         unwritten = self._writes and state.keeps and state.up > 0 and state.phase == "leaving" and not state.left
         ended_well = exit_code == 0 and all_trained
         finished = state.finished or ended_well
         if not ended_well and (unwritten or not planned):
             self._updates.append(self._failure(exit_code, unwritten=unwritten))  # the agent logs it
         if planned or finished:
-            killed = {"killed": self._kill_action.why} if self._kill_action else {}
+            killed = {"killed": kill.why} if kill else {}
             log.info("worker.exited", exit_code=exit_code, generation=state.assigned, **killed)
         self._change(finished=finished, waits_for=0)
         self._phase("absent")
@@ -454,6 +456,7 @@ class WorkerSupervisor:
             called=self.state.called,
             unwritten=unwritten,
             hung=self._hung,
+            oom_killed=oom_kills() > self._oom_kills,
         )
 
     def _phase(self, phase: WorkerPhase) -> None:

@@ -210,26 +210,33 @@ class WorkerFinished(_Message, frozen=True, kw_only=True):
     why: Literal["done", "left"]
 
 
+FailureCause = Literal["", "import", "memory", "group"]
+
+
 class ScriptFailed(_Message, frozen=True, kw_only=True):
     """From a worker, its last message: it can't continue, and why.
 
-    `final`: a restart would fail in the same way. `grouped`: it would in a group with the same others.
+    - `final`: a restart would fail in the same way.
+    - `cause`: an "import" failed, there was too little "memory", or no "group" of these instances can be formed.
     """
 
     reason: str
     final: bool
-    grouped: bool = False
+    cause: FailureCause = ""
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
         """Return the message for an error: invalid input is final."""
         text = "".join(traceback.format_exception_only(error)).strip()
-        grouped = isinstance(error, NoGroupError)
-        return cls(
-            reason=text,
-            final=grouped or (isinstance(error, EdlError) and isinstance(error, ValueError)),
-            grouped=grouped,
-        )
+        cause: FailureCause = ""
+        if isinstance(error, ImportError | SyntaxError):
+            cause = "import"
+        elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # PyTorch's
+            cause = "memory"
+        elif isinstance(error, NoGroupError):
+            cause = "group"
+        final = cause == "group" or (isinstance(error, EdlError) and isinstance(error, ValueError))
+        return cls(reason=text, final=final, cause=cause)
 
 
 WorkerMessage = (

@@ -29,6 +29,7 @@ from edl_airflow.operators.train import EdlTrainOperator
 from edl_airflow.retry_policy import EdlRetryPolicy
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.sensors.job import EdlJobSensor
+from edl_airflow.waits import outage
 from edl_runtime.backends.errors import ClusterUnavailableError, JobFailedError, OwnedElsewhereError, SubmitError
 from edl_runtime.checkpoint.errors import CheckpointHeldError, FolderHolder
 from edl_runtime.discovery.errors import DiscoveryUnavailableError
@@ -36,7 +37,7 @@ from edl_runtime.distill.errors import NoTeacherError, SampleError
 from edl_runtime.errors import SpecError
 from edl_runtime.registry.errors import PoolMismatchError
 from edl_runtime.shards.errors import DatasetChangedError
-from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
+from edl_runtime.store.errors import MalformedRecordError, RegistryAccessError, RegistryUnavailableError
 from edl_runtime.teacher.errors import ModelError
 
 POLICY = EdlRetryPolicy()
@@ -56,6 +57,7 @@ def decided(error: BaseException, policy: EdlRetryPolicy = POLICY, **given: Any)
         SampleError("x", 3, "a tuple", "arrays"),
         DatasetChangedError(5, 6),
         CheckpointHeldError("/kept", FolderHolder(job="nightly", namespace="default", since=0.0)),
+        RegistryAccessError("redis:6379", "WRONGPASS", password_given=True),
         AirflowNotFoundException("no such connection"),
         UserError("exit 78"),
     ],
@@ -115,6 +117,14 @@ def test_the_wait_is_no_longer_at_first_than_the_tasks_own() -> None:
     own = EdlRetryPolicy.deserialize(json.loads(json.dumps(own.serialize())))
     delays = [decided(AWAY, own, try_number=number).retry_delay for number in (1, 2)]
     assert delays == [timedelta(seconds=1.5), timedelta(seconds=2)]
+
+
+def test_a_wait_ends_for_a_redis_that_refuses_the_password() -> None:
+    """Its own would not end that, as an outage's does."""
+    refused = RegistryAccessError("redis:6379", "WRONGPASS", password_given=True)
+    assert outage(AWAY) == str(AWAY)
+    with pytest.raises(RegistryAccessError):
+        outage(refused)
 
 
 @pytest.mark.parametrize(

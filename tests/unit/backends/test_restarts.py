@@ -7,7 +7,7 @@ import pytest
 from edl_runtime.backends.local.instances import InstanceSlot
 from edl_runtime.backends.restarts import FailJob, GiveUpInstance, Restart, RestartPolicy, decide_restart
 from edl_runtime.errors import EX_CONFIG, EX_DRAINED
-from edl_runtime.exit_status import describe_exit
+from edl_runtime.exit_status import describe_exit, oom_kills
 
 POLICY = RestartPolicy()
 
@@ -84,3 +84,8 @@ def test_ends_of_more_than_an_hour_ago_do_not_count() -> None:
 def test_an_ending_is_said_in_words(exit_code: int, said: str) -> None:
     """People read the names of signals, also of those that have none."""
     assert describe_exit(exit_code) == said
+
+
+def test_the_system_counts_what_it_kills_for_want_of_memory() -> None:
+    """As far as it tells."""
+    assert oom_kills() >= 0

@@ -197,6 +197,12 @@ def test_a_job_tells_what_it_was_given() -> None:
             "failed", 1, "instance 0 can't start: its image train:1 has no edl_runtime", True,
             id="image without our runtime",
         ),
+        pytest.param(
+            pod(0, ended(1, message="/usr/bin/python: No module named edl_runtime.backends.new\n"), "Failed"),
+            "failed", 1, "instance 0 can't start: its image train:1 has another version of edl-airflow "
+            "(No module named edl_runtime.backends.new)", True,
+            id="image with another version",
+        ),
         pytest.param(pod(0, ended(1), "Failed"), "failed", 1, "instance 0 exited with 1", False, id="bad exit"),
         pytest.param(pod(0, ended(78), "Failed"), "failed", 78, "instance 0 exited with 78", False, id="exit 78"),
         pytest.param(pod(0, ended(255), "Failed"), "failed", 255, "instance 0 exited with 255", False, id="exit 255"),

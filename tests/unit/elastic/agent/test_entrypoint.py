@@ -93,8 +93,14 @@ def test_a_script_of_another_interpreter_is_another_program(tmp_path: Path) -> N
     beside = Path(sys.executable).with_name("python3")
     assert parse_entrypoint([str(beside), str(script)]).imports == ("torch",)
     script.write_text("from edl_runtime import elastic")
-    read = parse_entrypoint([str(other), str(script)])
-    assert (read.file, read.command[0], read.elastic) == (str(script), str(other), True)
+    wrapping = tmp_path / "wrapping" / "python3"
+    wrapping.parent.mkdir()
+    wrapping.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    wrapping.chmod(0o700)
+    read = parse_entrypoint([str(wrapping), str(script)])
+    assert (read.file, read.command[0], read.elastic) == (str(script), str(wrapping), True)
+    with pytest.raises(SpecError, match=r"got '.*python3', allowed is an interpreter with edl-airflow .*No module"):
+        parse_entrypoint([str(other), "-I", "-S", str(script)])
     script.write_text("print 'as it was in Python 2'")
     assert parse_entrypoint([str(other), str(script)]).file == ""
     with pytest.raises(SpecError, match=r"train\.py\", line 1\n.*\n.*\nSyntaxError"):

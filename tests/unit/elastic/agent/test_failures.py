@@ -25,6 +25,10 @@ ERROR = WorkerFailure(
     lived_s=5.0,
 )
 
+NO_MODULE = ScriptFailed(reason="ModuleNotFoundError: No module named 'nets'", final=False, cause="import")
+
+NO_MEMORY = ScriptFailed(reason="MemoryError", final=False, cause="memory")
+
 WRONG = ScriptFailed(reason="lr: got -1", final=True)
 
 NO_GROUP = ScriptFailed.of(NoGroupError("NCCL error(5), invalid usage"))
@@ -66,6 +70,15 @@ def others(seen: GroupView, *, fewest: int = 1) -> PeerState:
         ({"report": WRONG}, True, "lr: got -1", EX_DATAERR),
         ({"report": None, "exit_code": EX_CONFIG}, True, "its worker exited with 78", EX_DATAERR),
         ({"report": None, "exit_code": EX_DATAERR, "elastic": False}, True, "its worker exited with 65", EX_DATAERR),
+        ({"report": NO_MODULE}, False, "ModuleNotFoundError: No module named 'nets'", EX_DATAERR),
+        ({"report": NO_MODULE, "elastic": False}, False, "ModuleNotFoundError: No module named 'nets'", EX_DATAERR),
+        ({"report": NO_MEMORY, "elastic": False}, False, "MemoryError", 1),
+        (
+            {"report": None, "exit_code": -9, "oom_killed": True, "elastic": False},
+            False,
+            "its worker was killed by SIGKILL (out of memory: try a smaller batch)",
+            1,
+        ),
         ({}, False, "ValueError: no", 1),
         ({"report": None, "exit_code": 0}, True, "its script ended before the end of its data", 1),
         (
@@ -84,14 +97,31 @@ def test_some_failures_fail_the_job(changes: dict[str, object], reason: str, sta
     assert (verdict.status, verdict.others_go_on) == (status, False)
 
 
-@pytest.mark.parametrize("changes", [{"report": WRONG}, {"report": None, "exit_code": 0}])
+@pytest.mark.parametrize(
+    ("changes", "stepped"),
+    [
+        ({"report": NO_MODULE, "stepped": True}, True),
+        ({"report": NO_MODULE, "elastic": False, "lived_s": 61.0}, False),
+        ({"report": NO_MEMORY}, True),
+        ({"report": NO_MEMORY, "elastic": False, "lived_s": 61.0}, False),
+        ({"report": None, "exit_code": -9, "oom_killed": True}, True),
+        ({"report": None, "exit_code": -9, "oom_killed": True, "killed": "it hangs"}, False),
+        ({"report": None, "exit_code": -9}, False),
+    ],
+)
+def test_what_may_pass_is_tried_again(changes: dict[str, object], *, stepped: bool) -> None:
+    """A training that has made steps, or has run for long, may have memory and modules again."""
+    assert judge_failure(failure(**changes), PeerState(stepped=stepped), FailureStreak(), 1) is None
+
+
+@pytest.mark.parametrize("changes", [{"report": WRONG}, {"report": NO_MODULE}, {"report": None, "exit_code": 0}])
 def test_a_newcomer_with_wrong_input_gives_up_alone(changes: dict[str, object]) -> None:
     """Where others train. An instance that has trained with them is no newcomer: they would fail as well."""
     verdict = judge_failure(failure(**changes), TRAIN, FailureStreak(1, 9), 1)
     assert verdict
     assert (verdict.status, verdict.others_go_on) == (EX_CONFIG, True)
     assert verdict.reason == f"{failure(**changes).reason}; it gives up, and the others continue"
-    all_of_them = judge_failure(failure(**changes, stepped=True), TRAIN, FailureStreak(), 1)
+    all_of_them = judge_failure(failure(**changes, stepped=True), TRAIN, FailureStreak(), 4)
     assert all_of_them
     assert not all_of_them.others_go_on
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from support.elastic.generations import generation
 
+from edl_runtime.elastic.agent import workers
 from edl_runtime.elastic.agent.entrypoint import Entrypoint, parse_entrypoint
 from edl_runtime.elastic.agent.failures import WorkerFailure
 from edl_runtime.elastic.agent.reconciler import (
@@ -124,6 +125,18 @@ async def test_a_stopped_worker_that_ran_in_between_is_seen_to_have_run(tmp_path
         process.suspend()
         await eventually(lambda: supervisor.sample().status == "stopped")
         assert supervisor.sample().switches > stopped.switches
+
+
+async def test_a_worker_killed_for_want_of_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system counts what it kills for that."""
+    kills = iter([7, 8])
+    monkeypatch.setattr(workers, "oom_kills", lambda: next(kills))
+    async with supervisor_of(script_of("import os; os.kill(os.getpid(), 9)", tmp_path)) as supervisor:
+        await train(supervisor)
+        await reaches(supervisor, "absent")
+        [failure] = supervisor.take_updates()
+    assert isinstance(failure, WorkerFailure)
+    assert failure.out_of_memory
 
 
 HEEDS = """

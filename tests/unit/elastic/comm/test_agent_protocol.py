@@ -203,6 +203,21 @@ def test_heartbeats_have_what_it_waits_for_and_its_moves(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (ModuleNotFoundError("No module named 'nets'"), "import"),
+        (IndentationError("unexpected indent"), "import"),
+        (MemoryError(), "memory"),
+        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory"), "memory"),
+        (ValueError("lr"), ""),
+    ],
+)
+def test_a_failure_has_its_cause(error: Exception, cause: str) -> None:
+    """Where it matters for another try."""
+    assert ScriptFailed.of(error).cause == cause
+
+
+@pytest.mark.parametrize(
     "end",
     [socket.socket.close, lambda ours: ours.sendall(encode_message(Heartbeat()))],
     ids=["closed", "unknown message"],
