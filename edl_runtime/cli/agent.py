@@ -63,7 +63,6 @@ async def _run(command: tuple[str, ...], settings: RuntimeSettings, bounds: Boun
     from edl_runtime.elastic.agent.entrypoint import parse_entrypoint
     from edl_runtime.store.redis_client import connect
 
-    gpus = count_gpus(os.environ)
     async with connect(settings.redis_url) as client:
         agent = Agent(
             parse_entrypoint(command),
@@ -71,7 +70,7 @@ async def _run(command: tuple[str, ...], settings: RuntimeSettings, bounds: Boun
             client,
             bounds=bounds,
             gear=gear,
-            communication="nccl" if gpus else "gloo",
+            gpu=count_gpus(os.environ) > 0,
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

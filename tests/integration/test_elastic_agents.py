@@ -325,8 +325,14 @@ def test_instances_may_find_out_at_the_same_time_that_their_script_is_elastic(
 PLAIN = TRAINING_SCRIPTS / "plain_script.py"
 
 
-def test_an_unchanged_script_trains_as_two_instances(tmp_path: Path, settings: RuntimeSettings) -> None:
-    """A script of paddle.DataParallel that knows nothing of this project has its ranks and its peers."""
+def test_an_unchanged_script_trains_as_two_instances(
+    tmp_path: Path, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script of paddle.DataParallel that knows nothing of this project has its ranks and its peers.
+
+    Its Paddle has no CUDA, so it makes no difference that the machine seems to have a GPU.
+    """
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     out = tmp_path / "out"
     command = [sys.executable, str(PLAIN), str(out)]
     with running_group(out, settings, instances="2", command=command) as group:

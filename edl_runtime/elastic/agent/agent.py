@@ -27,7 +27,6 @@ from edl_runtime.elastic.agent.stragglers import StragglerWatch, peers_compute_s
 from edl_runtime.elastic.agent.watchdog import Watchdog
 from edl_runtime.elastic.agent.workers import GroupUpdate, WorkerSupervisor, WorkerUpdate
 from edl_runtime.elastic.comm.agent_protocol import (
-    CommBackend,
     Gear,
     GenerationEntered,
     GenerationLost,
@@ -82,7 +81,11 @@ class AgentExit(msgspec.Struct, frozen=True):
 
 
 class Agent:
-    """One instance of the job in `settings`. `gear`: the fastest in which generations may be entered."""
+    """One instance of the job in `settings`.
+
+    `gear`: the fastest in which generations may be entered. `gpu`: whether the machine has a GPU for it, perhaps; its
+    processes report whether their Paddle sees one.
+    """
 
     def __init__(
         self,
@@ -92,13 +95,13 @@ class Agent:
         *,
         bounds: Bounds,
         gear: Gear,
-        communication: CommBackend,
+        gpu: bool,
     ) -> None:
         self._script = script
         self._settings = settings
         self._client = client
         self._bounds = bounds
-        self._communication = communication
+        self._gpu = gpu
         self._me = TrainerMember(
             id=f"{settings.instance}-{secrets.token_hex(4)}", index=settings.instance, host=settings.host, gear=gear
         )
@@ -120,7 +123,6 @@ class Agent:
             gear=gear,
             instances=bounds.max,
             grace_s=settings.grace_s,
-            exclusive=communication == "nccl",
         )
         self._signal = signal.SIGTERM
         self._terminated = asyncio.Event()
@@ -166,7 +168,7 @@ class Agent:
         with self._ports:
             async with asyncio.TaskGroup() as tasks:
                 supervisor = WorkerSupervisor(
-                    self._script, self._me.id, environ, self._communication, tasks=tasks, on_update=self._on_update
+                    self._script, self._me.id, environ, gpu=self._gpu, tasks=tasks, on_update=self._on_update
                 )
                 self._folder_leases.add(self._settings.checkpoint)
                 loops = (self._watch(), self._reporter.run(), self._folder_leases.run())

@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from edl_runtime.elastic.comm.agent_protocol import CommBackend, Gear
+from edl_runtime.elastic.comm.agent_protocol import Gear
 from edl_runtime.elastic.rendezvous.generation import Generation
 from edl_runtime.errors import SpecError
 from edl_runtime.exit_status import describe_exit
@@ -149,22 +149,23 @@ def _imported_modules(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{name.name}" for name in node.names)
 
 
-def generation_environment(generation: Generation, member: str, communication: CommBackend) -> dict[str, str]:
+def generation_environment(generation: Generation, member: str, *, gpu: bool) -> dict[str, str]:
     """Return the variables by which `paddle.distributed` and `torch.distributed` join the generation as this member.
 
-    Each instance has one worker, and with "nccl" one device, the first that it sees.
+    Each instance has one worker, and with `gpu` one device, the first that it sees; Paddle sums by NCCL then, else by
+    gloo.
     """
     rank = generation.members.index(member)
     world_size = str(len(generation.members))
     host, _, port = generation.store.rpartition(":")
-    device = {"FLAGS_selected_gpus": "0", "PADDLE_LOCAL_DEVICE_IDS": "0"} if communication == "nccl" else {}
+    device = {"FLAGS_selected_gpus": "0", "PADDLE_LOCAL_DEVICE_IDS": "0"} if gpu else {}
     return {
         "PADDLE_TRAINER_ID": str(rank),
         "PADDLE_TRAINERS_NUM": world_size,
         "PADDLE_TRAINER_ENDPOINTS": ",".join(generation.endpoints),
         "PADDLE_CURRENT_ENDPOINT": generation.endpoints[rank],
         "PADDLE_MASTER": generation.store,
-        "PADDLE_DISTRI_BACKEND": communication,
+        "PADDLE_DISTRI_BACKEND": "nccl" if gpu else "gloo",
         "PADDLE_RANK_IN_NODE": "0",
         **device,
         "RANK": str(rank),

@@ -54,6 +54,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     - `left`: it has reported that it leaves; only its exit is still to come.
     - `standby`: a failed one is not replaced before it is needed.
     - `elastic`: its script joins generations by itself, as far as is known. `called`: it has called `elastic.init`.
+    - `gpu`: it has a GPU, which the next worker gets only once it has ended.
     - `checkpoint`: where it keeps checkpoints, "" while unknown. `keeps`: it keeps some, as far as is known.
     - `saving`: the last request for a checkpoint that it was sent, 0 for none.
     - `live`, `seen`, `waits_for`, `moves`: as in `TrainerMember`.
@@ -71,6 +72,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     standby: Literal["absent", "loading", "loaded", "failed"] = "absent"
     elastic: bool = True
     called: bool = False
+    gpu: bool = False
     checkpoint: str = ""
     keeps: bool = True
     saving: int = 0
@@ -91,7 +93,6 @@ class DesiredState(msgspec.Struct, frozen=True, kw_only=True):
 
     - `gear`: the fastest that the job's owner allows. `instances`: most that the job may have.
     - `leaving_since`: when it was told to leave, None if it was not; it has `grace_s` from then on.
-    - `exclusive`: a worker needs a device that the one before has to release first.
     """
 
     member: str
@@ -99,7 +100,6 @@ class DesiredState(msgspec.Struct, frozen=True, kw_only=True):
     instances: int = 1
     leaving_since: float | None = None
     grace_s: float = 10.0
-    exclusive: bool = False
 
 
 class StartWorker(msgspec.Struct, frozen=True):
@@ -190,7 +190,7 @@ def _on_worker(worker: WorkerState, desired: DesiredState, view: GroupView, now:
             yield from _on_joining(worker, desired, view)
         case "member":
             yield from _on_member(worker, desired, view, now)
-        case "leaving" if worker.left and not desired.exclusive and not is_ending(desired, view):
+        case "leaving" if worker.left and not worker.gpu and not is_ending(desired, view):
             yield RetireWorker()
         case "leaving":
             if now >= _leave_deadline(worker, desired, view):

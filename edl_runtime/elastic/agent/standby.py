@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
         from edl_runtime.elastic.training.optimizer_step import before_each_step
 
         before_each_step(lambda _: _require_init(client))
-    client.send(StandbyLoaded())
+    client.send(StandbyLoaded(gpu=sees_gpu()))
     start = client.wait_for_start()
     if lowered:
         _restore_priority(lowered)
@@ -64,6 +64,14 @@ def preload(modules: Iterable[str]) -> None:
             importlib.import_module(name)
     if paddle := sys.modules.get("paddle"):
         paddle.disable_signal_handler()  # else it turns SIGTERM into an error
+
+
+def sees_gpu() -> bool | None:
+    """Whether Paddle has CUDA and sees a device; None where it is not imported. Errors are left for the script."""
+    with contextlib.suppress(Exception):
+        if paddle := sys.modules.get("paddle"):
+            return bool(paddle.device.cuda.device_count())
+    return None
 
 
 def run_script(client: SocketAgentClient, command: Sequence[str]) -> None:

@@ -34,7 +34,6 @@ from edl_runtime.elastic.comm.agent_protocol import (
     AgentMessage,
     CheckpointDelayed,
     CheckpointSaved,
-    CommBackend,
     GenerationEntered,
     GenerationLost,
     Heartbeat,
@@ -195,25 +194,27 @@ GroupUpdate = GenerationEntered | StepDone | GenerationLost | CheckpointSaved | 
 
 
 class WorkerSupervisor:
-    """The worker and the standby of one instance. `on_update` is called after each message of any of its processes."""
+    """The worker and the standby of one instance. `on_update` is called after each message of any of its processes.
+
+    `gpu`: whether a script has a GPU, as far as is known before one of them has imported Paddle.
+    """
 
     def __init__(
         self,
         script: Entrypoint,
         member: str,
         environ: Mapping[str, str],
-        communication: CommBackend,
         *,
+        gpu: bool,
         tasks: asyncio.TaskGroup,
         on_update: Callable[[WorkerUpdate], None],
     ) -> None:
-        self.state = WorkerState(elastic=script.elastic)
+        self.state = WorkerState(elastic=script.elastic, gpu=gpu)
         self._updates: list[GroupUpdate | WorkerFailure] = []
         self._was_heard = False
         self._script = script
         self._member = member
         self._environ = environ
-        self._communication = communication
         self._tasks = tasks
         self._on_update_hook = on_update
         self._worker: WorkerProcess | None = None
@@ -313,6 +314,7 @@ class WorkerSupervisor:
             since=self._begun_at,
             assigned=before.assigned,
             elastic=before.elastic,
+            gpu=before.gpu,
             checkpoint=before.checkpoint,
             seen=before.seen,  # a generation's number is never used again, whichever worker has seen it
             finished=before.finished,
@@ -344,7 +346,7 @@ class WorkerSupervisor:
             self._phase("starting")
             return
         number = action.generation.number
-        environ = generation_environment(action.generation, self._member, self._communication)
+        environ = generation_environment(action.generation, self._member, gpu=self.state.gpu)
         self._worker.send(StartScript(environ=environ))
         self._change(assigned=number, up=number, peers=action.generation.members)
         self._phase("member")
@@ -376,6 +378,7 @@ class WorkerSupervisor:
 
     def _on_standby_update(self, update: WorkerUpdate) -> None:
         if isinstance(update, StandbyLoaded):
+            self._note_gpu(update)
             self._change(standby="loaded")
             log.info("standby.loaded")
         elif isinstance(update, WorkerExited):
@@ -383,9 +386,14 @@ class WorkerSupervisor:
             self._change(standby="failed")
             log.warning("standby.exited", exit_code=update.exit_code)
 
+    def _note_gpu(self, loaded: StandbyLoaded) -> None:
+        if loaded.gpu is not None:
+            self._change(gpu=loaded.gpu)
+
     def _on_worker_update(self, update: WorkerUpdate) -> None:
         match update:
             case StandbyLoaded():
+                self._note_gpu(update)
                 self._phase("loaded")
             case InitCalled(checkpoint=checkpoint):
                 self._change(keeps=bool(checkpoint), checkpoint=checkpoint, called=True)

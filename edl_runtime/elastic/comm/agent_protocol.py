@@ -36,10 +36,6 @@ GEARS: tuple[Gear, ...] = get_args(Gear)
 """Fastest first."""
 
 
-CommBackend = Literal["gloo", "nccl"]
-"""What ranks sum by: NCCL where each has a GPU of its own; else plain scripts by gloo, elastic ones by sockets."""
-
-
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=lambda name: name.lower()):
     pass
 
@@ -98,7 +94,12 @@ AgentMessage = StartScript | JoinGeneration | AbortGeneration | Leave | SaveChec
 
 
 class StandbyLoaded(_Message, frozen=True, kw_only=True):
-    """From a standby: everything is imported, and the script can start."""
+    """From a standby: everything is imported, and the script can start.
+
+    `gpu`: whether its Paddle has CUDA and sees a device; None where it has not imported Paddle.
+    """
+
+    gpu: bool | None = None
 
 
 class InitCalled(_Message, frozen=True, kw_only=True):

@@ -66,6 +66,11 @@ class CheckpointManager:
             self._store.check()
             self._writer = CheckpointWriter(self._store, saved=self._report_saved, notify=self._notify)
 
+    @property
+    def kept(self) -> bool:
+        """Whether there is a place for checkpoints."""
+        return self._store is not None
+
     def highest_generation(self) -> int:
         """Return the highest generation of any checkpoint, damaged and unfinished ones included; 0 without any."""
         newest = [] if self._store is None else self._store.names()[:1]

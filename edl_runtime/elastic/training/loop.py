@@ -61,6 +61,11 @@ _ONCE = (
     "`if run.step_number % 2`; or call backward() for the loss of each and then run.step, which steps all"
 )
 
+NO_CHECKPOINTS = (
+    "no checkpoints are kept and the model is on a GPU, so the training starts again from step 0 each time that an "
+    "instance joins or leaves; `edl run --checkpoint PLACE`, EDL_CHECKPOINT or elastic.init(PLACE) keeps some"
+)
+
 log = get_logger(__name__)
 
 LrSchedule = Literal["step", "samples", "epoch"] | None
@@ -164,6 +169,10 @@ class TrainingLoop:
         self.agent.send(WorkerReady(live=self.session.live, seen=self._checkpoints.highest_generation()))
         self._enter_next_generation()
         self._optimizer_guard.begin()
+        restarts = self.session.instances > 1 and not self.session.live and not self._checkpoints.kept
+        if restarts and self.session.group.rank == 0:
+            log.warning("checkpoints.missing", reason=NO_CHECKPOINTS)
+            self.agent.send(Note(text=NO_CHECKPOINTS))
 
     def learning_rate(self) -> float:
         """Return the first optimizer's rate in the next step."""

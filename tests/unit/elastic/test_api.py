@@ -27,6 +27,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
     CheckpointDelayed,
     CheckpointSaved,
     GenerationEntered,
+    JoinGeneration,
     Note,
     SaveCheckpoint,
     WorkerFinished,
@@ -382,6 +383,25 @@ def test_parameters_on_a_gpu_are_trained_by_nccl(monkeypatch: pytest.MonkeyPatch
     model, _ = run.wrap(*model_and_optimizer())
     train(run, model, run.data(SAMPLES, **BATCHES), steps=1)
     assert [word.live for word in client.sent if isinstance(word, WorkerReady)] == [not on_gpu]
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "keeps", "instances", "told"),
+    [(True, False, 4, 1), (True, True, 4, 0), (False, False, 4, 0), (True, False, 1, 0)],
+)
+def test_a_resize_that_would_start_again_from_step_0_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool, keeps: bool, instances: int, told: int
+) -> None:
+    """On GPUs all processes end, so only checkpoints have the state. A job of one instance is not resized."""
+    if on_gpu:
+        monkeypatch.setattr("paddle.base.framework.EagerParamBase.place", ON_GPU)
+    run, client = begin(tmp_path if keeps else None)
+    first = JoinGeneration(generation=1, rank=0, world_size=1, store="", instances=instances)
+    monkeypatch.setattr(client, "directive", lambda generation: None if generation else first)
+    run.wrap(*model_and_optimizer())
+    notes = [word.text for word in client.sent if isinstance(word, Note)]
+    assert len(notes) == told
+    assert all("starts again from step 0" in note for note in notes)
 
 
 def test_the_learning_rate_follows_the_number_of_instances() -> None:

@@ -20,7 +20,7 @@ def of_three(store: str = "10.0.0.2:7000") -> Generation:
 
 def test_a_plain_script_finds_its_rank_in_the_variables_of_paddle_and_torch() -> None:
     """Ranks follow the order of members; rank 0's store is the address of all."""
-    environ = generation_environment(of_three(), "2-b", "gloo")
+    environ = generation_environment(of_three(), "2-b", gpu=False)
     assert (environ["PADDLE_TRAINER_ID"], environ["PADDLE_TRAINERS_NUM"]) == ("1", "3")
     assert environ["PADDLE_TRAINER_ENDPOINTS"] == "10.0.0.2:7001,10.0.0.3:7101,10.0.0.4:7201"
     assert (environ["PADDLE_CURRENT_ENDPOINT"], environ["PADDLE_MASTER"]) == ("10.0.0.3:7101", "10.0.0.2:7000")
@@ -28,16 +28,16 @@ def test_a_plain_script_finds_its_rank_in_the_variables_of_paddle_and_torch() ->
     assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("10.0.0.2", "7000")
 
 
-@pytest.mark.parametrize(("communication", "gpus"), [("gloo", None), ("nccl", "0")])
-def test_the_backend_is_set_and_with_nccl_a_device(communication: str, gpus: str | None) -> None:
+@pytest.mark.parametrize(("gpu", "found"), [(False, ("gloo", None)), (True, ("nccl", "0"))])
+def test_the_backend_is_set_and_with_nccl_a_device(found: tuple[str, str | None], *, gpu: bool) -> None:
     """Paddle on the CPU has to be set to gloo; with NCCL each instance has the first device that it sees."""
-    environ = generation_environment(of_three(), "0-a", communication)  # type: ignore[arg-type]
-    assert (environ["PADDLE_DISTRI_BACKEND"], environ.get("FLAGS_selected_gpus")) == (communication, gpus)
+    environ = generation_environment(of_three(), "0-a", gpu=gpu)
+    assert (environ["PADDLE_DISTRI_BACKEND"], environ.get("FLAGS_selected_gpus")) == found
 
 
 def test_an_address_of_ipv6_loses_its_brackets() -> None:
     """MASTER_ADDR has none."""
-    assert generation_environment(of_three("[fd00::2]:7000"), "1-c", "gloo")["MASTER_ADDR"] == "fd00::2"
+    assert generation_environment(of_three("[fd00::2]:7000"), "1-c", gpu=False)["MASTER_ADDR"] == "fd00::2"
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_worker_that_has_left_is_replaced_before_it_exits() -> None:
     left = member(phase="leaving", left=True)
     warm = view(2, ME, PEER, gear="warm")
     assert reconcile(left, DESIRED, warm, NOW) == [RetireWorker()]
-    assert reconcile(left, msgspec.structs.replace(DESIRED, exclusive=True), warm, NOW) != [RetireWorker()]
+    assert reconcile(msgspec.structs.replace(left, gpu=True), DESIRED, warm, NOW) != [RetireWorker()]
     assert reconcile(left, msgspec.structs.replace(DESIRED, leaving_since=NOW), warm, NOW) == []
 
 

@@ -11,12 +11,14 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from support.teachers.process import is_gone, wait_until
 
 from edl_runtime.elastic.agent.entrypoint import Entrypoint, parse_entrypoint
+from edl_runtime.elastic.agent.standby import sees_gpu
 from edl_runtime.elastic.agent.workers import WorkerExited, WorkerProcess, WorkerUpdate, quiet_environment
 from edl_runtime.elastic.comm.agent_protocol import Heartbeat, ScriptFailed, StandbyLoaded, StartScript, WorkerMessage
 
@@ -244,3 +246,15 @@ def test_paddle_is_quiet_unless_the_user_sets_its_log() -> None:
     assert quiet_environment({"GLOG_v": "4", "PYTHONWARNINGS": ""}, script) == {"GLOG_v": "4", "PYTHONWARNINGS": ""}
     strict = Entrypoint(command=("python", "-W", "error", "train.py"), file="train.py", options=("-W", "error"))
     assert quiet_environment({}, strict) == {"GLOG_minloglevel": "1"}
+
+
+@pytest.mark.parametrize(("devices", "found"), [(0, False), (2, True)])
+def test_a_process_with_paddle_reports_whether_that_sees_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, devices: int, *, found: bool
+) -> None:
+    """One without Paddle can't tell."""
+    paddle = SimpleNamespace(device=SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: devices)))
+    monkeypatch.setitem(sys.modules, "paddle", paddle)
+    assert sees_gpu() is found
+    monkeypatch.delitem(sys.modules, "paddle")
+    assert sees_gpu() is None

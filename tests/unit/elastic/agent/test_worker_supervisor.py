@@ -57,10 +57,10 @@ def main():
 
 
 @asynccontextmanager
-async def supervisor_of(script: Entrypoint) -> AsyncIterator[WorkerSupervisor]:
+async def supervisor_of(script: Entrypoint, *, gpu: bool = False) -> AsyncIterator[WorkerSupervisor]:
     """Yield a supervisor without processes; those that it starts are ended with the block."""
     async with asyncio.TaskGroup() as tasks:
-        supervisor = WorkerSupervisor(script, ME, os.environ, "gloo", tasks=tasks, on_update=lambda _: None)
+        supervisor = WorkerSupervisor(script, ME, os.environ, gpu=gpu, tasks=tasks, on_update=lambda _: None)
         try:
             yield supervisor
         finally:
@@ -137,6 +137,19 @@ async def test_a_worker_killed_for_want_of_memory_says_so(tmp_path: Path, monkey
         [failure] = supervisor.take_updates()
     assert isinstance(failure, WorkerFailure)
     assert failure.out_of_memory
+
+
+@pytest.mark.slow
+async def test_a_script_sums_by_what_its_paddle_has_and_not_its_machine(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A Paddle without CUDA, beside a GPU; without Paddle, what the machine has counts."""
+    for modules, backend in (("os", "nccl"), ("os, paddle", "gloo")):
+        source = f"import {modules}\nprint(os.environ['PADDLE_DISTRI_BACKEND'], flush=True)"
+        async with supervisor_of(script_of(source, tmp_path), gpu=True) as supervisor:
+            await train(supervisor)
+            await reaches(supervisor, "absent")
+        assert capfd.readouterr().out == f"{backend}\n"
 
 
 HEEDS = """
