@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -20,6 +21,7 @@ def watch() -> None:
 
 
 def _noted(leave: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(leave)  # so that pickle finds it, too
     def note_and_leave(*status: object, **named: object) -> Any:
         global is_0  # noqa: PLW0603 -- a process has one script
         if threading.current_thread() is threading.main_thread():

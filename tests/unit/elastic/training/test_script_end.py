@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TRAIN = """
-import builtins, sys, threading
+import builtins, pickle, sys, threading
 from edl_runtime.elastic.comm.agent_protocol import StandaloneClient
 from edl_runtime.elastic.training.script_end import at_script_end
 
@@ -35,7 +35,7 @@ GOOD = [
     "sys.exit(main())",
     "sys.exit(main(0))",
     "main(); builtins.exit(code=0)",
-    "main(); exit_and_go_on(3)",
+    "main(); exit_and_go_on(3); pickle.dumps(sys.exit)",
 ]
 BAD = [
     "main(); sys.exit(3)",
