@@ -698,12 +698,14 @@ def test_ranks_count_by_the_weight_that_they_give(own: Any, other: float, gradie
 
 @pytest.mark.parametrize("group", [None, OfWeights(0.0)])
 def test_a_step_without_any_weight_trains_nothing(group: Any) -> None:
-    """Its gradients, as those of a mean over no token, are not numbers. It counts, and its samples do."""
+    """Its gradients, as those of a mean over no token, are not numbers, and nothing warns. Its samples count."""
     run, weight, batches = weighing(group)
     (math.nan * weight.sum()).backward()
     assert run.step(loss=math.nan, weight=0)
     assert (weight.numpy().item(), run.step_number) == (0.0, 1)
     assert math.isnan(run.mean_loss)
+    assert run._wrapped is not None
+    assert run._wrapped.train_state.not_finite == {}
     run._session.group = ProcessGroup()
     next(batches)
     weight.sum().backward()
