@@ -492,7 +492,7 @@ def test_a_straggler_is_named_and_started_again_where_that_is_asked_for(
 DUPLICATE = "(External) NCCL error(5), invalid usage. Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 10"
 
 
-@pytest.mark.parametrize("error", [None, DUPLICATE])
+@pytest.mark.parametrize("error", [pytest.param(None, marks=pytest.mark.deep), DUPLICATE])
 def test_instances_on_gpus_train_together_or_the_newcomer_gives_up(
     tmp_path: Path, settings: RuntimeSettings, error: str | None
 ) -> None:

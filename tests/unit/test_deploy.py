@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from airflow.sdk import Connection
 from prometheus_client.registry import Collector
 from support.autoscale.jobs import capacity, node, pool
 from support.autoscale.jobs import running_job as job
-from support.paths import DEPLOY
+from support.paths import DEPLOY, ROOT
 
 from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.runtime.spec import KubernetesBackendRef
@@ -165,6 +168,87 @@ def test_the_airflow_is_the_one_that_is_tested() -> None:
     values = yaml.safe_load((DEPLOY / "airflow-values.yaml").read_text())
     assert values["airflowVersion"] == locked
     assert f"ARG BASE=apache/airflow:{locked}\n" in (DEPLOY / "airflow.Dockerfile").read_text()
+
+
+DOCKERFILE = DEPLOY / "Dockerfile"
+BUILDS = {
+    (file.name, line): dict(re.findall(r"--build-arg (\w+)=(\S*)", line))
+    for file in (DOCKERFILE, *sorted((ROOT / "docs").rglob("*.md")))
+    for line in re.findall(r"^#? *(docker build -f deploy/Dockerfile .*)$", file.read_text(), re.MULTILINE)
+}
+"""The commands that the docs show, and their build arguments."""
+
+PADDLE_INDEX = "https://www.paddlepaddle.org.cn/packages/stable"
+
+
+def installs(tmp_path: Path, **given: str) -> list[str]:
+    """Run the steps of the Dockerfile's last image with these build arguments; return the arguments of each pip.
+
+    No other program is found by them but those that read and write files, in `tmp_path`.
+    """
+    _, _, final = DOCKERFILE.read_text().rpartition("FROM ${BASE}\n")
+    defaults = dict(re.findall(r"^ARG (\w+)=(.*)$", final, re.MULTILINE))
+    assert given.keys() <= defaults.keys()
+    programs, build, log = tmp_path / "bin", tmp_path / "build", tmp_path / "log"
+    programs.mkdir()
+    build.mkdir()
+    for name in ("pyproject.toml", "requirements.lock"):
+        (build / name).symlink_to(ROOT / name)
+    for name, does in {"pip": f'echo "$@" >> {log}', "apt-get": ":", "rm": ":"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{does}\n")
+        (programs / name).chmod(0o755)
+    for name, target in {"python": sys.executable, "sed": shutil.which("sed")}.items():
+        (programs / name).symlink_to(str(target))
+    for step in re.findall(r"^RUN ((?:.*\\\n)*.*)$", final, re.MULTILINE):
+        command = step.replace("/build/", f"{build}/")
+        environ = {"PATH": str(programs), **defaults, **given}
+        done = subprocess.run(["/bin/sh", "-c", command], env=environ, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ValueError(done.stderr)
+    return [*log.read_text().splitlines(), (build / "needed.txt").read_text()]
+
+
+@pytest.mark.parametrize(
+    ("given", "paddle", "index", "onnx"),
+    [
+        ({}, "paddlepaddle==", "", "onnxruntime>=1.20"),
+        ({"DEVICE": "cu126"}, "paddlepaddle-gpu==", f"{PADDLE_INDEX}/cu126/", "onnxruntime-gpu>=1.20,<1.27"),
+        ({"DEVICE": "gpu"}, "paddlepaddle-gpu==", f"{PADDLE_INDEX}/cu126/", "onnxruntime-gpu>=1.20,<1.27"),
+        ({"DEVICE": "cu129"}, "paddlepaddle-gpu==", f"{PADDLE_INDEX}/cu129/", "onnxruntime-gpu>=1.20,<1.27"),
+        ({"DEVICE": "cu129", "PADDLE_INDEX": "https://a.b/"}, "paddlepaddle-gpu==", "https://a.b/", "onnxruntime-gpu"),
+        ({"DEVICE": "none"}, "", "", "onnxruntime>=1.20"),
+    ],
+    ids=str,
+)
+def test_an_image_has_what_its_device_needs(
+    tmp_path: Path, given: dict[str, str], paddle: str, index: str, onnx: str
+) -> None:
+    """Paddle for GPUs is in Paddle's own index, one for each CUDA; ONNX models need another package there."""
+    *pips, needed = installs(tmp_path, **given)
+    assert len(pips) == 1 + bool(paddle)
+    assert paddle in pips[-1]
+    assert re.findall(r"--extra-index-url (\S+)", pips[-1]) == [index] * bool(index)
+    assert [line for line in needed.splitlines() if line.startswith(onnx)]
+    assert len(re.findall("^onnxruntime", needed, re.MULTILINE)) == 1
+
+
+def test_an_image_for_no_such_device_is_refused(tmp_path: Path) -> None:
+    """With those that there are."""
+    with pytest.raises(ValueError, match="DEVICE is cpu, cu126, cu129, gpu or none, and not 'tpu'"):
+        installs(tmp_path, DEVICE="tpu")
+
+
+@pytest.mark.parametrize("given", BUILDS.values(), ids=str)
+def test_documented_builds_have_arguments_that_there_are(tmp_path: Path, given: dict[str, str]) -> None:
+    """In the docs and at the Dockerfile's head."""
+    installs(tmp_path, **given)
+
+
+def test_the_image_leaves_it_to_the_cluster_which_gpus_a_container_sees() -> None:
+    """It says only what it needs of the driver."""
+    text = DOCKERFILE.read_text()
+    assert "\nENV NVIDIA_DRIVER_CAPABILITIES=compute,utility\n" in text
+    assert "NVIDIA_VISIBLE_DEVICES" not in text
 
 
 def samples(collector: Collector) -> dict[str, set[str]]:
