@@ -378,8 +378,9 @@ class Run:
           step, or none. 0 leaves the loss and its gradients out.
 
         What is due then happens when the script asks for its next batch: a checkpoint, a new generation, or SystemExit
-        when the instance has to leave. Raises StepError, also when parameters were changed outside of it, EarlyEndError
-        and, for a weight that is no finite number of 0 or more, SpecError.
+        when the instance has to leave. Raises StepError, also when parameters were changed outside of it,
+        EarlyEndError, NotFiniteError where `wrap(not_finite="fail")` asks for it and, for a weight that is no finite
+        number of 0 or more, SpecError.
         """
         return self._training("run.step").step(loss, weight)
 
@@ -410,8 +411,8 @@ class Run:
 
         They include those of the checkpoint, or of the other instances, that the training continues from. NaN and
         infinity, which JSON can't hold, remove a metric; the log warns, and the result's `not_finite` has its name and
-        since which step. "loss" is the last step's, if `step` gets it. Raises SpecError
-        for what is no number, and when they are too large for a result.
+        since which step. "loss" is the last step's, if `step` gets it. Raises SpecError for what is no number, and when
+        they are too large for a result.
         """
         training = self._training("run.metrics")
         training.note_metrics(values)

@@ -168,6 +168,20 @@ def test_a_rank_that_is_lost_while_statistics_are_averaged_costs_a_step(tmp_path
     assert ranks == {step: 2 if step < 5 else 1 for step in range(1, 13)} | {"end": 1}
 
 
+def test_a_rank_without_a_batch_ends_with_the_others_where_statistics_are_averaged(tmp_path: Path) -> None:
+    """They end early, after a step in which it had none, and a checkpoint is due in each step."""
+    out = tmp_path / "out"
+    environ = {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_CHECKPOINT_EVERY_S": "1e-6"}
+    options = {"steps": 2, "rest": 2, "epochs": 2, "finish_at": 3}
+    with trainers(out, 3, script=TRAINING_SCRIPTS / "norm_script.py", environ=environ, **options) as all_three:
+        join(all_three, 1)
+        assert [trainer.await_message(WorkerFinished).step for trainer in all_three] == [3, 3, 3]
+        assert [trainer.wait() for trainer in all_three] == [0, 0, 0]
+        assert not any(trainer.received(GenerationLost) for trainer in all_three)
+    ended = [after for _, after in statistics_of(out)["end"]]
+    assert ended[1:] == ended[:1] * 2
+
+
 def test_two_models_with_their_optimizers_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
     """A generator and its critic: where one joins and the other leaves, and from a checkpoint, which has both."""
     script = TRAINING_SCRIPTS / "gan_script.py"

@@ -293,8 +293,8 @@ class TrainingLoop:
                     self._end.over = True
                     instead = "give it on all ranks in each step, or none"
                     raise StepError("run.step got weight= on some ranks only", instead)
-                if agreed.stop or agreed.due or agreed.asked:  # joining ranks and checkpoints get them
-                    self._statistics.average(self.session.group)
+                if not self.train_state.ended and (agreed.stop or agreed.due or agreed.asked):
+                    self._statistics.average(self.session.group)  # joining ranks and checkpoints get them
                 if agreed.samples and not self.train_state.ended:
                     self._align(agreed.turns)
                     sums, self._unpacked = self._unpacked, None

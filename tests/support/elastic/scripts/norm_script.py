@@ -18,8 +18,11 @@ from edl_runtime import elastic
 
 OPTIONS: dict[str, Any] = {
     "steps": 12,
+    "epochs": 1,
     "gates": [],  # steps that wait for the test
     "norm": "BatchNorm1D",
+    "finish_at": 0,  # step after which ranks with a batch end the training
+    "rest": 0,  # samples of a last step
     "dies_at": 0,  # step in which rank 1 is killed while statistics are averaged
     **json.loads(os.environ.get("SCRIPT_OPTIONS", "{}")),
 }
@@ -46,14 +49,14 @@ def die(run: elastic.Run) -> None:
 def main(out: Path) -> None:
     """Train, and log the statistics before and after each `run.step`."""
     warnings.simplefilter("ignore")
-    inputs = np.random.default_rng(0).normal(size=(8 * OPTIONS["steps"], 4)).astype("float32")
+    inputs = np.random.default_rng(0).normal(size=(8 * OPTIONS["steps"] + OPTIONS["rest"], 4)).astype("float32")
     run = elastic.init()
     die(run)
     paddle.seed(1)
     model = paddle.nn.Sequential(paddle.nn.Linear(4, 3), getattr(paddle.nn, OPTIONS["norm"])(3), paddle.nn.Linear(3, 1))
     run.wrap(model, paddle.optimizer.SGD(0.01, parameters=model.parameters()))
     with (out / f"statistics-{os.getpid()}.jsonl").open("a", buffering=1) as log:
-        for (x,) in run.data([(each,) for each in inputs], global_batch=8):
+        for (x,) in run.data([(each,) for each in inputs], global_batch=8, epochs=OPTIONS["epochs"]):
             loss = model(x * (1 + run.rank) + run.rank).mean()
             loss.backward()
             step, rank = run.step_number + 1, run.rank
@@ -65,6 +68,8 @@ def main(out: Path) -> None:
                 log.write(
                     json.dumps({"step": step, "rank": rank, "before": before, "after": statistics_of(model)}) + "\n"
                 )
+            if run.step_number == OPTIONS["finish_at"]:
+                run.finish()
         log.write(json.dumps({"step": "end", "rank": rank, "before": before, "after": statistics_of(model)}) + "\n")
 
 

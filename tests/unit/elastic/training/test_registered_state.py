@@ -254,7 +254,7 @@ class OfTwo(ProcessGroup):
     def all_reduce_counts(self, counts: np.ndarray) -> np.ndarray:
         turn, samples, value = self._others.pop(0)
         theirs = np.zeros_like(counts)
-        theirs[1], theirs[3] = samples, TURNS.index(turn)
+        theirs[1], theirs[5] = samples, TURNS.index(turn)
         theirs[-2:] = encode_slots(value, 1, 2)
         return counts + theirs
 
