@@ -12,7 +12,7 @@ import pytest
 from support.llm.processes import POOL, World, post, sequences
 from support.llm.processes import world as world_of
 from support.llm.scores import best, logprobs
-from support.teachers.process import PATIENCE_S
+from support.teachers.process import PATIENCE_S, wait_until
 
 from edl_runtime.store.redis_server import RedisServer
 
@@ -272,4 +272,4 @@ def test_its_metrics_count_what_it_did(world: World) -> None:
     assert f'edl_gateway_requests_total{{pool="{POOL}",route="/v1/completions",status="200"}}' in text
     assert world.metric("tokens") >= 3
     assert world.metric("teachers") == 2
-    assert world.metric("tokens_in_flight") == 0
+    wait_until(lambda: world.metric("tokens_in_flight") == 0)

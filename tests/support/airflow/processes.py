@@ -23,7 +23,7 @@ def expire_heartbeats(laptop: Laptop, statement: str, *given: str) -> int:
     The statement's parameters are the time and `given`. Returns how many rows were changed.
     """
     ago = dt.datetime.now(dt.UTC) - dt.timedelta(days=1)
-    with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=60)) as database, database:
+    with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=10)) as database, database:
         return database.execute(statement, (ago.strftime("%Y-%m-%d %H:%M:%S.%f"), *given)).rowcount
 
 
@@ -113,7 +113,7 @@ def _suspend(processes: list[psutil.Process]) -> None:
 
 def _is_locked(laptop: Laptop) -> bool:
     """Whether Airflow's SQLite takes no change for some seconds."""
-    with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=60)) as database:
+    with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=10)) as database:
         try:
             database.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:

@@ -168,7 +168,8 @@ def raises(_: str) -> None:
 
     def script() -> None:
         with reading(loader, teacher_batch_size=1) as reader:
-            next(iter(reader))
+            epoch = iter(reader)
+            next(epoch)
             samples.begun.acquire()
             samples.begun.acquire()
             raise ValueError("of the script")
