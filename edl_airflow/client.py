@@ -157,8 +157,9 @@ class EdlClient:
 
     async def started_by(self, job: str) -> str:
         """Return the token of the try that has started the job last, empty for none."""
-        with unavailable_if_lost(self._client):
-            token = await self._client.get(keys.started_by(self.namespace, job))
+        key = keys.started_by(self.namespace, job)
+        with unavailable_if_lost(self._client, key):
+            token = await self._client.get(key)
         return str(token or "")
 
     async def save_started_by(self, job: str, token: str) -> None:
@@ -167,8 +168,9 @@ class EdlClient:
 
     async def log_position(self, job: str) -> LogPosition | None:
         """Return how much of the job's log the task's log has already, None if that is not known."""
-        with unavailable_if_lost(self._client):
-            kept = await self._client.get(keys.log_position(self.namespace, job))
+        key = keys.log_position(self.namespace, job)
+        with unavailable_if_lost(self._client, key):
+            kept = await self._client.get(key)
         return decode_record(kept, LogPosition)
 
     async def save_log_position(self, job: str, position: LogPosition) -> None:

@@ -20,7 +20,7 @@ from edl_runtime.backends.errors import JobFailedError, OwnedElsewhereError
 from edl_runtime.distill.errors import NoTeacherError
 from edl_runtime.errors import EdlError
 from edl_runtime.registry.errors import PoolMismatchError
-from edl_runtime.store.errors import RegistryAccessError
+from edl_runtime.store.errors import MalformedRecordError, RegistryAccessError
 from edl_runtime.teacher.errors import ModelError
 
 _MISTAKES = (
@@ -77,7 +77,8 @@ def is_transient(error: BaseException) -> bool:
     """Whether a retry may help: Redis or a cluster does not answer, or teachers or nodes are missing."""
     if isinstance(error, JobInterruptedError | NoTeacherError):
         return True
-    return isinstance(error, EdlError) and isinstance(error, ConnectionError)
+    is_damage = isinstance(error, MalformedRecordError)  # which may last
+    return isinstance(error, EdlError) and isinstance(error, ConnectionError) and not is_damage
 
 
 class failing_without_retry:  # noqa: N801 (a context manager)

@@ -194,8 +194,9 @@ async def read_curve(client: Redis, namespace: str, job: str, *, most: int = MOS
     The last point is always there. It is kept for a day, and continues when the job is started again from a checkpoint.
     Raises RegistryUnavailableError.
     """
-    with unavailable_if_lost(client):
-        found: Any = client.zrange(keys.progress_curve(namespace, job), 0, -1)
+    key = keys.progress_curve(namespace, job)
+    with unavailable_if_lost(client, key):
+        found: Any = client.zrange(key, 0, -1)
         contents = await found
     points = [point for point in (decode_record(content, CurvePoint) for content in contents) if point]
     every = -(-len(points) // most)
@@ -210,7 +211,7 @@ async def publish_reader_progress(
     `read_progress` merges the two. Raises RegistryUnavailableError.
     """
     key = keys.readers_progress(namespace, job, run)
-    with unavailable_if_lost(client):
+    with unavailable_if_lost(client, key):
         async with client.pipeline(transaction=True) as both:
             both.hset(key, str(instance), msgspec.json.encode(progress).decode())
             both.expire(key, KEPT_S)

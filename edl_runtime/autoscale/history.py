@@ -106,7 +106,7 @@ async def read_points(client: Redis, namespace: str, place: str, *, since: float
     """
     key = keys.history(namespace, place)
     first = max(1, math.floor(since * 1000))
-    with unavailable_if_lost(client):
+    with unavailable_if_lost(client, key):
         before: Any = await client.xrevrange(
             key, max=f"({first}-0", min=str(max(0, first - int(HOLDS_S * 1000))), count=1
         )
@@ -236,6 +236,7 @@ async def last_pass(client: Redis, namespace: str, place: str) -> RescaleOutcome
 
     None when there was none within a day; None, too, for what can't be read. Raises RegistryUnavailableError.
     """
-    with unavailable_if_lost(client):
-        kept = await client.get(keys.plan(namespace, place))
+    key = keys.plan(namespace, place)
+    with unavailable_if_lost(client, key):
+        kept = await client.get(key)
     return decode_record(kept, RescaleOutcome)

@@ -59,7 +59,7 @@ _decoder = JsonDecoder(SavedCheckpoint)
 async def publish(client: Redis, namespace: str, stream: str, saved: SavedCheckpoint) -> None:
     """Add a checkpoint to the stream. Raises RegistryUnavailableError."""
     key = keys.checkpoints(namespace, stream)
-    with unavailable_if_lost(client):
+    with unavailable_if_lost(client, key):
         async with client.pipeline(transaction=True) as both:
             both.xadd(key, {_FIELD: msgspec.json.encode(saved)}, maxlen=MAX_KEPT, approximate=True)
             both.expire(key, KEPT_S)
@@ -73,16 +73,18 @@ async def newest(
 
     Raises RegistryUnavailableError.
     """
-    with unavailable_if_lost(client):
-        entries: Any = await client.xrevrange(keys.checkpoints(namespace, stream))
+    key = keys.checkpoints(namespace, stream)
+    with unavailable_if_lost(client, key):
+        entries: Any = await client.xrevrange(key)
     found = (_decode_entry(entry)[1] for entry in entries)
     return next((saved for saved in found if saved and job in ("", saved.job) and saved.at >= since), None)
 
 
 async def end(client: Redis, namespace: str, stream: str) -> str:
     """Return the id of the stream's last event, for `after`. Raises RegistryUnavailableError."""
-    with unavailable_if_lost(client):
-        entries: Any = await client.xrevrange(keys.checkpoints(namespace, stream), count=1)
+    key = keys.checkpoints(namespace, stream)
+    with unavailable_if_lost(client, key):
+        entries: Any = await client.xrevrange(key, count=1)
     return str(entries[0][0]) if entries else START
 
 
@@ -96,7 +98,7 @@ async def after(
     """
     key = keys.checkpoints(namespace, stream)
     block = min(block_ms, MAX_BLOCK_MS) or None
-    with unavailable_if_lost(client):
+    with unavailable_if_lost(client, key):
         found: Any = await client.xread({key: last_id}, block=block)
     return [_decode_entry(entry) for _, entries in found for entry in entries]
 

@@ -239,13 +239,13 @@ class FolderLease:
                 await asyncio.sleep(min(renew_s, RETRY_EVERY_S) if away else renew_s)
                 try:
                     found = await self._hold()
-                except RegistryUnavailableError:  # other parts of this process log it
-                    away = True
-                    continue
                 except MalformedRecordError as error:
                     if not damaged:
                         lost(error)
                     damaged = True
+                    continue
+                except RegistryUnavailableError:  # other parts of this process log it
+                    away = True
                     continue
                 if found and not self._is_others:
                     lost(CheckpointHeldError(self._url, found[0]))
@@ -334,6 +334,8 @@ async def _hold_in_thread(settings: RuntimeSettings, url: str, started: Future[C
             lease = FolderLease(client, settings, url)
             try:
                 await lease.take()
+            except MalformedRecordError:  # said at the start, as nothing runs yet
+                raise
             except RegistryUnavailableError as error:
                 log.warning("checkpoint.folder_not_held", url=url, cause=str(error))
                 await lease.lock()
@@ -418,6 +420,8 @@ class JobFolderLeases:
         while True:
             try:
                 return await lease.take()
+            except MalformedRecordError:  # said at the start, as nothing runs yet
+                raise
             except RegistryUnavailableError as error:
                 if not reported and time.monotonic() >= since + REPORT_WAIT_AFTER_S:
                     log.warning("checkpoint.folder_awaited", url=url, cause=str(error))

@@ -98,8 +98,9 @@ class Directory:
 
         Two round trips for all pools, and some for each that has lost its last member.
         """
-        with unavailable_if_lost(self._client):
-            names = sorted(map(str, await self._client.smembers(keys.pools(self._namespace))))
+        key = keys.pools(self._namespace)
+        with unavailable_if_lost(self._client, key):
+            names = sorted(map(str, await self._client.smembers(key)))
         services = [keys.service_keys(Service(self._namespace, name, role)) for name in names for role in keys.ROLES]
         answers = [_snapshot(answer) for answer in await run_script_on_each(self._client, "members", services)]
         found: dict[str, PoolMembers] = {}
@@ -127,12 +128,11 @@ class Directory:
     async def _wait_for_event(self, service: Service, seen: _Snapshot, at_most_s: float) -> None:
         until = time.monotonic() + min(seen.expires_in_s, at_most_s, POLL_EVERY_S)
         ms, sequence = seen.newest_event
+        events = keys.service_key(service, "events")
         while (rest_s := until - time.monotonic()) > REDIS_TICK_S:
             block_ms = math.ceil(min(rest_s - REDIS_TICK_S, BLOCK_S) * 1000)
-            with unavailable_if_lost(self._client):
-                if await self._client.xread(
-                    {keys.service_key(service, "events"): f"{ms}-{sequence}"}, count=1, block=block_ms
-                ):
+            with unavailable_if_lost(self._client, events):
+                if await self._client.xread({events: f"{ms}-{sequence}"}, count=1, block=block_ms):
                     return
         await asyncio.sleep(max(0.0, rest_s))
 
@@ -140,7 +140,7 @@ class Directory:
 async def add_to_pool_list(client: Redis, namespace: str, pool: str) -> None:
     """Add `pool` to the list of pools, kept for `POOL_LIST_TTL_S` from now on. Raises RegistryUnavailableError."""
     key = keys.pools(namespace)
-    with unavailable_if_lost(client):
+    with unavailable_if_lost(client, key):
         async with client.pipeline(transaction=True) as both:
             both.sadd(key, pool)
             both.expire(key, POOL_LIST_TTL_S)

@@ -39,7 +39,7 @@ async def undo_drain(client: Redis, namespace: str, pool: str, teacher: str) -> 
     Raises UnknownTeacherError for one that was not drained, RegistryUnavailableError.
     """
     key = _key(Service(namespace, pool))
-    with unavailable_if_lost(client):
+    with unavailable_if_lost(client, key):
         removed: Any = client.hdel(key, teacher)
         if await removed:
             return
@@ -48,15 +48,16 @@ async def undo_drain(client: Redis, namespace: str, pool: str, teacher: str) -> 
 
 async def drained_members(client: Redis, namespace: str, pool: str) -> list[str]:
     """Return the ids of drained teachers that may not join again, sorted. Raises RegistryUnavailableError."""
-    with unavailable_if_lost(client):
-        found: Any = client.hkeys(_key(Service(namespace, pool)))
+    key = _key(Service(namespace, pool))
+    with unavailable_if_lost(client, key):
+        found: Any = client.hkeys(key)
         return sorted(await found)
 
 
 async def is_drained(client: Redis, service: Service, member: str) -> bool:
     """Whether this member was drained, and may not join again; keeps its mark. Raises RegistryUnavailableError."""
     key = _key(service)
-    with unavailable_if_lost(client):
+    with unavailable_if_lost(client, key):
         async with client.pipeline(transaction=True) as both:
             both.hexists(key, member)
             both.expire(key, KEPT_S)

@@ -334,7 +334,7 @@ class Ledger:
             return {number: self._shards[number] for number in numbers}
         names: dict[int, str] = {}
         for some in slices(sorted(numbers)):
-            with unavailable_if_lost(self._client):
+            with unavailable_if_lost(self._client, self._keys[5]):
                 found = await self._client.hmget(self._keys[5], [str(number) for number in some])
             if None in found:  # lost since the script answered
                 raise LedgerMissingError(self._job)

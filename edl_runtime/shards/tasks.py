@@ -226,7 +226,7 @@ class TaskQueue:
         return found
 
     async def _names(self, numbers: Sequence[int]) -> list[str | None]:
-        with unavailable_if_lost(self._client):
+        with unavailable_if_lost(self._client, self._keys[5]):
             found: list[Any] = await self._client.hmget(self._keys[5], [str(number) for number in numbers])
         return found
 
@@ -239,7 +239,7 @@ class TaskQueue:
 
     async def _difference(self, names: Sequence[str]) -> TasksDifferError:
         """Return the error that names the first task that differs."""
-        with unavailable_if_lost(self._client):
+        with unavailable_if_lost(self._client, self._keys[5]):
             count = await self._client.hlen(self._keys[5])
         there = [name or "" for some in slices(list(range(count))) for name in await self._names(some)]
         first = next(at for at, (one, other) in enumerate(itertools.zip_longest(there, names)) if one != other)

@@ -13,7 +13,7 @@ class RegistryError(EdlError):
 
 @dataclass(eq=False, repr=False)
 class RegistryUnavailableError(RegistryError, ConnectionError):
-    """Raised when Redis does not answer, or refuses access."""
+    """Raised when Redis does not answer, refuses access, or holds what can't be read: who runs for long tries again."""
 
     address: str
     cause: str
@@ -45,17 +45,19 @@ class RegistryTimeoutError(RegistryUnavailableError):
 
 
 @dataclass(eq=False, repr=False)
-class MalformedRecordError(RegistryError):
-    """Raised when Redis holds a record at `key` that this version can't read but needs.
+class MalformedRecordError(RegistryUnavailableError):
+    """Raised when Redis holds a record that this version can't read but needs; `address` is its key.
 
     Not a ValueError, because a retry may help: the record may have been repaired, or have expired.
     """
 
-    key: str
-    problem: str
+    @property
+    def key(self) -> str:
+        """The key, or what several that one script reads begin with."""
+        return self.address
 
     def __str__(self) -> str:
         return (
-            f"the record in Redis at {self.key!r} can't be read ({self.problem}): another version of edl-airflow wrote "
+            f"the record in Redis at {self.key!r} can't be read ({self.cause}): another version of edl-airflow wrote "
             "it, or it is damaged; stop the job or pool that it belongs to, or delete the key if none runs"
         )

@@ -8,17 +8,14 @@
 if tonumber(ARGV[7]) > number('checkpoint_answered') then
   set('checkpoint_answered', ARGV[7], 'checkpoint_answer', ARGV[4])
 end
+if (ARGV[5] == 'waiting' and get('waits') == ARGV[6]) or (ARGV[5] == 'saved' and get('saved') == ARGV[4]) then
+  return 0
+end
+announce_json(ARGV[5], ARGV[4])
 if ARGV[5] == 'waiting' then
-  if get('waits') == ARGV[6] then
-    return 0
-  end
   set('waits', ARGV[6])
 elseif ARGV[5] == 'saved' then
-  if get('saved') == ARGV[4] then
-    return 0
-  end
   local time = redis.call('TIME')
   set('saved', ARGV[4], 'saved_at', time[1] * 1000 + math.floor(time[2] / 1000))
 end
-announce_json(ARGV[5], ARGV[4])
 return 1

@@ -36,7 +36,7 @@ _NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|READONLY|LOADING|BUSY|MASTERDOWN|C
 _MISREAD = re.compile(
     r"WRONGTYPE|attempt to|bad argument|command arguments must|but found|not an integer|not a valid float"
 )
-"""Errors of a script that has read a value of the wrong type."""
+"""Errors of a command or a script that has read a value of the wrong type."""
 
 
 def connect(url: str, *, connections: int | None = None) -> Redis:
@@ -93,11 +93,11 @@ def _place_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def unavailable_if_lost(client: Redis) -> Iterator[None]:
+def unavailable_if_lost(client: Redis, *keys: str) -> Iterator[None]:
     """Raise RegistryUnavailableError for every error that means that Redis can't be reached, read or written.
 
-    As RegistryAccessError where it refuses the password. And MalformedRecordError where a key holds a value of another
-    type.
+    As RegistryAccessError where it refuses the password, as MalformedRecordError where one of `keys`, those that the
+    commands use, holds something else than they expect.
 
     Every command has to run inside this, because it also makes cancellation work: the client library sends by
     `asyncio.wait_for`, which until Python 3.12 may lose a cancellation that arrives just as it is done.
@@ -123,9 +123,7 @@ def unavailable_if_lost(client: Redis) -> Iterator[None]:
     except lost as error:
         failure = error
     except exceptions.ResponseError as error:
-        if "WRONGTYPE" in str(error):
-            raise MalformedRecordError(_address(client), str(error)) from None
-        if not _NOT_NOW.search(str(error)):
+        if not (_MISREAD.search(str(error)) or _NOT_NOW.search(str(error))):
             raise
         failure = error
     if task and task.cancelling() > cancelled_before:
@@ -136,6 +134,8 @@ def unavailable_if_lost(client: Redis) -> Iterator[None]:
             raise RegistryAccessError(_address(client), str(failure).strip(), given)
         if isinstance(failure, exceptions.TimeoutError | TimeoutError):
             raise RegistryTimeoutError(_address(client), "no answer in time")
+        if isinstance(failure, exceptions.ResponseError) and _MISREAD.search(str(failure)):
+            raise MalformedRecordError(_place(keys) or _address(client), str(failure))
         raise RegistryUnavailableError(_address(client), _cause(failure))
 
 
@@ -146,7 +146,7 @@ async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequen
     `group_heartbeat`; `_registry.lua` for the registry's scripts, which have names of one word. Raises
     MalformedRecordError, RegistryUnavailableError.
     """
-    with unavailable_if_lost(client), _malformed_if_misread(keys):
+    with unavailable_if_lost(client, *keys):
         return await client.register_script(_text(name))(keys=list(keys), args=list(args))
 
 
@@ -157,7 +157,7 @@ async def run_script_on_each(client: Redis, name: str, each: Sequence[Sequence[s
     """
     if not each:
         return []
-    with unavailable_if_lost(client), _malformed_if_misread([key for keys in each for key in keys]):
+    with unavailable_if_lost(client, *(key for keys in each for key in keys)):
         script = client.register_script(_text(name))
         async with client.pipeline(transaction=False) as pipeline:
             for keys in each:
@@ -165,18 +165,8 @@ async def run_script_on_each(client: Redis, name: str, each: Sequence[Sequence[s
             return await pipeline.execute()
 
 
-@contextmanager
-def _malformed_if_misread(keys: Sequence[str]) -> Iterator[None]:
-    """Raise MalformedRecordError when a script can't use a value. It may be at any of its keys."""
-    from redis import exceptions
-
-    try:
-        yield
-    except exceptions.ResponseError as error:
-        if not _MISREAD.search(str(error)):
-            raise
-        where = keys[0] if len(keys) == 1 else f"{commonprefix(keys)}*"  # noqa: RUF071 - as texts
-        raise MalformedRecordError(where, str(error)) from None
+def _place(keys: Sequence[str]) -> str:
+    return keys[0] if len(keys) == 1 else f"{commonprefix(keys)}*" if keys else ""  # noqa: RUF071 - as texts
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import redis
 from support.elastic.agent_group import SCRIPT, Group, running_group
 from support.elastic.fake_agent import batches_of, open_gate, stepped
 from support.elastic.impatient_agent import LIMIT_S
@@ -21,6 +22,7 @@ from edl_runtime.elastic.rendezvous.requests import request_stop
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
+from edl_runtime.store import keys
 from edl_runtime.store.redis_client import connect
 from edl_runtime.store.redis_server import RedisServer
 
@@ -31,6 +33,8 @@ LONG = {"samples": 10**5, "global_batch": 24, "epochs": 1, "step_s": 0.05}
 
 LARGE = {**LONG, "samples": 10**6, "hidden": 3000}
 """One that has 216 kB of state besides: 27 pieces."""
+
+GROUP_PARTS = ("leases", "records", "beats", "state", "events")
 
 ENDING_SCRIPT = TRAINING_SCRIPTS / "ending_script.py"
 BOTH_EPOCHS = batches_of(150, 64, 2)
@@ -63,6 +67,29 @@ def test_a_training_outlives_its_redis(tmp_path: Path, own_redis: RedisServer, s
         told = {event.generation for event in group.events() if event.kind in ("restored", "forming")}
         assert told == {first.generation}
         assert all(agent.poll() is None for agent in group.agents.values())
+
+
+@pytest.mark.parametrize("part", ["checkpoints", *(pytest.param(each, marks=pytest.mark.deep) for each in GROUP_PARTS)])
+def test_a_training_outlives_a_key_of_another_type(tmp_path: Path, settings: RuntimeSettings, part: str) -> None:
+    """The log names it once. Training goes on, and reports again once it is deleted."""
+    settings = msgspec.structs.replace(settings, checkpoint_every_steps=10)
+    of_group = dict(zip(GROUP_PARTS, keys.group_keys(settings.namespace, settings.job), strict=False))
+    key = of_group.get(part) or keys.checkpoints(settings.namespace, settings.job)
+    word = "reports.delayed" if part in ("checkpoints", "events") else "redis.disconnected"
+    with running_group(tmp_path / "out", settings, **LONG) as group, redis.Redis.from_url(settings.redis_url) as client:
+        group.start(0, 1)
+        group.await_generation(0, 1)
+        group.await_steps(5)
+        client.pipeline().delete(key).sadd(key, "?").execute()
+        group.await_condition(lambda: word in group.logs(), "the log says so")
+        group.await_steps(30)
+        assert group.log(0).count(word) + group.log(1).count(word) <= 2
+        client.delete(key)
+        group.await_steps(30)
+        stop(settings)
+        assert group.statuses() == {0: 0, 1: 0}, group.history()
+        assert client.exists(key) or word != "reports.delayed"
+        group.check_no_step_twice()
 
 
 @pytest.mark.deep

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
+import redis
 import structlog
 from support.students.readers import (
     POOL,
@@ -35,6 +36,7 @@ from edl_runtime.distill.errors import NoTeacherError
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import redis_client
 from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.keys import ROLES, Service, service_keys
 from edl_runtime.store.redis_server import RedisServer
 
 BATCHES = Batches(50, seconds=0.005)
@@ -62,9 +64,28 @@ def go_on(server: RedisServer) -> None:
     os.kill(server.pid, signal.SIGCONT)
 
 
+def damage(server: RedisServer) -> None:
+    """Replace all that Redis has of the pool by something else."""
+    with redis.Redis.from_url(server.url) as client:
+        for role in ROLES:
+            for key in service_keys(Service("default", POOL, role)):
+                client.pipeline().delete(key).sadd(key, "?").execute()
+
+
+def repair(server: RedisServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "fault", [kill, pytest.param(restart_empty, marks=pytest.mark.deep), pytest.param(stop, marks=pytest.mark.deep)]
+    "fault",
+    [
+        kill,
+        pytest.param(restart_empty, marks=pytest.mark.deep),
+        pytest.param(stop, marks=pytest.mark.deep),
+        pytest.param(damage, marks=pytest.mark.deep),
+    ],
 )
 def test_reading_goes_on_and_new_teachers_are_used_when_redis_is_back(
     fault: Callable[[RedisServer], None],
@@ -90,6 +111,8 @@ def test_reading_goes_on_and_new_teachers_are_used_when_redis_is_back(
             assert reader.stats().teachers == 2
         if fault is stop:
             go_on(own_redis)
+        if fault is damage:
+            repair(own_redis)
         own_redis.start()
         stack.enter_context(registered(settings, new.address))
         read_until(reader, BATCHES, lambda: reader.stats().teachers == 3)

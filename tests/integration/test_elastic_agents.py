@@ -388,6 +388,16 @@ def test_an_agent_says_what_it_lacks(tmp_path: Path) -> None:
         assert missing in words
 
 
+def test_an_agent_that_can_not_read_its_group_ends_before_it_trains(tmp_path: Path, settings: RuntimeSettings) -> None:
+    """A training that runs goes on; one that starts says which keys, and nothing waits for ever."""
+    with running_group(tmp_path / "out", settings, instances="1") as group:
+        with redis.Redis.from_url(settings.redis_url) as client:
+            client.set(keys.group_state(settings.namespace, settings.job), "?")
+        group.start(0)
+        assert group.await_exit(0) == 1
+        assert f"the record in Redis at 'edl:{{{settings.namespace}/training}}:group:" in group.log(0)
+
+
 def answers(settings: RuntimeSettings, number: int) -> list[int]:
     """Return the steps of the checkpoints that answer this request."""
     found = CheckpointStore(Checkpoint(url=settings.checkpoint)).list()

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
+from support.registry.followers import POOL, registered, student, wait_for_log
 
 from edl_runtime import progress
 from edl_runtime.autoscale.traffic.sources.learner import _cached_profile
 from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.elastic.rendezvous import redis_store
 from edl_runtime.progress import Progress
+from edl_runtime.registry import directory, lease
 from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.pools import read_demands
+from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
 from edl_runtime.store.errors import MalformedRecordError
-from edl_runtime.store.keys import Service
+from edl_runtime.store.keys import Role, Service
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -95,3 +101,37 @@ async def test_a_key_of_another_type_is_named(client: Redis, namespace: str) -> 
                 await look
             assert caught.value.key.startswith(f"edl:{{{namespace}/p}}:")
         await client.delete(keys.service_key(service, "records"), keys.service_key(service, "reports"))
+
+
+COMMON: list[str] = ["leases", "records", "events", "clock", "drained"]
+
+
+@pytest.mark.parametrize(
+    ("role", "part"),
+    [*itertools.product(keys.ROLES, COMMON), ("teachers", "contract"), ("students", "reports")],
+)
+async def test_teachers_and_students_outlive_a_key_of_another_type(
+    client: Redis, settings: RuntimeSettings, role: Role, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they do an outage: they name the keys once, use whom they know, and go on when it is deleted."""
+    for module, name in ((lease, "RENEW_EVERY_S"), (directory, "POLL_EVERY_S"), (directory, "RETRY_EVERY_S")):
+        monkeypatch.setattr(module, name, 0.02)
+    key = keys.service_key(Service(settings.namespace, POOL, role), part)
+    with capture_logs() as logs:
+        async with registered(settings, "a:1"), student(settings) as one:
+            await one.wait_for(lambda teachers: teachers == ("a:1",))
+            async with client.pipeline() as both:
+                await both.delete(key).sadd(key, "?").execute()
+            await wait_for_log(logs, "registry.unavailable")
+            await asyncio.sleep(0.1)  # several more tries
+            await client.delete(key)
+            await wait_for_log(logs, "registry.recovered")
+            async with registered(settings, "b:1"):
+                await one.wait_for(lambda teachers: set(teachers) == {"a:1", "b:1"})
+            assert () not in [teachers for _, teachers in one.updates]
+    troubles = [entry for entry in logs if entry["event"] in ("registry.unavailable", "lease.rejected")]
+    for entry in troubles:
+        assert entry["event"] == "registry.unavailable"
+        assert "WRONGTYPE" in entry["cause"]
+        assert entry["address"].startswith(f"edl:{{{settings.namespace}/{POOL}}}:{role}:")
+    assert len(troubles) == len({str(entry) for entry in troubles})

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import redis
 from structlog.testing import capture_logs
 from support.paths import TESTS
 from support.teachers.process import PATIENCE_S, Teacher, is_gone, running_teacher, starting_teacher, wait_until
@@ -26,7 +27,7 @@ from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store import redis_client
+from edl_runtime.store import keys, redis_client
 from edl_runtime.store.keys import Service
 from edl_runtime.store.redis_client import ANSWER_TIMEOUT_S, connect
 from edl_runtime.store.redis_server import RedisServer
@@ -272,6 +273,27 @@ async def test_leaving_takes_no_longer_than_its_limit(tmp_path: Path, monkeypatc
     [drain] = [log for log in logs if log["event"] == "teacher.not_drained"]
     assert drain["limit_s"] < limit_s - 0.9 * ANSWER_TIMEOUT_S  # Redis had the rest
     assert RuntimeSettings().grace_s - 3 < DRAIN_S < RuntimeSettings().grace_s
+
+
+def test_a_teacher_serves_on_while_its_keys_hold_something_else(redis_url: str, namespace: str) -> None:
+    """It says once which ones, and is back in its pool when they are deleted."""
+    env = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace}
+    theirs = keys.service_keys(Service(namespace, "pool"))
+    with (
+        redis.Redis.from_url(redis_url) as client,
+        running_teacher("support.models:arithmetic", "--pool", "pool", env=env) as teacher,
+        TeacherConnection(teacher.address) as connection,
+    ):
+        before = asyncio.run(joined(redis_url, namespace))
+        for key in theirs:
+            client.pipeline().delete(key).sadd(key, "?").execute()
+        assert teacher.process.stderr
+        said = next(line for line in teacher.process.stderr if "registry.unavailable" in line)
+        assert f"edl:{{{namespace}/pool}}:teachers:" in said
+        assert connection.infer({"x": X}, [])
+        client.delete(*theirs)
+        assert "registry.recovered" in next(line for line in teacher.process.stderr if "registry." in line)
+        assert [each.address for each in asyncio.run(joined(redis_url, namespace))] == [before[0].address]
 
 
 def test_redis_down_at_the_start_may_be_mended_by_a_restart() -> None:

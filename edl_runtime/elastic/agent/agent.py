@@ -161,7 +161,8 @@ class Agent:
         After a notice that the machine is taken away, wait for its end, or the job's.
 
         `environ`: of workers. Raises InstanceSupersededError, JobTakenError; SpecError when EDL_HOST is no address of
-        this machine, or none at which the other instances reach its worker.
+        this machine, or none at which the other instances reach its worker; MalformedRecordError when the group can't
+        be read at the start.
         """
         failure: EdlError | None = None
         watch_machine(self._settings.preemption_notice, self._leave_machine)
@@ -189,7 +190,7 @@ class Agent:
     async def _await_outcome(self) -> AgentExit:
         """Wait until the job has ended, without being a member; return how to exit then."""
         while True:
-            with suppress(RegistryUnavailableError, MalformedRecordError):
+            with suppress(RegistryUnavailableError):
                 found = await group_status(self._client, self._settings.namespace, self._settings.job)
                 if found and (outcome := found.outcome):
                     return AgentExit(1 if outcome.kind == "failed" else 0, outcome.reason)
@@ -238,18 +239,19 @@ class Agent:
             )
             self._change(ready=self._me.ready and self._folder_leases.are_held)
             self._view = await self._store.heartbeat(self._me)
+            await self._compare_pace()
+            due_s = await self._advance(supervisor)
             if self._redis_away_since is not None:
                 log.info("redis.reconnected", generation=self._view.number)
             self._redis_away_since = None
-            await self._compare_pace()
-            due_s = await self._advance(supervisor)
             now = time.monotonic()
             self._due = next_heartbeat(self._due, now, len(self._view.members))
             rest_s = self._due - now
             if self._view.acts_first(self._me.id):
                 rest_s = min(rest_s, due_s)
         except RegistryUnavailableError as error:
-            if isinstance(error, RegistryAccessError) and not self._view.members:  # never in this agent's life
+            hopeless = isinstance(error, MalformedRecordError | RegistryAccessError)
+            if hopeless and not self._view.now:  # nothing of this job runs here yet
                 raise
             if self._redis_away_since is None:
                 self._redis_away_since = time.monotonic()

@@ -16,7 +16,7 @@ from edl_runtime.elastic.rendezvous.redis_store import Event, RendezvousStore
 from edl_runtime.log import get_logger
 from edl_runtime.progress import Progress, publish_progress
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -56,15 +56,20 @@ class StatusReporter:
     async def run(self) -> None:
         """Publish until cancelled."""
         shown_at = 0.0
+        damaged = False
         while True:
             await self._news.wait()
             self._news.clear()
             try:
-                await self._send_queued()
                 if self._progress and time.monotonic() >= shown_at + PROGRESS_EVERY_S:
                     shown_at = time.monotonic()
                     await self._send_progress()
-            except RegistryUnavailableError:  # the agent's loop logs it
+                await self._send_queued()
+                damaged = False
+            except RegistryUnavailableError as error:  # the agent's loop logs that Redis is away
+                if isinstance(error, MalformedRecordError) and not damaged:
+                    log.warning("reports.delayed", cause=str(error))
+                damaged = isinstance(error, MalformedRecordError)
                 await asyncio.sleep(RETRY_AFTER_S)
                 self._news.set()
 
@@ -81,8 +86,8 @@ class StatusReporter:
         try:
             await self._send_queued()
             return await self._newest()
-        except RegistryUnavailableError:
-            return "the last checkpoint is not known, because Redis is unavailable"
+        except RegistryUnavailableError as error:
+            return f"the last checkpoint is not known: {error}"
 
     async def _newest(self) -> str:
         job = self._settings.job

@@ -106,7 +106,7 @@ async def group_statuses(
     One round trip. Raises RegistryUnavailableError.
     """
     state_keys = [keys.group_state(namespace, job) for job in jobs]
-    with unavailable_if_lost(client):
+    with unavailable_if_lost(client, *state_keys):
         async with client.pipeline(transaction=False) as asked:
             for key in state_keys:
                 asked.hmget(key, FIELDS)

@@ -136,7 +136,7 @@ class RendezvousStore:
         state, leases, *of_members = (dict(zip(part[::2], part[1::2], strict=True)) for part in parts)
         present, unreadable = _present(self._group, leases, *of_members)
         for each in unreadable.keys() - self._unreadable.keys():
-            log.warning("member.unreadable", member=each, key=unreadable[each].key, cause=unreadable[each].problem)
+            log.warning("member.unreadable", member=each, key=unreadable[each].key, cause=unreadable[each].cause)
         self._unreadable = unreadable
         with malformed_if_unreadable(self._group[3]):
             self._seen = _view(now_ms, state, leases, present)
@@ -367,8 +367,9 @@ async def read_events(client: Redis, namespace: str, job: str, *, after: str = "
     Raises RegistryUnavailableError.
     """
     start = after if after == "-" else f"({after}"
-    with unavailable_if_lost(client):
-        entries: Any = await client.xrange(keys.group_events(namespace, job), min=start)
+    key = keys.group_events(namespace, job)
+    with unavailable_if_lost(client, key):
+        entries: Any = await client.xrange(key, min=start)
     return _decode_events(entries)
 
 
@@ -396,7 +397,7 @@ async def follow_events(
     stream = keys.group_events(namespace, job)
     last, there_at = after, time.monotonic()
     while time.monotonic() < there_at + deserted_s:
-        with unavailable_if_lost(client):
+        with unavailable_if_lost(client, stream):
             answer: Any = await client.xread({stream: last}, count=100, block=round(BLOCK_S * 1000))
         if answer or deserted_s == math.inf or await has_live_agents(client, namespace, job):
             there_at = time.monotonic()

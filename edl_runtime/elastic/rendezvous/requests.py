@@ -61,7 +61,7 @@ async def await_checkpoint(client: Redis, namespace: str, job: str, request: int
     state, fields = keys.group_state(namespace, job), ["checkpoint_asked", "checkpoint_answered", "checkpoint_answer"]
     there_at = time.monotonic()
     while True:
-        with unavailable_if_lost(client):
+        with unavailable_if_lost(client, state):
             found: Any = client.hmget(state, fields)
             asked, answered, answer = await found
         with malformed_if_unreadable(state):
@@ -81,5 +81,6 @@ async def await_checkpoint(client: Redis, namespace: str, job: str, request: int
             there_at = time.monotonic()
         elif time.monotonic() >= there_at + DESERTED_S:
             raise NoCheckpointError(job, REFUSALS["absent"])
-        with unavailable_if_lost(client):
-            await client.xread({keys.group_events(namespace, job): "$"}, count=1, block=round(BLOCK_S * 1000))
+        events = keys.group_events(namespace, job)
+        with unavailable_if_lost(client, events):
+            await client.xread({events: "$"}, count=1, block=round(BLOCK_S * 1000))

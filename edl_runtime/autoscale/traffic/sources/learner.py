@@ -133,7 +133,7 @@ async def _samples_or_trouble(
 
 
 async def _cached_profile(client: Redis, key: str) -> LearnedProfile | None:
-    with unavailable_if_lost(client):
+    with unavailable_if_lost(client, key):
         return decode_record(await client.get(key), LearnedProfile)
 
 

@@ -163,9 +163,9 @@ class StreamSource:
 
     async def _page(self, least: str) -> list[tuple[str, Mapping[str, str]]]:
         try:
-            with unavailable_if_lost(self._client):
+            with unavailable_if_lost(self._client, self._stream):
                 entries = await self._client.xrange(self._stream, min=least, count=PAGE)
                 return cast(list[tuple[str, Mapping[str, str]]], entries)
         except MalformedRecordError as error:
-            allowed = f"the key of a stream; Redis says: {error.problem}"
+            allowed = f"the key of a stream; Redis says: {error.cause}"
             raise SpecError("traffic.redis.stream", self._stream, allowed) from None
