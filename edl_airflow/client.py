@@ -23,6 +23,7 @@ from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.concurrency import SharedInLoop
 from edl_runtime.progress import Progress
+from edl_runtime.registry.errors import other_pools
 from edl_runtime.store import keys
 from edl_runtime.store.redis_client import connect, decode_record, unavailable_if_lost
 
@@ -94,6 +95,11 @@ class EdlClient:
     async def teachers(self, pool: str) -> list[str]:
         """Return the addresses of the registered teachers, sorted."""
         return sorted(member.address for member in await self.members(pool, "teachers"))
+
+    async def other_pools(self, pool: str) -> str:
+        """Return which other pools are known, in words; empty if this one is known, too."""
+        known = await self._directory.Directory(self._client, self.namespace).known_pools()
+        return "" if pool in known else other_pools(pool, self.namespace, known)
 
     async def members(self, pool: str, role: Role) -> list[Member]:
         """Return the registered teachers or students, by id."""

@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import (
 
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_runtime.backends.errors import JobFailedError, OwnedElsewhereError
-from edl_runtime.distill.errors import NoTeacherError
+from edl_runtime.distill.errors import NoPoolError, NoTeacherError
 from edl_runtime.errors import EdlError
 from edl_runtime.registry.errors import PoolMismatchError
 from edl_runtime.store.errors import MalformedRecordError, RegistryAccessError
@@ -127,8 +127,9 @@ def error_for(outcome: TaskOutcome, wait_timeout_s: float) -> BaseException | No
             error = TargetEndedError(f"{outcome.name!r} has ended: {outcome.reason}")
         case "impossible":
             error = UserError(f"{outcome.name!r}: {outcome.reason}")
-        case "no_teacher":
-            error = NoTeacherError(outcome.name, wait_timeout_s, outcome.reason)
+        case "no_teacher" | "no_pool":
+            lacking = NoPoolError if outcome.ended == "no_pool" else NoTeacherError
+            error = lacking(outcome.name, wait_timeout_s, outcome.reason)
         case "not_yet":
             error = WaitTimeoutError(outcome.name, wait_timeout_s, outcome.reason)
         case "timed_out":

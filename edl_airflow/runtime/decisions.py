@@ -16,6 +16,8 @@ REMOVED_REASON = "somebody has stopped it while it was running, as by `edl stop`
 class TaskState(msgspec.Struct, frozen=True, kw_only=True):
     """The observed state. `teachers` is None while Redis is away, a job None while the backend has none.
 
+    `other_pools`: if nobody knows the pool, which others there are, in words.
+
     `started`: the trainer job was started, so if it is missing somebody has removed it. `asked_at`: when a request to
     end was first sent to the job, or failed to be; None before.
     """
@@ -23,6 +25,7 @@ class TaskState(msgspec.Struct, frozen=True, kw_only=True):
     pool: JobStatus | None = None
     trainer: JobStatus | None = None
     teachers: tuple[str, ...] | None = ()
+    other_pools: str = ""
     started: bool = False
     asked_at: float | None = None
 
@@ -102,7 +105,22 @@ def missing_teachers(spec: TaskSpec, view: TaskState) -> str:
         return "Redis does not answer"
     if view.pool and view.pool.is_suspended:
         return "the pool is suspended"
-    return f"{len(view.teachers)} of {spec.at_least} are registered"
+    found = f"{len(view.teachers)} of {spec.at_least} are registered"
+    if view.other_pools:
+        return unknown_pool(view.other_pools)
+    if view.pool and not view.pool.reason:
+        return f"{found}; {still_loading(view.pool.name)}"
+    return found
+
+
+def unknown_pool(others: str) -> str:
+    """Return what is missing where nobody knows the pool. `others`: those that there are, in words."""
+    return f"no pool of that name is known, and {others}"
+
+
+def still_loading(pool: str) -> str:
+    """Return what to do about teachers that run and are not registered."""
+    return f"`edl logs {pool}` shows whether others still load; a longer `wait_timeout_s`, or sensor's `timeout`, helps"
 
 
 def _start(spec: TaskSpec, view: TaskState, now: float) -> Decision:
@@ -127,7 +145,8 @@ def _gather(spec: TaskSpec, view: TaskState, now: float) -> Decision:
         return failed_outcome(pool)
     if not (pool and pool.is_suspended) and now >= _deadline(spec, pool):
         reasons = (missing_teachers(spec, view), pool.reason if pool else "")
-        return TaskOutcome(ended="no_teacher", name=spec.pool, reason="; ".join(filter(None, reasons)))
+        ended: Literal["no_pool", "no_teacher"] = "no_pool" if view.other_pools else "no_teacher"
+        return TaskOutcome(ended=ended, name=spec.pool, reason="; ".join(filter(None, reasons)))
     return "wait"
 
 

@@ -142,7 +142,8 @@ async def _observe(spec: TaskSpec, client: EdlClient, *, started: bool) -> TaskS
         teachers = await client.teachers(spec.pool)
         if spec.servers:
             teachers = [one for one in teachers if one in spec.servers]
-        return TaskState(pool=pool, teachers=tuple(teachers))
+        others = "" if pool or teachers else await client.other_pools(spec.pool)
+        return TaskState(pool=pool, teachers=tuple(teachers), other_pools=others)
     except RegistryUnavailableError:
         return TaskState(pool=pool, teachers=None)
 

@@ -145,6 +145,7 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
         "gone",
         "impossible",
         "no_teacher",
+        "no_pool",
         "not_yet",
         "timed_out",
         "taken_over",

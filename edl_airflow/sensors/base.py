@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 POKE_EVERY_S = 5
 
+_TIMEOUTS = frozenset({"no_teacher", "no_pool", "not_yet", "timed_out"})
+"""Outcomes of a wait that is over: where a sensor pokes, Airflow applies the timeout."""
+
 
 class EdlSensor(TemplatedOperator, BaseSensorOperator):
     """Waits for a condition. Deferrable, it needs a worker only for the first check and to finish.
@@ -75,7 +78,7 @@ class EdlSensor(TemplatedOperator, BaseSensorOperator):
             self.log.warning("%s. Waiting for it", view.trouble)
         outcome = evaluate(condition, view, waits.clock())
         self._condition = condition.after(view)
-        if outcome is None or outcome.ended in {"no_teacher", "not_yet", "timed_out"}:  # Airflow applies the timeout
+        if outcome is None or outcome.ended in _TIMEOUTS:
             self._log_missing(condition, view)
             return PokeReturnValue(is_done=False)
         return PokeReturnValue(is_done=True, xcom_value=self._finish(outcome))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import msgspec
 from airflow.sdk import conf
 
 from edl_airflow.client import EdlClient, job_status
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.operators.templates import Arguments, as_count, check_connection, check_deferrable
 from edl_airflow.results import PoolResult
-from edl_airflow.runtime.decisions import failed_outcome, is_unreachable
+from edl_airflow.runtime.decisions import failed_outcome, is_unreachable, still_loading, unknown_pool
 from edl_airflow.runtime.spec import TaskOutcome
 from edl_airflow.sensors.base import EdlSensor
 from edl_airflow.waits import Condition, Observation, count_text, outage
@@ -23,10 +24,11 @@ POOL_STOPPED_REASON = "the pool was there, and somebody has stopped it"
 
 
 class PoolObservation(Observation, frozen=True, kw_only=True):
-    """With `trouble` nobody counts as registered."""
+    """With `trouble` nobody counts as registered. `other_pools`: as in `TaskState`."""
 
     teachers: tuple[str, ...] = ()
     students: int = 0
+    other_pools: str = ""
 
 
 class PoolCondition(Condition[PoolObservation], frozen=True, kw_only=True):
@@ -48,9 +50,10 @@ class PoolCondition(Condition[PoolObservation], frozen=True, kw_only=True):
         try:
             teachers = await client.teachers(self.teacher_pool)
             students = len(await client.members(self.teacher_pool, "students")) if self.students else 0
+            others = "" if pool or teachers else await client.other_pools(self.teacher_pool)
         except RegistryUnavailableError as error:
             return PoolObservation(job=pool, trouble=outage(error))
-        return PoolObservation(job=pool, teachers=tuple(teachers), students=students)
+        return PoolObservation(job=pool, teachers=tuple(teachers), students=students, other_pools=others)
 
     def check(self, view: PoolObservation) -> TaskOutcome | None:
         pool = view.job
@@ -65,9 +68,17 @@ class PoolCondition(Condition[PoolObservation], frozen=True, kw_only=True):
         """Return the outcome with the current teachers."""
         return TaskOutcome(ended="ready", name=self.teacher_pool, teachers=view.teachers, reason=self.because)
 
+    def on_timeout(self, view: PoolObservation) -> TaskOutcome:
+        outcome = super().on_timeout(view)
+        return msgspec.structs.replace(outcome, ended="no_pool") if view.other_pools else outcome
+
     def missing(self, view: PoolObservation) -> str:
         wanted = count_text(self.at_least, self.at_most)
+        if view.other_pools:
+            return unknown_pool(view.other_pools)
         missing = f"{len(view.teachers)} teachers are registered, {wanted} are required"
+        if view.job and len(view.teachers) < self.at_least and not view.job.reason:
+            missing = f"{missing}; {still_loading(view.job.name)}"
         return f"{missing}; students {view.students} of {self.students}" if self.students else missing
 
     def _fits(self, view: PoolObservation) -> bool:

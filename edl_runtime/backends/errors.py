@@ -140,7 +140,7 @@ class BrokenStreamError(ClusterUnavailableError):
     """Raised when the connection broke while a stream was read: open it again from the last position."""
 
 
-_OWN_LINE = re.compile(r"edl: |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[")
+_OWN_LINE = re.compile(r"edl: instance \d+: |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[")
 """How lines of an agent begin. They repeat the reason, and follow the words of the process that has failed."""
 
 

@@ -19,6 +19,8 @@ from edl_runtime.distill.teacher_addresses import Discovered
 from edl_runtime.log import get_logger
 from edl_runtime.meter import WINDOW_S, RateMeter
 from edl_runtime.pool_reports import StudentReport
+from edl_runtime.registry.directory import Directory
+from edl_runtime.registry.errors import other_pools
 from edl_runtime.registry.members import Member, student_id
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryTimeoutError
@@ -74,7 +76,9 @@ async def follow_pool(
 
     while True:
         try:
-            await follow_teachers(teachers.pool, me, settings, on_assignment, make_report)
+            await follow_teachers(
+                teachers.pool, me, settings, on_assignment, on_unavailable=on_unavailable, make_report=make_report
+            )
         except (RegistryTimeoutError, DiscoveryNotReadyError) as error:
             on_unavailable(str(error))
             log.warning("registry.unavailable", pool=teachers.pool, cause=str(error))
@@ -82,26 +86,40 @@ async def follow_pool(
 
 
 async def _follow_endpoint(
-    pool: str, me: Member, settings: RuntimeSettings, on_assignment: OnAssignment, make_report: MakeReport
+    pool: str,
+    me: Member,
+    settings: RuntimeSettings,
+    on_assignment: OnAssignment,
+    *,
+    on_unavailable: OnUnavailable,  # noqa: ARG001 - an endpoint does not tell which pools there are
+    make_report: MakeReport,
 ) -> None:
     async with DiscoveryClient(settings.discovery_url, settings.discovery_token) as client:
         await follow_assignments(client, pool, me, on_assignment, make_report)
 
 
 async def _follow_registry(
-    pool: str, me: Member, settings: RuntimeSettings, on_assignment: OnAssignment, make_report: MakeReport
+    pool: str,
+    me: Member,
+    settings: RuntimeSettings,
+    on_assignment: OnAssignment,
+    *,
+    on_unavailable: OnUnavailable,
+    make_report: MakeReport,
 ) -> None:
     async with connect(settings.redis_url) as client:
+
+        async def use_each() -> None:
+            async for assignment in session.assignments():
+                on_assignment(assignment)
+                if not assignment.listed:
+                    known = await Directory(client, settings.namespace).known_pools()
+                    others = other_pools(pool, settings.namespace, known)
+                    on_unavailable(f"no teacher is registered, and {others}")
+
         registry = StudentRegistry(client, settings.namespace, ttl_s=settings.lease_ttl_s, most_pools=1)
         async with registry.connect(pool, me) as session:
-            await first_completed(
-                _use_each(session, on_assignment), _report_to(session, make_report), session.pool.ended()
-            )
-
-
-async def _use_each(session: StudentSession, on_assignment: OnAssignment) -> None:
-    async for assignment in session.assignments():
-        on_assignment(assignment)
+            await first_completed(use_each(), _report_to(session, make_report), session.pool.ended())
 
 
 async def _report_to(session: StudentSession, make_report: MakeReport) -> None:

@@ -26,6 +26,13 @@ class NoTeacherError(DistillError):
         return f"{waited}; check that teachers run: `edl pools` lists those in a pool, with the same EDL_REDIS_URL"
 
 
+class NoPoolError(NoTeacherError):
+    """Raised when nobody knew the pool within the wait limit. `reason` has those that there are."""
+
+    def __str__(self) -> str:
+        return f"waited {self.waited_s:.0f} s for pool {self.pool!r}: {self.reason}; start it, or correct its name"
+
+
 @dataclass(eq=False, repr=False)
 class DeadlyRequestError(DistillError):
     """Raised in place of a batch under which several teachers' predictors died: sending it again would kill them all.

@@ -89,6 +89,15 @@ class Directory:
         """Return the signature of the pool's model, None without teachers. Raises RegistryUnavailableError."""
         return (await self._read(Service(self._namespace, pool))).contract
 
+    async def known_pools(self) -> list[str]:
+        """Return the names of the pools that have members, and of some that had within a day, sorted.
+
+        One round trip. Raises RegistryUnavailableError.
+        """
+        key = keys.pools(self._namespace)
+        with unavailable_if_lost(self._client, key):
+            return sorted(map(str, await self._client.smembers(key)))
+
     async def pools(self) -> list[str]:
         """Return the names of the pools that have members, sorted. Raises RegistryUnavailableError."""
         return list(await self.members_of_pools())
@@ -98,9 +107,7 @@ class Directory:
 
         Two round trips for all pools, and some for each that has lost its last member.
         """
-        key = keys.pools(self._namespace)
-        with unavailable_if_lost(self._client, key):
-            names = sorted(map(str, await self._client.smembers(key)))
+        names = await self.known_pools()
         services = [keys.service_keys(Service(self._namespace, name, role)) for name in names for role in keys.ROLES]
         answers = [_snapshot(answer) for answer in await run_script_on_each(self._client, "members", services)]
         found: dict[str, PoolMembers] = {}

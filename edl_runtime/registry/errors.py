@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl_runtime.store.errors import RegistryError
+
+MOST_NAMES = 5
+"""How many pools a message names."""
+
+
+def other_pools(pool: str, namespace: str, known: Sequence[str]) -> str:
+    """Return in words which other pools a namespace has: those of a similar name, or else the first ones."""
+    others = [name for name in known if name != pool]
+    if not others:
+        return f"namespace {namespace!r} has no other pool"
+    shown = difflib.get_close_matches(pool, others, MOST_NAMES) or others[:MOST_NAMES]
+    more = f" and {len(others) - len(shown)} more" if len(others) > len(shown) else ""
+    return f"namespace {namespace!r} has {', '.join(shown)}{more}"
 
 
 @dataclass(eq=False, repr=False)

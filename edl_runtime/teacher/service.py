@@ -32,6 +32,7 @@ from edl_runtime.store.keys import Service
 from edl_runtime.store.redis_client import connect
 from edl_runtime.teacher.http.server import BODY_LIMIT, MOST_CONNECTIONS, HttpServer
 from edl_runtime.teacher.metrics import TeacherMetrics
+from edl_runtime.teacher.models.loading import check_model_files
 from edl_runtime.teacher.models.model import ModelOptions
 from edl_runtime.teacher.predictor.pool import run_predictors
 from edl_runtime.teacher.shm.arena import Arena
@@ -121,6 +122,7 @@ async def _serve_until(
     if options.pool and not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", f"the Redis of pool {options.pool!r}, as in redis://127.0.0.1:6379/0")
     tls = server_tls_context(settings)
+    await asyncio.to_thread(check_model_files, options.model)  # at once: a predictor first imports its framework
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         # First, because importing the client takes a while, and a teacher that is ready should register at once.

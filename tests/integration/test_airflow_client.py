@@ -14,6 +14,7 @@ from edl_airflow.hooks.edl import EdlConnection
 from edl_airflow.runtime.spec import LocalBackendRef, LogPosition
 from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint
+from edl_runtime.registry.directory import add_to_pool_list
 from edl_runtime.store import keys
 from edl_runtime.store.redis_client import connect
 
@@ -53,6 +54,17 @@ async def test_a_checkpoint_is_found_among_those_of_other_jobs_and_nights(
     found = [await site.checkpoint(STREAM, *asked) for asked in (("a", 0.0), ("a", 200.0), ("a", 201.0), ("b", 201.0))]
     assert [one and one["step"] for one in found] == [2, 2, None, 3]
     assert await site.checkpoint("none", "a", 0.0) is None
+
+
+async def test_a_pool_that_nobody_has_is_told_from_one_without_teachers(
+    redis: Any, site: EdlClient, namespace: str
+) -> None:
+    """With the pools that there are; one that had members within a day is still known."""
+    assert await site.other_pools("digits") == f"namespace {namespace!r} has no other pool"
+    for name in ("mnist", "digit"):
+        await add_to_pool_list(redis, namespace, name)
+    assert await site.other_pools("digits") == f"namespace {namespace!r} has digit and 1 more"
+    assert await site.other_pools("mnist") == ""
 
 
 @pytest.mark.parametrize("entry", [{"saved": '{"step": "far"}'}, {"saved": "no JSON"}, {"another": "field"}])

@@ -64,7 +64,7 @@ def test_a_pool_without_members_is_an_error(settings: RuntimeSettings) -> None:
     """The error names the pool and why there is nobody."""
     impatient = msgspec.structs.replace(settings, teacher_wait_s=0.4)
     reader = reader_of(Batches(1), Discovered("nobody"), impatient)
-    with reader, pytest.raises(NoTeacherError, match=r"'nobody' after \d+ s.*no teacher is registered"):
+    with reader, pytest.raises(NoTeacherError, match=r"'nobody' after \d+ s.*no teacher is registered, and namespace"):
         list(reader)
 
 

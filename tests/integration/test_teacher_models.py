@@ -17,7 +17,7 @@ from edl_runtime.errors import EX_CONFIG
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.oip import TensorSpec, digest_of
 from edl_runtime.teacher.errors import ModelError
-from edl_runtime.teacher.models.loading import load_model
+from edl_runtime.teacher.models.loading import check_model_files, load_model
 from edl_runtime.teacher.models.model import Model, ModelOptions
 from edl_runtime.teacher.models.paddle import output_names
 from edl_runtime.teacher.predictor.execute import with_extensions
@@ -135,6 +135,23 @@ def test_a_tokenizer_beside_a_model_is_told(onnx_file: Path) -> None:
     signature = with_extensions(load_model(ModelOptions(model=str(onnx_file))).signature)
     assert signature.extensions[0] == "top_k"
     assert signature.tokenizer == digest_of([onnx_file.with_name("vocab.txt")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "program"), [("new", "net.json"), ("old", "net.pdmodel"), ("onnx", "model.onnx")])
+def test_a_damaged_model_is_found_before_it_is_loaded(
+    saved: Path, onnx_file: Path, tmp_path: Path, kind: str, program: str
+) -> None:
+    """So that nobody waits for a teacher of it: cut off, empty or garbage, but not as it was."""
+    folder = tmp_path if kind == "onnx" else shutil.copytree(saved / kind, tmp_path / "copy")
+    options = ModelOptions(model=str(onnx_file if kind == "onnx" else folder))
+    check_model_files(options)
+    file = folder / program
+    whole = file.read_bytes()
+    for content in (whole[:-1], whole[: len(whole) // 2], b"", b"garbage", bytes(100)):
+        file.write_bytes(content)
+        with pytest.raises(ModelError, match=rf"{program} is damaged"):
+            check_model_files(options)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a model"])

@@ -68,6 +68,16 @@ def arithmetic() -> Iterator[Teacher]:
         yield teacher
 
 
+def test_a_damaged_model_ends_its_teacher_before_a_predictor_is_started(tmp_path: Path) -> None:
+    """With the file's name as its last word, which is the first that a task says."""
+    (tmp_path / "net.json").write_text("garbage")
+    (tmp_path / "net.pdiparams").write_bytes(b"")
+    status, said = ended(model=str(tmp_path), PYTHONPROFILEIMPORTTIME="1")
+    assert status == EX_CONFIG
+    assert said.splitlines()[-1].startswith(f"edl: model '{tmp_path}': net.json is damaged: ")
+    assert " paddle.inference" not in said
+
+
 def test_a_teacher_without_a_pool_needs_no_redis() -> None:
     """A fixed teacher serves under the name and with the requested outputs, and ends on SIGTERM with 0."""
     flags = ("--name", "doubler", "--outputs", "twice=double")

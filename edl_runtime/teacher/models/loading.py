@@ -12,7 +12,7 @@ from edl_runtime.log import get_logger
 from edl_runtime.protocol.oip import TensorSpec
 from edl_runtime.protocol.tensors import Array, dtype_of
 from edl_runtime.teacher.errors import ModelError
-from edl_runtime.teacher.models.model import NO_FILE, Model, ModelOptions
+from edl_runtime.teacher.models.model import NO_FILE, Model, ModelOptions, check_protobuf
 
 log = get_logger(__name__)
 
@@ -48,6 +48,7 @@ def check_model_files(options: ModelOptions) -> None:
     if path.suffix == ".onnx":
         if not path.is_file():
             raise ModelError(options.model, NO_FILE)
+        check_protobuf(path, options)
     elif not _is_function(options):
         from edl_runtime.teacher.models.paddle import output_names
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import BinaryIO, Protocol, get_args
 
 import msgspec
 
@@ -50,6 +51,51 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpu_id: int | None = None
     mem_optim: bool = False
     max_batch: int = MAX_BATCH
+
+
+MOST_FIELDS = 10_000
+"""How many fields of a file `check_protobuf` looks at."""
+
+
+def check_protobuf(file: Path, options: ModelOptions) -> None:
+    """Raise ModelError for a file that is no protobuf message, or is cut off. Reads only the heads of its fields."""
+    with file.open("rb") as content:
+        size = content.seek(0, os.SEEK_END)
+        content.seek(0)
+        for _ in range(MOST_FIELDS):
+            at = content.tell()
+            if at == size and at > 0:
+                return
+            if not _skip_field(content) or content.tell() > size:
+                raise ModelError(options.model, f"{file.name} is damaged or cut off at byte {at:,} of {size:,}")
+
+
+def _skip_field(content: BinaryIO) -> bool:
+    """Move behind a protobuf field; return False if there is none."""
+    tag = _varint(content)
+    if tag is None or not tag >> 3:
+        return False
+    match tag & 7:
+        case 0:
+            return _varint(content) is not None
+        case 1 | 5 as kind:
+            content.seek(8 if kind == 1 else 4, os.SEEK_CUR)
+            return True
+        case 2 if (length := _varint(content)) is not None:
+            content.seek(length, os.SEEK_CUR)
+            return True
+    return False
+
+
+def _varint(content: BinaryIO) -> int | None:
+    value = 0
+    for shift in range(0, 70, 7):
+        if not (byte := content.read(1)):
+            return None
+        value |= (byte[0] & 127) << shift
+        if byte[0] < 128:
+            return value & (1 << 63) - 1
+    return None
 
 
 def tokenizer_in(folder: Path) -> tuple[str, ...]:

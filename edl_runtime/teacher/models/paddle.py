@@ -15,7 +15,7 @@ from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.oip import Datatype, ModelSignature, TensorSpec, digest_of
 from edl_runtime.protocol.tensors import Array
 from edl_runtime.teacher.errors import ModelError
-from edl_runtime.teacher.models.model import DATATYPES, ModelOptions, tokenizer_in
+from edl_runtime.teacher.models.model import DATATYPES, ModelOptions, check_protobuf, tokenizer_in
 
 _FIRST_GPU_MEMORY_MB = 100  # grows as needed
 
@@ -57,15 +57,20 @@ class PaddleModel:
 def output_names(folder: Path, options: ModelOptions) -> list[str]:
     """Return the outputs of the one model in `folder` without loading it; none if its format is not JSON.
 
-    Raises ModelError unless there is one model.
+    Raises ModelError unless there is one model, and if its program is damaged.
     """
     program, _ = _find(folder, options)
+    if program.suffix == ".pdmodel":
+        check_protobuf(program, options)
+        return []
     try:
         content: Any = JsonDecoder(Any).decode(program.read_bytes())
         operations = content["program"]["regions"][0]["blocks"][0]["ops"]
         attributes = [each for one in operations if one["#"] == "1.fetch" for each in one["A"]]
         return [each["AT"]["D"] for each in attributes if each["N"] == "name"]
-    except (OSError, msgspec.DecodeError, LookupError, TypeError):  # Paddle 2, or a future format
+    except msgspec.DecodeError as error:
+        raise ModelError(options.model, f"{program.name} is damaged: {error}") from None
+    except (OSError, LookupError, TypeError):  # a future format
         return []
 
 

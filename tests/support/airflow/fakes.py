@@ -116,6 +116,7 @@ class FakeClient(EdlClient):
         self.secrets = {"EDL_REDIS_URL": "redis://:secret@nowhere:1/0"}
         self.backend: Any = FakeBackend()
         self.registered: list[str] = []
+        self.others = ""
         self.reports: dict[str, Progress] = {}
         self.trainings: dict[str, TrainingStatus] = {}
         self.saved: list[CheckpointResult | None] = []
@@ -129,6 +130,10 @@ class FakeClient(EdlClient):
     async def teachers(self, pool: str) -> list[str]:  # noqa: ARG002
         self._fail_if_away()
         return self.registered
+
+    async def other_pools(self, pool: str) -> str:  # noqa: ARG002
+        self._fail_if_away()
+        return self.others
 
     async def members(self, pool: str, role: str) -> list[Any]:  # noqa: ARG002
         self._fail_if_away()

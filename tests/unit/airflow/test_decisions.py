@@ -160,6 +160,21 @@ def test_a_wait_for_teachers_that_is_over_says_what_the_pool_waits_for() -> None
     assert (outcome.ended, outcome.reason) == ("no_teacher", f"0 of 2 are registered; {waits}")
 
 
+def test_a_pool_that_nobody_has_is_not_one_without_teachers() -> None:
+    """The log and the error have those that there are."""
+    view = TaskState(other_pools="namespace 'default' has digits")
+    assert missing_teachers(PATIENT, view) == "no pool of that name is known, and namespace 'default' has digits"
+    outcome = decide(msgspec.structs.replace(PATIENT, pool_job=None), view, 60.0)
+    assert isinstance(outcome, TaskOutcome)
+    assert (outcome.ended, outcome.reason) == ("no_pool", missing_teachers(PATIENT, view))
+
+
+def test_a_wait_for_teachers_that_load_says_where_to_look() -> None:
+    """And what lets them take longer."""
+    found = missing_teachers(PATIENT, pool())
+    assert found.startswith("0 of 2 are registered; `edl logs digits` shows whether others still load; a longer")
+
+
 def test_a_suspended_pool_is_named_as_what_lacks() -> None:
     """It has not failed."""
     assert missing_teachers(PATIENT, RESTS) == "the pool is suspended"

@@ -33,7 +33,7 @@ from edl_airflow.waits import outage
 from edl_runtime.backends.errors import ClusterUnavailableError, JobFailedError, OwnedElsewhereError, SubmitError
 from edl_runtime.checkpoint.errors import CheckpointHeldError, FolderHolder
 from edl_runtime.discovery.errors import DiscoveryUnavailableError
-from edl_runtime.distill.errors import NoTeacherError, SampleError
+from edl_runtime.distill.errors import NoPoolError, NoTeacherError, SampleError
 from edl_runtime.errors import SpecError
 from edl_runtime.registry.errors import PoolMismatchError
 from edl_runtime.shards.errors import DatasetChangedError
@@ -239,6 +239,7 @@ def test_our_errors_come_without_frames_of_ours() -> None:
         ("failed", {"last_lines": ("boom",), "permanent": True}, UserError, "boom"),
         ("failed", {"last_lines": ("boom",), "transient": True}, JobInterruptedError, "boom"),
         ("no_teacher", {}, NoTeacherError, "'j' after 5 s"),
+        ("no_pool", {"reason": "none has it"}, NoPoolError, "waited 5 s for pool 'j': none has it; start it, or"),
         ("timed_out", {}, AirflowTaskTimeout, "execution_timeout"),
         ("gone", {"reason": "it was there"}, TargetEndedError, "'j' has ended: it was there"),
         ("impossible", {"reason": "it has no agents"}, UserError, "'j': it has no agents"),

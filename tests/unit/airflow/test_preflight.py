@@ -132,10 +132,20 @@ def test_a_model_is_looked_at_without_loading_it(model: str, outputs: list[str],
 def test_what_tells_nothing_before_it_is_loaded_passes(folder: Path) -> None:
     """A function, and a program of another format."""
     check_model(TeacherSpec(model="answers:double", outputs=["y"]), folder)
-    for content in (b"not JSON", b"[]", b"{}"):
+    for content in (b"[]", b"{}"):
         _saved(folder / "jobs")
         (folder / "jobs" / "net.json").write_bytes(content)
         check_model(TeacherSpec(model="jobs", outputs=["y"]), folder)
+
+
+def test_a_damaged_model_is_refused_before_it_is_loaded(folder: Path) -> None:
+    """So that no teacher of it is started and waited for."""
+    _saved(folder / "jobs")
+    (folder / "jobs" / "net.json").write_bytes(b"garbage")
+    (folder / "net.onnx").write_bytes(b"garbage")
+    for model, file in (("jobs", "net.json"), ("net.onnx", "net.onnx")):
+        with pytest.raises(ModelError, match=f"{file} is damaged"):
+            check_model(TeacherSpec(model=model), folder)
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,15 @@ def test_what_a_wait_for_a_pool_is_for(
     assert ended(msgspec.structs.replace(POOL, **changes), view) == how
 
 
+def test_a_wait_for_a_pool_that_nobody_has_or_that_loads_says_so() -> None:
+    """While it lasts, and in the end."""
+    nobody = PoolObservation(other_pools="namespace 'default' has mnist")
+    assert POOL.missing(nobody) == "no pool of that name is known, and namespace 'default' has mnist"
+    assert ended(msgspec.structs.replace(POOL, until=5), nobody) == "no_pool"
+    loads = POOL.missing(PoolObservation(job=job_status("digits", kind="pool")))
+    assert "; `edl logs digits` shows whether others still load; a longer" in loads
+
+
 @pytest.mark.parametrize(
     ("wait", "view", "lack"),
     [

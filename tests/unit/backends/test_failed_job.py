@@ -25,6 +25,7 @@ AGENT = (
         (TRACEBACK, ": ModuleNotFoundError: No module named 'nets'"),
         ((*TRACEBACK, *AGENT), ": ModuleNotFoundError: No module named 'nets'"),
         (("/usr/bin/python3: No module named edl_runtime", *AGENT), ": /usr/bin/python3: No module named edl_runtime"),
+        (("edl: model 'm': there is no such folder",), ": edl: model 'm': there is no such folder"),
         (AGENT, ""),
         ((), ""),
     ],
