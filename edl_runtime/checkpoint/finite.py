@@ -16,7 +16,7 @@ _BFLOAT16_EXPONENT = 0x7F80
 def all_finite(array: np.ndarray) -> bool:
     """Return whether no value is NaN or infinite. Unsigned 16-bit values count as bfloat16, other integers are finite.
 
-    On one core it takes 0.6 ms for a million values of 32 bits.
+    On one busy core it takes 0.9 ms for a million values of 32 bits.
     """
     if array.dtype.kind not in "fc" and array.dtype != np.uint16:
         return True
