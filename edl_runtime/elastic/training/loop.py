@@ -205,7 +205,6 @@ class TrainingLoop:
             snapshot = partial(self.train_state.snapshot, durable=True)
             self._checkpoints.save(snapshot, generation=self.session.generation)
         if self._regroup_due:
-            self._regroup_due = False
             self._enter_next_generation()
 
     def check_stepped(self) -> None:
@@ -499,6 +498,7 @@ class TrainingLoop:
         )
 
     def _enter_next_generation(self) -> None:
+        self._regroup_due = False
         step = self.train_state.steps if self.train_state.begun else None
         leave = self.session.next_generation(step, self._load_checkpoint, self._enter)
         if leave is not None:

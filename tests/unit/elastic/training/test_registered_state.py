@@ -326,6 +326,37 @@ def test_a_batch_comes_again_when_another_rank_is_lost_in_a_mean_before_its_step
     assert (list(batches), counts["after"], run.step_number) == ([], 1, 1)
 
 
+class LostOnceTold(Lost):
+    """The same, but for the first count: there all have been told of the next generation."""
+
+    world_size = 2
+    told = False
+
+    def all_reduce_counts(self, counts: np.ndarray) -> np.ndarray:
+        if self.told:
+            super().all_reduce_counts(counts)
+        self.told, counts[0] = True, 2
+        return counts
+
+
+def test_a_generation_that_is_due_is_entered_once_when_another_rank_is_lost_in_a_mean() -> None:
+    """Nobody waits for one more after it, which may never come."""
+    run, link = begin()
+    model, _ = run.wrap(*model_and_optimizer())
+    training = run._wrapped
+    assert training is not None
+    batches = iter(run.data(SAMPLES, **BATCHES))
+    model(next(batches)[0]).mean().backward()
+    run._session.group = LostOnceTold()
+    link._generation = 2
+    assert run.step()
+    assert training._regroup_due
+    assert run.mean(3.0) == 3.0
+    assert not training._regroup_due
+    next(batches)
+    assert (run.generation, run.step_number) == (2, 1)
+
+
 def test_epochs_are_seen() -> None:
     """By number, with a place after each, before the last checkpoint; the batches are those of the plain loop."""
     run, _ = begin()
