@@ -161,8 +161,8 @@ class Run:
           or
         - an object whose `state_dict` returns such a dict and whose `set_state_dict`, or `load_state_dict`, takes it.
 
-        It has to be the same on all ranks. Change it between `run.step` and the next batch: changes after a lost step
-        are undone, because its batch comes again; changes between a batch and its `run.step` would then be made twice.
+        It has to be the same on all ranks. Change it between `run.step`, the last one of a batch, and the next batch:
+        changes after a lost step are undone, because its batch comes again; changes before would then be made twice.
         `name`: of a-z, 0-9, '_' and '-'.
 
         Raises SpecError for a name that is taken, and for unsupported values. `wrap` raises OtherModelError where a
@@ -206,8 +206,7 @@ class Run:
         batch.
 
         Several models are wrapped as pairs, each with its optimizer: `run.wrap((generator, one), (critic, other))`.
-        Each `run.step` then steps every optimizer whose parameters have gradients. It is called once a batch: models
-        that are trained in turn get batches of their own, as by `if run.step_number % 2`.
+        Each `run.step` then steps every optimizer whose parameters have gradients; or one model, by `of=critic`.
 
         - `model`, `optimizer`: a paddle.nn.Layer and its optimizer, each complete, without paddle.DataParallel.
         - `scaler`: the paddle.amp.GradScaler of the losses, if any. `run.step` unscales, skips a step that overflows,
@@ -274,14 +273,15 @@ class Run:
         num_workers: int = 0,
         collate_fn: Collate | None = None,
     ) -> IndexedData:
-        """Return this rank's remaining batches of all epochs, as an iterable; call `run.step` once for each.
+        """Return this rank's remaining batches of all epochs, as an iterable; call `run.step` for each.
 
         - `dataset`: has a length and items by index, the same on each instance. For iterable datasets use `shards`.
         - `global_batch`: samples of a step, of all ranks together. The order of samples and the loss are then the same
           with any number of instances, so an event warns of `wrap(scaling=…)`, which is for `instance_batch`: samples
           of a step on each rank.
         - `epochs`: how often all samples are trained. `shuffle`: another order in each, which `seed` decides.
-        - `micro_batch`: most samples of a batch that the script gets; gradients are accumulated.
+        - `micro_batch`: most samples of a batch that the script gets; gradients are accumulated. Not with
+          `run.step(of=…)`.
         - `num_workers`, `collate_fn`: as in paddle.io.DataLoader.
 
         Raises SpecError, also for a global batch below the most instances that the job may have, and
@@ -329,7 +329,7 @@ class Run:
         failure_limit: int = 3,
         collate_fn: Collate | None = None,
     ) -> ShardedData:
-        """Return this rank's batches of the shards that it leases, as an iterable; call `run.step` once for each.
+        """Return this rank's batches of the shards that it leases, as an iterable; call `run.step` for each.
 
         For data too large to index, streams, and instances of different speed. Each record counts exactly once an
         epoch; which records a step has depends on the instances' speed.
@@ -366,13 +366,18 @@ class Run:
         training.train_state.begin_data(data)
         return data
 
-    def step(self, loss: Any = None, *, weight: Any = None) -> bool:
+    def step(self, loss: Any = None, *, weight: Any = None, of: Any = None) -> bool:
         """Train on the batch, after `loss.backward()`: sum gradients over ranks, step the optimizers, clear gradients.
 
         With micro batches only the last of a step does all this. Returns False if the step was lost with another rank:
         its batch comes again, and changes to registered state until then are undone.
 
         - `loss`: the mean over the batch's samples, or over what `weight` counts.
+        - `of`: one of several models that were given to `wrap`. Only its gradients count, those left in others are
+          dropped, and only its optimizer and scheduler step. Each model is stepped once a batch at most, on all ranks
+          the same ones in the same order. The batch counts as one step, once all models were stepped, or the script
+          asks for the next batch: until then `run.step_number` stays, and if another rank is lost, all of it is undone
+          and comes again.
         - `weight`: how much this mean counts beside those of other ranks and micro batches, as the tokens that it is
           over: `run.step(ce.sum() / mask.sum(), weight=mask.sum())`. By default its samples. All ranks give it, in each
           step, or none. 0 leaves the loss and its gradients out.
@@ -382,14 +387,14 @@ class Run:
         EarlyEndError, NotFiniteError where `wrap(not_finite="fail")` asks for it and, for a weight that is no finite
         number of 0 or more, SpecError.
         """
-        return self._training("run.step").step(loss, weight)
+        return self._training("run.step").step(loss, weight, of)
 
     def mean(self, value: Any) -> float:
         """Return the mean of `value`, a number, over all ranks, the same on each, so that they decide alike.
 
         All ranks call it at the same place in the loop over the data; a rank without a batch there does not count.
         After an epoch's batches, in the loop over `data.epochs()`, all count. Raises StepError where some do not call
-        it, and before the first batch or after the end.
+        it, before the first batch, after the end, and between a batch's `run.step(of=…)` and the batch's end.
         """
         return self._training("run.mean").mean(value)
 

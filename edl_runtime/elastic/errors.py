@@ -41,7 +41,7 @@ class NoGroupError(ElasticError):
 
 @dataclass(eq=False, repr=False)
 class StepError(ElasticError, ValueError):
-    """Raised when a script trains in another way than by one `run.step` a batch. `instead`: what to do."""
+    """Raised when a script trains in another way than by `run.step` for each batch. `instead`: what to do."""
 
     what: str
     instead: str = "call run.step(loss=loss) once for each batch, after loss.backward()"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from edl_runtime.elastic.comm.agent_protocol import (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
+deep = partial(pytest.param, marks=pytest.mark.deep)
+
 Told = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
@@ -37,7 +40,7 @@ def ended(out: Path) -> list[Told]:
     return found
 
 
-def await_at(out: Path, step: int, *trainers: Trainer) -> None:
+def await_at(out: Path, step: int | str, *trainers: Trainer) -> None:
     """Wait until these are in front of a step, having done all that they do after the one before."""
     wait_until(lambda: all((out / f"at-{step}-{each.process.pid}").exists() for each in trainers), 150)
 
@@ -232,13 +235,78 @@ def trained_by_several(script: Path, out: Path, **options: Any) -> list[Told]:
     return both
 
 
-@pytest.mark.parametrize("in_turn", [True, False])
-def test_a_gan_that_loses_a_step_is_that_of_an_undisturbed_run(tmp_path: Path, *, in_turn: bool) -> None:
-    """In both ways of docs/how-to/losses-and-rates.md: with batches of its own for each model, or on all batches."""
+@pytest.mark.parametrize("options", [{"at_once": True}, {"every": 3}])
+def test_a_gan_that_loses_a_step_is_that_of_an_undisturbed_run(tmp_path: Path, options: dict[str, Any]) -> None:
+    """In both ways of docs/how-to/losses-and-rates.md: both models step at once, or one after the other."""
     script = TRAINING_SCRIPTS / "gan_script.py"
-    undisturbed = trained_alone(script, tmp_path / "alone", in_turn=in_turn)
-    for found in trained_by_several(script, tmp_path / "out", in_turn=in_turn):
+    undisturbed = trained_alone(script, tmp_path / "alone", **options)
+    for found in trained_by_several(script, tmp_path / "out", **options):
         assert_same(found, undisturbed)
+
+
+def lost_by_three(script: Path, out: Path, at: str, killed: int, **options: Any) -> list[Told]:
+    """Return what both tell that are left of three, which one had begun alone; one was lost where it was `killed`."""
+    dies = options.get("root_dies")
+    with trainers(out, 3, script=script, gates=[4, at], **options) as all_three:
+        join(all_three[:1], 1)
+        await_at(out, 4, all_three[0])
+        join(all_three, 2)
+        open_gate(out, 4)
+        await_at(out, at, all_three[0])
+        if dies is None:
+            all_three[killed].process.kill()
+        open_gate(out, at)
+        left = [trainer for number, trainer in enumerate(all_three) if number != killed]
+        for trainer in left:
+            assert trainer.await_message(GenerationLost).generation == 2
+        join(left, 3)
+        assert [trainer.wait() for trainer in left] == [0, 0]
+    both = ended(out)
+    assert len(both) == 2
+    return both
+
+
+@pytest.mark.parametrize(
+    ("options", "at", "killed"),
+    [
+        ({}, "12-second", 1),
+        ({"generator_first": True}, "12-second", 2),
+        ({"every": 3}, "12-second", 0),
+        ({"samples": 41}, "12-second", 0),  # the only one with a batch
+        deep({"samples": 41}, "12-second", 1),  # one without a batch
+        # rank 0, in front of a message to the last rank: counts, sums, counts of the next step or of the batch's end
+        ({"root_dies": ["12-second", 1]}, "12-second", 0),
+        deep({"root_dies": ["12-second", 0]}, "12-second", 0),
+        ({"root_dies": ["13", 1], "every": 3}, "13", 0),  # of a batch for the critic only
+        ({"root_dies": ["13", 2], "every": 3}, "13", 0),
+        deep({"root_dies": ["12", 1], "every": 5, "samples": 41}, "12", 0),
+        deep({"root_dies": ["12", 2], "every": 5, "samples": 41}, "12", 0),
+    ],
+)
+def test_a_batch_of_two_models_steps_counts_once_wherever_a_rank_is_lost(
+    tmp_path: Path, options: dict[str, Any], at: str, killed: int
+) -> None:
+    """The first model's step is undone, and the batch comes again, unless another rank has all of it."""
+    script = TRAINING_SCRIPTS / "gan_script.py"
+    alone = {name: value for name, value in options.items() if name != "root_dies"}
+    undisturbed = trained_alone(script, tmp_path / "alone", **alone)
+    for report, arrays in lost_by_three(script, tmp_path / "out", at, killed, **options):
+        # a rank without a batch gets what the others' scripts do after it in the next step, if they are in that
+        own = undisturbed[0] if "samples" in options else report
+        assert_same((own, arrays), undisturbed)
+
+
+def test_ranks_without_a_batch_average_statistics_with_those_that_end_one(tmp_path: Path) -> None:
+    """A batch for the critic only ends as its ranks ask for the next one; a checkpoint is due in each step."""
+    environ = {"EDL_CHECKPOINT": str(tmp_path / "kept"), "EDL_CHECKPOINT_EVERY_S": "1e-6"}
+    options = {"samples": 42, "every": 5, "epochs": 4, "norm": True}
+    with trainers(
+        tmp_path / "out", 3, script=TRAINING_SCRIPTS / "gan_script.py", environ=environ, **options
+    ) as all_three:
+        join(all_three, 1)
+        assert [trainer.await_message(WorkerFinished).step for trainer in all_three] == [24, 24, 24]
+        assert [trainer.wait() for trainer in all_three] == [0, 0, 0]
+        assert not any(trainer.received(GenerationLost) for trainer in all_three)
 
 
 @pytest.mark.parametrize("micro_batch", [None, 2])

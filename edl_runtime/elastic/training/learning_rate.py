@@ -62,10 +62,13 @@ class LearningRate:
         """
         self._at_repeat = self.state()
 
+    def end_batch(self) -> None:
+        """Note that the batch is over: its step can't be lost any more."""
+        self._at_batch = self._at_repeat = None
+
     @contextlib.contextmanager
     def of_step(self, rate: float, factor: float) -> Iterator[None]:
         """Have the optimizer step with `rate` times `factor`. A number is `rate` from then on, on all ranks."""
-        self._at_batch = self._at_repeat = None
         own = None if self.scheduler is None else self.scheduler.last_lr
         try:
             if self.scheduler is None:

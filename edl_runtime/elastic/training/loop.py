@@ -28,6 +28,7 @@ from edl_runtime.elastic.errors import EarlyEndError, GroupLostError, NotFiniteE
 from edl_runtime.elastic.training.batch_norm import RunningStatistics
 from edl_runtime.elastic.training.checkpointing import CheckpointManager, TrainingEnd
 from edl_runtime.elastic.training.learning_rate import Scaling, decode_slots, encode_slots, scaling_factor
+from edl_runtime.elastic.training.model_steps import ALL_MODELS, NEXT_BATCH, ModelSteps, check_same, rates_of
 from edl_runtime.elastic.training.optimizer_step import (
     DeviceGradients,
     Gradients,
@@ -56,10 +57,7 @@ from edl_runtime.specs import NotFinite
 REPORT_EVERY_S = 0.3
 """How often steps are reported to the agent, except a generation's first and the training's last."""
 
-_ONCE = (
-    "call it once. To train several models in turn, as a GAN's, give each batches of its own, by "
-    "`if run.step_number % 2`; or call backward() for the loss of each and then run.step, which steps all"
-)
+_ONCE = "call it once, or once for each model that run.wrap was given, as a GAN's: run.step(loss, of=critic)"
 
 NO_CHECKPOINTS = (
     "no checkpoints are kept and the model is on a GPU, so the training starts again from step 0 each time that an "
@@ -92,7 +90,7 @@ class StepConsensus(NamedTuple):
       with it. `due`: rank 0 writes a checkpoint after it, because one is due; `asked`: because one was requested.
     - `counts`: the data source's, summed. `turns`: what each rank does next.
     - `rates`: learning rates of the optimizers on the first rank that has a batch, NaN without any.
-    - `values`: of the ranks that take part in a mean.
+    - `values`: of the ranks that take part in a mean. `does`: what each does with its batch, None without one.
     """
 
     samples: int
@@ -104,6 +102,12 @@ class StepConsensus(NamedTuple):
     rates: list[float]
     turns: list[RankTurn]
     values: list[float]
+    does: list[int | None]
+
+    @property
+    def of(self) -> int:
+        """The model that is stepped, or all."""
+        return next((each for each in self.does if each is not None), ALL_MODELS)
 
 
 class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +145,10 @@ class TrainingLoop:
         self._statistics = RunningStatistics([model for model, _ in pairs])
         parameters = self.train_state.state.parameters
         self._on_cpu = all(parameter.place.is_cpu_place() for parameter in parameters)
-        self._gradients: Gradients = (HostGradients if self._on_cpu else DeviceGradients)(parameters)
+        self._model_steps = ModelSteps(self.train_state.state.models, others.get("scaler"))
+        kind = HostGradients if self._on_cpu else DeviceGradients
+        every = [*(model.parameters for model in self.train_state.state.models), parameters]
+        self._gradients: list[Gradients] = [kind(each) for each in every]  # of each model and, last, of all
         self._checkpoints = checkpoints
         self._end = TrainingEnd(self.train_state, session, checkpoints, settings)
         moves = options.schedule is not None
@@ -149,7 +156,8 @@ class TrainingLoop:
             pairs, scaler=scaler, moves_schedulers=moves, over=lambda: self._end.over
         )
         self.options = options
-        self._batch: MicroBatch | None = None  # that the script has and has not stepped
+        self._batch: MicroBatch | None = None  # that the script has and has not stepped, or not with each model
+        self._applied: StepConsensus | None = None  # the last step of a batch that is not over
         self._batch_generation = 0
         self._begun = False  # the loop over the data
         self._had_no_batch = False  # in the step before
@@ -210,6 +218,7 @@ class TrainingLoop:
         if not self._begun:
             self._begun = True
             at_script_end(self.agent, self.finish, lambda: self._end.over)
+        self._end_open_batch()
         if self._before_lost_step is not None:
             self._script_state.load(self._before_lost_step, "the state before the lost step")
             self._before_lost_step = None
@@ -221,17 +230,36 @@ class TrainingLoop:
             self._enter_next_generation()
 
     def check_stepped(self) -> None:
-        """Raise StepError if the last batch was not followed by a step, or by the end."""
+        """End the last batch. Raise StepError if it was not followed by a step, or by the end."""
+        self._end_open_batch()
         if self._batch is not None and not self.over:
             raise StepError("the script asked for another batch before it called run.step")
 
-    def step(self, loss: Any, weight: Any) -> bool:
+    def _end_open_batch(self) -> None:
+        """End a batch of which only some models have made their step; ranks without a batch learn it here.
+
+        Whoever is here has all of it, so it counts from now on.
+        """
+        if self._applied is None or self.over:
+            return
+        self._batch = None
+        self._end_batch(self._applied)
+        try:
+            with self._waiting():
+                agreed = self._agree("steps", does=NEXT_BATCH)
+                self._average_statistics(agreed)
+                self._regroup_due |= agreed.stop
+        except GroupLostError as error:
+            self._recover(error, step=False)
+
+    def step(self, loss: Any, weight: Any, of: Any = None) -> bool:
         """Add a batch's gradients, and finish the step if it is this rank's last. Return False if the step was lost."""
-        micro, parameters = self._batch, self.train_state.state.parameters
-        if micro is None and self._begun and not self.over:
-            raise StepError("run.step was called a second time for one batch", _ONCE)
+        number = self._model_steps.number_of(of)
+        micro = self._batch_to_step(number)
         if micro is None:
-            raise StepError("run.step was called without a batch of run.data before it")
+            self._clear_gradients()
+            return False
+        parameters = [each for model in self._model_steps.models(number) for each in model.parameters]
         own = math.nan if weight is None else _checked_weight(weight)
         share = micro.samples if weight is None else own
         if share and all(parameter.grad is None for parameter in parameters):
@@ -239,23 +267,45 @@ class TrainingLoop:
         if not micro.first and math.isnan(own) != math.isnan(self._own_weight):
             raise StepError("run.step got weight= with some micro batches of a step only", "give it with all, or none")
         self._batch = None
-        if self._batch_generation != self.session.generation:  # lost in a run.mean since
-            self._clear_gradients()
-            return False
-        value = None if loss is None else _number("loss", loss)
+        value, gradients = None if loss is None else _number("loss", loss), self._gradients[number - 1]
         if not share:  # a mean over nothing is not a number
             self._clear_gradients()
         elif micro.first and micro.last and self.session.group.world_size == 1 and not any_sparse(parameters):
-            self._unpacked = StepSums(value, self._scales_loss or self._gradients.own_finite())
+            self._unpacked = StepSums(value, self._scales_loss or gradients.own_finite())
         else:
-            self._gradients.add(share, value)
+            gradients.add(share, value)
+        self._clear_gradients(but=number)
         self._own_samples += micro.samples
         self._own_weight = own if micro.first else self._own_weight + own
-        return self.finish_step() if micro.last else True
+        done = self.finish_step(number) if micro.last else True
+        if self._applied is not None:
+            self._batch = micro
+        return done
 
-    def _clear_gradients(self) -> None:
-        for parameter in self.train_state.state.parameters:
-            parameter.clear_gradient(False)
+    def _batch_to_step(self, number: int) -> MicroBatch | None:
+        """Return the script's batch, None if it was lost in a step or a mean before. Raises StepError, SpecError."""
+        micro = self._batch
+        if micro is None and number and self._before_lost_step is not None:
+            return None
+        if micro is None and self._begun and not self.over:
+            raise StepError("run.step was called a second time for one batch", _ONCE)
+        if micro is None:
+            raise StepError("run.step was called without a batch of run.data before it")
+        if self._batch_generation != self.session.generation:
+            self._batch = None
+            return None
+        self._model_steps.check(number)
+        if number and not (micro.first and micro.last):
+            raise SpecError("run.step(of=…)", "a micro batch", "whole batches: run.data without micro_batch")
+        return micro
+
+    def _clear_gradients(self, but: int | None = None) -> None:
+        """Clear those of all models, or of all but these."""
+        kept = () if but is None else self._model_steps.models(but)
+        for model in self.train_state.state.models:
+            if not any(model is each for each in kept):
+                for parameter in model.parameters:
+                    parameter.clear_gradient(False)
 
     def mean(self, value: Any) -> float:
         """See `Run.mean`."""
@@ -263,6 +313,11 @@ class TrainingLoop:
         if not self._begun or self.over:
             raise StepError(
                 "run.mean was called outside of the loop over the data", "call it in the loop, before the training ends"
+            )
+        if self._applied is not None:
+            raise StepError(
+                "run.mean was called after the step of one model, before its batch was over",
+                "call it before the batch's first run.step(of=…), or after an epoch's batches",
             )
         while True:
             try:
@@ -278,42 +333,53 @@ class TrainingLoop:
         """Samples of all ranks and steps so far."""
         return self.train_state.samples
 
-    def finish_step(self) -> bool:
+    def finish_step(self, number: int = ALL_MODELS) -> bool:
         """Do the step of all ranks, with the gradients that this one has added, if any. Return False if it was lost.
 
-        Without a sample on any rank nothing is applied. Raises StepError.
+        Without a sample on any rank nothing is applied. A rank without a batch takes part in all steps of the others'.
+        `number`: the model of this step, if not all. Raises StepError.
         """
         self._optimizer_guard.check()
         own, self._own_samples = self._own_samples, 0
         try:
             with self._waiting():
-                agreed = self._agree(self._turn(own), own)
+                agreed = self._agree(self._turn(own), own, does=number if own else None)
                 if math.isnan(agreed.weight):
                     self._end.over = True
                     instead = "give it on all ranks in each step, or none"
                     raise StepError("run.step got weight= on some ranks only", instead)
-                if not self.train_state.ended and (agreed.stop or agreed.due or agreed.asked):
-                    self._statistics.average(self.session.group)  # joining ranks and checkpoints get them
+                self._average_statistics(agreed)
                 if agreed.samples and not self.train_state.ended:
                     self._align(agreed.turns)
                     sums, self._unpacked = self._unpacked, None
                     if sums is None and agreed.weight:
-                        sums = self._gradients.reduce(self.session.group, agreed.weight)
+                        sums = self._gradients[agreed.of - 1].reduce(self.session.group, agreed.weight)
                     self._check_finite(sums or StepSums(None, finite=True))
         except GroupLostError as error:
             self._recover(error, step=True)
             return False
         if self.train_state.ended:
-            self._gradients.discard()
+            self._discard_gradients()
             self.finish(agreed=True)
             return True
         if agreed.samples:
             self._apply(agreed)
             self._had_no_batch = not own
+        elif self._applied is not None:
+            self._end_batch(self._applied)
         elif self.train_state.data_source is not None:
             self.train_state.data_source.advance(0, agreed.counts)
         self._regroup_due |= agreed.stop
-        return True
+        return own > 0 or self._applied is None or self.finish_step()
+
+    def _average_statistics(self, agreed: StepConsensus) -> None:
+        """Average BatchNorm's statistics where joining ranks or a checkpoint get them."""
+        if not self.train_state.ended and (agreed.stop or agreed.due or agreed.asked):
+            self._statistics.average(self.session.group)
+
+    def _discard_gradients(self) -> None:
+        for gradients in self._gradients:
+            gradients.discard()
 
     def finish_early(self) -> None:
         """End here, because the script wants to. After a lost step it decides once that is done again."""
@@ -353,14 +419,16 @@ class TrainingLoop:
         if self._end.over and self.session.group.rank == 0:
             self._end.write_result()
 
-    def _agree(self, turn: RankTurn, own: int = 0, value: float | None = None) -> StepConsensus:
+    def _agree(
+        self, turn: RankTurn, own: int = 0, value: float | None = None, does: int | None = None
+    ) -> StepConsensus:
         """Return what all ranks do. Raises EarlyEndError if some end and others don't.
 
         If all end, the training has `ended`. A rank without a batch takes part in the others' means without a value;
-        raises StepError if one with a batch does not take part.
+        raises StepError if one with a batch does not take part, or steps another model than the others.
         """
         while True:
-            agreed = self._exchange(turn, own, value)
+            agreed = self._exchange(turn, own, value, does)
             if "averages" not in agreed.turns:
                 break
             if "steps" in agreed.turns:
@@ -375,6 +443,11 @@ class TrainingLoop:
                 return agreed
         if self.train_state.data_source is not None:
             self.train_state.data_source.check(agreed.samples, agreed.counts)
+        try:
+            check_same(agreed.does, self.train_state.steps)
+        except StepError:
+            self._end.over = True
+            raise
         if "ends" in agreed.turns:
             if not {"steps", "idles"}.isdisjoint(agreed.turns):
                 gone = [rank for rank, each in enumerate(agreed.turns) if each == "ends"]
@@ -383,7 +456,7 @@ class TrainingLoop:
             self.train_state.ended = True
         return agreed
 
-    def _exchange(self, turn: RankTurn, own: int, value: float | None) -> StepConsensus:
+    def _exchange(self, turn: RankTurn, own: int, value: float | None, own_does: int | None) -> StepConsensus:
         """All-reduce what each rank does next, as counts."""
         group, data_source = self.session.group, self.train_state.data_source
         rank, size = group.rank, group.world_size
@@ -394,12 +467,14 @@ class TrainingLoop:
         parts = [
             [self.session.votes_to_stop(), own, *wishes],
             [TURNS.index(turn) if each == rank else 0 for each in range(size)],
+            [own_does + 2 if each == rank and own_does is not None else 0 for each in range(size)],
             [] if data_source is None else data_source.counts(rank, size),
             *(encode_slots(number, rank, size) for number in numbers),
         ]
         counts = group.all_reduce_counts(np.array([each for part in parts for each in part], np.int64))
         ends = np.cumsum([len(part) for part in parts])
-        (votes, samples, due, asked), turns, summed, *slots = (part.tolist() for part in np.split(counts, ends[:-1]))
+        parts_summed = [part.tolist() for part in np.split(counts, ends[:-1])]
+        (votes, samples, due, asked), turns, noted, summed, *slots = parts_summed
         *rates, weights, values = map(decode_slots, slots)
         firsts = [each[0] if each else math.nan for each in rates]
         return StepConsensus(
@@ -412,6 +487,7 @@ class TrainingLoop:
             rates=firsts,
             turns=[TURNS[number] for number in turns],
             values=values,
+            does=[each - 2 if each else None for each in noted],
         )
 
     def _check_finite(self, sums: StepSums) -> None:
@@ -442,7 +518,7 @@ class TrainingLoop:
     def _turn(self, own: int) -> RankTurn:
         if self.train_state.ended:
             return "ends"
-        if self._had_no_batch:
+        if self._had_no_batch and self._applied is None:
             return "follows"
         return "steps" if own else "idles"
 
@@ -471,7 +547,9 @@ class TrainingLoop:
         if not step:
             self._enter_next_generation()
             return
-        self._gradients.discard()
+        self._discard_gradients()
+        self._applied = None
+        self._model_steps.undo()
         self._own_samples = 0
         self._had_no_batch = True  # others may have applied it, and ended after it
         for rate in self.train_state.state.rates:
@@ -482,22 +560,37 @@ class TrainingLoop:
         self._before_lost_step = copy.deepcopy(self._script_state.states())  # the script changes its arrays
 
     def _apply(self, agreed: StepConsensus) -> None:
+        """Step all models or one, and end the batch unless other models may follow."""
+        factor = self.train_state.scale.at(self.train_state.steps)
+        is_over = self._model_steps.begin(agreed.of, keeps=self.session.group.world_size > 1)
+        own = rates_of(self._model_steps.models(agreed.of))
+        with contextlib.ExitStack() as stack:
+            for rate, number in zip(self.train_state.state.rates, agreed.rates, strict=True):
+                if rate in own:
+                    stack.enter_context(rate.of_step(number, factor))
+            if agreed.weight:
+                self._optimizer_guard.step()
+        self._applied = agreed
+        if is_over:
+            self._end_batch(agreed)
+
+    def _end_batch(self, agreed: StepConsensus) -> None:
+        """Count a batch, by the last step of it."""
         train_state = self.train_state
         data_source = train_state.data_source
         assert data_source is not None  # noqa: S101 -- the batch is from it
-        factor = train_state.scale.at(train_state.steps)
-        with contextlib.ExitStack() as stack:
-            for rate, number in zip(train_state.state.rates, agreed.rates, strict=True):
-                stack.enter_context(rate.of_step(number, factor))
-            if agreed.weight:
-                self._optimizer_guard.step()
+        self._applied = None
+        for rate in train_state.state.rates:
+            rate.end_batch()
         epoch, of_one = data_source.epoch, data_source.steps_of_one
         data_source.advance(agreed.samples, agreed.counts)
         train_state.samples += agreed.samples
         by_samples, by_epoch = data_source.steps_of_one - of_one, int(data_source.epoch > epoch)
         moves = {None: 0, "step": 1, "samples": by_samples, "epoch": by_epoch}
+        models = train_state.state.models if self.options.schedule == "epoch" else self._model_steps.stepped
         for _ in range(moves[self.options.schedule]):
-            self._optimizer_guard.move_schedulers()
+            self._optimizer_guard.move_schedulers(rates_of(models))
+        self._model_steps.end_batch()
         train_state.steps += 1
         self._report_step(data_source.epoch, data_source.total_steps)
         if agreed.due:

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -125,11 +125,13 @@ class OptimizerGuard:
                 self._scaler.update()
         self.note()
 
-    def move_schedulers(self) -> None:
-        """Step the schedulers, unless the script does."""
+    def move_schedulers(self, rates: Iterable[LearningRate]) -> None:
+        """Step the schedulers of these rates, each once, unless the script does."""
+        moved = {id(rate.scheduler) for rate in rates}
         with self._stepping():
             for scheduler in self._schedulers:
-                scheduler.step()
+                if id(scheduler) in moved:
+                    scheduler.step()
 
     def note(self) -> None:
         """Take the parameters' present values as correct."""

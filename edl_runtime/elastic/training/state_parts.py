@@ -5,6 +5,7 @@ Checkpoints hold them and joining ranks receive them.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import re
@@ -27,8 +28,17 @@ class PartState(NamedTuple):
     values: Any = None
 
 
+class TrainedModel(NamedTuple):
+    """A model of `run.wrap`, what its optimizers train of it, their rates, and the parts of all of them, by name."""
+
+    model: Any
+    parameters: list[Any]
+    rates: list[LearningRate]
+    parts: dict[str, Part]
+
+
 class StateParts:
-    """All parts, by name.
+    """All parts, by name, and all models.
 
     Of several pairs of a model and its optimizer the first are named "model" and "optimizer", the second "model-2" and
     "optimizer-2". A model that several optimizers train is one part. `others`: further parts, by name.
@@ -38,9 +48,7 @@ class StateParts:
 
     def __init__(self, pairs: Sequence[tuple[Any, Any]], others: Mapping[str, Part] | None = None) -> None:
         self.parts: dict[str, Part] = {}
-        self.parameters: list[Any] = []
-        self.rates: list[LearningRate] = []
-        models: set[int] = set()
+        models: dict[int, TrainedModel] = {}
         trained: set[str] = set()
         for number, (model, optimizer) in enumerate(pairs, 1):
             suffix = f"-{number}" if number > 1 else ""
@@ -51,11 +59,16 @@ class StateParts:
                 raise SpecError("optimizer", f"parameters {', '.join(shared)}", "each parameter in one optimizer only")
             trained |= {each.name for each in parameters}
             if id(model) not in models:
-                self.parts[f"model{suffix}"] = ModelPart(model)
-            models.add(id(model))
-            self.parts[f"optimizer{suffix}"] = part
-            self.parameters += [each for each in parameters if not each.stop_gradient]
-            self.rates.append(part.rate)
+                models[id(model)] = TrainedModel(model, [], [], {f"model{suffix}": ModelPart(model)})
+            trained_model = models[id(model)]
+            trained_model.parameters.extend(each for each in parameters if not each.stop_gradient)
+            trained_model.rates.append(part.rate)
+            trained_model.parts[f"optimizer{suffix}"] = part
+        self.models = list(models.values())
+        self.parameters = [each for model in self.models for each in model.parameters]
+        self.rates = [each for model in self.models for each in model.rates]
+        for each in self.models:
+            self.parts |= each.parts
         self.parts |= others or {}
 
     def states(self) -> dict[str, PartState]:
@@ -102,6 +115,13 @@ class ModelPart:
             for name, tensor in self._tensors().items()
         }
 
+    def kept(self, room: PartState) -> PartState:
+        """Return its state for a later `load`, in the memory of `room`, an earlier one or an empty one.
+
+        On a GPU it stays there.
+        """
+        return PartState({name: _copied(tensor, room.arrays.get(name)) for name, tensor in self._tensors().items()})
+
     def trained(self) -> list[str]:
         """Return the names of its trained parameters."""
         return [name for name, each in self._model.named_parameters() if not each.stop_gradient]
@@ -136,6 +156,9 @@ class OptimizerPart(ModelPart):
 
     def state(self) -> PartState:
         return super().state()._replace(values=self.rate.state())
+
+    def kept(self, room: PartState) -> PartState:
+        return super().kept(room)._replace(values=self.rate.state())
 
     def trained(self) -> list[str]:
         """Return the names of all its accumulators."""
@@ -261,6 +284,16 @@ def load_tensors(tensors: Mapping[Key, Any], given: Mapping[Key, np.ndarray]) ->
             tensor.set_value(given[name])
 
 
+def _copied(tensor: Any, room: Any) -> Any:
+    """Return a copy, in `room` if that is an array: new memory takes twice as long."""
+    if not tensor.place.is_cpu_place():
+        return tensor.detach().clone()
+    if room is None:
+        return np.array(host_view(tensor))
+    np.copyto(room, host_view(tensor))
+    return room
+
+
 def some_of(flat: Any, count: int) -> Any:
     """Return some `count` values of an array or a tensor of one axis, spread over it."""
     return flat[:: max(1, flat.shape[0] // count) | 1]  # odd, so that it does not stay in one column
@@ -383,6 +416,11 @@ class RegisteredState:
     def layout(self) -> Mapping[str, np.ndarray]:
         """Return its arrays."""
         return self.state().arrays
+
+    def kept(self, room: PartState) -> PartState:
+        """Return its values for a later `load`."""
+        del room  # they may have other sizes now
+        return copy.deepcopy(self.state())
 
     def differences(self, there: PartState) -> Iterator[str]:
         """Yield that there is no such state, if so."""

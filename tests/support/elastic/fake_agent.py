@@ -141,7 +141,7 @@ def leave(trainer: Trainer, *, checkpoint: bool = False) -> None:
     trainer.line.send(Leave(reason="a test", checkpoint=checkpoint))
 
 
-def open_gate(out: Path, step: int) -> None:
+def open_gate(out: Path, step: int | str) -> None:
     """Let trainers do a step that is one of their `gates`, for which they wait until then."""
     (out / f"gate-{step}").touch()
 

@@ -347,7 +347,7 @@ def test_ranks_stop_once_all_have_been_told_of_the_next_generation(monkeypatch: 
         monkeypatch.setattr(
             session.group, "all_reduce_counts", lambda own, votes=votes: own + np.pad(votes, (0, len(own) - 1))
         )
-        assert run._wrapped._exchange("steps", 1, None).stop is stop
+        assert run._wrapped._exchange("steps", 1, None, None).stop is stop
 
 
 def test_more_metrics_than_a_result_holds_are_refused() -> None:
@@ -460,7 +460,7 @@ def test_a_missing_step_is_an_error_at_the_second_batch() -> None:
 
 
 def test_a_step_needs_a_batch_and_gradients() -> None:
-    """A second step on the same batch, as in the usual loop of a GAN, and one without backward say what to do."""
+    """A second step on the same batch, as in a GAN's loop from elsewhere, and one without backward say what to do."""
     run, _ = begin()
     model, _ = run.wrap(*model_and_optimizer())
     batches = iter(run.data(SAMPLES, **BATCHES))
@@ -472,7 +472,7 @@ def test_a_step_needs_a_batch_and_gradients() -> None:
     model(inputs).mean().backward()
     run.step()
     model(inputs).mean().backward()
-    with pytest.raises(StepError, match=r"a second time for one batch; .* by `if run\.step_number % 2`; or"):
+    with pytest.raises(StepError, match=r"a second time for one batch; .* each model .* run\.step\(loss, of=critic\)"):
         run.step()
 
 

@@ -46,6 +46,7 @@ def test_a_lost_step_restores_the_rate_of_its_batch(kind: Any) -> None:
     lower()
     with rate.of_step(rate.value, 1.0):
         pass
+    rate.end_batch()
     lower()  # which belongs to that step
     rate.note_batch()
     lower()
@@ -72,6 +73,7 @@ def test_a_lost_step_without_a_batch_undoes_no_change(kind: Any) -> None:
     rate.note_batch()
     with rate.of_step(1.0, 1.0):
         pass
+    rate.end_batch()
     lower()
     rate.undo_step()
     assert rate.value == 0.5
@@ -79,6 +81,7 @@ def test_a_lost_step_without_a_batch_undoes_no_change(kind: Any) -> None:
     lower()
     with rate.of_step(rate.value, 1.0):
         pass
+    rate.end_batch()
     rate.note_batch()
     assert rate.value == 0.25
 
