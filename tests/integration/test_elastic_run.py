@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -266,41 +265,25 @@ def test_a_loop_that_is_left_early_is_an_end_for_a_script_alone(tmp_path: Path, 
 
 def test_a_checkpoint_is_read_before_the_ranks_meet(tmp_path: Path) -> None:
     """However long that takes, nobody waits meanwhile in what has a limit of its own."""
-    kept = tmp_path / "kept"
-    options: dict[str, Any] = {"epochs": EPOCHS, "gates": [LATE], "environ": {"EDL_CHECKPOINT": str(kept)}}
-    with trainers(tmp_path, 3, **options) as [first, *others]:
+    environ = {"EDL_CHECKPOINT": str(tmp_path / "kept")}
+    with trainers(tmp_path, 3, epochs=EPOCHS, gates=[LATE, "load"], environ=environ) as [first, *others]:
         join([first], 1)
         first.await_message(StepDone)
         leave(first, checkpoint=True)
         open_gate(tmp_path, LATE)
         step = first.await_message(WorkerFinished).step
-        (slow,) = kept.glob("step-*/extra.json")
-        content = slow.read_bytes()
-        slow.unlink()
-        os.mkfifo(slow)
         address = ("127.0.0.1", free_ports(1)[0])
         for rank, trainer in enumerate(others):
             store = f"{address[0]}:{address[1]}"
             trainer.line.send(JoinGeneration(generation=2, rank=rank, world_size=2, store=store, instances=2))
-        reading = reader_of(slow)
+        wait_until((tmp_path / "loads").exists)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)
-        os.write(reading, content)
-        os.close(reading)
+        open_gate(tmp_path, "load")
         for trainer in others:
             assert trainer.await_message(GenerationEntered) == GenerationEntered(
                 generation=2, step=step, source="checkpoint", live=True
             )
-
-
-def reader_of(pipe: Path) -> int:
-    """Return an end to write to, once somebody reads the pipe."""
-    until = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError):  # ENXIO: nobody does
-            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        time.sleep(0.01)
-    raise TimeoutError(f"nobody reads {pipe}")
 
 
 def alone(out: Path, environ: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:

@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {
     "micro_batch": None,
     "num_workers": 0,
     "step_s": 0.0,  # time of each batch, until there is a file "quickly"
-    "gates": [],  # steps that wait for the test
+    "gates": [],  # steps that wait for the test, and "load": reading a checkpoint
     "hidden": 8,
     "leave_at": {},  # rank: step
     "finish_at": math.inf,  # step
@@ -172,7 +172,21 @@ def get_stuck(out: Path) -> None:
             pass
 
 
-def pass_gate(out: Path, step: int) -> None:
+def load_at_gate(out: Path) -> None:
+    """Begin to read a checkpoint, and go on once the test lets it."""
+    from edl_runtime.checkpoint.store import CheckpointStore
+
+    load = CheckpointStore.load
+
+    def late(*arguments: Any) -> Any:
+        (out / "loads").touch()
+        pass_gate(out, "load")
+        return load(*arguments)
+
+    CheckpointStore.load = late  # type: ignore[method-assign]
+
+
+def pass_gate(out: Path, step: int | str) -> None:
     """Wait until the test opens the step, if it is one of the gates."""
     while step in OPTIONS["gates"] and not (out / f"gate-{step}").exists():
         time.sleep(0.01)
@@ -181,6 +195,7 @@ def pass_gate(out: Path, step: int) -> None:
 def main(out: Path) -> None:
     """Train, and save the weights in `out`."""
     slow_down()
+    load_at_gate(out)
     run = elastic.init()
     model, _ = run.wrap(*build())
     data = sharded(run) if OPTIONS["shards"] else indexed(run)
