@@ -218,7 +218,8 @@ class Run:
           `elastic.schedule_steps`); at each "epoch"'s end; or, for None, never: then the script may, in its loop.
         - `not_finite`: what happens when the loss or gradients of a step are NaN or infinite. "warn": an event and a
           warning, once, and training continues. "fail": all ranks raise NotFiniteError, which fails the job, before the
-          step is applied. By default EDL_NOT_FINITE, which is "warn" if not set. With a `scaler` only the loss counts.
+          step is applied. By default EDL_NOT_FINITE, which is "warn" if not set. With a `scaler` that is on, only the
+          loss counts.
 
         Raises OtherModelError for a checkpoint of another model, NoWholeCheckpointError when all checkpoints are
         damaged, UnknownFormatError for one of another version, NoGroupError where it can't sum gradients with the

@@ -24,6 +24,7 @@ class LearningRate:
         rate = optimizer._learning_rate  # noqa: SLF001 -- there is no other way to the scheduler
         self.scheduler: Any = None if isinstance(rate, float) else rate
         self._optimizer = optimizer
+        self._initial = self._numbers()
         self._at_batch: dict[str, Any] | None = None  # when the current batch came
         self._at_repeat: dict[str, Any] | None = None  # to restore when the batch of a lost step comes again
 
@@ -32,8 +33,16 @@ class LearningRate:
         return float(self._optimizer.get_lr())
 
     def state(self) -> dict[str, Any]:
-        """Return the number, or the scheduler's state, as JSON."""
-        return {"rate": self.value} if self.scheduler is None else {"scheduler": self.scheduler.state_dict()}
+        """Return the number, or the scheduler's state, as JSON.
+
+        `changed`: its numbers that are not in its state_dict and have changed since it was wrapped, as the T_cur of
+        CosineAnnealingWarmRestarts. What has not changed is a setting, which a later run's script may give anew.
+        """
+        if self.scheduler is None:
+            return {"rate": self.value}
+        now = self._numbers()
+        changed = {name: each for name, each in now.items() if each != self._initial.get(name) and math.isfinite(each)}
+        return {"scheduler": self.scheduler.state_dict(), "changed": changed}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a state, if it is of this kind: a number, or a scheduler's."""
@@ -41,6 +50,11 @@ class LearningRate:
         if self.scheduler is None and number is not None:
             self._set(number)
         elif self.scheduler is not None and scheduler is not None:
+            changed = state.get("changed")
+            if changed is None:
+                _catch_up(self.scheduler, scheduler)
+            else:
+                vars(self.scheduler).update(self._initial | changed)
             self.scheduler.set_state_dict(scheduler)
 
     def note_batch(self) -> None:
@@ -82,9 +96,24 @@ class LearningRate:
             else:
                 self.scheduler.last_lr = own
 
+    def _numbers(self) -> dict[str, float]:
+        """Return a scheduler's numbers that its state_dict lacks, settings included."""
+        if self.scheduler is None:
+            return {}
+        held, kept = vars(self.scheduler), self.scheduler.state_dict()
+        return {name: each for name, each in held.items() if type(each) in (bool, int, float) and name not in kept}
+
     def _set(self, number: float) -> None:
         if number != self.value:  # set_lr takes ten times as long as the comparison
             self._optimizer.set_lr(number)
+
+
+def _catch_up(scheduler: Any, state: dict[str, Any]) -> None:
+    """Have a scheduler find by its epoch what checkpoints of earlier versions lack."""
+    from paddle.optimizer.lr import CosineAnnealingWarmRestarts
+
+    if isinstance(scheduler, CosineAnnealingWarmRestarts):
+        CosineAnnealingWarmRestarts.step(scheduler, state["last_epoch"])  # its own `step` may be refused
 
 
 def encode_slots(number: float | None, rank: int, world_size: int) -> list[int]:

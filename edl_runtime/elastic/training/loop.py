@@ -164,7 +164,7 @@ class TrainingLoop:
         self._before_lost_step: dict[str, PartState] | None = None  # what the script keeps and changes itself
         self._checkpoint_due = self._regroup_due = False  # as soon as the script asks for its next batch
         self._unpacked: StepSums | None = None  # with one rank and one micro batch gradients are not copied
-        self._scales_loss = scaler is not None
+        self._scaler_skips = scaler is not None and scaler.is_enable()  # steps with infinite gradients
         self._noted_not_finite = False
         self._own_samples = 0
         self._own_weight = math.nan  # without any
@@ -271,7 +271,7 @@ class TrainingLoop:
         if not share:  # a mean over nothing is not a number
             self._clear_gradients()
         elif micro.first and micro.last and self.session.group.world_size == 1 and not any_sparse(parameters):
-            self._unpacked = StepSums(value, self._scales_loss or gradients.own_finite())
+            self._unpacked = StepSums(value, self._scaler_skips or gradients.own_finite())
         else:
             gradients.add(share, value)
         self._clear_gradients(but=number)
@@ -498,7 +498,7 @@ class TrainingLoop:
         """
         train_state, step = self.train_state, self.train_state.steps + 1
         finite = {"loss": sums.loss is None or math.isfinite(sums.loss)}
-        if not self._scales_loss:
+        if not self._scaler_skips:
             finite["gradients"] = sums.finite
         train_state.mean_loss = math.nan if sums.loss is None else sums.loss
         train_state.not_finite = not_finite_since(train_state.not_finite, finite, step)

@@ -353,6 +353,11 @@ def _check_pair(model: Any, optimizer: Any) -> None:
         raise SpecError("optimizer", type(optimizer).__name__, "an optimizer of paddle.optimizer")
     if isinstance(optimizer, lbfgs_kinds()):
         raise SpecError("optimizer", "LBFGS", "an optimizer whose step needs nothing but gradients")
+    if held := [each for each in vars(optimizer).values() if isinstance(each, paddle.optimizer.Optimizer)]:
+        raise SpecError("optimizer", type(optimizer).__name__, f"the {type(held[0]).__name__} that it holds, alone")
+    if isinstance(optimizer, paddle.incubate.ModelAverage):
+        allowed = "the optimizer that trains the model; an average of its weights is state for run.register"
+        raise SpecError("optimizer", "ModelAverage", allowed)
     if getattr(optimizer, "_lazy_mode", False):
         allowed = "lazy_mode=False: sparse gradients are added up over ranks as whole ones"
         raise SpecError("optimizer", "lazy_mode=True", allowed)

@@ -649,6 +649,8 @@ def test_what_can_t_be_wrapped_is_refused() -> None:
         (model, "sgd", "an optimizer of paddle.optimizer"),
         (model, paddle.optimizer.LBFGS(parameters=model.parameters()), "LBFGS"),
         (model, paddle.incubate.optimizer.LBFGS(parameters=model.parameters()), "LBFGS"),
+        (model, paddle.incubate.LookAhead(optimizer), "LookAhead'?, allowed is the Adam that it holds, alone"),
+        (model, paddle.incubate.ModelAverage(0.15, parameters=model.parameters()), r"ModelAverage.*run\.register"),
         (stranger, optimizer, "parameters of the model only"),
         (model, paddle.optimizer.SGD(plateau, parameters=model.parameters()), "ReduceOnPlateau"),
     ):

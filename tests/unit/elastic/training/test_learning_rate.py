@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from edl_runtime.errors import SpecError
 
 pytestmark = pytest.mark.usefixtures("nothing_at_exit")
 
+lrs = paddle.optimizer.lr
 BATCHES: dict[str, Any] = {"global_batch": 4, "epochs": 2}
 
 
@@ -127,6 +129,94 @@ def test_a_later_run_continues_with_the_rate_that_the_script_has_set(tmp_path: P
     assert later.learning_rate == 0.5
     train(later, model, later.data(SAMPLES, **BATCHES), steps=1)
     assert optimizer.get_lr() == 0.5
+
+
+class Counting(lrs.LRScheduler):  # type: ignore[misc]
+    """A script's own scheduler has a count that its state_dict lacks, and a setting."""
+
+    def __init__(self, by: float) -> None:
+        self.by, self.count = by, 0
+        super().__init__(1.0)
+
+    def get_lr(self) -> float:
+        self.count += 1
+        return self.base_lr / (1 + self.by * self.count)  # type: ignore[no-any-return]
+
+
+SCHEDULERS: dict[str, Callable[[], Any]] = {
+    "CosineAnnealingDecay": lambda: lrs.CosineAnnealingDecay(1.0, 7),
+    "CosineAnnealingWarmRestarts": lambda: lrs.CosineAnnealingWarmRestarts(1.0, T_0=2, T_mult=2),
+    "Counting": lambda: Counting(0.1),
+    "CyclicLR": lambda: lrs.CyclicLR(0.1, 1.0, 3, 2, mode="triangular2"),
+    "ExponentialDecay": lambda: lrs.ExponentialDecay(1.0, 0.9),
+    "InverseTimeDecay": lambda: lrs.InverseTimeDecay(1.0, 0.1),
+    "LambdaDecay": lambda: lrs.LambdaDecay(1.0, lambda epoch: 0.9**epoch),
+    "LinearLR": lambda: lrs.LinearLR(1.0, 9),
+    "LinearWarmup": lambda: lrs.LinearWarmup(SCHEDULERS["CosineAnnealingWarmRestarts"](), 3, 0.0, 1.0),
+    "MultiStepDecay": lambda: lrs.MultiStepDecay(1.0, [3, 9]),
+    "MultiplicativeDecay": lambda: lrs.MultiplicativeDecay(1.0, lambda _: 0.95),
+    "NaturalExpDecay": lambda: lrs.NaturalExpDecay(1.0, 0.1),
+    "NoamDecay": lambda: lrs.NoamDecay(16, 5),
+    "OneCycleLR": lambda: lrs.OneCycleLR(1.0, 40),
+    "PiecewiseDecay": lambda: lrs.PiecewiseDecay([3, 9], [1.0, 0.1, 0.01]),
+    "PolynomialDecay": lambda: lrs.PolynomialDecay(1.0, 7, cycle=True),
+    "StepDecay": lambda: lrs.StepDecay(1.0, 3),
+}
+"""Paddle's, and a script's own."""
+
+
+def test_all_schedulers_of_paddle_are_compared() -> None:
+    """Only the one that is refused is left out: it follows from the loss."""
+    assert {*lrs.__all__, "Counting"} - {"LRScheduler", "ReduceOnPlateau"} == SCHEDULERS.keys()
+
+
+def rates_after(rate: LearningRate, steps: int) -> list[float]:
+    """Step the scheduler so often and return the rates."""
+    found = []
+    for _ in range(steps):
+        rate.scheduler.step()
+        found.append(rate.value)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:There are some unused values")  # Paddle's own, of LinearWarmup's state
+@pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
+@pytest.mark.parametrize("done", [0, 1, 4, 5, 13])
+def test_a_schedule_that_goes_on_elsewhere_has_the_same_rates(scheduler: Callable[[], Any], done: int) -> None:
+    """In a rank that joins or a later run, and where a step is lost."""
+    first, later = (LearningRate(model_and_optimizer(rate=scheduler())[1]) for _ in range(2))
+    undisturbed = LearningRate(model_and_optimizer(rate=scheduler())[1])
+    wanted = rates_after(undisturbed, done + 20)[done:]
+    rates_after(first, done)
+    state = msgspec.json.decode(msgspec.json.encode(first.state()))
+    later.load(state)
+    assert rates_after(later, 20) == wanted
+    first.note_batch()
+    rates_after(first, 3)
+    first.undo_step()
+    assert rates_after(first, 20) == wanted
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize("done", [0, 1, 4, 5, 13])
+def test_a_checkpoint_of_an_earlier_version_restarts_a_cosine_where_it_was(factor: int, done: int) -> None:
+    """It has the epoch only, which says where."""
+    first, later = (
+        LearningRate(model_and_optimizer(rate=lrs.CosineAnnealingWarmRestarts(1.0, T_0=2, T_mult=factor))[1])
+        for _ in range(2)
+    )
+    rates_after(first, done)
+    later.load({"scheduler": first.state()["scheduler"]})
+    assert later.value == first.value
+    assert rates_after(later, 20) == rates_after(first, 20)
+
+
+def test_a_later_run_may_give_a_scheduler_other_settings() -> None:
+    """What has not changed is not in a checkpoint; what has is."""
+    first, later = (LearningRate(model_and_optimizer(rate=Counting(by))[1]) for by in (0.1, 0.5))
+    rates_after(first, 3)
+    later.load(first.state())
+    assert (later.scheduler.by, later.scheduler.count) == (0.5, 4)
 
 
 def test_a_later_run_continues_a_schedule_by_samples(tmp_path: Path) -> None:

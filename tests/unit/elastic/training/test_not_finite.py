@@ -122,6 +122,19 @@ def test_a_training_may_fail_with_the_first(tmp_path: Path, where: str, micro: i
     assert note.endswith("of step 4: the job fails")
 
 
+@MICRO
+def test_a_scaler_that_is_off_skips_no_step(micro: int | None) -> None:
+    """It applies what it gets, so gradients count as without one."""
+    run, link = begin()
+    scaler = paddle.amp.GradScaler(enable=False)
+    model, _ = run.wrap(*model_and_optimizer(), scaler=scaler, not_finite="fail")
+    with pytest.raises(NotFiniteError, match="the gradients of step 4, which is not applied"):
+        train(run, model, gradients_at=4, micro=micro)
+    assert all(np.isfinite(value).all() for value in arrays_of(model).values())
+    (note,) = notes(link)
+    assert note == "NaN or infinity in the gradients of step 4: the job fails"
+
+
 def test_the_environment_says_so_where_the_script_does_not() -> None:
     """By EDL_NOT_FINITE; what the script gives counts more."""
     settings = RuntimeSettings.from_env({"EDL_NOT_FINITE": "fail"})
