@@ -154,8 +154,10 @@ async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_jso
     async with AsyncExitStack() as stack:
         url = settings.redis_url or await stack.enter_async_context(own_redis())
         client = await stack.enter_async_context(connect(url))
+        after = "0-0"
         if settings.redis_url:
             with suppress(RegistryUnavailableError):  # down: the agents wait for it
+                after = await redis_store.last_event_id(client, settings.namespace, spec.name)
                 await warn_of_eviction(client)
         else:
             await stack.enter_async_context(_delete_on_error(backend, spec.name, token))
@@ -165,7 +167,8 @@ async def _run(spec: JobSpec, settings: RuntimeSettings, *, detach: bool, as_jso
             started = f"{spec.name} is started; `edl logs -f {spec.name}` follows its output"
             click.echo(msgspec.json.encode(status) if as_json else started)
             return 0
-        return await _JobView(backend, client, settings.namespace, spec.name, token=token, as_json=as_json).run()
+        view = _JobView(backend, client, settings.namespace, spec.name, token=token, after=after, as_json=as_json)
+        return await view.run()
 
 
 def _shell(environ: Mapping[str, str], *, without: Collection[str] = ()) -> dict[str, str]:
@@ -188,16 +191,25 @@ async def _delete_on_error(backend: LocalBackend, name: str, token: str) -> Asyn
 
 
 class _JobView:
-    """Shows a running job, and stops it on Ctrl-C."""
+    """Shows a running job, and stops it on Ctrl-C. `after`: the id of the last event of earlier runs of that name."""
 
     def __init__(
-        self, backend: LocalBackend, client: Redis, namespace: str, name: str, *, token: str, as_json: bool
+        self,
+        backend: LocalBackend,
+        client: Redis,
+        namespace: str,
+        name: str,
+        *,
+        token: str,
+        after: str,
+        as_json: bool,
     ) -> None:
         self._backend = backend
         self._client = client
         self._namespace = namespace
         self._name = name
         self._token = token
+        self._after = after
         self._as_json = as_json
         self._ranks: dict[int, int] = {}
         self._interrupts = 0
@@ -232,7 +244,7 @@ class _JobView:
         return f"[{instance}]" if rank is None else f"[{instance} rank {rank}]"
 
     async def _show_events(self) -> None:
-        last = "0-0"
+        last = self._after
         while True:
             try:
                 async for event in redis_store.follow_events(self._client, self._namespace, self._name, after=last):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -329,6 +330,31 @@ def test_a_stopped_training_leaves_a_checkpoint_or_says_that_it_could_not(
         assert stopped.stderr.count("\n") == 1
 
 
+def test_a_run_shows_no_events_of_earlier_runs_of_its_name(
+    tmp_path: Path, work_dir: Path, redis_url: str, namespace: str
+) -> None:
+    """So that who reads its JSON does not take it for failed, as an earlier run in the same Redis was."""
+    (tmp_path / "train.py").write_text("import os, sys\nsys.exit(0 if os.path.exists('go') else 65)")
+    redis = {"EDL_REDIS_URL": redis_url, "EDL_NAMESPACE": namespace}
+
+    def events() -> tuple[int, list[dict[str, Any]]]:
+        ran = edl_run(work_dir, tmp_path, "--json", "train.py", **redis)
+        lines = [json.loads(line) for line in ran.stdout.splitlines()]
+        return ran.returncode, [line for line in lines if "kind" in line]
+
+    try:
+        status, earlier = events()
+        assert status != 0
+        assert [event["outcome"] for event in earlier if event["kind"] == "ended"] == ["failed"]
+        (tmp_path / "go").touch()
+        status, own = events()
+    finally:
+        wait_until_gone(work_dir)
+    assert status == 0
+    assert own[0]["kind"] == "registered"
+    assert not {event["id"] for event in own} & {event["id"] for event in earlier}
+
+
 async def test_each_event_is_shown_once_though_redis_is_lost(
     work_dir: Path,
     own_redis: RedisServer,
@@ -347,7 +373,7 @@ async def test_each_event_is_shown_once_though_redis_is_lost(
 
     async with connect(own_redis.url) as client, connect(own_redis.url) as mine, asyncio.timeout(PATIENCE_S):
         job = RendezvousStore(mine, namespace, "job")
-        show = _JobView(LocalBackend(str(work_dir)), client, namespace, "job", token="", as_json=False)
+        show = _JobView(LocalBackend(str(work_dir)), client, namespace, "job", token="", after="0-0", as_json=False)
         showing = asyncio.create_task(show._show_events())
         for text in ("first", "second", "third"):
             await job.announce(Event(kind="note", reason=text))

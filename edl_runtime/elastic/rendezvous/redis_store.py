@@ -386,6 +386,17 @@ async def last_events(client: Redis, namespace: str, jobs: Sequence[str], *, mos
     return {job: _decode_events(entries[::-1]) for job, entries in zip(jobs, answers, strict=True)}
 
 
+async def last_event_id(client: Redis, namespace: str, job: str) -> str:
+    """Return the id of the job's last event, "0-0" without one: what happens from now on comes after it.
+
+    Raises RegistryUnavailableError.
+    """
+    key = keys.group_events(namespace, job)
+    with unavailable_if_lost(client, key):
+        entries: Any = await client.xrevrange(key, count=1)
+    return str(entries[0][0]) if entries else "0-0"
+
+
 async def follow_events(
     client: Redis, namespace: str, job: str, *, after: str = "0-0", deserted_s: float = math.inf
 ) -> AsyncGenerator[Event, None]:
