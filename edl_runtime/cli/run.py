@@ -66,7 +66,7 @@ class _Seconds(click.FloatRange):
     type=_Seconds(0, min_open=True),
     default=30.0,
     show_default=True,
-    help="Seconds until SIGKILL.",
+    help="Seconds from SIGTERM, as by `edl stop`, to SIGKILL; Ctrl-C waits a minute for the end of a step.",
 )
 @priority_option
 @weight_option
