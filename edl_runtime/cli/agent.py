@@ -50,11 +50,11 @@ def agent(*, instances: str, gear: Gear, as_json: bool, command: tuple[str, ...]
     ending = asyncio.run(_run(command, settings, bounds, gear))
     if as_json:
         tell(msgspec.json.encode(ending))
+    if ending.reason:
+        tell(f"edl: {ending.reason}", err=True)
     if ending.status < 0:
         signal.signal(-ending.status, signal.SIG_DFL)
         os.kill(os.getpid(), -ending.status)
-    if ending.reason:
-        tell(f"edl: {ending.reason}", err=True)
     sys.exit(ending.status)
 
 

@@ -12,6 +12,7 @@ import click
 
 from edl_runtime.backends.errors import JobRunsError, UnknownJobError
 from edl_runtime.backends.interface import Backend
+from edl_runtime.elastic.agent.failures import NOT_WRITTEN
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import redis_client
 
@@ -64,6 +65,11 @@ def describe_location(settings: RuntimeSettings) -> str:
         return f"{folder}; EDL_WORK_DIR names another folder, and EDL_BACKEND=kubernetes searches a cluster"
     namespace = f"namespace {settings.kube_namespace!r}" if settings.kube_namespace else "the kubeconfig's namespace"
     return f"{namespace} of the cluster; EDL_KUBE_NAMESPACE and EDL_KUBE_CONTEXT name others"
+
+
+def is_unwritten(line: str) -> bool:
+    """Whether it is an agent's last line, and says that a job that ends has not written its last checkpoint."""
+    return line.startswith("edl: ") and NOT_WRITTEN in line
 
 
 # Checks of the commands that start a job.

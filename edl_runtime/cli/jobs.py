@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from datetime import datetime
 from typing import Any
@@ -133,7 +134,7 @@ def stop(name: str, *, as_json: bool) -> None:
     """Stop and delete job or pool NAME, whoever started it. Its output is kept.
 
     All instances get SIGTERM at once, and SIGKILL after their grace period. Elastic trainers write a last checkpoint in
-    that time; if they can't, the error is shown.
+    that time; if they can't, the error is shown, and this exits with 1 once all is stopped.
 
     Returns when its last process has ended. The Airflow task that runs it fails without a retry.
     """
@@ -145,6 +146,8 @@ def stop(name: str, *, as_json: bool) -> None:
     else:
         log = f"`edl logs {name}` shows its output" if has_log else "its output could not be kept"
         click.echo(f"{name} is stopped; {log}")
+    if any(map(backends.is_unwritten, errors)):
+        sys.exit(1)
 
 
 async def _stop(backend: Backend, name: str) -> tuple[JobStatus, list[str], bool]:

@@ -20,7 +20,7 @@ from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.checkpoint.storage import LocalStorage, storage_at
-from edl_runtime.cli.backends import remove_ended_job, warn_of_eviction
+from edl_runtime.cli.backends import is_unwritten, remove_ended_job, warn_of_eviction
 from edl_runtime.cli.options import priority_option, read_settings, tell, weight_option
 from edl_runtime.elastic.agent.entrypoint import elastic_job, parse_entrypoint
 from edl_runtime.elastic.comm.agent_protocol import GEARS, Gear
@@ -66,7 +66,7 @@ class _Seconds(click.FloatRange):
     type=_Seconds(0, min_open=True),
     default=30.0,
     show_default=True,
-    help="Seconds until SIGKILL.",
+    help="Seconds from SIGTERM, as by `edl stop`, to SIGKILL; Ctrl-C waits a minute for the end of a step.",
 )
 @priority_option
 @weight_option
@@ -95,7 +95,8 @@ def run(
     terminal stops it with a checkpoint, too, unless it runs under nohup. Without EDL_REDIS_URL a Redis is started
     for as long as this command runs.
 
-    Scripts see the environment of this command. Exits with 0 when the training is done or was stopped.
+    Scripts see the environment of this command. Exits with 0 when the training is done or was stopped, with 1 if it
+    was stopped without its last checkpoint.
     """
     if command[0].startswith("-"):  # an unknown option, which click takes for the command
         raise click.NoSuchOption(command[0].partition("=")[0])
@@ -212,6 +213,7 @@ class _JobView:
         self._after = after
         self._as_json = as_json
         self._ranks: dict[int, int] = {}
+        self._last: dict[int, str] = {}
         self._interrupts = 0
         self._deleted = False
         self._stopping: set[asyncio.Task[None]] = set()
@@ -227,6 +229,7 @@ class _JobView:
         events_task = asyncio.create_task(self._show_events())
         try:
             async for line in self._backend.logs(self._name, follow=True):
+                self._last[line.instance] = line.text
                 text = f"{self._prefix(line.instance)} {line.text}"
                 self._echo(msgspec.json.encode(line) if self._as_json else text)
             if self._stopping:
@@ -236,8 +239,10 @@ class _JobView:
         try:
             return _exit_status(await self._backend.get(self._name))
         except UnknownJobError:  # the second Ctrl-C, or `edl stop` from elsewhere
-            click.echo(f"edl: {self._name} was stopped {'at once' if self._deleted else 'by `edl stop`'}", err=True)
-            return int(self._deleted)
+            stopped = f"edl: {self._name} was stopped {'at once' if self._deleted else 'by `edl stop`'}"
+            unwritten = sorted({text.removeprefix("edl: ") for text in self._last.values() if is_unwritten(text)})
+            click.echo("; ".join([stopped, *unwritten]), err=True)
+            return int(self._deleted or bool(unwritten))
 
     def _prefix(self, instance: int) -> str:
         rank = self._ranks.get(instance)

@@ -317,9 +317,10 @@ def test_a_stopped_training_leaves_a_checkpoint_or_says_that_it_could_not(
         if not writable:
             kept.rename(tmp_path / "elsewhere")
             kept.write_text("no folder")
-        stopped = said(environ, tmp_path, "stop", "stopped")
+        stopped = said(environ, tmp_path, "stop", "stopped", check=False)
     finally:
         wait_until_gone(work_dir)
+    assert stopped.returncode == (0 if writable else 1)
     assert "stopped is stopped" in stopped.stdout
     if writable:
         assert len(list(kept.glob("step-*/manifest.json"))) == 1
@@ -328,6 +329,32 @@ def test_a_stopped_training_leaves_a_checkpoint_or_says_that_it_could_not(
         assert "the last checkpoint is not written: " in stopped.stderr
         assert stopped.stderr.endswith("; there is no checkpoint\n")
         assert stopped.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_stop_that_leaves_no_last_checkpoint_is_a_failure_of_the_run(
+    tmp_path: Path, work_dir: Path, redis_url: str, namespace: str
+) -> None:
+    """`edl stop` and `edl run` exit with 1 and name the last one saved, also where the worker's process is stopped."""
+    out, kept, log = tmp_path / "out", tmp_path / "kept", tmp_path / "log"
+    out.mkdir()
+    environ = edl(work_dir, EDL_REDIS_URL=redis_url, EDL_NAMESPACE=namespace)
+    words = ["--name", "digits", "--checkpoint", str(kept), "--every-steps", "5", str(SCRIPT), str(out)]
+    with running(environ, tmp_path, log, *words) as run:
+        eventually(lambda: " saved " in log.read_text(), log)
+        (stepped,) = out.glob("stepped-*.jsonl")
+        os.kill(int(stepped.stem.partition("-")[2]), signal.SIGSTOP)
+        stopped = said(environ, tmp_path, "stop", "digits", check=False)
+        status = run.wait(PATIENCE_S)
+    assert stopped.returncode == 1
+    assert "digits is stopped" in stopped.stdout
+    (reason,) = stopped.stderr.splitlines()
+    assert reason.startswith("edl: instance 0: the last checkpoint is not written: ")
+    assert "its process is stopped" in reason
+    assert "; the last checkpoint is of step " in reason
+    assert status == 1
+    last = log.read_text().splitlines()[-1]
+    assert last == f"edl: digits was stopped by `edl stop`; {reason.removeprefix('edl: ')}"
 
 
 def test_a_run_shows_no_events_of_earlier_runs_of_its_name(

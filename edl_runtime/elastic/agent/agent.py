@@ -20,7 +20,14 @@ import msgspec
 from edl_runtime.checkpoint.folder_lease import JobFolderLeases
 from edl_runtime.concurrency import first_completed, wait_for_event
 from edl_runtime.elastic.agent.entrypoint import Entrypoint, PortReservation
-from edl_runtime.elastic.agent.failures import FailureStreak, FailureVerdict, PeerState, WorkerFailure, judge_failure
+from edl_runtime.elastic.agent.failures import (
+    NOT_WRITTEN,
+    FailureStreak,
+    FailureVerdict,
+    PeerState,
+    WorkerFailure,
+    judge_failure,
+)
 from edl_runtime.elastic.agent.reconciler import DesiredState, KillWorker, WorkerState, is_ending, reconcile
 from edl_runtime.elastic.agent.reporter import StatusReporter, StepMeter
 from edl_runtime.elastic.agent.stragglers import StragglerWatch, peers_compute_s, slowdown
@@ -131,6 +138,7 @@ class Agent:
         self._verdict: FailureVerdict | None = None
         self._over_since: float | None = None
         self._loss_reason = ""
+        self._unwritten = ""
 
     def leave(self, number: signal.Signals) -> None:
         """Leave at the end of a step, as signal `number` asks; `run` then returns its negative."""
@@ -304,9 +312,12 @@ class Agent:
             if not failure.unwritten and not others.without:
                 count = await self._store.count_failure(failure.generation, others.step, progress=failure.made_progress)
         self._verdict = judge_failure(failure, others, self._failure_streak, count)
-        if self._verdict and failure.unwritten:
+        if failure.unwritten and not others.stay:
             newest = await self._reporter.newest_checkpoint()
-            self._verdict = msgspec.structs.replace(self._verdict, reason=f"{self._verdict.reason}; {newest}")
+            if self._verdict:
+                self._verdict = msgspec.structs.replace(self._verdict, reason=f"{self._verdict.reason}; {newest}")
+            elif self._desired.leaving_since is not None:
+                self._unwritten = f"instance {me.index}: {NOT_WRITTEN}: {failure.reason}; {newest}"
         with suppress(RegistryUnavailableError):
             if self._failed:  # at once: agents that first see that the worker is gone may take the job for stopped
                 await self._store.end(self._failed)
@@ -413,7 +424,7 @@ class Agent:
         if outcome:
             self._over_since = self._over_since or time.monotonic()
             return AgentExit(1, outcome.reason) if time.monotonic() >= self._over_since + AFTER_OTHERS_S else None
-        return AgentExit(-self._signal) if self._desired.leaving_since is not None else None
+        return AgentExit(-self._signal, self._unwritten) if self._desired.leaving_since is not None else None
 
 
 def member_record(

@@ -21,6 +21,9 @@ count once: when a rank ends, others may because of it."""
 PROGRESS_AFTER_S = 60.0
 """A plain script does not report steps; one that ran for so long has made progress."""
 
+NOT_WRITTEN = "the last checkpoint is not written"
+"""What an agent says in its last line where nobody trains on, and the checkpoint to continue from is missing."""
+
 
 class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
     """A worker has ended unexpectedly, or has left without the checkpoint that it had to write.
@@ -173,7 +176,7 @@ def judge_failure(
     """
     if failure.unwritten:
         goes_on = others.stay or (failure.hung and not others.stop)
-        return None if goes_on else FailureVerdict(f"the last checkpoint is not written: {failure.reason}", 1)
+        return None if goes_on else FailureVerdict(f"{NOT_WRITTEN}: {failure.reason}", 1)
     splits = failure.grouped and others.stepped
     gives_up = others.ahead if splits else failure.final and others.train and not failure.stepped
     if gives_up:
