@@ -363,7 +363,8 @@ class Run:
             shards=names,
             plan=ShardPlan(epochs=epochs, seed=seed, shuffle=shuffle, failure_limit=failure_limit),
         )
-        data = ShardedData(training, ledger, read, batch_size=batch_size, collate_fn=collate_fn or default_collate)
+        collate_fn = collate_fn or default_collate
+        data = ShardedData(training, ledger, read, batch_size=batch_size, epochs=epochs, collate_fn=collate_fn)
         training.train_state.begin_data(data)
         return data
 

@@ -17,6 +17,7 @@ from support.elastic.fake_agent import Trainer, join, open_gate, read_json_lines
 from support.elastic.local_run import SAMPLES, RecordingClient, model_and_optimizer, train
 from support.teachers.process import wait_until
 
+from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.elastic.api import Run
 from edl_runtime.elastic.comm.agent_protocol import (
     CheckpointSaved,
@@ -30,6 +31,7 @@ from edl_runtime.elastic.comm.agent_protocol import (
 from edl_runtime.elastic.data import sharded
 from edl_runtime.elastic.training.checkpointing import CheckpointManager
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.specs import Checkpoint
 from edl_runtime.store import keys
 from edl_runtime.store.redis_server import RedisServer
 
@@ -184,3 +186,20 @@ def test_a_shard_that_is_set_aside_is_reported(
     assert note.startswith("shard '2' was set aside in epoch 0 because it failed too often; its first 0 records are")
     assert note.endswith("Last failure: ValueError: torn")
     assert msgspec.json.decode(result.read_bytes())["metrics"]["shards_set_aside"] == 1
+
+
+def test_the_last_checkpoint_says_that_all_epochs_are_over(redis_url: str, namespace: str, tmp_path: Path) -> None:
+    """As `run.epoch` does then, also in a run that finds nothing to do; a sensor may wait for that."""
+    settings = RuntimeSettings(redis_url=redis_url, namespace=namespace, job="ends")
+    link, place = RecordingClient(), Checkpoint(url=str(tmp_path), every_steps=4)
+    epochs: list[int] = []
+    for _ in range(2):
+        run = Run(link, CheckpointManager(place, link), settings)
+        model, _ = run.wrap(*model_and_optimizer())
+        shards = run.shards(Storage().read, list("01234"), batch_size=2, epochs=3)
+        train(run, model, shards, after=lambda: epochs.append(run.epoch))  # noqa: B023 -- called at once
+        assert epochs == [0] * 5 + [1] * 5 + [2] * 5
+        assert run.epoch == 3
+        last, *others = CheckpointStore(place).list()
+        assert (last.manifest.step, last.manifest.epoch) == (15, 3)
+        assert {each.manifest.epoch for each in others if each.manifest.step < 15} <= {0, 1, 2}

@@ -101,7 +101,7 @@ class Rank:
         self._name = name
         self._step = 0  # of this generation
         self._batch: list[str] = []
-        self.data = ShardedData(self, ledger, read, batch_size=2, collate_fn=list)  # type: ignore[arg-type]
+        self.data = ShardedData(self, ledger, read, batch_size=2, epochs=1, collate_fn=list)  # type: ignore[arg-type]
 
     def train(self) -> str:
         """Train until the end, and return what that was."""

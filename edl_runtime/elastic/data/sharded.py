@@ -81,12 +81,20 @@ class ShardedData:
     """
 
     def __init__(
-        self, training: TrainingLoop, ledger: BlockingLedger, read: ReadShard, *, batch_size: int, collate_fn: Collate
+        self,
+        training: TrainingLoop,
+        ledger: BlockingLedger,
+        read: ReadShard,
+        *,
+        batch_size: int,
+        epochs: int,
+        collate_fn: Collate,
     ) -> None:
         self._training = training
         self._ledger = ledger
         self._read = read
         self._batch_size = batch_size
+        self._epochs = epochs
         self._collate = collate_fn
         self._position = _LedgerPosition()
         self._entered = 0  # the generation that the ledger is used for
@@ -175,6 +183,8 @@ class ShardedData:
         if not samples:
             self._position.live = live > 0
             self._all_drained = drained == self._training.session.group.world_size
+            if self._all_drained:
+                self._epoch = self._epochs
             return
         self._position = msgspec.structs.replace(
             self._position, step=self._training.train_state.steps + 1, positions=decode_positions(positions)

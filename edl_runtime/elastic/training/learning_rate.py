@@ -42,7 +42,9 @@ class LearningRate:
             return {"rate": self.value}
         now = self._numbers()
         changed = {name: each for name, each in now.items() if each != self._initial.get(name) and math.isfinite(each)}
-        return {"scheduler": self.scheduler.state_dict(), "changed": changed}
+        state = {"scheduler": self.scheduler.state_dict(), "changed": changed}
+        plain: dict[str, Any] = msgspec.to_builtins(state, enc_hook=_plain_number)
+        return plain
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a state, if it is of this kind: a number, or a scheduler's."""
@@ -96,16 +98,26 @@ class LearningRate:
             else:
                 self.scheduler.last_lr = own
 
-    def _numbers(self) -> dict[str, float]:
+    def _numbers(self) -> dict[str, Any]:
         """Return a scheduler's numbers that its state_dict lacks, settings included."""
         if self.scheduler is None:
             return {}
         held, kept = vars(self.scheduler), self.scheduler.state_dict()
-        return {name: each for name, each in held.items() if type(each) in (bool, int, float) and name not in kept}
+        return {name: each for name, each in held.items() if isinstance(each, _NUMBERS) and name not in kept}
 
     def _set(self, number: float) -> None:
         if number != self.value:  # set_lr takes ten times as long as the comparison
             self._optimizer.set_lr(number)
+
+
+_NUMBERS = (bool, int, float, np.integer, np.floating)
+
+
+def _plain_number(value: Any) -> Any:
+    """Return a number of numpy's as one of Python's. Raises SpecError for what JSON can't hold."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise SpecError("the LRScheduler's state_dict", type(value).__name__, "values that JSON holds")
 
 
 def _catch_up(scheduler: Any, state: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ def test_a_schedule_by_samples_counts_the_batches_of_one_rank() -> None:
     """Of all records that all ranks have applied, whatever parts of shards their batches were."""
     ledger: Any = None
     training: Any = SimpleNamespace(samples=0)
-    data = ShardedData(training, ledger, lambda _: [], batch_size=8, collate_fn=default_collate)
+    data = ShardedData(training, ledger, lambda _: [], batch_size=8, epochs=1, collate_fn=default_collate)
     found = []
     for training.samples in (0, 4, 8, 12, 28):
         found.append(data.steps_of_one)

@@ -179,7 +179,7 @@ class OtherModel(ProcessGroup):
 
     def all_reduce_counts(self, counts: np.ndarray) -> np.ndarray:
         theirs = np.zeros_like(counts)
-        theirs[1], theirs[5] = 2, 1 + 2  # its samples, and what it does
+        theirs[1], theirs[7] = 2, 1 + 2  # its samples, and what it does
         return counts + theirs
 
 
@@ -215,7 +215,7 @@ class LostLater(ProcessGroup):
         if not self._left:
             raise GroupLostError(1, "the test")
         self._left -= 1
-        counts[0], counts[3] = 2, 1  # all have been told of the next generation; the other one idles
+        counts[0], counts[5] = 2, 1  # all have been told of the next generation; the other one idles
         return counts
 
 
