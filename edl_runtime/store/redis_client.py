@@ -114,6 +114,7 @@ def unavailable_if_lost(client: Redis, *keys: str) -> Iterator[None]:
         exceptions.MasterDownError,
         exceptions.ClusterDownError,
         exceptions.TryAgainError,
+        exceptions.InvalidResponse,  # another kind of server
     )
     task = asyncio.current_task()
     cancelled_before = task.cancelling() if task else 0

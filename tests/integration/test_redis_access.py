@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from support.teachers.process import PATIENCE_S
 
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.registry.directory import Directory
-from edl_runtime.store.errors import RegistryAccessError
+from edl_runtime.store.errors import RegistryAccessError, RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
 
 
@@ -38,6 +39,21 @@ async def test_a_refused_password_is_named(refused_url: str) -> None:
     assert str(caught.value).startswith(expected(refused_url))
     assert "wrong-one" not in str(caught.value)
     assert "EDL_REDIS_URL as redis://USER:PASSWORD@HOST:PORT/0" in str(caught.value)
+
+
+async def test_another_kind_of_server_is_no_redis() -> None:
+    """It answers in another protocol: an error of Redis's like any other, with what it said."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connect(f"redis://127.0.0.1:{port}/0") as client:
+            with pytest.raises(RegistryUnavailableError, match=f"Redis at 127.0.0.1:{port} .*400 Bad Request"):
+                await Directory(client, "team").pools()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_the_quickstart_grows_its_pool_while_the_student_trains(airflow: Airflow
     """The student uses the two later teachers without a restart, and returns a typed result and a table."""
     client = airflow.client
     lines: list[str] = []
-    for epochs in (20, 60):  # more epochs on a machine that is too slow to grow the pool in time
+    for epochs in (20, 60, 180, 540):  # more on a machine that is too slow to grow the pool in time
         lines.clear()
         run = airflow.run("edl_quickstart_distill", {"epochs": epochs, "seed": 5}, lines.append)
         result = client.xcom(run, "distill")

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.tls import client_trust
 from edl_runtime.registry.directory import Directory
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.errors import RegistryTimeoutError
 from edl_runtime.store.redis_client import connect
 
 WRONG = "/wrong/ca.crt"
@@ -28,9 +30,15 @@ SETTINGS = RuntimeSettings.from_env(os.environ)
 
 
 async def members(url: str, pool: str) -> list[str]:
-    """Return the addresses in the pool."""
+    """Return the addresses in the pool; a Redis on a busy machine may need several tries to answer in time."""
+    deadline = time.monotonic() + PATIENCE_S
     async with connect(url) as client:
-        return [member.address for member in await Directory(client, SETTINGS.namespace).members(pool)]
+        while True:
+            try:
+                return [member.address for member in await Directory(client, SETTINGS.namespace).members(pool)]
+            except RegistryTimeoutError:
+                if time.monotonic() > deadline:
+                    raise
 
 
 def is_ready(address: str, settings: RuntimeSettings) -> bool:
