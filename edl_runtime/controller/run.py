@@ -24,6 +24,7 @@ from edl_runtime.controller.vitals import Vitals
 from edl_runtime.controller.windows import WindowsConfigMap
 from edl_runtime.errors import BackendError, EdlError, isolated
 from edl_runtime.log import get_logger
+from edl_runtime.progress import read_each_progress
 from edl_runtime.store.redis_client import connect as connect_redis
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ async def _serve(
         connect_redis(defaults.settings.redis_url) as client,
         asyncio.TaskGroup() as tasks,
     ):
-        controller = NamespaceController(api, followed, defaults, vitals)
+        read_progress = partial(read_each_progress, client, defaults.settings.namespace)
+        controller = NamespaceController(api, followed, defaults, vitals, read_progress)
         tasks.create_task(controller.run())
         if options.passes:
             passes = Passes(
