@@ -22,7 +22,7 @@ from edl_runtime.compat.job_specs import job_spec
 from edl_runtime.controller.reconcile import Step, next_step
 from edl_runtime.controller.resource import FINALIZER, RECORDED, Resource
 from edl_runtime.controller.status import Event, Problem, event_manifest, events_of, events_of_start, status_of
-from edl_runtime.errors import BackendError, SpecError
+from edl_runtime.errors import BackendError, EdlError, SpecError, UnexpectedError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
 
@@ -102,8 +102,9 @@ class NamespaceController:
         while True:
             before = self._is_terminating
             try:
-                self._is_terminating = await self._api.is_terminating()
-            except BackendError as error:
+                with isolated(f"namespace {self._api.namespace!r}"):
+                    self._is_terminating = await self._api.is_terminating()
+            except EdlError as error:
                 self._log_failure("namespace.not_read", error)
             if self._is_terminating != before:
                 log.info("namespace.changed", namespace=self._api.namespace, is_terminating=self._is_terminating)
@@ -113,10 +114,11 @@ class NamespaceController:
     async def _follow_objects(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             try:
-                async for found in self._api.watch("TrainingJob"):
-                    self._objects = {name: self._newest(name, thing) for name, thing in found.items()}
-                    self._wake_all(tasks)
-            except BackendError as error:
+                with isolated("the watch of TrainingJobs"):
+                    async for found in self._api.watch("TrainingJob"):
+                        self._objects = {name: self._newest(name, thing) for name, thing in found.items()}
+                        self._wake_all(tasks)
+            except EdlError as error:
                 self._log_failure("trainingjobs.not_watched", error)
             await asyncio.sleep(RETRY_S)
 
@@ -124,15 +126,20 @@ class NamespaceController:
         changes, pause_s = 0, SETTLE_S
         while True:
             try:
-                async with asyncio.timeout(RESYNC_S):
-                    changes, pause_s = await self._backend.wait_for_change(changes), SETTLE_S
-            except TimeoutError:
-                pause_s = 0.0
-            except BackendError as error:
+                with isolated("the watch of jobs"):
+                    changes, pause_s = await self._next_change(changes), SETTLE_S
+            except EdlError as error:
                 self._log_failure("jobs.not_watched", error)
                 pause_s = RETRY_S
             self._wake_all(tasks)
             await asyncio.sleep(pause_s)
+
+    async def _next_change(self, changes: int) -> int:
+        """Wait until jobs have changed, for RESYNC_S at most; return how often they have."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RESYNC_S):
+                return await self._backend.wait_for_change(changes)
+        return changes
 
     def _wake_all(self, tasks: asyncio.TaskGroup) -> None:
         for name in self._objects:
@@ -150,11 +157,12 @@ class NamespaceController:
             due.clear()
             pause_s = SETTLE_S
             try:
-                pause_s += EACH_INSTANCE_S * await self._reconcile(name)
+                with isolated(f"TrainingJob {name!r}"):
+                    pause_s += EACH_INSTANCE_S * await self._reconcile(name)
             except ConflictError:  # somebody has changed it meanwhile
                 await self._read_again(name)
                 due.set()
-            except BackendError as error:
+            except EdlError as error:
                 self._log_failure("trainingjob.step_failed", error, job=name)
                 await asyncio.sleep(RETRY_S)
                 due.set()
@@ -212,8 +220,9 @@ class NamespaceController:
                 await self._delete(step.token, resource)
             case "submit" | "resize":
                 try:
-                    await (self._submit(resource, job) if step.action == "submit" else self._resize(resource, step))
-                except SpecError as error:
+                    with isolated("the spec"):
+                        await (self._submit(resource, job) if step.action == "submit" else self._resize(resource, step))
+                except (SpecError, UnexpectedError) as error:
                     return Problem("InvalidSpec", str(error))
                 except (ClusterUnavailableError, ConflictError):
                     raise
@@ -300,8 +309,9 @@ class NamespaceController:
 
     async def _read_again(self, name: str) -> None:
         try:
-            found = await self._api.get("TrainingJob", name)
-        except BackendError as error:
+            with isolated(f"TrainingJob {name!r}"):
+                found = await self._api.get("TrainingJob", name)
+        except EdlError as error:
             self._log_failure("trainingjob.not_read", error, job=name)
             return
         if found:
@@ -314,7 +324,7 @@ class NamespaceController:
         known = self._objects.get(name, thing)
         return max(thing, known, key=resource_version) if _uid(known) == _uid(thing) else thing
 
-    def _log_failure(self, event: str, error: BackendError, **about: str) -> None:
+    def _log_failure(self, event: str, error: EdlError, **about: str) -> None:
         log.warning(event, namespace=self._api.namespace, cause=str(error), **about)
 
 

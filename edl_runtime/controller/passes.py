@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl_runtime.autoscale.cluster.changes import JobsSeen, job_changes, jobs_seen
-from edl_runtime.autoscale.errors import RescalingError
 from edl_runtime.autoscale.history import RescaleOutcome
 from edl_runtime.autoscale.planner import RescalingRules
 from edl_runtime.autoscale.policy.decide import decide
@@ -19,9 +18,8 @@ from edl_runtime.autoscale.traffic.capacity import LEAD_S
 from edl_runtime.concurrency import first_completed
 from edl_runtime.controller.controller import RETRY_S, NamespaceController
 from edl_runtime.controller.windows import WindowsConfigMap
-from edl_runtime.errors import BackendError
+from edl_runtime.errors import EdlError, isolated
 from edl_runtime.log import get_logger
-from edl_runtime.store.errors import RegistryUnavailableError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
 
 DEBOUNCE_S = 1.0
 """How long after a change a pass waits for others: several jobs are often submitted together."""
-
-PASSING = (BackendError, RegistryUnavailableError, RescalingError)
-"""Errors that may pass: the next pass tries again."""
 
 log = get_logger(__name__)
 
@@ -79,8 +74,9 @@ class Passes:
         while True:
             windows = self._windows.version if self._windows else 0
             try:
-                await self._pass()
-            except PASSING as error:
+                with isolated("this rescaling"):
+                    await self._pass()
+            except EdlError as error:
                 log.warning("rescaling.failed", cause=str(error), retry_in_s=self._options.interval_s)
             waits = [asyncio.sleep(self._options.interval_s), self._jobs_change()]
             await first_completed(*waits, *([self._windows.newer_than(windows)] if self._windows else []))
@@ -103,10 +99,11 @@ class Passes:
         """Wait until a job was submitted, has ended or has become pending."""
         while True:
             try:
-                self._changes = await self._backend.wait_for_change(self._changes)
-                await asyncio.sleep(DEBOUNCE_S)
-                before, self._seen = self._seen, jobs_seen(await self._backend.list())
-            except BackendError:  # the controller logs it
+                with isolated("the watch of jobs"):
+                    self._changes = await self._backend.wait_for_change(self._changes)
+                    await asyncio.sleep(DEBOUNCE_S)
+                    before, self._seen = self._seen, jobs_seen(await self._backend.list())
+            except EdlError:  # the controller logs it
                 await asyncio.sleep(RETRY_S)
                 continue
             if job_changes(before, self._seen):

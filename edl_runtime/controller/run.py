@@ -20,7 +20,7 @@ from edl_runtime.controller.leader import Candidate, LeaseTimes
 from edl_runtime.controller.passes import Passes, PassOptions
 from edl_runtime.controller.resource import FINALIZER, Resource
 from edl_runtime.controller.windows import WindowsConfigMap
-from edl_runtime.errors import BackendError
+from edl_runtime.errors import BackendError, EdlError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.store.redis_client import connect as connect_redis
 
@@ -85,7 +85,7 @@ async def _work(
         windows = WindowsConfigMap(api, options.windows_configmap) if options.windows_configmap else None
         if windows and options.passes:
             tasks.create_task(windows.follow())
-        serve = partial(_serve, connect, options, windows)
+        serve = partial(_serve_always, connect, options, windows)
         if not options.all_namespaces:
             await serve(options.namespace)
             return
@@ -93,13 +93,30 @@ async def _work(
         async with open_client(connect, "", outage=Outage()) as everywhere:
             while True:
                 try:
-                    async for change in everywhere.changes("TrainingJob"):
-                        for namespace in {one["metadata"]["namespace"] for one in change.objects} - served:
-                            served.add(namespace)
-                            tasks.create_task(serve(namespace))
-                except BackendError as error:
+                    with isolated("the watch of TrainingJobs"):
+                        async for change in everywhere.changes("TrainingJob"):
+                            for namespace in {one["metadata"]["namespace"] for one in change.objects} - served:
+                                served.add(namespace)
+                                tasks.create_task(serve(namespace))
+                except EdlError as error:
                     log.warning("trainingjobs.not_watched", cause=str(error))
                 await asyncio.sleep(RETRY_S)
+
+
+async def _serve_always(
+    connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
+    options: ControllerOptions,
+    windows: WindowsConfigMap | None,
+    namespace: str,
+) -> None:
+    """Serve one namespace until cancelled, beginning anew whenever that fails: others don't fail by it."""
+    while True:
+        try:
+            with isolated(f"namespace {namespace!r}"):
+                await _serve(connect, options, windows, namespace)
+        except EdlError as error:
+            log.warning("namespace.failed", namespace=namespace, cause=str(error), retry_in_s=RETRY_S)
+        await asyncio.sleep(RETRY_S)
 
 
 async def _serve(

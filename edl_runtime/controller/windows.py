@@ -12,7 +12,7 @@ from edl_runtime.backends.errors import ConflictError
 from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest
 from edl_runtime.backends.kubernetes.pod_template import mapping_at
 from edl_runtime.controller.status import Event, event_manifest
-from edl_runtime.errors import BackendError, SpecError
+from edl_runtime.errors import EdlError, SpecError, isolated
 from edl_runtime.log import get_logger
 
 KEY = "windows.yaml"
@@ -41,9 +41,10 @@ class WindowsConfigMap:
         """Watch the ConfigMap. Never ends."""
         while True:
             try:
-                async for found in self._api.watch("ConfigMap", fields=f"metadata.name={self._name}"):
-                    await self._read(found.get(self._name))
-            except BackendError as error:
+                with isolated("the watch of traffic windows"):
+                    async for found in self._api.watch("ConfigMap", fields=f"metadata.name={self._name}"):
+                        await self._read(found.get(self._name))
+            except EdlError as error:
                 log.warning("windows.not_watched", configmap=self._name, cause=str(error))
             await asyncio.sleep(RETRY_S)
 
@@ -57,8 +58,9 @@ class WindowsConfigMap:
             log.warning("windows.missing", configmap=self._name, keeps=self.windows is not None)
             return
         try:
-            self.windows = _windows_in(found)
-        except SpecError as error:
+            with isolated(f"data.{KEY}"):
+                self.windows = _windows_in(found)
+        except EdlError as error:
             kept = "the last valid ones hold" if self.windows else "nothing is rescaled until there are valid ones"
             log.warning("windows.invalid", configmap=self._name, cause=str(error))
             await self._warn(found, f"{error}; {kept}")

@@ -25,6 +25,7 @@ from edl_runtime.store.redis_url import ALLOWED, SCHEMES, SentinelUrl, address_o
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+    from redis.asyncio.client import Pipeline
 
 CONNECT_TIMEOUT_S = 1.0
 ANSWER_TIMEOUT_S = 1.5
@@ -159,16 +160,37 @@ async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequen
 async def run_script_on_each(client: Redis, name: str, each: Sequence[Sequence[str]]) -> list[Any]:
     """Run `name`.lua, which takes no arguments, on each of these lists of keys; return its answers, in order.
 
-    One round trip, but not one transaction. Raises MalformedRecordError, RegistryUnavailableError.
+    One round trip, but not one transaction. Where keys hold something else than the script expects, the answer is a
+    MalformedRecordError. Raises RegistryUnavailableError.
     """
     if not each:
         return []
+    script = client.register_script(_text(name))
+    async with client.pipeline(transaction=False) as pipeline:
+        for keys in each:
+            await script(keys=list(keys), client=pipeline)
+        return await answers_of_each(client, pipeline, each)
+
+
+async def answers_of_each(client: Redis, commands: Pipeline, each: Sequence[Sequence[str]]) -> list[Any]:
+    """Send a pipeline of one command for each of these lists of keys; return the answers, in order.
+
+    Where keys hold something else than the command expects, the answer is a MalformedRecordError. Raises
+    RegistryUnavailableError.
+    """
     with unavailable_if_lost(client, *(key for keys in each for key in keys)):
-        script = client.register_script(_text(name))
-        async with client.pipeline(transaction=False) as pipeline:
-            for keys in each:
-                await script(keys=list(keys), client=pipeline)
-            return await pipeline.execute()
+        answers = await commands.execute(raise_on_error=False)
+    return [_answer(client, keys, answer) for keys, answer in zip(each, answers, strict=True)]
+
+
+def _answer(client: Redis, keys: Sequence[str], answer: Any) -> Any:
+    if not isinstance(answer, Exception):
+        return answer
+    try:
+        with unavailable_if_lost(client, *keys):
+            raise answer
+    except MalformedRecordError as error:
+        return error
 
 
 def _place(keys: Sequence[str]) -> str:

@@ -14,8 +14,10 @@ from edl_runtime.autoscale.policy.pool_size import pool_size
 from edl_runtime.autoscale.traffic.forecast import Forecast
 from edl_runtime.autoscale.traffic.windows import DeclaredWindows
 from edl_runtime.backends.interface import Capacity, JobStatus
+from edl_runtime.errors import EdlError, isolated
 from edl_runtime.pool_reports import PoolDemand
-from edl_runtime.registry.pools import read_demands
+from edl_runtime.registry.pools import read_each_demand
+from edl_runtime.store.errors import MalformedRecordError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -37,6 +39,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     - `needs`: how many teachers a pool's students need, by the pool's name.
     - `students`: how many students use a pool now, by the pool's name.
     - `speedups`: how a job's speed depends on its instances, by its name, where that was measured.
+    - `stuck`: the pools of which it is not known what their students need, by name, and why. They keep what they have.
     """
 
     at: float
@@ -46,6 +49,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     needs: Mapping[str, Limit] = {}
     students: Mapping[str, int] = {}
     speedups: Mapping[str, Speedup] = {}
+    stuck: Mapping[str, str] = {}
 
 
 async def take_snapshot(
@@ -63,16 +67,28 @@ async def take_snapshot(
         forecast = await fetch_forecast(windows.traffic, client, namespace, now_s, time_zone=windows.time_zone)
     jobs, capacity = await _jobs_and_capacity(backend)
     pools = {job.name: job for job in jobs if job.kind == "pool" and not job.has_ended}
-    demands = await read_demands(client, namespace, list(pools))
-    needs = {name: _need(job, demands[name]) for name, job in pools.items() if job.scaling}
+    needs: dict[str, Limit] = {}
+    students: dict[str, int] = {}
+    stuck: dict[str, str] = {}
+    for name, demand in (await read_each_demand(client, namespace, list(pools))).items():
+        try:
+            with isolated(f"what is reported in pool {name!r}"):
+                if isinstance(demand, MalformedRecordError):
+                    raise demand
+                students[name] = len(demand.students)
+                if pools[name].scaling:
+                    needs[name] = _need(pools[name], demand)
+        except EdlError as error:
+            stuck[name] = str(error)
     return ClusterSnapshot(
         at=now_s,
         jobs=tuple(jobs),
         capacity=capacity,
         forecast=forecast,
         needs=needs,
-        students={name: len(demand.students) for name, demand in demands.items()},
+        students=students,
         speedups=await speedups(client, namespace, jobs, now_s),
+        stuck=stuck,
     )
 
 

@@ -23,7 +23,14 @@ from edl_runtime.backends.errors import (
 from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, token_owner
 from edl_runtime.backends.kubernetes import capacity, log_archive, logs, manifests, names
 from edl_runtime.backends.kubernetes.client import UNREADABLE, KubernetesClient, Manifest, Outage
-from edl_runtime.backends.kubernetes.informer import ByUid, Informer, KnownJob, status_of, uid_of_event
+from edl_runtime.backends.kubernetes.informer import (
+    ByUid,
+    Informer,
+    KnownJob,
+    status_of,
+    status_or_why,
+    uid_of_event,
+)
 from edl_runtime.backends.kubernetes.job_status import (
     bounds,
     desired_instances,
@@ -169,7 +176,8 @@ class KubernetesBackend:
             by_job: dict[str, list[Manifest]] = defaultdict(list)
             for pod in pods:
                 by_job[pod["metadata"]["labels"][names.JOB]].append(pod)
-            statuses = await _statuses(api, [KnownJob(one, by_job[one["metadata"]["name"]]) for one in owners])
+            jobs = [KnownJob(one, by_job[one["metadata"]["name"]]) for one in owners]
+            statuses = await _statuses(api, jobs, status_or_why)
         return sorted(statuses, key=lambda status: status.name)
 
     async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
@@ -539,7 +547,7 @@ def _owned_manifests(spec: JobSpec, secrets: Mapping[str, str]) -> list[Manifest
 
 
 async def _status(api: KubernetesClient, owner: Manifest) -> JobStatus:
-    (status,) = await _statuses(api, [KnownJob(owner, await _pods(api, owner))])
+    (status,) = await _statuses(api, [KnownJob(owner, await _pods(api, owner))], status_of)
     return status
 
 
@@ -548,7 +556,9 @@ async def _pods(api: KubernetesClient, owner: Manifest) -> builtins.list[Manifes
     return pods
 
 
-async def _statuses(api: KubernetesClient, jobs: builtins.list[KnownJob]) -> builtins.list[JobStatus]:
+async def _statuses(
+    api: KubernetesClient, jobs: builtins.list[KnownJob], status: Callable[[KnownJob, ByUid, ByUid, ByUid], JobStatus]
+) -> builtins.list[JobStatus]:
     """Return the statuses of jobs; events and Workloads are only listed if they may explain one, once for all jobs."""
     only = f"involvedObject.uid={jobs[0].owner['metadata']['uid']}" if len(jobs) == 1 else "involvedObject.kind=Job"
     refused = _by_uid(
@@ -566,7 +576,7 @@ async def _statuses(api: KubernetesClient, jobs: builtins.list[KnownJob]) -> bui
     queued = _by_uid(
         await _workloads(api) if any(is_queued(job.owner, job.pods) for job in jobs) else [], uid_of_queued
     )
-    return [status_of(job, refused, delayed, queued) for job in jobs]
+    return [status(job, refused, delayed, queued) for job in jobs]
 
 
 async def _workloads(api: KubernetesClient) -> builtins.list[Manifest]:
