@@ -31,6 +31,7 @@ from edl_runtime.autoscale.traffic.windows import DeclaredWindows, WindowSpan
 from edl_runtime.backends.interface import Capacity, JobStatus, Scaling
 from edl_runtime.backends.placement import may_run_on
 from edl_runtime.errors import SpecError
+from edl_runtime.pods import is_counted
 from edl_runtime.specs import Bounds, JobKind
 
 PAUSE_S = 1.0
@@ -47,7 +48,7 @@ class RescalingRules(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a plan.
 
     - `windows`: what training may use at which time; None for everything at any time.
-    - `max_load`: the share of each resource that everything on the nodes together may reserve.
+    - `max_load`: the share of CPU and memory that everything on the nodes together may reserve. Devices count whole.
     - `lead_s`: how long before a window with less for training jobs shrink.
     - `pause_s`: how long a resize stops a job.
 
@@ -212,7 +213,7 @@ def _capacity_for_jobs(
         ours = used.get(name, 0.0)
         # local processes may reserve more than the node has, so the difference alone could be too small
         others = max(kept.get(name, 0.0), amount - free.get(name, 0.0) - ours)
-        left = [max_load * amount - others]
+        left = [(1.0 if is_counted(name) else max_load) * amount - others]
         if room:
             left.append(room.capacity[name] - kept.get(name, 0.0))
         if name in there.quota_left:

@@ -81,6 +81,16 @@ def test_the_tutorials_jobs_make_way_for_the_third() -> None:
     assert not planned(tutorial(counts(third)["example"], counts(third)["example1"], 4), 1.0, **load).changes
 
 
+def test_devices_and_pods_count_whole() -> None:
+    """The highest load is a share of CPU and memory: of eight free GPUs all are used, and all places for pods."""
+    has = {"cpu": 10.0, "memory": 100.0, "gpu": 8.0, "rdma/hca": 8.0, "pods": 8.0}
+    needs = {"cpu": 0.1, "memory": 1.0, "gpu": 1.0, "rdma/hca": 1.0, "pods": 1.0}
+    grows = job("job", Bounds(1, 9), 0.1, 0, pending=1, resources=needs)
+    found = on([NodeCapacity(name="node", total=has, free=has)], grows, max_load=0.97)
+    assert counts(found) == {"job": 8}
+    assert found.capacity == {"cpu": 9.7, "memory": 97.0, "gpu": 8.0, "rdma/hca": 8.0, "pods": 8.0}
+
+
 WINDOWS = to_windows(
     {
         "windows": [
