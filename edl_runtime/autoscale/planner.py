@@ -139,8 +139,7 @@ def make_plan(
     fixed = [job for job in active if job.name in stuck or job.name not in resizable]
     room, why = None, ""
     if rules.windows:
-        total = snapshot.capacity.total
-        room = training_capacity(rules.windows, total, now=moment, forecast=snapshot.forecast, lead_s=rules.lead_s)
+        room = _capacity_by_windows(snapshot, rules.windows, active, rules.lead_s)
         why = room.why if rules.windows.time_zone == "UTC" else f"{room.why} ({rules.windows.time_zone})"
     capacity = _capacity_for_jobs(room, snapshot.capacity, movable, fixed, rules.max_load)
     spans = list(rules.windows.spans(moment, lead_s=rules.lead_s)) if rules.windows else []
@@ -194,6 +193,24 @@ def _measured(snapshot: ClusterSnapshot) -> MeasuredTraffic | None:
     return MeasuredTraffic(resource=forecast.resource, needed=last.needed, at=last.at_s)
 
 
+def _capacity_by_windows(
+    snapshot: ClusterSnapshot, windows: DeclaredWindows, jobs: Sequence[JobStatus], lead_s: float
+) -> TrainingCapacity:
+    """Return what the windows leave to training. What it has on closed nodes stays, beside its share of the others."""
+    there, moment = snapshot.capacity, datetime.fromtimestamp(snapshot.at, UTC)
+
+    def left(total: Mapping[str, float]) -> TrainingCapacity:
+        return training_capacity(windows, total, now=moment, forecast=snapshot.forecast, lead_s=lead_s)
+
+    if not there.closed_nodes:
+        return left(there.total)
+    stays = _reserved(jobs, Capacity(nodes=there.closed_nodes))
+    room = left({name: amount - stays.get(name, 0.0) for name, amount in there.total.items()})
+    most = left(there.open_total).capacity
+    capacity = {name: min(most[name], amount + stays.get(name, 0.0)) for name, amount in room.capacity.items()}
+    return msgspec.structs.replace(room, capacity=capacity)
+
+
 def _capacity_for_jobs(
     room: TrainingCapacity | None,
     there: Capacity,
@@ -204,16 +221,17 @@ def _capacity_for_jobs(
     """Return what the resizable jobs may use together, by resource.
 
     That is the least of: the windows' capacity without what fixed jobs have; the highest load without what everything
-    else on the nodes reserves; and the quota.
+    else on the nodes reserves; and the quota. The highest load is a share of open nodes; what runs on others stays.
     """
     used, kept = _reserved(resizable, there), _reserved(fixed, there)
-    free = there.free
+    free, closed = there.free, Capacity(nodes=there.closed_nodes).total
     found = {}
     for name, amount in there.total.items():
         ours = used.get(name, 0.0)
         # local processes may reserve more than the node has, so the difference alone could be too small
         others = max(kept.get(name, 0.0), amount - free.get(name, 0.0) - ours)
-        left = [(1.0 if is_counted(name) else max_load) * amount - others]
+        stays = amount if is_counted(name) else closed.get(name, 0.0)
+        left = [stays + max_load * (amount - stays) - others]
         if room:
             left.append(room.capacity[name] - kept.get(name, 0.0))
         if name in there.quota_left:
