@@ -22,6 +22,7 @@ from edl_runtime.compat.job_specs import job_spec
 from edl_runtime.controller.reconcile import Step, next_step
 from edl_runtime.controller.resource import FINALIZER, RECORDED, Resource
 from edl_runtime.controller.status import Event, Problem, event_manifest, events_of, events_of_start, status_of
+from edl_runtime.controller.vitals import Vitals
 from edl_runtime.errors import BackendError, EdlError, SpecError, UnexpectedError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.settings import RuntimeSettings
@@ -80,12 +81,15 @@ class NamespaceController:
     - `passing`: held during a rescaling pass, so that its reasons are known before its sizes are recorded.
     """
 
-    def __init__(self, api: KubernetesClient, backend: KubernetesBackend, defaults: JobDefaults) -> None:
+    def __init__(
+        self, api: KubernetesClient, backend: KubernetesBackend, defaults: JobDefaults, vitals: Vitals
+    ) -> None:
         self.resize_reasons: dict[str, tuple[int, str]] = {}
         self.passing = asyncio.Lock()
         self._api = api
         self._backend = backend
         self._defaults = defaults
+        self._vitals = vitals
         self._objects: dict[str, Manifest] = {}
         self._due: dict[str, asyncio.Event] = {}
         self._refusals: dict[str, Refusal] = {}
@@ -325,6 +329,7 @@ class NamespaceController:
         return max(thing, known, key=resource_version) if _uid(known) == _uid(thing) else thing
 
     def _log_failure(self, event: str, error: EdlError, **about: str) -> None:
+        self._vitals.failures[event] += 1
         log.warning(event, namespace=self._api.namespace, cause=str(error), **about)
 
 

@@ -17,6 +17,7 @@ from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.autoscale.traffic.capacity import LEAD_S
 from edl_runtime.concurrency import first_completed
 from edl_runtime.controller.controller import RETRY_S, NamespaceController
+from edl_runtime.controller.vitals import Vitals
 from edl_runtime.controller.windows import WindowsConfigMap
 from edl_runtime.errors import EdlError, isolated
 from edl_runtime.log import get_logger
@@ -59,6 +60,7 @@ class Passes:
         namespace: str,
         options: PassOptions,
         windows: WindowsConfigMap | None,
+        vitals: Vitals,
     ) -> None:
         self._controller = controller
         self._backend = backend
@@ -66,6 +68,7 @@ class Passes:
         self._namespace = namespace
         self._options = options
         self._windows = windows
+        self._vitals = vitals
         self._seen: JobsSeen = {}
         self._changes = 0
 
@@ -77,6 +80,7 @@ class Passes:
                 with isolated("this rescaling"):
                     await self._pass()
             except EdlError as error:
+                self._vitals.passes["failed"] += 1
                 log.warning("rescaling.failed", cause=str(error), retry_in_s=self._options.interval_s)
             waits = [asyncio.sleep(self._options.interval_s), self._jobs_change()]
             await first_completed(*waits, *([self._windows.newer_than(windows)] if self._windows else []))
@@ -93,6 +97,8 @@ class Passes:
             done = await rescale(self._backend, self._client, self._namespace, rules, policy=self._options.policy)
             reasons = {one.name: (one.target, one.reason) for one in done.plan.changes if one.name not in done.refused}
             self._controller.resize_reasons.update(reasons)
+        self._vitals.passes["done"] += 1
+        self._vitals.last_pass_at = done.plan.at
         self._options.show(done)
 
     async def _jobs_change(self) -> None:

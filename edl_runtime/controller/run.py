@@ -14,11 +14,13 @@ import msgspec
 from structlog.contextvars import bind_contextvars
 
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
-from edl_runtime.backends.kubernetes.client import KubernetesClient, Outage, open_client
+from edl_runtime.backends.kubernetes.client import Outage, open_client
+from edl_runtime.concurrency import first_completed
 from edl_runtime.controller.controller import RETRY_S, JobDefaults, NamespaceController
 from edl_runtime.controller.leader import Candidate, LeaseTimes
 from edl_runtime.controller.passes import Passes, PassOptions
 from edl_runtime.controller.resource import FINALIZER, Resource
+from edl_runtime.controller.vitals import Vitals
 from edl_runtime.controller.windows import WindowsConfigMap
 from edl_runtime.errors import BackendError, EdlError, isolated
 from edl_runtime.log import get_logger
@@ -52,13 +54,23 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_controller(
-    connect: Callable[[], AbstractAsyncContextManager[ApiClient]], options: ControllerOptions
+    connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
+    options: ControllerOptions,
+    vitals: Vitals | None = None,
 ) -> None:
-    """Work whenever this is the leader, until cancelled."""
+    """Work whenever this is the leader, until cancelled. `vitals`: what others may know of it.
+
+    Traffic windows are read also by those that wait, so that each knows whether they are valid.
+    """
+    vitals = vitals or Vitals()
     identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
     async with open_client(connect, options.namespace, outage=Outage()) as api:
-        candidate = Candidate(api, LEASE, identity, options.lease_times)
-        await candidate.lead(partial(_work, connect, api, options))
+        candidate = Candidate(api, LEASE, identity, options.lease_times, vitals)
+        windows = None
+        if options.passes and options.windows_configmap:
+            windows = WindowsConfigMap(api, options.windows_configmap, vitals)
+        leading = candidate.lead(partial(_work, connect, options, windows, vitals))
+        await first_completed(leading, *([windows.follow()] if windows else []))
 
 
 async def wait_for_trainings_to_end(
@@ -79,13 +91,13 @@ async def wait_for_trainings_to_end(
 
 
 async def _work(
-    connect: Callable[[], AbstractAsyncContextManager[ApiClient]], api: KubernetesClient, options: ControllerOptions
+    connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
+    options: ControllerOptions,
+    windows: WindowsConfigMap | None,
+    vitals: Vitals,
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
-        windows = WindowsConfigMap(api, options.windows_configmap) if options.windows_configmap else None
-        if windows and options.passes:
-            tasks.create_task(windows.follow())
-        serve = partial(_serve_always, connect, options, windows)
+        serve = partial(_serve_always, connect, options, windows, vitals)
         if not options.all_namespaces:
             await serve(options.namespace)
             return
@@ -99,6 +111,7 @@ async def _work(
                                 served.add(namespace)
                                 tasks.create_task(serve(namespace))
                 except EdlError as error:
+                    vitals.failures["trainingjobs.not_watched"] += 1
                     log.warning("trainingjobs.not_watched", cause=str(error))
                 await asyncio.sleep(RETRY_S)
 
@@ -107,14 +120,16 @@ async def _serve_always(
     connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
     options: ControllerOptions,
     windows: WindowsConfigMap | None,
+    vitals: Vitals,
     namespace: str,
 ) -> None:
     """Serve one namespace until cancelled, beginning anew whenever that fails: others don't fail by it."""
     while True:
         try:
             with isolated(f"namespace {namespace!r}"):
-                await _serve(connect, options, windows, namespace)
+                await _serve(connect, options, windows, vitals, namespace)
         except EdlError as error:
+            vitals.failures["namespace.failed"] += 1
             log.warning("namespace.failed", namespace=namespace, cause=str(error), retry_in_s=RETRY_S)
         await asyncio.sleep(RETRY_S)
 
@@ -123,6 +138,7 @@ async def _serve(
     connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
     options: ControllerOptions,
     windows: WindowsConfigMap | None,
+    vitals: Vitals,
     namespace: str,
 ) -> None:
     """Reconcile and rescale one namespace until cancelled."""
@@ -138,7 +154,7 @@ async def _serve(
         connect_redis(defaults.settings.redis_url) as client,
         asyncio.TaskGroup() as tasks,
     ):
-        controller = NamespaceController(api, followed, defaults)
+        controller = NamespaceController(api, followed, defaults, vitals)
         tasks.create_task(controller.run())
         if options.passes:
             passes = Passes(
@@ -148,5 +164,6 @@ async def _serve(
                 namespace=defaults.settings.namespace,
                 options=options.passes,
                 windows=windows,
+                vitals=vitals,
             )
             tasks.create_task(passes.run())

@@ -20,6 +20,7 @@ from edl_runtime.compat.job_specs import job_spec
 from edl_runtime.compat.training_job import TrainingJob
 from edl_runtime.controller import controller
 from edl_runtime.controller.controller import JobDefaults, NamespaceController
+from edl_runtime.controller.vitals import Vitals
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
 
@@ -131,7 +132,9 @@ class Namespace:
 @asynccontextmanager
 async def running(namespace: Namespace) -> AsyncIterator[NamespaceController]:
     defaults = JobDefaults(settings=RuntimeSettings(), redis_url="redis://:sesame@edl-redis:6379/0")
-    made = NamespaceController(cast(KubernetesClient, namespace), cast(KubernetesBackend, namespace), defaults)
+    made = NamespaceController(
+        cast(KubernetesClient, namespace), cast(KubernetesBackend, namespace), defaults, Vitals()
+    )
     working = asyncio.create_task(made.run())
     try:
         yield made

@@ -18,6 +18,7 @@ from edl_runtime.autoscale.policy.decide import decide
 from edl_runtime.backends.kubernetes.client import Manifest
 from edl_runtime.controller import passes, run, windows
 from edl_runtime.controller.passes import Passes, PassOptions
+from edl_runtime.controller.vitals import Vitals
 from edl_runtime.controller.windows import WindowsConfigMap
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
@@ -30,7 +31,7 @@ async def test_a_namespace_that_fails_is_served_again_and_others_all_the_time(mo
     served: list[str] = []
     again, both = asyncio.Event(), asyncio.Event()
 
-    async def serve(_: Any, __: Any, ___: Any, namespace: str) -> None:
+    async def serve(_: Any, __: Any, ___: Any, ____: Any, namespace: str) -> None:
         served.append(namespace)
         if served.count("evil") == 1:
             async with asyncio.TaskGroup() as tasks:
@@ -44,13 +45,15 @@ async def test_a_namespace_that_fails_is_served_again_and_others_all_the_time(mo
     with capture_logs() as logs:
         async with asyncio.timeout(HANGS_S):
             nobody: Any = None
-            serving = [run._serve_always(nobody, nobody, None, name) for name in ("good", "evil")]
+            vitals = Vitals()
+            serving = [run._serve_always(nobody, nobody, None, vitals, name) for name in ("good", "evil")]
             tasks = [asyncio.create_task(one) for one in serving]
             await again.wait()
     assert served == ["good", "evil", "evil"]
     for task in tasks:
         task.cancel()
     (failed,) = [entry for entry in logs if entry["event"] == "namespace.failed"]
+    assert vitals.failures == {"namespace.failed": 1}
     assert failed["cause"].startswith("namespace 'evil' can't be handled: ValueError: of a tenant (test_run.py:")
 
 
@@ -78,6 +81,7 @@ async def test_passes_go_on_after_one_that_fails(error: Exception, monkeypatch: 
     controller: Any = SimpleNamespace(passing=asyncio.Lock(), resize_reasons={})
     backend: Any = SimpleNamespace(wait_for_change=wait_for_change)
     client: Any = None
+    vitals = Vitals()
     going = Passes(
         controller=controller,
         backend=backend,
@@ -85,6 +89,7 @@ async def test_passes_go_on_after_one_that_fails(error: Exception, monkeypatch: 
         namespace="n",
         options=PassOptions(interval_s=0.0),
         windows=None,
+        vitals=vitals,
     )
     with capture_logs() as logs:
         task = asyncio.create_task(going.run())
@@ -93,6 +98,7 @@ async def test_passes_go_on_after_one_that_fails(error: Exception, monkeypatch: 
         task.cancel()
     (failed,) = [entry for entry in logs if entry["event"] == "rescaling.failed"]
     assert str(error) in failed["cause"]
+    assert vitals.passes == {"failed": 1}
 
 
 HOSTILE = {
@@ -156,7 +162,8 @@ async def test_windows_that_nobody_understands_are_told_as_invalid(monkeypatch: 
             self.events: list[Manifest] = []
 
         async def watch(self, *_: str, **__: str) -> Any:
-            for text in ("evil: yes", "default: {cluster: 50%}"):
+            for text, problem in (("evil: yes", "not read yet"), ("default: {cluster: 50%}", "not valid")):
+                assert problem in vitals.windows_problem
                 about = {"name": "w", "namespace": "n", "uid": "u", "resourceVersion": "1"}
                 yield {"w": {"kind": "ConfigMap", "metadata": about, "data": {"windows.yaml": text}}}
             await asyncio.Event().wait()
@@ -166,11 +173,13 @@ async def test_windows_that_nobody_understands_are_told_as_invalid(monkeypatch: 
 
     monkeypatch.setattr(windows, "read_windows", reads)
     api: Any = Api()
-    followed = WindowsConfigMap(api, "w")
+    vitals = Vitals()
+    followed = WindowsConfigMap(api, "w", vitals)
     task = asyncio.create_task(followed.follow())
     async with asyncio.timeout(HANGS_S):
         await followed.newer_than(0)
     task.cancel()
+    assert vitals.windows_problem == ""
     (event,) = api.events
     assert event["reason"] == "InvalidWindows"
     assert "RecursionError: too deep" in event["message"]
