@@ -20,6 +20,7 @@ from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest
 from edl_runtime.backends.kubernetes.informer import resource_version
 from edl_runtime.compat.job_specs import job_spec
 from edl_runtime.controller.reconcile import Step, next_step
+from edl_runtime.controller.redis_access import RedisAccess
 from edl_runtime.controller.resource import FINALIZER, RECORDED, Resource
 from edl_runtime.controller.status import Event, Problem, event_manifest, events_of, events_of_start, status_of
 from edl_runtime.controller.vitals import Vitals
@@ -75,14 +76,20 @@ class JobDefaults(msgspec.Struct, frozen=True, kw_only=True):
 class NamespaceController:
     """Reconciles the TrainingJobs of one namespace.
 
-    `backend`: one of that namespace that `KubernetesBackend.following` yields.
+    `backend`: one of that namespace that `KubernetesBackend.following` yields. `access`: to Redis, by a user of the
+    namespace's own, whose login jobs get instead of that of `defaults.redis_url`; None for the same.
 
     - `resize_reasons`: the last size that somebody decided for a job, and why, by name, for the events.
     - `passing`: held during a rescaling pass, so that its reasons are known before its sizes are recorded.
     """
 
     def __init__(
-        self, api: KubernetesClient, backend: KubernetesBackend, defaults: JobDefaults, vitals: Vitals
+        self,
+        api: KubernetesClient,
+        backend: KubernetesBackend,
+        defaults: JobDefaults,
+        vitals: Vitals,
+        access: RedisAccess | None = None,
     ) -> None:
         self.resize_reasons: dict[str, tuple[int, str]] = {}
         self.passing = asyncio.Lock()
@@ -90,6 +97,7 @@ class NamespaceController:
         self._backend = backend
         self._defaults = defaults
         self._vitals = vitals
+        self._access = access
         self._objects: dict[str, Manifest] = {}
         self._due: dict[str, asyncio.Event] = {}
         self._refusals: dict[str, Refusal] = {}
@@ -237,7 +245,7 @@ class NamespaceController:
     async def _submit(self, resource: Resource, job: JobStatus | None) -> None:
         training_job = resource.training_job()
         spec = job_spec(training_job, self._defaults.settings, checkpoints=self._defaults.checkpoints)
-        secrets = {"EDL_REDIS_URL": self._defaults.redis_url}
+        secrets = {"EDL_REDIS_URL": await self._access.grant() if self._access else self._defaults.redis_url}
         made = await self._backend.submit(spec, token=resource.token, secrets=secrets, owned_by=resource.manifest)
         for event in events_of_start(job, made, training_job.notes):
             await self._record(resource, event)

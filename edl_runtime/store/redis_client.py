@@ -138,12 +138,12 @@ def unavailable_if_lost(client: Redis, *keys: str) -> Iterator[None]:
     if failure is not None:
         if isinstance(failure, exceptions.AuthenticationError):
             given = bool(client.connection_pool.connection_kwargs.get("password"))
-            raise RegistryAccessError(_address(client), str(failure).strip(), given)
+            raise RegistryAccessError(address(client), str(failure).strip(), given)
         if isinstance(failure, exceptions.TimeoutError | TimeoutError):
-            raise RegistryTimeoutError(_address(client), "no answer in time")
+            raise RegistryTimeoutError(address(client), "no answer in time")
         if isinstance(failure, exceptions.ResponseError) and _MISREAD.search(str(failure)):
-            raise MalformedRecordError(_place(keys) or _address(client), str(failure))
-        raise RegistryUnavailableError(_address(client), _cause(client, failure))
+            raise MalformedRecordError(_place(keys) or address(client), str(failure))
+        raise RegistryUnavailableError(address(client), _cause(client, failure))
 
 
 async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
@@ -206,7 +206,8 @@ def _text(name: str) -> str:
     return "".join(part.read_text(encoding="utf-8") for part in parts if part.is_file())
 
 
-def _address(client: Redis) -> str:
+def address(client: Redis) -> str:
+    """Return where a client's Redis is, for messages."""
     where = client.connection_pool.connection_kwargs
     if "sentinels" in where:
         return str(where["sentinels"])
