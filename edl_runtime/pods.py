@@ -390,6 +390,11 @@ def kubernetes_name(resource: str) -> str:
     return GPU if resource == "gpu" else resource
 
 
+def is_counted(resource: str) -> bool:
+    """Whether a resource comes in pieces: pods, GPUs and other extended resources."""
+    return resource == PODS or "/" in kubernetes_name(resource)
+
+
 def requested_amount(pod: Manifest, name: str) -> float:
     """Return what a pod reserves: what its containers ask for together, or what it takes to get there if that is more.
 

@@ -51,7 +51,8 @@ class EdlAutoscaleOperator(TemplatedOperator):
     :param windows: traffic windows, as a mapping, a Path of a YAML file (a relative one starts from the DAG's file), a
         text, or "variable:NAME" for an Airflow Variable, which is read when the task runs; None for all
         resources at all times (templated)
-    :param max_load: the share of each resource on the nodes that all pods together may reserve, 0 to 1 (templated)
+    :param max_load: the share of CPU and memory on the nodes that all pods together may reserve, 0 to 1; GPUs and other
+        devices count whole (templated)
     :param lead_s: how many seconds before a window with less for training jobs shrink: the time between two passes, so
         that the room is free when the window begins
     :param policy: "package.module:function" of your own policy; None for the built-in one

@@ -30,7 +30,7 @@ from edl_runtime.autoscale.traffic.windows import DeclaredWindows, WindowSpan
 from edl_runtime.backends.interface import Capacity, JobStatus, Scaling
 from edl_runtime.backends.placement import may_run_on
 from edl_runtime.errors import SpecError
-from edl_runtime.pods import MAX_QUANTITY
+from edl_runtime.pods import MAX_QUANTITY, is_counted
 from edl_runtime.specs import Bounds, JobKind
 
 PAUSE_S = 1.0
@@ -47,7 +47,7 @@ class RescalingRules(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a plan.
 
     - `windows`: what training may use at which time; None for everything at any time.
-    - `max_load`: the share of each resource that everything on the nodes together may reserve.
+    - `max_load`: the share of CPU and memory that everything on the nodes together may reserve. Devices count whole.
     - `lead_s`: how long before a window with less for training jobs shrink.
     - `pause_s`: how long a resize stops a job.
 
@@ -138,8 +138,7 @@ def make_plan(
     fixed = [job for job in active if job.name in stuck or job.name not in resizable]
     room, why = None, ""
     if rules.windows:
-        total = snapshot.capacity.total
-        room = training_capacity(rules.windows, total, now=moment, forecast=snapshot.forecast, lead_s=rules.lead_s)
+        room = _capacity_by_windows(snapshot, rules.windows, active, rules.lead_s)
         why = room.why if rules.windows.time_zone == "UTC" else f"{room.why} ({rules.windows.time_zone})"
     capacity = _capacity_for_jobs(room, snapshot.capacity, movable, fixed, rules.max_load)
     spans = list(rules.windows.spans(moment, lead_s=rules.lead_s)) if rules.windows else []
@@ -193,6 +192,24 @@ def _measured(snapshot: ClusterSnapshot) -> MeasuredTraffic | None:
     return MeasuredTraffic(resource=forecast.resource, needed=last.needed, at=last.at_s)
 
 
+def _capacity_by_windows(
+    snapshot: ClusterSnapshot, windows: DeclaredWindows, jobs: Sequence[JobStatus], lead_s: float
+) -> TrainingCapacity:
+    """Return what the windows leave to training. What it has on closed nodes stays, beside its share of the others."""
+    there, moment = snapshot.capacity, datetime.fromtimestamp(snapshot.at, UTC)
+
+    def left(total: Mapping[str, float]) -> TrainingCapacity:
+        return training_capacity(windows, total, now=moment, forecast=snapshot.forecast, lead_s=lead_s)
+
+    if not there.closed_nodes:
+        return left(there.total)
+    stays = _reserved(jobs, Capacity(nodes=there.closed_nodes))
+    room = left({name: amount - stays.get(name, 0.0) for name, amount in there.total.items()})
+    most = left(there.open_total).capacity
+    capacity = {name: min(most[name], amount + stays.get(name, 0.0)) for name, amount in room.capacity.items()}
+    return msgspec.structs.replace(room, capacity=capacity)
+
+
 def _capacity_for_jobs(
     room: TrainingCapacity | None,
     there: Capacity,
@@ -203,16 +220,17 @@ def _capacity_for_jobs(
     """Return what the resizable jobs may use together, by resource.
 
     That is the least of: the windows' capacity without what fixed jobs have; the highest load without what everything
-    else on the nodes reserves; and the quota.
+    else on the nodes reserves; and the quota. The highest load is a share of open nodes; what runs on others stays.
     """
     used, kept = _reserved(resizable, there), _reserved(fixed, there)
-    free = there.free
+    free, closed = there.free, Capacity(nodes=there.closed_nodes).total
     found = {}
     for name, amount in there.total.items():
         ours = used.get(name, 0.0)
         # local processes may reserve more than the node has, so the difference alone could be too small
         others = max(kept.get(name, 0.0), amount - free.get(name, 0.0) - ours)
-        left = [max_load * amount - others]
+        stays = amount if is_counted(name) else closed.get(name, 0.0)
+        left = [stays + max_load * (amount - stays) - others]
         if room:
             left.append(room.capacity[name] - kept.get(name, 0.0))
         if name in there.quota_left:

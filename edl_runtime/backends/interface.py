@@ -176,8 +176,9 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
 class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     """A node: its `total` resources, by the names of `Scaling.resources`, and what of them is `free`.
 
-    - `total`: of a cordoned node or one that is not ready, what its instances reserve.
+    - `total`: of a closed node, which takes no new instances, what its instances and other pods reserve.
     - `free`: what no instance or other pod reserves; instances that are leaving count as gone.
+    - `closed_total`: of a closed node, all that it has, as if it were open; None of an open one.
     - `labels`: None for this machine or a quota, which match any node selector.
     - `taints`: those with effect "NoSchedule" or "NoExecute". See `edl_runtime.backends.placement`.
     """
@@ -187,6 +188,7 @@ class NodeCapacity(msgspec.Struct, frozen=True, kw_only=True):
     free: dict[str, float]
     labels: dict[str, str] | None = None
     taints: tuple[dict[str, str], ...] = ()
+    closed_total: dict[str, float] | None = None
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,6 +209,15 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total(self) -> dict[str, float]:
         return _sums(node.total for node in self.nodes)
+
+    @property
+    def open_total(self) -> dict[str, float]:
+        """As `total`, as if no node were closed."""
+        return _sums(node.total if node.closed_total is None else node.closed_total for node in self.nodes)
+
+    @property
+    def closed_nodes(self) -> tuple[NodeCapacity, ...]:
+        return tuple(node for node in self.nodes if node.closed_total is not None)
 
     @property
     def free(self) -> dict[str, float]:

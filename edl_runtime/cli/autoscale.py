@@ -33,7 +33,7 @@ max_load_option = click.option(
     type=float,
     default=1.0,
     show_default=True,
-    help="Highest share of each resource that everything on the nodes together may reserve.",
+    help="Highest share of CPU and memory that everything on the nodes together may reserve; devices count whole.",
 )
 
 policy_option = click.option(

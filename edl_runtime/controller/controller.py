@@ -21,6 +21,7 @@ from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest
 from edl_runtime.backends.kubernetes.informer import resource_version
 from edl_runtime.compat.job_specs import job_spec
 from edl_runtime.controller.reconcile import Step, next_step
+from edl_runtime.controller.redis_access import RedisAccess
 from edl_runtime.controller.resource import FINALIZER, RECORDED, Resource
 from edl_runtime.controller.status import (
     Event,
@@ -89,7 +90,8 @@ class NamespaceController:
     """Reconciles the TrainingJobs of one namespace.
 
     `backend`: one of that namespace that `KubernetesBackend.following` yields. `read_progress`: returns jobs' last
-    reports by name.
+    reports by name. `access`: to Redis, by a user of the namespace's own, whose login jobs get instead of that of
+    `defaults.redis_url`; None for the same.
 
     - `resize_reasons`: the last size that somebody decided for a job, and why, by name, for the events.
     - `passing`: held during a rescaling pass, so that its reasons are known before its sizes are recorded.
@@ -100,8 +102,10 @@ class NamespaceController:
         api: KubernetesClient,
         backend: KubernetesBackend,
         defaults: JobDefaults,
+        *,
         vitals: Vitals,
         read_progress: Callable[[Sequence[str]], Awaitable[Mapping[str, Progress]]],
+        access: RedisAccess | None = None,
     ) -> None:
         self.resize_reasons: dict[str, tuple[int, str]] = {}
         self.passing = asyncio.Lock()
@@ -111,6 +115,7 @@ class NamespaceController:
         self._vitals = vitals
         self._read_progress = read_progress
         self._progress: dict[str, tuple[float, str]] = {}  # by name, of when it is, and in words
+        self._access = access
         self._objects: dict[str, Manifest] = {}
         self._due: dict[str, asyncio.Event] = {}
         self._refusals: dict[str, Refusal] = {}
@@ -277,7 +282,7 @@ class NamespaceController:
     async def _submit(self, resource: Resource, job: JobStatus | None) -> None:
         training_job = resource.training_job()
         spec = job_spec(training_job, self._defaults.settings, checkpoints=self._defaults.checkpoints)
-        secrets = {"EDL_REDIS_URL": self._defaults.redis_url}
+        secrets = {"EDL_REDIS_URL": await self._access.grant() if self._access else self._defaults.redis_url}
         made = await self._backend.submit(spec, token=resource.token, secrets=secrets, owned_by=resource.manifest)
         for event in events_of_start(job, made, training_job.notes):
             await self._record(resource, event)

@@ -37,7 +37,7 @@ class PassOptions(msgspec.Struct, frozen=True, kw_only=True):
     """When and how to rescale.
 
     - `interval_s`: the longest time between two passes.
-    - `max_load`: the share of each resource that everything on the nodes together may reserve.
+    - `max_load`: the share of CPU and memory that everything on the nodes together may reserve. Devices count whole.
     - `policy`: decides the sizes.
     - `show`: called with each outcome.
     """

@@ -19,13 +19,16 @@ from edl_runtime.concurrency import first_completed
 from edl_runtime.controller.controller import RETRY_S, JobDefaults, NamespaceController
 from edl_runtime.controller.leader import Candidate, LeaseTimes
 from edl_runtime.controller.passes import Passes, PassOptions
+from edl_runtime.controller.redis_access import RedisAccess
 from edl_runtime.controller.resource import FINALIZER, Resource
 from edl_runtime.controller.vitals import Vitals
 from edl_runtime.controller.windows import WindowsConfigMap
 from edl_runtime.errors import BackendError, EdlError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.progress import read_each_progress
+from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_client import connect as connect_redis
+from edl_runtime.store.users import NamespaceUser, check_users
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
@@ -64,6 +67,8 @@ async def run_controller(
     Traffic windows are read also by those that wait, so that each knows whether they are valid.
     """
     vitals = vitals or Vitals()
+    if options.all_namespaces:
+        await _check_users(options)
     identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
     async with open_client(connect, options.namespace, outage=Outage()) as api:
         candidate = Candidate(api, LEASE, identity, options.lease_times, vitals)
@@ -72,6 +77,17 @@ async def run_controller(
             windows = WindowsConfigMap(api, options.windows_configmap, vitals)
         leading = candidate.lead(partial(_work, connect, options, windows, vitals))
         await first_completed(leading, *([windows.follow()] if windows else []))
+
+
+async def _check_users(options: ControllerOptions) -> None:
+    """Raise SpecError unless namespaces can have Redis users of their own; wait for a Redis that is away."""
+    async with connect_redis(options.defaults.settings.redis_url) as client:
+        while True:
+            try:
+                return await check_users(client, options.namespace)
+            except RegistryUnavailableError as error:
+                log.warning("redis.unavailable", cause=str(error), retry_in_s=RETRY_S)
+            await asyncio.sleep(RETRY_S)
 
 
 async def wait_for_trainings_to_end(
@@ -156,7 +172,14 @@ async def _serve(
         asyncio.TaskGroup() as tasks,
     ):
         read_progress = partial(read_each_progress, client, defaults.settings.namespace)
-        controller = NamespaceController(api, followed, defaults, vitals, read_progress)
+        access = None
+        if options.all_namespaces:
+            user = NamespaceUser.of(namespace, defaults.settings.redis_url)
+            access = RedisAccess(client, user, defaults.redis_url, followed)
+            tasks.create_task(access.run())
+        controller = NamespaceController(
+            api, followed, defaults, vitals=vitals, read_progress=read_progress, access=access
+        )
         tasks.create_task(controller.run())
         if options.passes:
             passes = Passes(

@@ -321,7 +321,7 @@ class KubernetesBackend:
         else:
             async with self._api() as api:
                 (owners, pods), use = await asyncio.gather(_owners_and_pods(api), _cluster_use(api))
-        if found := capacity.cluster_capacity(use, pods, owners, self._namespace):
+        if found := capacity.cluster_capacity(use, pods, owners, self._namespace, time.time()):
             return found
         raise BackendError(
             f"the cluster's capacity is unknown: the namespace {self._namespace!r} has no ResourceQuota, and "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,9 +13,10 @@ import msgspec
 from edl_runtime.backends.interface import Capacity, NodeCapacity
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.job_status import pool_pods
-from edl_runtime.backends.kubernetes.kept_fields import read_node, read_pod
+from edl_runtime.backends.kubernetes.kept_fields import EVICTED_AFTER_S, read_node, read_pod
 from edl_runtime.backends.kubernetes.leaving_nodes import leaving_reason
-from edl_runtime.backends.kubernetes.pod_status import index_of, is_leaving, pod_has_ended
+from edl_runtime.backends.kubernetes.pod_status import index_of, is_leaving, pod_has_ended, unix_time
+from edl_runtime.backends.kubernetes.pod_template import mapping_at, mappings_at
 from edl_runtime.pods import PODS, Manifest, amount, reserved_resources, resource_name
 
 _LIMITED = {
@@ -26,6 +27,12 @@ _LIMITED = {
 }  # fmt: skip
 """Resources by the names of quotas. Instances' memory requests are also their limits."""
 
+
+_UNREADY_KEYS = (None, "", "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""Keys of tolerations of a node that is not ready."""
+
+_UNREADY_TAINT = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+"""Kubernetes puts it, or its like, on a node that is not ready, a moment later."""
 
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion")
 
@@ -42,11 +49,12 @@ class PodUsage(msgspec.Struct, frozen=True):
 
 
 class KnownNode(msgspec.Struct, frozen=True):
-    """What is kept of a node. `takes_pods`: it is ready and not cordoned. `leaving`: see `leaving_reason`."""
+    """What is kept of a node. `unready_since`: Unix time, None while it is ready. `leaving`: see `leaving_reason`."""
 
     name: str
     allocatable: dict[str, float]
-    takes_pods: bool
+    cordoned: bool
+    unready_since: float | None
     labels: dict[str, str]
     taints: tuple[dict[str, str], ...]
     leaving: str
@@ -65,9 +73,9 @@ class ClusterUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cluster_capacity(
-    use: ClusterUse, pods: Sequence[Manifest], owners: Iterable[Manifest], namespace: str
+    use: ClusterUse, pods: Sequence[Manifest], owners: Iterable[Manifest], namespace: str, now: float
 ) -> Capacity | None:
-    """Return the capacity; None if there are neither nodes nor quotas. `pods`, `owners`: of our jobs.
+    """Return the capacity at a Unix time; None if there are neither nodes nor quotas. `pods`, `owners`: of our jobs.
 
     What our pods use is taken from `pods`, which are of the same time as their jobs' statuses.
     """
@@ -75,7 +83,7 @@ def cluster_capacity(
     total, left = quota_capacity(use.quotas, pods, gone)
     ours = {usage.uid: usage for usage in map(pod_usage, pods)}
     uses = [*(usage for usage in use.pods if usage.uid not in ours), *ours.values()]
-    by_node = None if use.nodes is None else node_capacities(use.nodes, uses, gone)
+    by_node = None if use.nodes is None else node_capacities(use.nodes, uses, gone, closed_nodes(use.nodes, pods, now))
     return combine(by_node, total, left, namespace)
 
 
@@ -135,15 +143,17 @@ def known_node(node: Manifest) -> KnownNode:
     """Return what is kept of a node."""
     spec, status = (node.get(part) or {} for part in ("spec", "status"))
     conditions = status.get("conditions") or []
-    is_ready = all(one["status"] == "True" for one in conditions if one["type"] == "Ready")
+    unready = next((one for one in conditions if one["type"] == "Ready" and one["status"] != "True"), None)
+    taints = [*(spec.get("taints") or ()), *([_UNREADY_TAINT] if unready else [])]
     return KnownNode(
         name=node["metadata"]["name"],
         allocatable={
             sys.intern(resource_name(name)): amount(much) for name, much in (status.get("allocatable") or {}).items()
         },
-        takes_pods=is_ready and not spec.get("unschedulable"),
+        cordoned=bool(spec.get("unschedulable")),
+        unready_since=unix_time(unready.get("lastTransitionTime")) if unready else None,
         labels=node["metadata"].get("labels") or {},
-        taints=_taints(spec.get("taints") or ()),
+        taints=_taints(taints),
         leaving=leaving_reason(node),
     )
 
@@ -154,22 +164,57 @@ def _taints(taints: Iterable[Manifest]) -> tuple[dict[str, str], ...]:
     return tuple({part: taint.get(part) or "" for part in ("key", "value", "effect")} for taint in kept_away)
 
 
-def node_capacities(nodes: Iterable[KnownNode], pods: Iterable[PodUsage], gone: set[str]) -> tuple[NodeCapacity, ...]:
+def closed_nodes(nodes: Iterable[KnownNode], pods: Iterable[Manifest], now: float) -> set[str]:
+    """Return the names of the nodes whose free room is lost: cordoned ones, and those that have failed.
+
+    A node that is not ready has failed when Kubernetes would evict the last of our `pods` there. Until then it may be
+    back at any moment, as when its kubelet is restarted, and only its taint keeps other pods away.
+    """
+    waits: dict[str, list[float]] = {}
+    for pod in pods:
+        waits.setdefault(mapping_at(pod, "spec").get("nodeName") or "", []).append(_eviction_delay(pod))
+    return {
+        node.name
+        for node in nodes
+        if node.cordoned
+        or (
+            node.unready_since is not None
+            and now >= node.unready_since + max(waits.get(node.name, ()), default=EVICTED_AFTER_S)
+        )
+    }
+
+
+def _eviction_delay(pod: Manifest) -> float:
+    """Return after how many seconds Kubernetes evicts a pod from a node that is not ready."""
+    own = [one for one in mappings_at(mapping_at(pod, "spec"), "tolerations") if one.get("key") in _UNREADY_KEYS]
+    return min((one["tolerationSeconds"] for one in own if "tolerationSeconds" in one), default=EVICTED_AFTER_S)
+
+
+def node_capacities(
+    nodes: Iterable[KnownNode], pods: Iterable[PodUsage], gone: set[str], closed: Collection[str] = ()
+) -> tuple[NodeCapacity, ...]:
     """Return the nodes' allocatable resources, and what of them the pods of all namespaces do not request.
 
-    A node that is cordoned or not ready has only what its pods request. `gone`: uids of pods that do not count.
+    A node that is `closed`, by name, has only what its pods request. `gone`: uids of pods that do not count.
     """
     there = {node.name: node for node in nodes}
     used = {name: Counter[str]() for name in there}
     for pod in pods:
         if pod.node in used and pod.uid not in gone:
             used[pod.node].update(pod.resources)
-    return tuple(_node(there[name], used[name]) for name in sorted(there))
+    return tuple(_node(there[name], used[name], closed=name in closed) for name in sorted(there))
 
 
-def _node(node: KnownNode, used: Mapping[str, float]) -> NodeCapacity:
-    total = node.allocatable if node.takes_pods else {name: used.get(name, 0.0) for name in node.allocatable}
-    return NodeCapacity(name=node.name, total=total, free=_without(total, used), labels=node.labels, taints=node.taints)
+def _node(node: KnownNode, used: Mapping[str, float], *, closed: bool) -> NodeCapacity:
+    total = {name: used.get(name, 0.0) for name in node.allocatable} if closed else node.allocatable
+    return NodeCapacity(
+        name=node.name,
+        total=total,
+        free=_without(total, used),
+        labels=node.labels,
+        taints=node.taints,
+        closed_total=node.allocatable if closed else None,
+    )
 
 
 def _without(there: Mapping[str, float], used: Mapping[str, float]) -> dict[str, float]:

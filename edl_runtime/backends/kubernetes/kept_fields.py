@@ -44,8 +44,14 @@ class _Container(TypedDict, total=False):
     restartPolicy: Any
 
 
+class _Toleration(TypedDict, total=False):
+    key: Any
+    tolerationSeconds: Any
+
+
 class _PodSpec(TypedDict, total=False):
     nodeName: Any
+    tolerations: list[_Toleration] | None
     overhead: Any
     schedulingGates: Any
     containers: list[_Container] | None
@@ -124,9 +130,15 @@ class _NodeSpec(TypedDict, total=False):
     taints: Any
 
 
+class _NodeCondition(TypedDict, total=False):
+    type: Any
+    status: Any
+    lastTransitionTime: Any
+
+
 class _NodeStatus(TypedDict, total=False):
     allocatable: Any
-    conditions: list[_Condition] | None
+    conditions: list[_NodeCondition] | None
 
 
 class _Node(TypedDict, total=False):
@@ -155,6 +167,9 @@ def _reader(fields: Any) -> Read:
 _read_pod = _reader(_Pod)
 _read_owner = _reader(_Owner)
 
+EVICTED_AFTER_S = 300
+"""How long by default Kubernetes leaves pods on a node that is not ready."""
+
 _POD_CONDITIONS = {("DisruptionTarget", "True"), ("PodReadyToStartContainers", "True"), ("PodScheduled", "False")}
 
 
@@ -164,6 +179,10 @@ def read_pod(content: bytes) -> Manifest:
     status = pod.get("status") or {}
     if conditions := status.get("conditions"):
         status["conditions"] = [one for one in conditions if (one.get("type"), one.get("status")) in _POD_CONDITIONS]
+    spec = pod.get("spec") or {}
+    if tolerations := spec.pop("tolerations", None):  # of nearly all pods they are the default ones
+        own = [one for one in tolerations if one.get("tolerationSeconds") not in (None, EVICTED_AFTER_S)]
+        spec.update({"tolerations": own} if own else {})
     return pod
 
 

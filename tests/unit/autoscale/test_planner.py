@@ -81,6 +81,18 @@ def test_the_tutorials_jobs_make_way_for_the_third() -> None:
     assert not planned(tutorial(counts(third)["example"], counts(third)["example1"], 4), 1.0, **load).changes
 
 
+def test_devices_and_pods_count_whole() -> None:
+    """The highest load is a share of CPU and memory: of eight free GPUs all are used, and all places for pods."""
+    has = {"cpu": 10.0, "memory": 100.0, "gpu": 8.0, "rdma/hca": 8.0, "pods": 8.0}
+    needs = {"cpu": 0.1, "memory": 1.0, "gpu": 1.0, "rdma/hca": 1.0, "pods": 1.0}
+    grows = job("job", Bounds(1, 9), 0.1, 0, pending=1, resources=needs)
+    found = on([NodeCapacity(name="node", total=has, free=has)], grows, max_load=0.97)
+    assert counts(found) == {"job": 8}
+    assert found.capacity == {"cpu": 9.7, "memory": 97.0, "gpu": 8.0, "rdma/hca": 8.0, "pods": 8.0}
+
+
+NEARLY_ALL = {"cluster": "97%"}
+
 WINDOWS = to_windows(
     {
         "windows": [
@@ -246,6 +258,34 @@ def test_nobody_makes_way_on_a_node_that_takes_no_more() -> None:
     nodes = (node(4, labels={}, taints=closed), node(0.5, 0.5, "other", labels={}))
     new = job("new", Bounds(1, 2), 1.0, 0, pending=1, priority=1)
     assert counts(on(nodes, job("runs", Bounds(1, 4), 1.0, 4), new)) == {"runs": 4, "new": 0}
+
+
+def closed(total: float, used: float, name: str = "node") -> NodeCapacity:
+    """Return a cordoned node, of which pods reserve what is used."""
+    return node(used, name=name, closed_total={"cpu": total})
+
+
+@pytest.mark.parametrize("given", [{"max_load": 0.97}, {"windows": to_windows({"windows": [], "default": NEARLY_ALL})}])
+def test_nobody_makes_way_where_a_node_is_closed(given: dict[str, Any]) -> None:
+    """What runs there is limited by no share, neither the highest load nor a window's, and takes none of others'."""
+    four = job("four", Bounds(4, 4), 0.3, 4)
+    fixed = job("fixed", Bounds(1, 1), 0.3, 1, elastic=False)
+    assert counts(on([closed(2.0, 1.57)], four, **given)) == {"four": 4}, "others on the node have 0.37"
+    assert counts(on([closed(2.0, 1.5)], four, fixed, **given)) == {"four": 4}
+    elsewhere = [closed(2.0, 1.2), node(10.0, 10.0, "other")]
+    grows = job("grows", Bounds(1, 99), 0.1, 0, pending=1)
+    assert counts(on(elsewhere, four, grows, **given)) == {"four": 4, "grows": 97}
+
+
+def test_a_closed_node_is_no_part_of_a_windows_share_but_for_what_runs_there() -> None:
+    """And an amount that a window names is the most, wherever it runs."""
+    half = to_windows({"windows": [], "default": {"cluster": "50%"}})
+    nodes = [closed(10.0, 4.0), node(10.0, 10.0, "other")]
+    runs, grows = job("runs", Bounds(1, 4), 1.0, 4), job("grows", Bounds(1, 99), 1.0, 0, pending=1)
+    assert counts(on(nodes, runs, grows, windows=half)) == {"runs": 4, "grows": 5}
+    assert counts(on([closed(10.0, 0.0), nodes[1]], grows, windows=half)) == {"grows": 5}
+    three = to_windows({"windows": [], "default": {"cluster": {"cpu": 3}}})
+    assert counts(on(nodes, runs, windows=three)) == {"runs": 3}
 
 
 def stranded(job: JobStatus, *lost: int) -> JobStatus:

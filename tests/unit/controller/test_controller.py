@@ -20,6 +20,7 @@ from edl_runtime.compat.job_specs import job_spec
 from edl_runtime.compat.training_job import TrainingJob
 from edl_runtime.controller import controller
 from edl_runtime.controller.controller import JobDefaults, NamespaceController
+from edl_runtime.controller.redis_access import RedisAccess
 from edl_runtime.controller.vitals import Vitals
 from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
@@ -114,8 +115,9 @@ class Namespace:
             raise UnknownJobError(name, [])
         return self.jobs[name]
 
-    async def submit(self, spec: JobSpec, *, token: str, **_: object) -> JobStatus:
+    async def submit(self, spec: JobSpec, *, token: str, secrets: dict[str, str], **_: object) -> JobStatus:
         self.submits += 1
+        self.secrets = secrets
         if self.refuses:
             raise SubmitError(spec.name, self.refuses)
         instances = (InstanceStatus(index=0, phase="running", started_at=1.0),)
@@ -134,15 +136,23 @@ class Namespace:
         return saved
 
 
+class Access:
+    """A Redis user of the namespace's own."""
+
+    async def grant(self) -> str:
+        return "redis://edl-ml:of-this-week@edl-redis:6379/0"
+
+
 @asynccontextmanager
-async def running(namespace: Namespace) -> AsyncIterator[NamespaceController]:
+async def running(namespace: Namespace, access: Access | None = None) -> AsyncIterator[NamespaceController]:
     defaults = JobDefaults(settings=RuntimeSettings(), redis_url="redis://:sesame@edl-redis:6379/0")
     made = NamespaceController(
         cast(KubernetesClient, namespace),
         cast(KubernetesBackend, namespace),
         defaults,
-        Vitals(),
-        namespace.read_progress,
+        vitals=Vitals(),
+        read_progress=namespace.read_progress,
+        access=cast(RedisAccess | None, access),
     )
     working = asyncio.create_task(made.run())
     try:
@@ -150,6 +160,20 @@ async def running(namespace: Namespace) -> AsyncIterator[NamespaceController]:
     finally:
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("access", "url"),
+    [(None, "redis://:sesame@edl-redis:6379/0"), (Access(), "redis://edl-ml:of-this-week@edl-redis:6379/0")],
+    ids=["one namespace", "all namespaces"],
+)
+async def test_jobs_get_the_login_of_their_namespace(access: Access | None, url: str) -> None:
+    """Where the controller serves all; else its own."""
+    namespace = Namespace()
+    async with running(namespace, access):
+        await namespace.add("job")
+        await namespace.until("job", "phase", "running")
+    assert namespace.secrets == {"EDL_REDIS_URL": url}
 
 
 async def test_what_the_cluster_has_refused_is_not_tried_at_each_change_of_others() -> None:

@@ -10,6 +10,7 @@ import pytest
 from edl_runtime.backends.interface import Capacity, InstanceStatus, NodeCapacity
 from edl_runtime.backends.kubernetes.capacity import (
     KnownNode,
+    closed_nodes,
     combine,
     leaving_pods,
     node_capacities,
@@ -17,6 +18,8 @@ from edl_runtime.backends.kubernetes.capacity import (
     quota_capacity,
     read_known_node,
 )
+from edl_runtime.backends.kubernetes.kept_fields import read_pod
+from edl_runtime.backends.kubernetes.pod_status import unix_time
 from edl_runtime.pods import amount, requested_amount, reserved_resources
 
 GI = 1 << 30
@@ -27,14 +30,19 @@ def quota(hard: dict[str, str] | None, used: dict[str, str] | None = None, **spe
     return {"spec": spec, "status": {"hard": hard, "used": used}}
 
 
-def node(name: str = "a", *, ready: str = "True", unschedulable: bool = False, **allocatable: str) -> dict[str, Any]:
+def node(
+    name: str = "a", *, ready: str = "True", since: str | None = None, unschedulable: bool = False, **allocatable: str
+) -> dict[str, Any]:
     gpus = {GPU: allocatable.pop("gpus")} if "gpus" in allocatable else {}
     return {
         "metadata": {"name": name},
         "spec": {"unschedulable": True} if unschedulable else {},
         "status": {
             "allocatable": {**allocatable, **gpus},
-            "conditions": [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}],
+            "conditions": [
+                {"type": "MemoryPressure", "status": "False"},
+                {"type": "Ready", "status": ready, "lastTransitionTime": since},
+            ],
         },
     }
 
@@ -110,8 +118,7 @@ def test_nodes_have_what_pods_have_not_asked_for() -> None:
     assert node_capacities([], [], set()) == ()
 
 
-@pytest.mark.parametrize("how", [{"unschedulable": True}, {"ready": "Unknown"}, {"ready": "False"}])
-def test_a_node_that_takes_no_pods_has_what_is_there(how: dict[str, Any]) -> None:
+def test_a_closed_node_has_what_is_there() -> None:
     """Who is there keeps its place, and nobody gets one: not even that of who leaves."""
     pods = [
         pod(container("1500m")),
@@ -121,11 +128,45 @@ def test_a_node_that_takes_no_pods_has_what_is_there(how: dict[str, Any]) -> Non
         pod(container("8"), on="b"),
     ]
     (there,) = node_capacities(
-        [kept(node(cpu="64", memory="8Gi", gpus="8", pods="110", **how))], map(pod_usage, pods), {"leaves"}
+        [kept(node(cpu="64", memory="8Gi", gpus="8", pods="110"))], map(pod_usage, pods), {"leaves"}, {"a"}
     )
     assert there.total == {"cpu": 1.5, "memory": GI, "gpu": 0, "pods": 2}
     assert there.free == dict.fromkeys(there.total, 0)
-    assert node_capacities([kept(node(cpu="64", **how))], [], set())[0].total == {"cpu": 0}
+    assert there.closed_total == {"cpu": 64, "memory": 8 * GI, "gpu": 8, "pods": 110}
+    assert node_capacities([kept(node(cpu="64"))], [], set(), {"a"})[0].total == {"cpu": 0}
+
+
+def waits(key: str, seconds: int | None) -> dict[str, Any]:
+    """Return a toleration of a node that is not ready, for ever without seconds."""
+    until = {} if seconds is None else {"tolerationSeconds": seconds}
+    return {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute", **until}
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "after_s"),
+    [
+        ([], 300),
+        ([[waits("not-ready", 300), waits("unreachable", 300)]], 300),
+        ([[waits("not-ready", 20), waits("unreachable", 20)]], 20),
+        ([[waits("not-ready", 20), waits("unreachable", 20)], [waits("unreachable", 900)]], 900),
+        ([[waits("unreachable", None), {"key": "", "operator": "Exists"}]], 300),
+    ],
+)
+def test_a_node_away_is_closed_when_kubernetes_evicts_the_pods_there(tolerations: list[Any], after_s: float) -> None:
+    """Its kubelet may only be restarted, so until then it keeps all that it has. A cordoned one is closed at once."""
+    pods = [read_pod(msgspec.json.encode(pod(container("1"), tolerations=each))) for each in tolerations]
+    (away,) = [kept(node(ready="Unknown", since="2026-11-28T09:00:00Z", cpu="4"))]
+    since = unix_time("2026-11-28T09:00:00Z")
+    assert closed_nodes([away], pods, since + after_s - 1) == set()
+    assert closed_nodes([away], pods, since + after_s) == {"a"}
+    assert closed_nodes([kept(node(unschedulable=True)), kept(node("b"))], pods, since) == {"a"}
+
+
+@pytest.mark.parametrize("ready", ["Unknown", "False"])
+def test_a_node_that_is_not_ready_takes_no_pods(ready: str) -> None:
+    """Also where Kubernetes has not put its taint on it yet."""
+    (there,) = node_capacities([kept(node(ready=ready, cpu="4"))], [], set())
+    assert there.taints == ({"key": "node.kubernetes.io/not-ready", "value": "", "effect": "NoSchedule"},)
 
 
 def test_a_node_says_who_may_be_there() -> None:
