@@ -79,7 +79,8 @@ async def take_snapshot(
                 if pools[name].scaling:
                     needs[name] = _need(pools[name], demand)
         except EdlError as error:
-            stuck[name] = str(error)
+            if pools[name].scaling:
+                stuck[name] = str(error)
     return ClusterSnapshot(
         at=now_s,
         jobs=tuple(jobs),
