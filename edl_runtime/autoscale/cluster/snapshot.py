@@ -15,6 +15,7 @@ from edl_runtime.autoscale.traffic.forecast import Forecast
 from edl_runtime.autoscale.traffic.windows import DeclaredWindows
 from edl_runtime.backends.interface import Capacity, JobStatus
 from edl_runtime.pool_reports import PoolDemand
+from edl_runtime.registry.members import job_of_student
 from edl_runtime.registry.pools import read_demands
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     - `capacity`: the nodes, and what is free there.
     - `forecast`: of what the web needs; None without a traffic source.
     - `needs`: how many teachers a pool's students need, by the pool's name.
-    - `students`: how many students use a pool now, by the pool's name.
+    - `students`: the jobs of a pool's students, one for each student that uses it now, by the pool's name.
     - `speedups`: how a job's speed depends on its instances, by its name, where that was measured.
     """
 
@@ -44,7 +45,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Capacity
     forecast: Forecast | None = None
     needs: Mapping[str, Limit] = {}
-    students: Mapping[str, int] = {}
+    students: Mapping[str, tuple[str, ...]] = {}
     speedups: Mapping[str, Speedup] = {}
 
 
@@ -63,15 +64,18 @@ async def take_snapshot(
         forecast = await fetch_forecast(windows.traffic, client, namespace, now_s, time_zone=windows.time_zone)
     jobs, capacity = await _jobs_and_capacity(backend)
     pools = {job.name: job for job in jobs if job.kind == "pool" and not job.has_ended}
-    demands = await read_demands(client, namespace, list(pools))
-    needs = {name: _need(job, demands[name]) for name, job in pools.items() if job.scaling}
+    demands = await read_demands(client, namespace, list({job.pool for job in pools.values()}))
+    asked = {job.pool for job in jobs if job.kind == "trainer"}
+    needs = {
+        name: _need(job, demands[job.pool], is_asked=job.pool in asked) for name, job in pools.items() if job.scaling
+    }
     return ClusterSnapshot(
         at=now_s,
         jobs=tuple(jobs),
         capacity=capacity,
         forecast=forecast,
         needs=needs,
-        students={name: len(demand.students) for name, demand in demands.items()},
+        students={name: tuple(map(job_of_student, demands[job.pool].students)) for name, job in pools.items()},
         speedups=await speedups(client, namespace, jobs, now_s),
     )
 
@@ -96,7 +100,9 @@ def _placed(jobs: Sequence[JobStatus]) -> list[tuple[str, bool, list[tuple[int, 
     ]
 
 
-def _need(pool: JobStatus, demand: PoolDemand) -> Limit:
+def _need(pool: JobStatus, demand: PoolDemand, *, is_asked: bool) -> Limit:
     assert pool.scaling  # noqa: S101 - none has ended
+    if is_asked and not demand.students:
+        return Limit(instances=pool.scaling.bounds.min, reason="its students have not joined it yet")
     need = pool_size(pool.attainable, demand, pool.scaling.bounds)
     return Limit(instances=need.teachers, reason=need.reason)
