@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,19 @@ from edl_runtime.compat.job_specs import job_spec
 from edl_runtime.controller.reconcile import Step, next_step
 from edl_runtime.controller.redis_access import RedisAccess
 from edl_runtime.controller.resource import FINALIZER, RECORDED, Resource
-from edl_runtime.controller.status import Event, Problem, event_manifest, events_of, events_of_start, status_of
+from edl_runtime.controller.status import (
+    Event,
+    Problem,
+    event_manifest,
+    events_of,
+    events_of_start,
+    progress_text,
+    status_of,
+)
 from edl_runtime.controller.vitals import Vitals
 from edl_runtime.errors import BackendError, EdlError, SpecError, UnexpectedError, isolated
 from edl_runtime.log import get_logger
+from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
@@ -45,6 +55,9 @@ REASON_WAIT_S = 5.0
 
 EACH_INSTANCE_S = 0.001
 """How much less often an object is looked at for each instance: to look costs about 0.1 ms for each."""
+
+PROGRESS_EVERY_S = 30.0
+"""How often it is read how far trainings are: each change is a write of a status."""
 
 NAMESPACE_EVERY_S = 10.0
 """How often to look whether the namespace is being deleted."""
@@ -76,8 +89,9 @@ class JobDefaults(msgspec.Struct, frozen=True, kw_only=True):
 class NamespaceController:
     """Reconciles the TrainingJobs of one namespace.
 
-    `backend`: one of that namespace that `KubernetesBackend.following` yields. `access`: to Redis, by a user of the
-    namespace's own, whose login jobs get instead of that of `defaults.redis_url`; None for the same.
+    `backend`: one of that namespace that `KubernetesBackend.following` yields. `read_progress`: returns jobs' last
+    reports by name. `access`: to Redis, by a user of the namespace's own, whose login jobs get instead of that of
+    `defaults.redis_url`; None for the same.
 
     - `resize_reasons`: the last size that somebody decided for a job, and why, by name, for the events.
     - `passing`: held during a rescaling pass, so that its reasons are known before its sizes are recorded.
@@ -88,7 +102,9 @@ class NamespaceController:
         api: KubernetesClient,
         backend: KubernetesBackend,
         defaults: JobDefaults,
+        *,
         vitals: Vitals,
+        read_progress: Callable[[Sequence[str]], Awaitable[Mapping[str, Progress]]],
         access: RedisAccess | None = None,
     ) -> None:
         self.resize_reasons: dict[str, tuple[int, str]] = {}
@@ -97,6 +113,8 @@ class NamespaceController:
         self._backend = backend
         self._defaults = defaults
         self._vitals = vitals
+        self._read_progress = read_progress
+        self._progress: dict[str, tuple[float, str]] = {}  # by name, of when it is, and in words
         self._access = access
         self._objects: dict[str, Manifest] = {}
         self._due: dict[str, asyncio.Event] = {}
@@ -109,6 +127,7 @@ class NamespaceController:
             tasks.create_task(self._follow_objects(tasks))
             tasks.create_task(self._follow_jobs(tasks))
             tasks.create_task(self._follow_namespace(tasks))
+            tasks.create_task(self._follow_progress())
 
     async def _follow_namespace(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -122,6 +141,23 @@ class NamespaceController:
                 log.info("namespace.changed", namespace=self._api.namespace, is_terminating=self._is_terminating)
                 self._wake_all(tasks)
             await asyncio.sleep(NAMESPACE_EVERY_S)
+
+    async def _follow_progress(self) -> None:
+        """Read how far trainings are; the next look at each object writes it."""
+        while True:
+            try:
+                with isolated("the progress of trainings"):
+                    reports = await self._read_progress(sorted(self._objects))
+            except EdlError as error:
+                self._log_failure("progress.not_read", error)
+                reports = {}
+            for name, report in reports.items():
+                try:
+                    with isolated(f"the progress of {name!r}"):
+                        self._progress[name] = (report.updated_at, progress_text(report))
+                except EdlError as error:
+                    self._log_failure("progress.unreadable", error, job=name)
+            await asyncio.sleep(PROGRESS_EVERY_S)
 
     async def _follow_objects(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -181,6 +217,7 @@ class NamespaceController:
             await asyncio.sleep(pause_s)
         del self._due[name]
         self._refusals.pop(name, None)
+        self._progress.pop(name, None)
 
     async def _reconcile(self, name: str) -> int:
         """Do one step after the other, and write the status. Return how many instances the job has."""
@@ -290,7 +327,9 @@ class NamespaceController:
 
     async def _write_status(self, resource: Resource, job: JobStatus | None, problem: Problem | None) -> bool:
         """Write the status and the events of its change; return whether it has changed."""
-        status = status_of(resource, job, problem, time.time())
+        at, progress = self._progress.get(resource.name, (0.0, ""))
+        of_this_run = progress if job and at >= job.created_at else ""
+        status = status_of(resource, job, problem, time.time(), of_this_run)
         if all(resource.status.get(field) == value for field, value in status.items()):
             return False
         size, why = self.resize_reasons.get(resource.name, (None, ""))

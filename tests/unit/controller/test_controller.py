@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from edl_runtime.controller import controller
 from edl_runtime.controller.controller import JobDefaults, NamespaceController
 from edl_runtime.controller.redis_access import RedisAccess
 from edl_runtime.controller.vitals import Vitals
+from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
 
@@ -42,6 +43,7 @@ class Namespace:
         self.jobs: dict[str, JobStatus] = {}
         self.resizes: dict[str, int] = {}
         self.raises: dict[str, Exception] = {}
+        self.progress: dict[str, Progress] = {}
         self.objects: dict[str, Manifest] = {}
         self.changed = asyncio.Condition()
         self.changes = 0
@@ -57,6 +59,9 @@ class Namespace:
         """Wait until the status of the object has that."""
         async with self.changed:
             await self.changed.wait_for(lambda: self.objects[name].get("status", {}).get(field) == value)
+
+    async def read_progress(self, names: Sequence[str]) -> dict[str, Progress]:
+        return {name: self.progress[name] for name in names if name in self.progress}
 
     async def watch(self, kind: str) -> AsyncIterator[dict[str, Manifest]]:
         assert kind == "TrainingJob"
@@ -145,8 +150,9 @@ async def running(namespace: Namespace, access: Access | None = None) -> AsyncIt
         cast(KubernetesClient, namespace),
         cast(KubernetesBackend, namespace),
         defaults,
-        Vitals(),
-        cast(RedisAccess | None, access),
+        vitals=Vitals(),
+        read_progress=namespace.read_progress,
+        access=cast(RedisAccess | None, access),
     )
     working = asyncio.create_task(made.run())
     try:
@@ -289,3 +295,29 @@ async def test_a_new_training_keeps_the_size_that_a_pass_gives_it_at_once() -> N
         async with asyncio.timeout(60):  # hangs otherwise
             await namespace.until("new", "wanted", 3)
     assert namespace.objects["new"]["spec"]["trainer"]["instances"] == 3
+
+
+async def test_the_status_says_how_far_a_training_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its last report of this run: the share of all steps, or the step. Nonsense is that job's alone."""
+    monkeypatch.setattr(controller, "PROGRESS_EVERY_S", 0.01)
+    monkeypatch.setattr(controller, "RESYNC_S", 0.05)
+    namespace = Namespace()
+    with capture_logs() as logs:
+        async with running(namespace), asyncio.timeout(60):  # hangs otherwise
+            namespace.progress = {
+                "evil": Progress(step=10**400, total_steps=1, updated_at=9.0),
+                "half": Progress(step=20, total_steps=40, updated_at=9.0),
+                "open": Progress(step=1_200, updated_at=9.0),
+                "earlier": Progress(step=5, updated_at=0.5),
+            }
+            for name in namespace.progress:
+                await namespace.add(name)
+            await namespace.until("half", "progress", "50%")
+            await namespace.until("open", "progress", "step 1,200")
+            await namespace.until("evil", "phase", "running")
+            await namespace.until("earlier", "phase", "running")
+            namespace.progress["half"] = Progress(step=30, total_steps=40, updated_at=9.5)
+            await namespace.until("half", "progress", "75%")
+    assert "progress" not in namespace.objects["evil"]["status"]
+    assert "progress" not in namespace.objects["earlier"]["status"]
+    assert {entry["job"] for entry in logs if entry["event"] == "progress.unreadable"} == {"evil"}
