@@ -83,7 +83,7 @@ def registration_job_spec(pool: str, servers: Sequence[str], *, namespace: str) 
         command=(*words, *(word for server in servers for word in ("--server", server))),
         bounds=Bounds(1, 1),
         instances=1,
-        env=RuntimeSettings(namespace=namespace, job=job).to_env(),
+        env=RuntimeSettings(namespace=namespace, job=job, pool=pool).to_env(),
     )
 
 

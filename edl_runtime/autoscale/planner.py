@@ -6,9 +6,11 @@ be resized, as those that are not elastic, keep what they have, and are subtract
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from typing import NamedTuple
 
 import msgspec
 
@@ -143,7 +145,8 @@ def make_plan(
     capacity = _capacity_for_jobs(room, snapshot.capacity, movable, fixed, rules.max_load)
     spans = list(rules.windows.spans(moment, lead_s=rules.lead_s)) if rules.windows else []
     view = _NodeView(snapshot.capacity)
-    jobs = [_to_workload(job, snapshot, spans, capacity, view) for job in movable]
+    use = _pool_use(snapshot, movable, fixed)
+    jobs = [_to_workload(job, snapshot, spans, capacity, view, use=use) for job in movable]
     jobs = [_without_stranded(job, _stranded(resizable[job.name], job, view)) for job in jobs]
     targets = protected_targets(policy, jobs, view.nodes(), capacity, now_s=snapshot.at, pause_s=rules.pause_s)
     targets |= {job.name: _with_stranded(targets[job.name], job) for job in jobs if job.stranded}
@@ -291,6 +294,8 @@ def _to_workload(
     spans: Sequence[WindowSpan],
     capacity: Mapping[str, float],
     view: _NodeView,
+    *,
+    use: _PoolUse,
 ) -> Workload:
     scaling = _scaling(job)
     bounds, limit = scaling.bounds, _limit(job, snapshot, spans, capacity)
@@ -313,8 +318,30 @@ def _to_workload(
         speedup=snapshot.speedups.get(job.name),
         limit=limit,
         resumes=scaling.resumes,
-        students=snapshot.students.get(job.name, 0) if job.kind == "pool" else None,
+        pools=tuple(sorted(use.asked.get(job.name, ()))),
+        students=use.others[job.name] if job.kind == "pool" else None,
     )
+
+
+class _PoolUse(NamedTuple):
+    """The pools that are `asked` by a job, by its name; and how many `others`, who stay, use a pool, by its name."""
+
+    asked: Mapping[str, set[str]]
+    others: Mapping[str, int]
+
+
+def _pool_use(snapshot: ClusterSnapshot, movable: Sequence[JobStatus], fixed: Sequence[JobStatus]) -> _PoolUse:
+    """Return who uses which pool: the students that have joined it, and jobs by their EDL_POOL."""
+    may_go = {job.name for job in movable if job.kind == "trainer"}
+    asked, others = defaultdict[str, set[str]](set), Counter[str]()
+    for pool in [job for job in movable if job.kind == "pool"]:
+        joined = snapshot.students.get(pool.name, ())
+        naming = [job for job in (*movable, *fixed) if job.kind == "trainer" and job.pool == pool.pool]
+        runs = [job.name for job in naming if job.name not in joined and any(one.node for one in job.instances)]
+        others[pool.name] = sum(name not in may_go for name in (*joined, *runs))
+        for name in may_go.intersection((*joined, *(job.name for job in naming))):
+            asked[name].add(pool.name)
+    return _PoolUse(asked, others)
 
 
 def _stranded(status: JobStatus, job: Workload, view: _NodeView) -> tuple[int, ...]:

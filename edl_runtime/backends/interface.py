@@ -55,6 +55,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     - `resources`: what one instance reserves: "cpu" in cores, "memory" in bytes, "gpu", extended resources by name.
     - `priority`, `weight`: as in its `JobSpec`.
     - `resumes`: whether it continues its work after a suspension: a pool, or elastic trainers with checkpoints.
+    - `pool`: the EDL_POOL of its instances, which is the pool that they ask, or join as teachers; empty without one.
     - `resized_at`: Unix time of the last resize, or None. Suspending trainers none of which had a node does not count.
     - `queue`: its Kueue queue, or empty. Kueue alone starts and suspends such a job, so it can't be resized to 0. It
       grows only once all its pods are admitted. `queue_resizes`: whether Kueue lets it be resized while it runs.
@@ -67,6 +68,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     weight: float = 1.0
     resumes: bool = False
+    pool: str = ""
     resized_at: float | None = None
     queue: str = ""
     queue_resizes: bool = False
@@ -120,6 +122,12 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     def attainable(self) -> int:
         """The requested number of instances without those that were given up."""
         return max(0, self.wanted - sum(instance.given_up for instance in self.instances))
+
+    @property
+    def pool(self) -> str:
+        """The pool that its instances ask, or are the teachers of; empty for none that is known."""
+        named = self.scaling.pool if self.scaling else ""
+        return named or (self.name if self.kind == "pool" else "")
 
     @property
     def is_suspended(self) -> bool:

@@ -78,3 +78,17 @@ async def test_the_status_has_whether_a_suspended_job_would_resume(
     submitted = await backend.submit(job(WAITS, **asked), token="mine", secrets={})
     assert submitted.scaling is not None
     assert submitted.scaling.resumes is resumes
+
+
+@pytest.mark.on_pods
+async def test_the_status_has_the_pool_that_instances_ask_or_join(backend: Backend) -> None:
+    """By their EDL_POOL; a pool without one is its own."""
+    for asked, pool in (
+        (job(WAITS, kind="trainer", env={"EDL_POOL": "teachers"}), "teachers"),
+        (job(WAITS, kind="pool", env={"EDL_POOL": "teachers"}), "teachers"),
+        (job(WAITS, kind="pool"), "job"),
+        (job(WAITS, kind="trainer"), ""),
+    ):
+        submitted = await backend.submit(asked, token="mine", secrets={})
+        assert submitted.pool == (await backend.get("job")).pool == pool
+        await backend.delete("job")

@@ -21,7 +21,7 @@ from edl_runtime.progress import Progress, publish_progress
 from edl_runtime.registry import lease as lease_module
 from edl_runtime.registry import pools as pools_module
 from edl_runtime.registry.lease import hold_lease
-from edl_runtime.registry.members import Member
+from edl_runtime.registry.members import Member, student_id
 from edl_runtime.specs import Bounds
 from edl_runtime.store import keys
 from edl_runtime.store.keys import Service
@@ -63,6 +63,16 @@ async def test_a_pool_that_a_student_is_registered_with_is_not_suspended(client:
     async with hold_lease(client, Service(namespace, "used", "students"), Member(id="s0", address=""), ttl_s=600):
         await rescale(backend, client, namespace, RescalingRules(windows=windows))
     assert backend.wanted == {"student": 1, "used": 1, "unused": 0}
+
+
+async def test_a_pool_is_suspended_with_the_job_that_is_its_only_student(client: Redis, namespace: str) -> None:
+    """It knows the job by what the student has registered as; nobody is left to wait for its teachers."""
+    backend = Jobs(job("trains", Bounds(1, 1), 1.0, 1), pool("used", 1))
+    windows = to_windows({"windows": [], "default": {"cluster": {"cpu": 1}}})
+    student = Member(id=student_id("trains", 0), address="")
+    async with hold_lease(client, Service(namespace, "used", "students"), student, ttl_s=600):
+        await rescale(backend, client, namespace, RescalingRules(windows=windows))
+    assert backend.wanted == {"trains": 0, "used": 0}
 
 
 async def test_what_the_web_needs_is_left_to_it(client: Redis, namespace: str) -> None:

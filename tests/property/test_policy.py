@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.depth import examples
 
 from edl_runtime.autoscale.policy.decide import MIN_RUN_S, PAYBACK_WINDOW_S, RESIZE_COOLDOWN_S, STARVATION_S, decide
+from edl_runtime.autoscale.policy.groups import groups_of
 from edl_runtime.autoscale.policy.model import Limit, Node, Speedup, Target, Workload
 from edl_runtime.errors import SpecError
 from edl_runtime.specs import Bounds
@@ -26,6 +27,8 @@ SPEEDUPS = st.none() | st.builds(
 TIMES = st.sampled_from(
     [NOW - 50_000, NOW - STARVATION_S, NOW - 2000, NOW - RESIZE_COOLDOWN_S, NOW - 100, NOW, NOW + 500]
 )
+MOST_MOVES = 3
+"""Passes until all have found a place who lost one to another."""
 PAUSES = st.sampled_from([0.0, 1.0, 30.0, 300.0])
 
 
@@ -59,6 +62,9 @@ def clusters(
                 students=draw(st.sampled_from([None, None, 0, 2])),
             )
         )
+    pools = [job.name for job in jobs if job.students is not None]
+    asks = st.lists(st.sampled_from([*pools, "elsewhere"]), max_size=2, unique=True).map(tuple)
+    jobs = [msgspec.structs.replace(job, pools=draw(asks)) if job.students is None else job for job in jobs]
     return jobs, nodes
 
 
@@ -117,14 +123,73 @@ def test_it_stays_within_bounds_capacity_and_nodes(
 def test_asked_again_it_changes_nothing(
     cluster: tuple[list[Workload], list[Node]], capacity: Mapping[str, float], pause_s: float
 ) -> None:
-    """When its targets are reached at once, it has the same ones: nothing swings to and fro."""
+    """When its targets are reached at once, it has the same ones: nothing swings to and fro.
+
+    But who has lost its place to another may go elsewhere, once it has left.
+    """
     jobs, nodes = cluster
-    targets = decide(jobs, nodes, capacity, now_s=NOW, pause_s=pause_s)
-    after, left = applied(jobs, nodes, targets, NOW)
-    again = decide(after, left, capacity, now_s=NOW, pause_s=pause_s)
+    for _ in range(MOST_MOVES):
+        targets = decide(jobs, nodes, capacity, now_s=NOW, pause_s=pause_s)
+        jobs, nodes = applied(jobs, nodes, targets, NOW)
+        if not any("others took its place" in target.reason for target in targets.values()):
+            break
+    again = decide(jobs, nodes, capacity, now_s=NOW, pause_s=pause_s)
     assert {name: target.nodes for name, target in again.items()} == {
         name: target.nodes for name, target in targets.items()
     }
+
+
+@given(clusters(), CAPACITIES, PAUSES)
+def test_a_group_has_room_together_or_none(
+    cluster: tuple[list[Workload], list[Node]], capacity: Mapping[str, float], pause_s: float
+) -> None:
+    """No job runs without a pool that it asks, and no pool without one of those that ask it, if nobody else uses it."""
+    jobs, nodes = cluster
+    targets = decide(jobs, nodes, capacity, now_s=NOW, pause_s=pause_s)
+    for pool in [job for job in jobs if job.students is not None]:
+        asking = [targets[job.name].instances > 0 for job in jobs if pool.name in job.pools]
+        if not targets[pool.name].instances:
+            assert not any(asking)
+        elif not pool.students and asking:
+            assert any(asking)
+
+
+@given(clusters(), CAPACITIES, PAUSES)
+def test_what_waits_and_fits_starts(
+    cluster: tuple[list[Workload], list[Node]], capacity: Mapping[str, float], pause_s: float
+) -> None:
+    """Beside all targets no group has room, unless the room is reserved, or its own was another's until now."""
+    jobs, nodes = cluster
+    targets = decide(jobs, nodes, capacity, now_s=NOW, pause_s=pause_s)
+    after, free = applied(jobs, nodes, targets, NOW)
+    for group in groups_of(after):
+        if targets[group.job.name].instances or not group.is_allowed:
+            continue
+        new = [member for member in group.members if not targets[member.name].instances]
+        reasons = {targets[member.name].reason for member in new}
+        if not any(words in reason for reason in reasons for words in ("reserved", "others took")):
+            assert not fits(new, free, left_of(capacity, after))
+
+
+def left_of(capacity: Mapping[str, float], jobs: Sequence[Workload]) -> dict[str, float]:
+    """Return what is left of the capacity beside these jobs' instances."""
+    used = {name: sum(job.resources.get(name, 0) * len(job.nodes) for job in jobs) for name in capacity}
+    return {name: amount - used[name] + 1e-9 for name, amount in capacity.items()}
+
+
+def fits(new: Sequence[Workload], nodes: Sequence[Node], left: Mapping[str, float]) -> bool:
+    """Whether the minimums of these jobs have room, tried node by node."""
+    if any(sum(job.resources.get(name, 0) * job.bounds.min for job in new) > much for name, much in left.items()):
+        return False
+    free = [dict(node.free) for node in nodes]
+    for job in sorted(new, key=lambda job: -max(job.resources.values())):
+        for _ in range(job.bounds.min):
+            room = [each for each in free if all(each.get(name, 0) + 1e-9 >= n for name, n in job.resources.items())]
+            if not room:
+                return False
+            for name, need in job.resources.items():
+                room[0][name] -= need
+    return True
 
 
 @given(clusters(), CAPACITIES, PAUSES, st.randoms(use_true_random=False))
@@ -293,6 +358,80 @@ def test_a_pool_that_students_wait_for_has_its_minimum_before_its_equals() -> No
     assert reasons([idle], 1) == {"teachers": "is suspended: its minimum of 2 needs 2 gpu, training may use 1"}
 
 
+def test_a_pool_that_nobody_uses_makes_way_for_whoever_waits() -> None:
+    """Of any priority; but students may still come in its first minutes, or once it has its turn."""
+    waits = job("waits", 1, 1, priority=-1, submitted_s=NOW)
+    unused = job("teachers", 1, 1, 1, students=0, changed_s=NOW - MIN_RUN_S)
+    assert counts([unused, waits], 1) == {"teachers": 0, "waits": 1}
+    assert counts([unused, waits], 2) == {"teachers": 1, "waits": 1}
+    new = msgspec.structs.replace(unused, changed_s=NOW - MIN_RUN_S + 1)
+    assert counts([new, waits], 1) == {"teachers": 1, "waits": 0}
+    was_suspended = job("teachers", 1, 1, students=0, changed_s=NOW - 1)
+    runs = job("runs", 2, 2, 2, changed_s=NOW - MIN_RUN_S)
+    assert counts([was_suspended, runs], 2) == {"teachers": 0, "runs": 2}
+    starved = msgspec.structs.replace(was_suspended, changed_s=NOW - STARVATION_S)
+    assert counts([starved, runs], 2) == {"teachers": 1, "runs": 0}
+    was_submitted = job("teachers", 1, 1, students=0, submitted_s=NOW)
+    assert counts([was_submitted, runs], 2) == {"teachers": 1, "runs": 0}
+
+
+def test_a_student_and_its_pool_have_room_together_or_none() -> None:
+    """Where one place is left no pool takes it whose student stays suspended, and others that wait do."""
+    groups = [
+        one
+        for number in range(2)
+        for one in (
+            job(f"student-{number}", 1, 4, resized_s=NOW, pools=(f"pool-{number}",)),
+            job(f"pool-{number}", 1, 1, number, students=0, limit=Limit(instances=1, reason="it has no students")),
+        )
+    ]
+    trainings = [job(f"training-{number}", 1, 1, resized_s=NOW) for number in range(3)]
+    assert [name for name, count in counts([*groups, *trainings], 1).items() if count] == ["training-0"]
+    assert reasons(groups, 1) == {
+        "student-0": "waits: its minimum of 1 with that of 'pool-0' needs 2 gpu, training may use 1",
+        "pool-0": "waits: none of its students trains",
+        "student-1": "waits: its minimum of 1 with that of 'pool-1' needs 2 gpu, training may use 1",
+        "pool-1": "is suspended: none of its students trains",
+    }
+    assert counts(groups, 3) == {"student-0": 2, "pool-0": 1, "student-1": 0, "pool-1": 0}
+    assert counts(groups, 4) == {"student-0": 1, "pool-0": 1, "student-1": 1, "pool-1": 1}
+
+
+def test_a_pool_stays_while_one_of_its_students_does() -> None:
+    """Several jobs may share it, and others use it, too. A job of a higher priority comes before all of them."""
+    pool = job("pool", 1, 4, 1, students=0)
+    large, small = job("large", 4, 4, 4, pools=("pool",)), job("small", 1, 1, 1, pools=("pool",))
+    assert counts([pool, large, small], 6) == {"pool": 1, "large": 4, "small": 1}
+    assert counts([pool, large, small], 5) == {"pool": 4, "large": 0, "small": 1}
+    assert counts([pool, large], 4) == {"pool": 0, "large": 0}
+    used = msgspec.structs.replace(pool, students=1)
+    assert counts([used, large], 4) == {"pool": 4, "large": 0}
+    closed = Limit(instances=0, reason="window 'evening' allows 0")
+    limited = [msgspec.structs.replace(used, limit=closed), small]
+    assert counts(limited, 9) == {"pool": 0, "small": 0}
+    assert reasons(limited, 9)["small"] == (
+        "is suspended, with a checkpoint: its pool 'pool': window 'evening' allows 0, and its minimum is 1"
+    )
+    first = [job("first", 1, 1, priority=1), pool, small]
+    assert counts(first, 2) == {"first": 1, "pool": 0, "small": 0}
+    assert counts([job("elsewhere", 1, 1, pools=("gone",))], 1) == {"elsewhere": 1}
+
+
+def test_a_group_that_has_no_room_takes_none() -> None:
+    """Nobody makes way for a student whose pool fits nowhere."""
+    nodes = [Node(name="node", free={"gpu": 0, "cpu": 0})]
+    runs = job("runs", 1, 3, 3, resources={"cpu": 1})
+    group = [
+        job("student", 1, 1, priority=1, resources={"cpu": 1}, pools=("pool",)),
+        job("pool", 1, 1, priority=1, resources={"gpu": 1}, students=0),
+    ]
+    assert {name: one.instances for name, one in placed([runs, *group], *nodes).items()} == {
+        "runs": 3,
+        "student": 0,
+        "pool": 0,
+    }
+
+
 def test_as_many_jobs_run_as_can() -> None:
     """Where minimums do not fit, the largest waits, and of the same size the oldest."""
     jobs = [
@@ -317,13 +456,29 @@ def test_room_is_saved_for_one_that_has_waited_for_long() -> None:
     assert reasons(too_large, 4)["large"] == "waits: its minimum of 5 needs 5 gpu, training may use 4"
 
 
+def test_room_is_saved_only_where_others_end_for_it() -> None:
+    """A job that is never suspended may run for days, as may a pool that others use."""
+    large, small = job("large", 4, 4, submitted_s=NOW - STARVATION_S), job("small", 1, 1, submitted_s=NOW)
+    for stays in (job("stays", 1, 1, 1, changed_s=NOW, resumes=False), job("stays", 1, 1, 1, students=1)):
+        assert counts([stays, large, small], 4) == {"stays": 1, "large": 0, "small": 1}
+
+
 @pytest.mark.parametrize(
     ("ago_s", "rests"), [(RESIZE_COOLDOWN_S - 1, True), (RESIZE_COOLDOWN_S, False), (-1000, False)]
 )
-def test_a_job_rests_after_it_was_resized(ago_s: float, rests: bool) -> None:  # noqa: FBT001
-    """It grows, or starts again, only after some time; by a clock that was put back it is held for no longer."""
-    assert counts([job("a", 1, 8, 4, resized_s=NOW - ago_s)], 8) == {"a": 4 if rests else 8}
-    assert counts([job("a", 4, 4, resized_s=NOW - ago_s)], 8) == {"a": 0 if rests else 4}
+def test_a_job_that_was_just_resized_takes_no_room_from_others(ago_s: float, rests: bool) -> None:  # noqa: FBT001
+    """It comes last to start again, and grows into nobody's room, but for what would else be unused."""
+    rested = {"resized_s": NOW - ago_s}
+    assert counts([job("a", 1, 9, 2, **rested), job("b", 1, 9, 6)], 8) == (
+        {"a": 2, "b": 6} if rests else {"a": 4, "b": 4}
+    )
+    assert counts([job("a", 1, 9, 2, **rested), job("b", 1, 9, 4)], 8) == (
+        {"a": 2, "b": 6} if rests else {"a": 4, "b": 4}
+    )
+    assert counts([job("a", 1, 9, 2, **rested), job("b", 1, 4, 4)], 8) == {"a": 4, "b": 4}
+    waits = [job("a", 2, 2, **rested), job("b", 3, 3, submitted_s=NOW)]
+    assert counts(waits, 4) == ({"a": 0, "b": 3} if rests else {"a": 2, "b": 0})
+    assert counts(waits, 5) == {"a": 2, "b": 3}
 
 
 def test_a_job_grows_only_if_that_makes_up_for_the_pause() -> None:

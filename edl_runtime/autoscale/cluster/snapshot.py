@@ -16,6 +16,7 @@ from edl_runtime.autoscale.traffic.windows import DeclaredWindows
 from edl_runtime.backends.interface import Capacity, JobStatus
 from edl_runtime.errors import EdlError, isolated
 from edl_runtime.pool_reports import PoolDemand
+from edl_runtime.registry.members import job_of_student
 from edl_runtime.registry.pools import read_each_demand
 from edl_runtime.store.errors import MalformedRecordError
 
@@ -37,7 +38,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     - `capacity`: the nodes, and what is free there.
     - `forecast`: of what the web needs; None without a traffic source.
     - `needs`: how many teachers a pool's students need, by the pool's name.
-    - `students`: how many students use a pool now, by the pool's name.
+    - `students`: the jobs of a pool's students, one for each student that uses it now, by the pool's name.
     - `speedups`: how a job's speed depends on its instances, by its name, where that was measured.
     - `stuck`: the pools of which it is not known what their students need, by name, and why. They keep what they have.
     """
@@ -47,7 +48,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Capacity
     forecast: Forecast | None = None
     needs: Mapping[str, Limit] = {}
-    students: Mapping[str, int] = {}
+    students: Mapping[str, tuple[str, ...]] = {}
     speedups: Mapping[str, Speedup] = {}
     stuck: Mapping[str, str] = {}
 
@@ -67,17 +68,20 @@ async def take_snapshot(
         forecast = await fetch_forecast(windows.traffic, client, namespace, now_s, time_zone=windows.time_zone)
     jobs, capacity = await _jobs_and_capacity(backend)
     pools = {job.name: job for job in jobs if job.kind == "pool" and not job.has_ended}
+    demands = await read_each_demand(client, namespace, list({job.pool for job in pools.values()}))
+    asked = {job.pool for job in jobs if job.kind == "trainer"}
     needs: dict[str, Limit] = {}
-    students: dict[str, int] = {}
+    students: dict[str, tuple[str, ...]] = {}
     stuck: dict[str, str] = {}
-    for name, demand in (await read_each_demand(client, namespace, list(pools))).items():
+    for name, job in pools.items():
         try:
             with isolated(f"what is reported in pool {name!r}"):
+                demand = demands[job.pool]
                 if isinstance(demand, MalformedRecordError):
                     raise demand
-                students[name] = len(demand.students)
-                if pools[name].scaling:
-                    needs[name] = _need(pools[name], demand)
+                students[name] = tuple(map(job_of_student, demand.students))
+                if job.scaling:
+                    needs[name] = _need(job, demand, is_asked=job.pool in asked)
         except EdlError as error:
             if pools[name].scaling:
                 stuck[name] = str(error)
@@ -113,7 +117,9 @@ def _placed(jobs: Sequence[JobStatus]) -> list[tuple[str, bool, list[tuple[int, 
     ]
 
 
-def _need(pool: JobStatus, demand: PoolDemand) -> Limit:
+def _need(pool: JobStatus, demand: PoolDemand, *, is_asked: bool) -> Limit:
     assert pool.scaling  # noqa: S101 - none has ended
+    if is_asked and not demand.students:
+        return Limit(instances=pool.scaling.bounds.min, reason="its students have not joined it yet")
     need = pool_size(pool.attainable, demand, pool.scaling.bounds)
     return Limit(instances=need.teachers, reason=need.reason)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from edl_runtime.autoscale.policy.groups import Group
 from edl_runtime.autoscale.policy.model import QUANTUM, Node, Speedup, Workload, milli_available, milli_needed
 
 ResourceVector = tuple[int, ...]  # of one instance: thousandths of each resource
@@ -56,13 +59,29 @@ class NodePacker:
         """Return what is free on this node."""
         return [int(amount) for amount in self._free[:, node]]
 
-    def count_fitting(self, size: ResourceVector, leaving: Iterable[tuple[int, ResourceVector]]) -> int:
-        """Return how many instances of this size would fit without those in `leaving` (node, size)."""
+    def would_hold(
+        self, wanted: Iterable[tuple[ResourceVector, int]], leaving: Iterable[tuple[int, ResourceVector]]
+    ) -> bool:
+        """Return whether so many instances of each size would fit without those in `leaving` (node, size)."""
         room = self._free.copy()
         for node, others in leaving:
             room[:, node] += others
-        each = [room[number] // need for number, need in enumerate(size) if need]
-        return int(np.minimum.reduce(each).clip(min=0).sum())
+        for size, count in wanted:
+            fits = np.minimum.reduce([room[number] // need for number, need in enumerate(size) if need]).clip(min=0)
+            placed = np.clip(count - (fits.cumsum() - fits), 0, fits)
+            if placed.sum() < count:
+                return False
+            room -= np.outer(size, placed)
+        return True
+
+    def state(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Return what `restore` takes."""
+        return self._free.copy(), self._slack.copy()
+
+    def restore(self, free: npt.NDArray[np.int64], slack: npt.NDArray[np.float64]) -> None:
+        """Undo all that was placed and released since `state`."""
+        self._free, self._slack = free, slack
+        self._candidates.clear()
 
     def _fits(self, node: int, size: ResourceVector) -> bool:
         return all(free[node] >= need for free, need in zip(self._free, size, strict=True))
@@ -102,7 +121,7 @@ class DenialReason(Enum):
     ROOM = "no node has room"
     PREEMPTED = "others took its place"
     RESERVED = "room is reserved for a job that has waited for long"
-    COOLDOWN = "it was resized within the last minutes"
+    STUDENTS = "none of its students trains"
     NO_GAIN = "it would not make up for the pause"
     NO_SPEEDUP = "more instances would not train faster"
 
@@ -114,9 +133,10 @@ class Allocation:
     - `found`: nodes for others, by index.
     - `most`: the most that it may be granted.
     - `denial`: why it was not granted more.
+    - `share`: the share of the cluster that an instance takes.
     """
 
-    __slots__ = ("_share", "denial", "found", "granted", "held", "job", "most", "own", "size", "speedup")
+    __slots__ = ("denial", "found", "granted", "held", "job", "most", "own", "share", "size", "speedup")
 
     def __init__(self, job: Workload, size: ResourceVector, own: Sequence[int | None], share: float) -> None:
         self.job = job
@@ -127,7 +147,7 @@ class Allocation:
         self.granted = 0
         self.most = job.most
         self.denial: DenialReason | None = None
-        self._share = share
+        self.share = share
         self.speedup = job.speedup or _UNMEASURED
 
     @property
@@ -146,7 +166,7 @@ class Allocation:
     def gain(self, index: int) -> float:
         """Return what it would add as a new instance."""
         goodput = self.speedup.goodput
-        return self.job.weight * math.log(goodput(index + 1) / goodput(index)) / self._share
+        return self.job.weight * math.log(goodput(index + 1) / goodput(index)) / self.share
 
     def places(self) -> tuple[int, ...]:
         """Return the nodes of the granted instances."""
@@ -155,13 +175,25 @@ class Allocation:
         return tuple(found[index] if index in found else own[index] or 0 for index in range(self.granted))
 
 
+class _State(NamedTuple):
+    """What changes as instances are placed and preempted, beside what is granted."""
+
+    free: npt.NDArray[np.int64]
+    slack: npt.NDArray[np.float64]
+    held: list[int]
+    reachable: dict[ResourceVector, int]
+    head: int
+
+
 class Allocator:
     """Allocates nodes and capacity to all jobs. A grant is final; instances not granted yet can be preempted.
 
-    `by_rank`: the jobs in order of admission. Call `admit` in that order, then `grow`.
+    `groups`: in order of admission. Call `admit` or `deny` in that order, then `grow`.
     """
 
-    def __init__(self, by_rank: Sequence[Workload], nodes: Sequence[Node], capacity: Mapping[str, float]) -> None:
+    def __init__(self, groups: Sequence[Group], nodes: Sequence[Node], capacity: Mapping[str, float]) -> None:
+        self._undecided = Counter(member.name for group in groups for member in group.members)
+        by_rank = list({member.name: member for group in groups for member in group.members}.values())
         self.resources = sorted({name for job in by_rank for name, need in job.resources.items() if need})
         self._left = [milli_available(capacity[name]) if name in capacity else None for name in self.resources]
         self._nodes = {node.name: number for number, node in enumerate(nodes)}
@@ -184,27 +216,43 @@ class Allocator:
             )
             for job, size in zip(by_rank, sizes, strict=True)
         ]
+        self._by_name = {allocation.job.name: allocation for allocation in self.allocations}
         self._queue: list[tuple[Allocation, int]] | None = None
         self._head = 0
         self._reachable: dict[ResourceVector, int] = {}
         for allocation in self.allocations:
             self._release(allocation, allocation.most)
 
-    def admit(self, allocation: Allocation) -> bool:
-        """Grant a job its minimum and return True; or release all its instances and return False."""
-        stays = min(allocation.least, len(allocation.own))
-        if allocation.most < allocation.least:
-            allocation.denial = DenialReason.LIMIT
-        elif allocation.held < stays:
-            allocation.denial = DenialReason.PREEMPTED
-        elif not _affordable(allocation.size, allocation.least, self._left):
-            allocation.denial = DenialReason.CAPACITY
-        elif not self._grant(allocation, allocation.least):
-            allocation.denial = DenialReason.ROOM
+    def members(self, group: Group) -> list[Allocation]:
+        """Return the group's allocations, its job's first."""
+        return [self._by_name[member.name] for member in group.members]
+
+    def admit(self, group: Group) -> bool:
+        """Grant a group its minimums and return True; or `deny` it and return False."""
+        members = self.members(group)
+        new = [one for one in members if not one.granted]
+        if not group.is_allowed:
+            denial = DenialReason.LIMIT
+        elif any(one.held < min(one.least, len(one.own)) for one in new):
+            denial = DenialReason.PREEMPTED
+        elif not self._affords(new):
+            denial = DenialReason.CAPACITY
+        elif not self._grant_minimums(new):
+            denial = DenialReason.ROOM
         else:
+            self._undecided.subtract(one.job.name for one in members)
             return True
-        self._release(allocation, 0)
+        self.deny(group, denial)
         return False
+
+    def deny(self, group: Group, reason: DenialReason) -> None:
+        """Release all instances of a group, but for pools that another group has, or may still get."""
+        job, *_ = members = self.members(group)
+        for one in members:
+            self._undecided[one.job.name] -= 1
+            if not one.granted and not self._undecided[one.job.name]:
+                one.denial = reason if one is job else one.denial or DenialReason.STUDENTS
+                self._release(one, 0)
 
     def ideal(self) -> dict[Allocation, int]:
         """Return how many instances each admitted job would get from scratch, ignoring nodes."""
@@ -228,30 +276,27 @@ class Allocator:
             allocation.denial = DenialReason.PREEMPTED
         elif not _affordable(allocation.size, 1, self._left):
             allocation.denial = DenialReason.CAPACITY
-        elif not self._grant(allocation, 1):
+        elif not self._grant_one_more(allocation):
             allocation.denial = DenialReason.ROOM
         else:
             return True
         self._release(allocation, allocation.granted)
         return False
 
-    def would_fit(self, allocation: Allocation, without: Sequence[Allocation]) -> bool:
-        """Return whether a job's minimum would fit without what the jobs in `without` have been granted."""
-        back = [sum(other.size[number] * other.granted for other in without) for number in range(len(allocation.size))]
-        if not all(
-            left is None or need * allocation.least <= left + more
-            for need, left, more in zip(allocation.size, self._left, back, strict=True)
-        ):
+    def would_fit(self, group: Group, without: Container[str]) -> bool:
+        """Return whether a group's minimums would fit without what the jobs `without`, by name, have been granted."""
+        gone = {one for one in self.allocations if one.job.name in without}
+        needed = [one for one in self.members(group) if one in gone or not one.granted]
+        if not self._affords(needed, gone):
             return False
-        gone = set(map(id, without))
         leaving = [
             (place, other.size)
             for other in self.allocations
-            for place in other.own[0 if id(other) in gone else other.granted : other.held]
+            for place in other.own[0 if other in gone else other.granted : other.held]
             if place is not None
         ]
-        leaving += [(place, other.size) for other in without for place in other.found.values()]
-        return self._packer.count_fitting(allocation.size, leaving) >= allocation.least
+        leaving += [(place, other.size) for other in gone for place in other.found.values()]
+        return self._packer.would_hold([(one.size, one.least) for one in needed], leaving)
 
     def _owed(
         self, jobs: Sequence[Workload], sizes: Sequence[ResourceVector], nodes: Sequence[Node]
@@ -276,17 +321,59 @@ class Allocator:
             wholes.append(max(1, free + used if left is None else left))
         return wholes
 
-    def _grant(self, allocation: Allocation, more: int) -> bool:
-        first, end = allocation.granted, allocation.granted + more
+    def _affords(self, new: Sequence[Allocation], gone: Collection[Allocation] = ()) -> bool:
+        """Return whether the capacity is enough for the minimums of `new`, without what `gone` have been granted."""
+        needs = [sum(one.size[number] * one.least for one in new) for number in range(len(self.resources))]
+        back = [sum(one.size[number] * one.granted for one in gone) for number in range(len(self.resources))]
+        return all(
+            left is None or need <= left + more for need, left, more in zip(needs, self._left, back, strict=True)
+        )
+
+    def _grant_minimums(self, new: Sequence[Allocation]) -> bool:
+        """Grant all of `new` their minimums, or none of them."""
+        before = self._state() if len(new) > 1 else None
+        for one in new:
+            one.granted = one.least  # first, so that their own instances are not preempted for one another
+        for one in sorted(new, key=lambda one: -one.share):
+            if not self._place(one, 0):
+                break
+        else:
+            for one in new:
+                _spend(one.size, one.least, self._left)
+            return True
+        for one in new:
+            one.granted = 0
+            one.found.clear()
+        if before:  # a failing member alone has preempted nothing
+            self._restore(before)
+        return False
+
+    def _state(self) -> _State:
+        held = [one.held for one in self.allocations]
+        return _State(*self._packer.state(), held, dict(self._reachable), self._head)
+
+    def _restore(self, state: _State) -> None:
+        self._packer.restore(state.free, state.slack)
+        for one, count in zip(self.allocations, state.held, strict=True):
+            one.held = count
+        self._reachable, self._head = state.reachable, state.head
+
+    def _grant_one_more(self, allocation: Allocation) -> bool:
+        allocation.granted += 1
+        if not self._place(allocation, allocation.granted - 1):
+            allocation.granted -= 1
+            return False
+        _spend(allocation.size, 1, self._left)
+        return True
+
+    def _place(self, allocation: Allocation, first: int) -> bool:
+        """Place the granted instances from this index on that have no place; return whether there is room for all."""
         own = allocation.own
-        unplaced = [index for index in range(first, end) if index >= len(own) or own[index] is None]
-        allocation.granted = end  # first, so that its own instances are not preempted for it
+        unplaced = [index for index in range(first, allocation.granted) if index >= len(own) or own[index] is None]
         places = self._place_instances(allocation, len(unplaced)) if unplaced else []
         if places is None:
-            allocation.granted = first
             return False
         allocation.found.update(zip(unplaced, places, strict=True))
-        _spend(allocation.size, more, self._left)
         return True
 
     def _release(self, allocation: Allocation, first: int) -> None:

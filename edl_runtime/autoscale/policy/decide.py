@@ -1,16 +1,18 @@
 """The default policy: a pure function of jobs, nodes, capacity and the cost of a pause.
 
-1. *Admit.* Jobs get their minimum, highest priority first. Within a priority, in this order: pools with students, who
-   hold GPUs and idle without teachers; jobs that started within MIN_RUN_S; jobs that have waited for STARVATION_S,
-   longest first; then the smallest minimum, so that most jobs run; then running ones; then the youngest, because an old
-   job is likely to last (least attained service, as in Tiresias, Gu et al., NSDI 2019). A running job that is not
+1. *Admit.* Groups get their minimums, highest priority first; see `edl_runtime.autoscale.policy.groups.Group`. Within a
+   priority, in this order: pools that others use, who hold GPUs and idle without teachers; jobs that started within
+   MIN_RUN_S; jobs that have waited for STARVATION_S, longest first; then the smallest minimum, so that most jobs run;
+   then running ones; then the youngest, because an old job is likely to last (least attained service, as in Tiresias,
+   Gu et al., NSDI 2019); and last those that were suspended within RESIZE_COOLDOWN_S. A running group that is not
    admitted is suspended, with a checkpoint. No other job of its priority starts while a starving one could run if the
-   others ended, so only higher priorities and pools can starve a job.
+   others were suspended, so only higher priorities and what is never suspended can starve a job. Behind all of them
+   comes a pool that nobody has used for MIN_RUN_S.
 2. *Fill.* Instances go one by one to the job where they are worth most: the gain in weighted log-goodput per share of
    the cluster. The sum of logs is largest when shares are fair (Nash welfare; goodput as in Pollux, Qiao et al., OSDI
    2021). Jobs without measurements count as scaling nearly perfectly, which makes it max-min.
-3. *Hold.* An instance that a job has is worth more than a new one. A job grows only after a cooldown, and if that makes
-   up for the pause; a suspended job waits as long before it starts again.
+3. *Hold.* An instance that a job has is worth more than a new one. A job grows only if that makes up for the pause, and
+   during a cooldown only into what nobody else wants.
 4. *Pack.* Each instance needs a node with room for it: best fit. Instances stay where they are, and the highest indexes
    leave first.
 
@@ -23,14 +25,16 @@ once and called again, the policy changes nothing, because a granted job only mo
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from edl_runtime.autoscale.policy.allocation import Allocation, Allocator, DenialReason
-from edl_runtime.autoscale.policy.model import QUANTUM, Node, Speedup, Target, Workload
+from edl_runtime.autoscale.policy.groups import Group, groups_of
+from edl_runtime.autoscale.policy.model import QUANTUM, Node, Speedup, Target, Workload, milli_needed
 
 RESIZE_COOLDOWN_S = 300.0
-"""A job grows, or starts again, only this long after its last resize."""
+"""For this long after its last resize a job takes no room from others to grow, and comes last to start again."""
 
 PAYBACK_WINDOW_S = 900.0
 PAYBACK_FACTOR = 1.5
@@ -47,15 +51,19 @@ def decide(
     jobs: Sequence[Workload], nodes: Sequence[Node], capacity: Mapping[str, float], *, now_s: float, pause_s: float
 ) -> dict[str, Target]:
     """Return the target of each job, by name in the order given; the arguments are those of `Policy`."""
-    by_rank = sorted(jobs, key=lambda job: _rank(job, now_s))
-    allocator = Allocator(by_rank, nodes, capacity)
-    _admit(allocator, now_s)
-    _hold(allocator, now_s, pause_s)
-    _fill(allocator)
+    groups = sorted(groups_of(jobs), key=lambda group: _rank(group, now_s))
+    allocator = Allocator(groups, nodes, capacity)
+    _admit(allocator, groups, now_s)
+    resting = _hold(allocator, now_s, pause_s)
+    _fill(allocator, allocator.allocations)
+    for allocation in resting:
+        allocation.most = allocation.job.most
+    _fill(allocator, resting)
+    leading = {group.job.name: group for group in groups}
     targets = {
         allocation.job.name: Target(
             instances=allocation.granted,
-            reason=_reason(allocation, capacity, allocator.resources, pause_s),
+            reason=_reason(allocation, leading, capacity, allocator.resources, pause_s),
             nodes=tuple(nodes[place].name for place in allocation.places()),
         )
         for allocation in allocator.allocations
@@ -63,36 +71,42 @@ def decide(
     return {job.name: targets[job.name] for job in jobs}
 
 
-def _rank(job: Workload, now_s: float) -> tuple[int, int, float, bool, float, str]:
-    """Return the sort key of admission, lowest first. Until the next pass, an admitted job only moves up."""
+def _rank(group: Group, now_s: float) -> tuple[bool, int, int, float, bool, float, str]:
+    """Return the sort key of admission, lowest first. Until the next pass, an admitted group only moves up."""
+    job = group.job
     since_s = now_s - job.since_s
+    turn, order = 2, float(group.least)
     if job.students:
-        turn, order = -1, float(job.bounds.min)
+        turn = -1
     elif job.runs and 0 <= since_s < MIN_RUN_S:
         turn, order = 0, 0.0
     elif not job.runs and since_s >= STARVATION_S:
         turn, order = 1, -since_s
-    else:
-        turn, order = 2, float(job.bounds.min)
-    return -job.priority, turn, order, not job.runs, -job.submitted_s, job.name
+    elif not job.instances and not _cooled_down(job, now_s):
+        turn = 3
+    yields = group.is_unused_pool and turn > 1 and (job.runs or job.changed_s is not None)
+    return yields, -job.priority, turn, order, not job.runs, -job.submitted_s, job.name
 
 
-def _admit(allocator: Allocator, now_s: float) -> None:
-    for _, level in groupby(allocator.allocations, key=lambda allocation: allocation.job.priority):
+def _admit(allocator: Allocator, groups: Sequence[Group], now_s: float) -> None:
+    for _, level in groupby(groups, key=lambda group: _rank(group, now_s)[:2]):
         equals = list(level)
         saving = False
-        for allocation in equals:
-            job = allocation.job
-            if not job.instances and not _cooled_down(job, now_s):
-                allocation.denial = DenialReason.COOLDOWN
-            elif not job.runs and saving and allocation.most >= allocation.least:
-                allocation.denial = DenialReason.RESERVED
-            elif allocator.admit(allocation):
+        for group in equals:
+            job = group.job
+            if not job.runs and saving and group.is_allowed:
+                allocator.deny(group, DenialReason.RESERVED)
+            elif allocator.admit(group) or not group.is_allowed:
                 continue
-            if allocation.denial is DenialReason.LIMIT:
-                continue
-            if not saving and not job.runs and now_s - job.since_s >= STARVATION_S:
-                saving = allocator.would_fit(allocation, equals)
+            elif not saving and not job.runs and now_s - job.since_s >= STARVATION_S:
+                saving = allocator.would_fit(group, _may_end(equals, groups))
+
+
+def _may_end(equals: Sequence[Group], groups: Sequence[Group]) -> set[str]:
+    """Return the names of those of `equals` that are suspended when their turn is over."""
+    ending = {group.job.name for group in equals if group.job.resumes and not group.job.students}
+    staying = {member.name for group in groups if group.job.name not in ending for member in group.members}
+    return {member.name for group in equals for member in group.members} - staying
 
 
 def _cooled_down(job: Workload, now_s: float) -> bool:
@@ -100,19 +114,23 @@ def _cooled_down(job: Workload, now_s: float) -> bool:
     return job.resized_s is None or not 0 <= now_s - job.resized_s < RESIZE_COOLDOWN_S
 
 
-def _hold(allocator: Allocator, now_s: float, pause_s: float) -> None:
-    """Keep jobs from growing during the cooldown, or where it would not make up for the pause."""
+def _hold(allocator: Allocator, now_s: float, pause_s: float) -> list[Allocation]:
+    """Keep jobs from growing where it would not make up for the pause, and during the cooldown; return the latter."""
     ideal: dict[Allocation, int] | None = None
+    resting = []
     for allocation in allocator.allocations:
         have = len(allocation.own)
         if not allocation.granted or have < allocation.least or have >= allocation.most:
             continue
-        if not _cooled_down(allocation.job, now_s):
-            allocation.most, allocation.denial = have, DenialReason.COOLDOWN
-        elif allocation.gain(have) > 0 and not _pays_back(allocation.speedup, have, have + 1, pause_s):
+        if allocation.gain(have) > 0 and not _pays_back(allocation.speedup, have, have + 1, pause_s):
             ideal = ideal or allocator.ideal()
             if not _pays_back(allocation.speedup, have, max(ideal[allocation], have + 1), pause_s):
                 allocation.most, allocation.denial = have, DenialReason.NO_GAIN
+                continue
+        if not _cooled_down(allocation.job, now_s):
+            allocation.most = have
+            resting.append(allocation)
+    return resting
 
 
 def _pays_back(speedup: Speedup, now: int, then: int, pause_s: float) -> bool:
@@ -120,10 +138,10 @@ def _pays_back(speedup: Speedup, now: int, then: int, pause_s: float) -> bool:
     return (speedup.goodput(then) - goodput) * PAYBACK_WINDOW_S > PAYBACK_FACTOR * pause_s * goodput
 
 
-def _fill(allocator: Allocator) -> None:
+def _fill(allocator: Allocator, allocations: Sequence[Allocation]) -> None:
     queue = [
         (-allocation.worth(allocation.granted), number, allocation)
-        for number, allocation in enumerate(allocator.allocations)
+        for number, allocation in enumerate(allocations)
         if 0 < allocation.granted < allocation.most
     ]
     heapq.heapify(queue)
@@ -138,12 +156,18 @@ def _fill(allocator: Allocator) -> None:
             heapq.heapreplace(queue, (-allocation.worth(allocation.granted), number, allocation))
 
 
-def _reason(allocation: Allocation, capacity: Mapping[str, float], resources: Sequence[str], pause_s: float) -> str:
+def _reason(
+    allocation: Allocation,
+    leading: Mapping[str, Group],
+    capacity: Mapping[str, float],
+    resources: Sequence[str],
+    pause_s: float,
+) -> str:
     job, have, target = allocation.job, len(allocation.own), allocation.granted
-    lack = _denial_text(allocation, capacity, resources)
     if not target:
         suspended = "is suspended, with a checkpoint" if job.resumes and job.students is None else "is suspended"
-        return f"{suspended if job.runs else 'waits'}: {lack}"
+        why = _denial_text(leading.get(job.name, Group(job)), allocation.denial, capacity)
+        return f"{suspended if job.runs else 'waits'}: {why}"
     if target > have and not have:
         does = f"starts with {target}"
     elif target > have:
@@ -158,24 +182,36 @@ def _reason(allocation: Allocation, capacity: Mapping[str, float], resources: Se
         return f"{does}, its maximum"
     if allocation.denial is DenialReason.NO_GAIN:
         return f"{does}: growing would not make up for a pause of {pause_s:g} s"
-    return f"{does}: {lack}"
+    return f"{does}: {_share_text(allocation, capacity, resources)}"
 
 
-def _denial_text(allocation: Allocation, capacity: Mapping[str, float], resources: Sequence[str]) -> str:
-    """Return why a job has no more instances."""
-    job = allocation.job
-    if job.limit and job.most < job.bounds.min:
-        return f"{job.limit.reason}, and its minimum is {job.bounds.min}"
-    needs = {name: need * QUANTUM for name, need in zip(resources, allocation.size, strict=True) if need}
-    if allocation.denial is DenialReason.CAPACITY and allocation.granted:
+def _share_text(allocation: Allocation, capacity: Mapping[str, float], resources: Sequence[str]) -> str:
+    """Return why a job that is admitted has no more instances."""
+    if allocation.denial is DenialReason.CAPACITY:
+        needs = [name for name, need in zip(resources, allocation.size, strict=True) if need]
         whole = " and ".join(f"{capacity[name]:g} {name}" for name in needs if name in capacity)
         return f"this is its share of the {whole} that training may use"
-    if allocation.denial is DenialReason.CAPACITY:
-        for name, need in needs.items():
-            if name in capacity and need * job.bounds.min > capacity[name]:
-                least = f"its minimum of {job.bounds.min} needs {need * job.bounds.min:g} {name}"
-                return f"{least}, training may use {capacity[name]:g}"
-        return f"its minimum of {job.bounds.min} does not fit beside those that come first"
     if allocation.denial is DenialReason.ROOM:
-        return f"no node has room for {'another' if allocation.granted else f'its minimum of {job.bounds.min}'}"
+        return "no node has room for another"
     return allocation.denial.value if allocation.denial else "it has what it asks for"
+
+
+def _denial_text(group: Group, denial: DenialReason | None, capacity: Mapping[str, float]) -> str:
+    """Return why a group, or a pool without its students, is not admitted."""
+    job = group.job
+    for member in group.members:
+        if member.limit and member.most < member.bounds.min:
+            whose = "" if member is job else f"its pool {member.name!r}: "
+            return f"{whose}{member.limit.reason}, and its minimum is {member.bounds.min}"
+    least = f"its minimum of {job.bounds.min}"
+    if group.pools:
+        least = f"{least} with that of {' and '.join(repr(pool.name) for pool in group.pools)}"
+    if denial is DenialReason.CAPACITY:
+        for name in sorted({name for member in group.members for name in member.resources}):
+            need = QUANTUM * sum(milli_needed(one.resources.get(name, 0)) * one.bounds.min for one in group.members)
+            if need > capacity.get(name, math.inf):
+                return f"{least} needs {need:g} {name}, training may use {capacity[name]:g}"
+        return f"{least} does not fit beside those that come first"
+    if denial is DenialReason.ROOM:
+        return f"no node has room for {least}"
+    return denial.value if denial else "it has what it asks for"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Protocol
+
+import msgspec
 
 from edl_runtime.autoscale.policy.model import Node, Target, Workload
 from edl_runtime.errors import SpecError
@@ -111,25 +113,39 @@ def protected_targets(
 ) -> dict[str, Target]:
     """Return the targets of a policy, but suspend no running job that would lose work.
 
-    That is a job without checkpoints (see `Workload.resumes`), and a pool with students, who would hold their GPUs and
-    wait for it. Such a job keeps its minimum, and the policy decides again about the others.
+    That is a job without checkpoints (see `Workload.resumes`), and a pool whose students stay: they would hold their
+    GPUs and wait for it. Such a job keeps its minimum, and the policy decides again about the others.
     """
     kept: dict[str, Target] = {}
     while True:
-        others = [job for job in jobs if job.name not in kept]
+        others = _without(jobs, kept)
         staying = [(job, kept[job.name].instances) for job in jobs if job.name in kept]
         targets = _ask_policy(policy, others, *_left_beside(staying, nodes, capacity), now_s=now_s, pause_s=pause_s)
-        protected = [job for job in others if job.runs and (job.students or not job.resumes)]
-        lost = [job for job in protected if not targets[job.name].instances]
+        used = {pool for job in others if targets[job.name].instances for pool in job.pools}
+        used |= {job.name for job in others if job.students}
+        lost = [job for job in others if job.runs and not targets[job.name].instances]
+        lost = [job for job in lost if job.name in used or not job.resumes]
         if not lost:
             return {**targets, **kept}
         kept |= {job.name: _minimum_of(job, targets[job.name]) for job in lost}
+
+
+def _without(jobs: Sequence[Workload], kept: Container[str]) -> list[Workload]:
+    """Return the jobs that are not kept. Those that are use their pools."""
+    used = {pool for job in jobs if job.name in kept for pool in job.pools}
+    return [
+        msgspec.structs.replace(job, students=job.students + 1)
+        if job.students is not None and job.name in used
+        else job
+        for job in jobs
+        if job.name not in kept
+    ]
 
 
 def _minimum_of(job: Workload, due: Target) -> Target:
     """Return the smallest target that keeps one placed instance; the highest indexes leave first."""
     placed = [index for index, node in enumerate(job.nodes, start=1) if node]
     count = max(job.bounds.min, placed[: job.bounds.min][-1])
-    since = "students use it" if job.students else "it has no checkpoint to resume from"
+    since = "it has no checkpoint to resume from" if job.students is None else "students use it"
     why = f"keeps {count}, because {since}; otherwise it {due.reason}"
     return Target(instances=count, reason=why, nodes=job.nodes[:count])

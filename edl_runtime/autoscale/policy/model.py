@@ -70,7 +70,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     - `limit`: a limit below its maximum, None without one.
     - `resumes`: whether it resumes from a checkpoint after being suspended. One that does not is never suspended while
       it runs; see `edl_runtime.autoscale.policy.interface.protected_targets`.
-    - `students`: how many use a pool now: while some do it is not suspended either; None for a job.
+    - `pools`: the names of the pools that a job asks. It is started and suspended with those of them that are among
+      the jobs; see `edl_runtime.autoscale.policy.groups.Group`.
+    - `students`: how many use a pool now besides the jobs that name it in `pools`: while some do it is not suspended
+      either; None for a job.
     - `stranded`: the indexes of further instances that lost their node, fit on no other and are left pending. All other
       fields are without them.
 
@@ -89,6 +92,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     speedup: Speedup | None = None
     limit: Limit | None = None
     resumes: bool = True
+    pools: tuple[str, ...] = ()
     students: int | None = None
     stranded: tuple[int, ...] = ()
 

@@ -178,6 +178,7 @@ def scaling(owner: Manifest, pods: Sequence[Manifest]) -> Scaling | None:
         priority=check_priority(int(annotations.get(names.PRIORITY) or 0)),
         weight=check_weight(float(annotations.get(names.WEIGHT) or 1)),
         resumes=_resumes(owner),
+        pool=str(_variable(owner, "EDL_POOL").get("value") or ""),
         resized_at=float(resized_at) if resized_at else None,
         queue=_queue(owner),
         queue_resizes=bool(_queue(owner)) and is_gated_by_queue(template),
@@ -213,11 +214,15 @@ def _queue(owner: Manifest) -> str:
 def _resumes(owner: Manifest) -> bool:
     if owner["kind"] == "Deployment":
         return True
-    env = mappings_at(instance_container(mapping_at(owner, "spec", "template")), "env")
-    checkpoints = [variable for variable in env if variable.get("name") == "EDL_CHECKPOINT"]
-    has_checkpoints = any(variable.get("value") or variable.get("valueFrom") for variable in checkpoints)
+    checkpoint = _variable(owner, "EDL_CHECKPOINT")
     is_elastic = mapping_at(owner, "metadata", "annotations").get(names.ELASTIC) == "true"
-    return is_elastic and has_checkpoints and not _queue(owner)
+    return is_elastic and bool(checkpoint.get("value") or checkpoint.get("valueFrom")) and not _queue(owner)
+
+
+def _variable(owner: Manifest, name: str) -> Mapping[str, Any]:
+    """Return an environment variable of the instances, empty if there is none."""
+    env = mappings_at(instance_container(mapping_at(owner, "spec", "template")), "env")
+    return next((variable for variable in reversed(env) if variable.get("name") == name), {})
 
 
 def bounds(owner: Manifest) -> Bounds:

@@ -191,7 +191,7 @@ def read_owner(content: bytes) -> Manifest:
     owner = _read_owner(content)
     for container in mapping_at(owner, "spec", "template", "spec").get("containers") or ():
         if env := container.get("env"):
-            container["env"] = [one for one in env if one["name"] == "EDL_CHECKPOINT"]
+            container["env"] = [one for one in env if one["name"] in ("EDL_CHECKPOINT", "EDL_POOL")]
     return owner
 
 

@@ -400,4 +400,5 @@ def scaling_of(spec: JobSpec, total: Mapping[str, float]) -> Scaling:
         priority=spec.priority,
         weight=spec.weight,
         resumes=spec.kind == "pool" or (spec.elastic and bool(spec.env.get("EDL_CHECKPOINT"))),
+        pool=spec.env.get("EDL_POOL", ""),
     )

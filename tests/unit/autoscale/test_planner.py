@@ -15,7 +15,7 @@ from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot
 from edl_runtime.autoscale.planner import RescalingPlan, RescalingRules, make_plan
 from edl_runtime.autoscale.policy.decide import decide
 from edl_runtime.autoscale.policy.interface import Policy
-from edl_runtime.autoscale.policy.model import Limit
+from edl_runtime.autoscale.policy.model import Limit, Target, Workload
 from edl_runtime.autoscale.traffic.schema import to_windows
 from edl_runtime.backends.interface import Capacity, JobStatus, NodeCapacity
 from edl_runtime.errors import SpecError
@@ -28,7 +28,7 @@ def planned(
     *,
     others: float = 0.0,
     needs: dict[str, Limit] | None = None,
-    students: dict[str, int] | None = None,
+    students: dict[str, tuple[str, ...]] | None = None,
     at: float = NOON,
     **rules: Any,
 ) -> RescalingPlan:
@@ -181,13 +181,59 @@ def test_a_pool_is_not_suspended_while_students_use_it() -> None:
         job("student", Bounds(1, 1), 1.0, 1, elastic=False, resumes=False),
         job("teachers", Bounds(1, 3), 1.0, 2, kind="pool"),
     ]
-    used = planned(jobs, 4.0, windows=ONE_CPU, students={"teachers": 1})
+    used = planned(jobs, 4.0, windows=ONE_CPU, students={"teachers": ("student",)})
     assert counts(used) == {"teachers": 1}
     assert reasons(used)["teachers"] == (
         "keeps 1, because students use it; otherwise it is suspended: its minimum of 1 needs 1 cpu, training may use 0"
     )
-    unused = planned(jobs, 4.0, windows=ONE_CPU, students={"teachers": 0})
+    unused = planned(jobs, 4.0, windows=ONE_CPU, students={"teachers": ()})
     assert reasons(unused) == {"teachers": "is suspended: its minimum of 1 needs 1 cpu, training may use 0"}
+
+
+@pytest.mark.parametrize(("named", "joined"), [("teachers", ()), ("", ("student",))])
+def test_a_pool_and_its_elastic_students_are_suspended_together(named: str, joined: tuple[str, ...]) -> None:
+    """It knows them by their EDL_POOL, or as they have joined the pool. One that is never suspended keeps both."""
+    given: dict[str, Any] = {"windows": ONE_CPU, "students": {"teachers": joined}}
+    teachers = job("teachers", Bounds(1, 3), 1.0, 1, kind="pool")
+    student = job("student", Bounds(1, 1), 1.0, 1, pool=named)
+    assert counts(planned([student, teachers, job("waits", Bounds(1, 1), 1.0, 0, pending=1)], 4.0, **given)) == {
+        "student": 0,
+        "teachers": 0,
+        "waits": 1,
+    }
+    lasting = job("student", Bounds(1, 1), 1.0, 1, pool=named, resumes=False)
+    kept = planned([lasting, teachers], 4.0, **given)
+    assert counts(kept) == {"student": 1, "teachers": 1}
+    assert reasons(kept)["teachers"].startswith("keeps 1, because students use it")
+
+
+def test_a_student_that_is_not_resized_keeps_its_pool() -> None:
+    """From its start on, before it has joined. Others of its pool come and go."""
+    teachers = job("teachers", Bounds(1, 1), 1.0, 1, kind="pool")
+    stays = job("stays", Bounds(1, 1), 1.0, 1, elastic=False, pool="teachers")
+    goes = job("goes", Bounds(1, 1), 1.0, 1, pool="teachers")
+    assert counts(planned([teachers, goes, stays], 2.0)) == {"goes": 0, "teachers": 1}
+    waits = job("stays", Bounds(1, 1), 1.0, 0, pending=1, elastic=False, pool="teachers")
+    assert counts(planned([teachers, goes, waits], 1.0)) == {"goes": 0, "teachers": 0}
+
+
+def test_who_keeps_servers_in_a_pool_belongs_to_it() -> None:
+    """It has another name than the pool, which its EDL_POOL names."""
+    keeper = job("teachers-servers", Bounds(1, 1), 1.0, 0, kind="pool", pool="teachers")
+    student = job("student", Bounds(1, 1), 1.0, 0, pool="teachers")
+    assert counts(planned([keeper, student], 1.0)) == {"student": 0, "teachers-servers": 0}
+    assert counts(planned([keeper, student], 2.0)) == {"student": 1, "teachers-servers": 1}
+
+
+def test_an_own_policy_may_not_suspend_a_pool_whose_student_runs() -> None:
+    """Whatever it knows of groups."""
+
+    def trainers_first(jobs: Sequence[Workload], *_: object, **__: object) -> dict[str, Target]:
+        return {one.name: Target(instances=int(one.students is None), reason="is no trainer") for one in jobs}
+
+    teachers = job("teachers", Bounds(1, 1), 1.0, 1, kind="pool")
+    found = on([node(2)], job("student", Bounds(1, 1), 1.0, 1, pool="teachers"), teachers, policy=trainers_first)
+    assert counts(found) == {"student": 1, "teachers": 1}
 
 
 ONE_CPU = to_windows({"windows": [], "default": {"cluster": {"cpu": 1}}})
@@ -286,6 +332,13 @@ def test_a_closed_node_is_no_part_of_a_windows_share_but_for_what_runs_there() -
     assert counts(on([closed(10.0, 0.0), nodes[1]], grows, windows=half)) == {"grows": 5}
     three = to_windows({"windows": [], "default": {"cluster": {"cpu": 3}}})
     assert counts(on(nodes, runs, windows=three)) == {"runs": 3}
+
+
+def test_who_was_suspended_for_lost_capacity_resumes_when_it_is_back() -> None:
+    """Without a rest: nothing else would use the room."""
+    four = job("four", Bounds(4, 4), 0.3, 0, resized_at=NOON - 11)
+    assert counts(on([closed(2.0, 0.37)], four)) == {"four": 0}
+    assert counts(on([node(2.0, 1.63)], four)) == {"four": 4}
 
 
 def stranded(job: JobStatus, *lost: int) -> JobStatus:

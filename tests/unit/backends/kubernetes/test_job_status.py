@@ -962,7 +962,7 @@ def test_a_job_tells_what_decides_its_size_until_it_has_ended() -> None:
         "tolerations": [{"key": "batch", "operator": "Exists"}],
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}},
     }
-    pods = template(CHECKPOINT)
+    pods = template(CHECKPOINT, {"name": "EDL_POOL", "value": "teachers"})
     thing = job(template={"spec": pods["spec"] | placing}, elastic=True, priority=-5, weight=0.5, resized_at=17.25)
     expected = Scaling(
         bounds=Bounds(1, 4),
@@ -970,6 +970,7 @@ def test_a_job_tells_what_decides_its_size_until_it_has_ended() -> None:
         priority=-5,
         weight=0.5,
         resumes=True,
+        pool="teachers",
         resized_at=17.25,
         node_selector={"zone": "a"},
         tolerations=({"key": "batch", "operator": "Exists"}, GPU_NODES),
