@@ -7,7 +7,11 @@ and what to do next.
 from __future__ import annotations
 
 import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from pathlib import PurePath
 
 EX_CONFIG = 78
 """Exit status (BSD's `sysexits.h`) of a process that can't work as configured, so it is not restarted.
@@ -66,6 +70,43 @@ def clipped(text: str, most: int = MOST_SHOWN) -> str:
 
 class BackendError(EdlError):
     """Raised when a backend can't do a request."""
+
+
+@dataclass(eq=False, repr=False)
+class UnexpectedError(BackendError):
+    """Raised by `isolated` in place of an error that says nothing to users.
+
+    - `what`: the one of many that could not be handled, as "TrainingJob 'mnist'".
+    - `cause`: the error, and the line of code that has raised it.
+    """
+
+    what: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.what} can't be handled: {self.cause}"
+
+
+@contextmanager
+def isolated(what: str) -> Iterator[None]:
+    """Make any error of the block an EdlError, so that what one of many raises is its own failure.
+
+    Loops over what others have made, as jobs, pods and namespaces, handle each in such a block. An EdlError is raised
+    as it is, anything else as UnexpectedError.
+    """
+    try:
+        yield
+    except EdlError:
+        raise
+    except Exception as error:
+        raise UnexpectedError(what, _with_place(error)) from error
+
+
+def _with_place(error: Exception) -> str:
+    while isinstance(error, ExceptionGroup):  # of a TaskGroup
+        error = error.exceptions[0]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {clipped(str(error))} ({PurePath(frame.filename).name}:{frame.lineno})"
 
 
 @dataclass(eq=False, repr=False)

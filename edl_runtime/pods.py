@@ -23,11 +23,18 @@ HOME = "/edl"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """The label by which Kueue knows the queue of a Job or Deployment."""
 
+MAX_QUANTITY = 1e14
+"""The largest quantity that counts: a hundred terabytes of memory in bytes."""
+
+MOST_ANNOTATIONS = 256 * 1024
+"""Most bytes of a pod's annotations together, their names included, as Kubernetes allows."""
+
 _UNITS = {
     "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0,
     "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
 }  # fmt: skip
+_LONGEST_QUANTITY = 40
 _QUANTITY = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _SUFFIXES = frozenset({"", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"})
 _LABEL_PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -47,7 +54,7 @@ def amount(quantity: str | float) -> float:
     """Return a quantity as Kubernetes writes it in units: cores, bytes or pieces. Raises ValueError."""
     text = str(quantity)
     digits = text.rstrip("numkKMGTPEi")
-    return float(digits) * _UNITS[text[len(digits) :]]
+    return min(float(digits) * _UNITS[text[len(digits) :]], 2.0**63)  # no larger one counts in Kubernetes
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +180,9 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
             _check_owner("pod.annotations", key)
             if not isinstance(text, str):
                 raise SpecError(f"pod.annotations[{key!r}]", text, "text")
+        size = sum(len(f"{key}{text}".encode(errors="replace")) for key, text in self.annotations.items())
+        if size > MOST_ANNOTATIONS:
+            raise SpecError("pod.annotations", f"{size:,} bytes", f"{MOST_ANNOTATIONS:,} bytes, as in Kubernetes")
         for variable, where in self.secret_env.items():
             _check_secret(variable, where)
 
@@ -229,14 +239,17 @@ def _check_resource(name: object, quantity: object) -> None:
         raise SpecError(
             field, name, "'cpu', 'memory', 'gpu', 'ephemeral-storage' or an extended resource as 'rdma/hca'"
         )
+    at_most = SpecError(field, quantity, f"a quantity of at most {MAX_QUANTITY:g} cores, bytes or pieces")
+    if isinstance(quantity, int) and quantity > MAX_QUANTITY:  # its text may have no end
+        raise at_most
     text = str(quantity)
     number = _QUANTITY.match(text)
     if isinstance(quantity, bool) or not number:
         raise SpecError(field, quantity, "a quantity, as in 2, '500m' or '8Gi'")
     if text[number.end() :] not in ({""} if number[3] else _SUFFIXES):
         raise SpecError(field, quantity, "a quantity, as in 2, '500m' or '8Gi'")
-    if isinstance(quantity, int) and quantity >= 1 << 63:
-        raise SpecError(field, quantity, "a number below 2 ** 63")
+    if len(text) > _LONGEST_QUANTITY or amount(text) > MAX_QUANTITY:
+        raise at_most
     if (name == "gpu" or "/" in name) and not text.isdecimal():
         raise SpecError(field, quantity, "a whole number")
 
@@ -364,7 +377,7 @@ def reserved_resources(pod: Manifest) -> dict[str, float]:
     containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
     asked = {name for container in containers for name in _amounts(container)} | (spec.get("overhead") or {}).keys()
     found = {resource_name(name): requested_amount(pod, name) for name in sorted(asked)}
-    return {**{name: much for name, much in found.items() if much}, PODS: 1.0}
+    return {**{name: min(much, MAX_QUANTITY) for name, much in found.items() if much}, PODS: 1.0}
 
 
 def resource_name(name: str) -> str:

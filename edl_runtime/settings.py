@@ -43,8 +43,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `discovery_url` (EDL_DISCOVERY_URL): `http://` or `https://` of the `edl discovery` server that assigns teachers
       to students; used when `redis_url` is empty.
     - `discovery_token` (EDL_DISCOVERY_TOKEN): its bearer token; required unless it listens on loopback.
-    - `monitor_token` (EDL_MONITOR_TOKEN): the bearer token for the metrics of `edl monitor`; required unless it
-      listens on loopback.
+    - `monitor_token` (EDL_MONITOR_TOKEN): the bearer token for the metrics of `edl monitor` and `edl controller`;
+      required unless they listen on loopback.
     - `gateway_token` (EDL_GATEWAY_TOKEN): the token of an `edl gateway`, which clients send as a bearer token or as the
       password in its URL; required unless it listens on loopback.
     - `job_server_token` (EDL_JOB_SERVER_TOKEN): the bearer token of a JobServer; required unless it listens on

@@ -27,6 +27,12 @@ HUNG_AFTER_S = 20.0
 MAX_BATCH = 64
 """Default limit for the rows of several requests in one run of a teacher's model."""
 
+MOST_INSTANCES = 10_000
+"""The most instances of a job or pool."""
+
+MOST_COMMAND = 100_000
+"""The most characters of a command, all its words together: Linux takes no word of 131,072 bytes."""
+
 MOST_PRIORITY = 1_000_000
 """The highest priority of a job; the lowest is its negative."""
 
@@ -165,7 +171,7 @@ def _accepts(kind: Any, value: object) -> bool:
 class Bounds(Spec, frozen=True):
     """How many instances a pool or job may have: at least `min`, at most `max`.
 
-    Raises SpecError unless both are whole numbers with 1 <= min <= max.
+    Raises SpecError unless both are whole numbers with 1 <= min <= max <= 10,000.
     """
 
     min: int
@@ -175,8 +181,8 @@ class Bounds(Spec, frozen=True):
         for field, value in (("bounds.min", self.min), ("bounds.max", self.max)):
             if not isinstance(value, int) or isinstance(value, bool):
                 raise SpecError(field, value, "a whole number")
-            if value < 1:
-                raise SpecError(field, value, "1 or more")
+            if not 1 <= value <= MOST_INSTANCES:
+                raise SpecError(field, value, f"1 to {MOST_INSTANCES:,}")
         if self.min > self.max:
             raise SpecError("bounds", f"{self.min}:{self.max}", "min at most max")
 
@@ -279,6 +285,10 @@ class TrainerSpec(Spec, frozen=True, kw_only=True):
         if not self.command:
             raise SpecError("command", self.command, allowed)
         _keep_as_tuple(self, "command", "command", str, allowed)
+        if any("\0" in word for word in self.command):
+            raise SpecError("command", "a word with a null byte", "words without")
+        if sum(map(len, self.command)) > MOST_COMMAND:
+            raise SpecError("command", self.command, f"{MOST_COMMAND:,} characters at most, all words together")
         _check_env("env", self.env)
         _check_folder("cwd", self.cwd)
         _check_pod("pod", self.pod)

@@ -31,6 +31,10 @@ if "AIRFLOW_HOME" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["AIRFLOW_HOME"], ignore_errors=True)
 os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
 
+# Workers and processes of tests share few cores, where threads that wait for each other cost as much time again. Paddle
+# and numpy read this when they are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A shell ignores SIGINT for commands in the background; processes that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -27,6 +27,7 @@ from edl_airflow.provider_info import get_provider_info
 from edl_runtime import settings
 from edl_runtime.checkpoint.errors import FolderHolder, UnreadableCheckpointError
 from edl_runtime.cli import SUMMARIES, edl
+from edl_runtime.controller import vitals
 from edl_runtime.distill import metrics as reader_metrics
 from edl_runtime.elastic.rendezvous.redis_store import Event, EventKind
 from edl_runtime.errors import EdlError
@@ -124,7 +125,7 @@ def _plain(text: str) -> str:
 
 
 def metrics() -> str:
-    """The metrics of teachers, students, `edl gateway` and `edl monitor`."""
+    """The metrics of teachers, students, `edl gateway`, `edl controller` and `edl monitor`."""
     teacher = [
         [f"`{each.name}{'_total' * (each.type == 'counter')}`", each.documentation] for each in _teacher_metrics()
     ]
@@ -143,10 +144,15 @@ def metrics() -> str:
         [f"`{name}`", ", ".join(f"`{label}`" for label in labels), meaning]
         for name, meaning, labels in exporter._METRICS  # noqa: SLF001 - as above
     ]
+    controller = [
+        *([f"`edl_controller_{name}_total`", f"`{label}`", meaning] for name, label, meaning, _ in vitals.COUNTERS),
+        *([f"`edl_controller_{name}`", "", meaning] for name, meaning, _ in vitals.GAUGES),
+    ]
     head = ["metric", "labels", "meaning"]
     return (
         f"## Of a teacher\n\n{table(['metric', 'meaning'], teacher)}\n\n## Of a student\n\n{table(head, student)}\n\n"
-        f"## Of `edl gateway`\n\n{table(head, gateway)}\n\n## Of `edl monitor`\n\n{table(head, monitor)}"
+        f"## Of `edl gateway`\n\n{table(head, gateway)}\n\n## Of `edl controller`\n\n{table(head, controller)}\n\n"
+        f"## Of `edl monitor`\n\n{table(head, monitor)}"
     )
 
 

@@ -40,6 +40,14 @@ _YES = frozenset({"true", "1", "yes", "on"})
 
 CONN_TYPE = "edl"
 
+EXTRA_FIELDS = frozenset(
+    {
+        *("backend", "tls", "sentinel_master", "sentinel_password", "namespace", "work_dir", "kubernetes_conn_id"),
+        *("kubernetes_namespace", "redis_for_pods", "pod", "pass_on"),
+    }
+)
+"""What a connection's `extra` may have; `provider.yaml` describes each."""
+
 
 class EdlHook(BaseHook):
     """Looks up an `edl` connection, for `edl_airflow.client.open_client`.
@@ -165,6 +173,8 @@ class EdlConnection(msgspec.Struct, frozen=True, kw_only=True):
         fields = _Fields(f"connection {connection.conn_id!r}", extra)
         if connection.conn_type != CONN_TYPE:
             raise SpecError(f"{fields.where}, type", connection.conn_type, repr(CONN_TYPE))
+        if unknown := extra.keys() - EXTRA_FIELDS:
+            raise SpecError(f"{fields.where}, extra", ", ".join(sorted(unknown)), ", ".join(sorted(EXTRA_FIELDS)))
         backend = fields.check("Backend", "backend", "local|kubernetes", "'local' or 'kubernetes'", "local")
         redis = _RedisPlace.of(connection, fields)
         namespace = fields.check(

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+LOOKS_FOR_END, LOOK_AGAIN_S = 100, 0.05
+"""How often, and every how many seconds, it is looked whether a worker whose connections have ended has ended, too."""
+
 
 class EdlOperator(TemplatedOperator):
     """Runs a `TaskSpec`, in this process or in a triggerer, and stops what it has started however it ends.
@@ -157,7 +160,7 @@ class EdlOperator(TemplatedOperator):
             return await do()
         except BaseException as error:
             self._cancel = None  # a second signal must not stop the stopping
-            if not (isinstance(error, OSError) and os.getppid() != worker):
+            if not (isinstance(error, OSError) and await _has_ended(worker, error)):
                 await self._stop(spec)
             raise
         finally:
@@ -170,6 +173,19 @@ class EdlOperator(TemplatedOperator):
             await runner.stop(spec, backend)
         else:
             await runner.stop_all_tries(token_owner(spec.token), backend)
+
+
+async def _has_ended(worker: int, error: OSError) -> bool:
+    """Whether this task's worker has ended, by an error of writing to it, perhaps.
+
+    The system closes a process's sockets some time before its children have another parent: long on a busy machine.
+    """
+    looks = LOOKS_FOR_END if isinstance(error, BrokenPipeError | ConnectionResetError) else 0
+    for _ in range(looks):
+        if os.getppid() != worker:
+            break
+        await asyncio.sleep(LOOK_AGAIN_S)
+    return os.getppid() != worker
 
 
 def _is_running(ti: Any) -> bool:

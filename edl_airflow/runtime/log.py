@@ -13,8 +13,8 @@ import msgspec
 
 from edl_airflow.runtime.decisions import TaskState, missing_teachers
 from edl_airflow.runtime.spec import LogPosition, TaskSpec
+from edl_runtime.backends.errors import ClusterUnavailableError, UnknownJobError
 from edl_runtime.backends.interface import JobStatus, LogLine
-from edl_runtime.errors import BackendError
 from edl_runtime.progress import Progress, is_progress_line, progress_of_run
 from edl_runtime.store.errors import RegistryError, RegistryUnavailableError
 
@@ -126,7 +126,7 @@ class JobLogRelay:
                 await self._read_lines(before, follow=False)
             self._reading = self._wanted
             await self._read_lines(self._wanted, follow=True)
-        except BackendError:  # the runner meets it, too, and handles it
+        except (UnknownJobError, ClusterUnavailableError):  # the runner meets it, too, and handles it
             return
         except Exception as error:  # noqa: BLE001 (the training continues without its log)
             self._log_line(f"The log of {self._job.name!r} can't be shown any more: {error}")

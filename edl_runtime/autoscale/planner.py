@@ -19,7 +19,6 @@ from edl_runtime.autoscale.policy.decide import STARVATION_S
 from edl_runtime.autoscale.policy.decide import decide as default_policy
 from edl_runtime.autoscale.policy.interface import Policy, protected_targets
 from edl_runtime.autoscale.policy.model import (
-    MAX_QUANTITY,
     Limit,
     Node,
     Target,
@@ -33,7 +32,7 @@ from edl_runtime.autoscale.traffic.windows import DeclaredWindows, WindowSpan
 from edl_runtime.backends.interface import Capacity, JobStatus, Scaling
 from edl_runtime.backends.placement import may_run_on
 from edl_runtime.errors import SpecError
-from edl_runtime.pods import is_counted
+from edl_runtime.pods import MAX_QUANTITY, is_counted
 from edl_runtime.specs import Bounds, JobKind
 
 PAUSE_S = 1.0

@@ -9,7 +9,7 @@ whole snapshot could be taken.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,11 @@ from edl_runtime.autoscale import history
 from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot, take_snapshot
 from edl_runtime.autoscale.errors import RescalingError
 from edl_runtime.autoscale.history import RescaleOutcome, history_point, rescale_outcome
-from edl_runtime.autoscale.planner import JobTarget, RescalingRules, make_plan
+from edl_runtime.autoscale.planner import JobTarget, RescalingPlan, RescalingRules, make_plan
 from edl_runtime.autoscale.policy.decide import decide
 from edl_runtime.autoscale.policy.interface import Policy
 from edl_runtime.backends.errors import ClusterUnavailableError, JobEndedError, UnknownJobError
-from edl_runtime.errors import BackendError, EdlError, SpecError
+from edl_runtime.errors import EdlError, SpecError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.store import keys
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -73,7 +73,8 @@ async def rescale(
                 moved = [] if dry_run else await backend.evacuate()
                 snapshot = await take_snapshot(backend, client, namespace, rules.windows)
                 if dry_run:
-                    return rescale_outcome(make_plan(snapshot, rules, policy), {}, rules, policy)
+                    plan, refused = _plan(snapshot, rules, policy, {})
+                    return rescale_outcome(plan, refused, rules, policy)
                 done = await _carry_out(snapshot, rules, policy, backend)
                 plan = msgspec.structs.replace(done.plan, notes=(*done.plan.notes, *moved))
                 done = msgspec.structs.replace(done, plan=plan)
@@ -108,7 +109,7 @@ async def _carry_out(
 
     while True:
         stuck = {name: str(error) for name, error in refused.items() if not isinstance(error, ENDED_ERRORS)}
-        found = make_plan(snapshot, rules, policy, stuck=stuck)
+        found, left_out = _plan(snapshot, rules, policy, stuck)
         met = await resize([one for one in found.targets if one.target < sizes[one.name]])
         if all(isinstance(error, ENDED_ERRORS) for error in met.values()):
             break
@@ -116,7 +117,32 @@ async def _carry_out(
     errors = [error for error in refused.values() if not isinstance(error, ENDED_ERRORS)]
     if errors and len(errors) == len(resized | refused.keys()):
         raise errors[0]
-    return rescale_outcome(found, {name: _refusal(error) for name, error in refused.items()}, rules, policy)
+    told = {name: _refusal(error) for name, error in refused.items()} | left_out
+    return rescale_outcome(found, told, rules, policy)
+
+
+def _plan(
+    snapshot: ClusterSnapshot, rules: RescalingRules, policy: Policy, stuck: Mapping[str, str]
+) -> tuple[RescalingPlan, dict[str, str]]:
+    """Return the plan, and the jobs that are not in it, because there is none even for each of them alone, and why.
+
+    Raises what the plan of all raises if that holds for all jobs: it is not theirs.
+    """
+    known = {**snapshot.stuck, **stuck}
+    try:
+        return make_plan(snapshot, rules, policy, stuck=known), {}
+    except Exception:
+        left_out: dict[str, str] = {}
+        for job in snapshot.jobs:
+            try:
+                with isolated(f"job {job.name!r}"):
+                    make_plan(msgspec.structs.replace(snapshot, jobs=(job,)), rules, policy, stuck=known)
+            except EdlError as error:
+                left_out[job.name] = str(error)
+        others = tuple(job for job in snapshot.jobs if job.name not in left_out)
+        if not left_out or not others:
+            raise
+    return make_plan(msgspec.structs.replace(snapshot, jobs=others), rules, policy, stuck=known), left_out
 
 
 def _refusal(error: EdlError) -> str:
@@ -132,10 +158,11 @@ async def _resize(jobs: Sequence[JobTarget], backend: Backend) -> dict[str, EdlE
     async def resize(one: JobTarget) -> None:
         async with places:
             try:
-                await backend.resize(one.name, one.target)
+                with isolated(f"job {one.name!r}"):
+                    await backend.resize(one.name, one.target)
             except ClusterUnavailableError:
                 raise
-            except (BackendError, SpecError) as error:
+            except EdlError as error:
                 refused[one.name] = error
                 return
             get_logger("edl").info("job.rescaled", job=one.name, instances=one.target, reason=one.reason)

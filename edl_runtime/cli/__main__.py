@@ -1,5 +1,5 @@
 """`python -m edl_runtime.cli` is the `edl` command."""
 
-from edl_runtime.cli import main
+from edl_runtime.start import main
 
 main()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from edl_runtime.autoscale.errors import NoSamplesError, RescalingError, SourceError
+from edl_runtime.autoscale.errors import NoSamplesError, SourceError
 from edl_runtime.autoscale.history import RescaleOutcome, last_pass
 from edl_runtime.autoscale.planner import RescalingRules
 from edl_runtime.autoscale.policy.decide import STARVATION_S, decide
@@ -23,13 +23,10 @@ from edl_runtime.autoscale.traffic.windows import TrafficWindows
 from edl_runtime.cli import backends
 from edl_runtime.cli.options import print_json_line, print_table, read_settings, tell, tell_json_line
 from edl_runtime.concurrency import event_of_termination, wait_for_event
-from edl_runtime.errors import BackendError, SpecError
+from edl_runtime.errors import EdlError, SpecError, isolated
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
-
-PASSING = (BackendError, RegistryUnavailableError, RescalingError)
-"""Errors that may pass: with --every, the next pass tries again."""
 
 max_load_option = click.option(
     "--max-load",
@@ -116,14 +113,15 @@ async def _passes(
                     raise
                 tell(f"edl: {error}; traffic windows decide meanwhile", err=True)
         while True:
-            try:
-                show(await rescale(backend, client, settings.namespace, rules, dry_run=dry_run, policy=policy))
-            except PASSING as error:
-                if every_s is None:
-                    raise
-                tell(f"edl: {error}; tries again in {every_s:g} s", err=True)
+            making = rescale(backend, client, settings.namespace, rules, dry_run=dry_run, policy=policy)
             if every_s is None:
+                show(await making)
                 return
+            try:
+                with isolated("this rescaling"):
+                    show(await making)
+            except EdlError as error:
+                tell(f"edl: {error}; tries again in {every_s:g} s", err=True)
             if await wait_for_event(ends, every_s):
                 return
 

@@ -25,7 +25,7 @@ import msgspec
 from edl_runtime.compat.manifest_yaml import below, read_manifests
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import GPU, Pod, Volume
-from edl_runtime.specs import Bounds, TrainerSpec, check_name
+from edl_runtime.specs import MOST_COMMAND, MOST_INSTANCES, Bounds, TrainerSpec, check_name
 
 API_VERSIONS = ("paddlepaddle.org/v1", "paddlepaddle.org/v1alpha1")
 KIND = "TrainingJob"
@@ -94,6 +94,7 @@ RESOURCES = _Known(("limits", "requests"), {})
 OLD_GPU = "alpha.kubernetes.io/nvidia-gpu"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
+_MOST_PASSES = 2**31 - 1
 _SHELLS = ("sh", "bash")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
 _OPERATOR = re.compile(r"[();<>|&]+")
@@ -205,8 +206,8 @@ def _parts(where: str, manifest: dict[str, Any], notes: list[str]) -> _Parts:
 
 def _bounds(parts: _Parts) -> Bounds:
     at = parts.path("spec.trainer")
-    fewest = _whole(f"{at}.min-instance", parts.trainer.get("min-instance"), least=1)
-    most = _whole(f"{at}.max-instance", parts.trainer.get("max-instance", 0), least=0) or fewest
+    fewest = _whole(f"{at}.min-instance", parts.trainer.get("min-instance"), least=1, most=MOST_INSTANCES)
+    most = _whole(f"{at}.max-instance", parts.trainer.get("max-instance", 0), most=MOST_INSTANCES) or fewest
     if most < fewest:
         raise SpecError(f"{at}.max-instance", most, f"at least min-instance, which is {fewest}")
     return Bounds(fewest, most)
@@ -217,7 +218,7 @@ def _instances(parts: _Parts, bounds: Bounds) -> int | None:
     wanted = parts.trainer.get("instances")
     if wanted is None:
         return None
-    if _whole(at, wanted, least=0) and wanted not in bounds:
+    if _whole(at, wanted, most=MOST_INSTANCES) and wanted not in bounds:
         raise SpecError(at, wanted, f"{bounds.min} to {bounds.max} (min-instance to max-instance), or 0 to suspend")
     return int(wanted)
 
@@ -247,7 +248,7 @@ def _environment(parts: _Parts, name: str, *, has_gpu: bool) -> dict[str, str]:
 
 def _passes(parts: _Parts) -> int:
     beside, within = (
-        _whole(parts.path(f"{part}.passes"), fields.get("passes", 0), least=0)
+        _whole(parts.path(f"{part}.passes"), fields.get("passes", 0), most=_MOST_PASSES)
         for part, fields in (("spec", parts.spec), ("spec.trainer", parts.trainer))
     )
     if beside and within and beside != within:
@@ -258,7 +259,9 @@ def _passes(parts: _Parts) -> int:
 
 def _command(at: str, entrypoint: object, env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the entrypoint's words, with variables replaced. No shell runs it unless it names one."""
-    allowed = "a command, as in 'python train.py'"
+    allowed = f"a command, as in 'python train.py', of at most {MOST_COMMAND:,} characters and no null byte"
+    if isinstance(entrypoint, str) and (len(entrypoint) > MOST_COMMAND or "\0" in entrypoint):
+        raise SpecError(at, entrypoint, allowed)
     try:
         lexer = shlex.shlex(_text(at, entrypoint), posix=True, punctuation_chars=True)
         lexer.whitespace_split, lexer.commenters = True, ""
@@ -394,9 +397,9 @@ def _text(path: str, given: object) -> str:
     return given
 
 
-def _whole(path: str, given: object, *, least: int) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or given < least:
-        raise SpecError(path, given, f"a whole number, {least} or more")
+def _whole(path: str, given: object, *, least: int = 0, most: int) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not least <= given <= most:
+        raise SpecError(path, given, f"a whole number, {least} to {most:,}")
     return given
 
 

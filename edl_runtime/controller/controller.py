@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,21 @@ from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest
 from edl_runtime.backends.kubernetes.informer import resource_version
 from edl_runtime.compat.job_specs import job_spec
 from edl_runtime.controller.reconcile import Step, next_step
+from edl_runtime.controller.redis_access import RedisAccess
 from edl_runtime.controller.resource import FINALIZER, RECORDED, Resource
-from edl_runtime.controller.status import Event, Problem, event_manifest, events_of, events_of_start, status_of
-from edl_runtime.errors import BackendError, SpecError
+from edl_runtime.controller.status import (
+    Event,
+    Problem,
+    event_manifest,
+    events_of,
+    events_of_start,
+    progress_text,
+    status_of,
+)
+from edl_runtime.controller.vitals import Vitals
+from edl_runtime.errors import BackendError, EdlError, SpecError, UnexpectedError, isolated
 from edl_runtime.log import get_logger
+from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
@@ -43,6 +55,9 @@ REASON_WAIT_S = 5.0
 
 EACH_INSTANCE_S = 0.001
 """How much less often an object is looked at for each instance: to look costs about 0.1 ms for each."""
+
+PROGRESS_EVERY_S = 30.0
+"""How often it is read how far trainings are: each change is a write of a status."""
 
 NAMESPACE_EVERY_S = 10.0
 """How often to look whether the namespace is being deleted."""
@@ -74,18 +89,33 @@ class JobDefaults(msgspec.Struct, frozen=True, kw_only=True):
 class NamespaceController:
     """Reconciles the TrainingJobs of one namespace.
 
-    `backend`: one of that namespace that `KubernetesBackend.following` yields.
+    `backend`: one of that namespace that `KubernetesBackend.following` yields. `read_progress`: returns jobs' last
+    reports by name. `access`: to Redis, by a user of the namespace's own, whose login jobs get instead of that of
+    `defaults.redis_url`; None for the same.
 
     - `resize_reasons`: the last size that somebody decided for a job, and why, by name, for the events.
     - `passing`: held during a rescaling pass, so that its reasons are known before its sizes are recorded.
     """
 
-    def __init__(self, api: KubernetesClient, backend: KubernetesBackend, defaults: JobDefaults) -> None:
+    def __init__(
+        self,
+        api: KubernetesClient,
+        backend: KubernetesBackend,
+        defaults: JobDefaults,
+        *,
+        vitals: Vitals,
+        read_progress: Callable[[Sequence[str]], Awaitable[Mapping[str, Progress]]],
+        access: RedisAccess | None = None,
+    ) -> None:
         self.resize_reasons: dict[str, tuple[int, str]] = {}
         self.passing = asyncio.Lock()
         self._api = api
         self._backend = backend
         self._defaults = defaults
+        self._vitals = vitals
+        self._read_progress = read_progress
+        self._progress: dict[str, tuple[float, str]] = {}  # by name, of when it is, and in words
+        self._access = access
         self._objects: dict[str, Manifest] = {}
         self._due: dict[str, asyncio.Event] = {}
         self._refusals: dict[str, Refusal] = {}
@@ -97,26 +127,46 @@ class NamespaceController:
             tasks.create_task(self._follow_objects(tasks))
             tasks.create_task(self._follow_jobs(tasks))
             tasks.create_task(self._follow_namespace(tasks))
+            tasks.create_task(self._follow_progress())
 
     async def _follow_namespace(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             before = self._is_terminating
             try:
-                self._is_terminating = await self._api.is_terminating()
-            except BackendError as error:
+                with isolated(f"namespace {self._api.namespace!r}"):
+                    self._is_terminating = await self._api.is_terminating()
+            except EdlError as error:
                 self._log_failure("namespace.not_read", error)
             if self._is_terminating != before:
                 log.info("namespace.changed", namespace=self._api.namespace, is_terminating=self._is_terminating)
                 self._wake_all(tasks)
             await asyncio.sleep(NAMESPACE_EVERY_S)
 
+    async def _follow_progress(self) -> None:
+        """Read how far trainings are; the next look at each object writes it."""
+        while True:
+            try:
+                with isolated("the progress of trainings"):
+                    reports = await self._read_progress(sorted(self._objects))
+            except EdlError as error:
+                self._log_failure("progress.not_read", error)
+                reports = {}
+            for name, report in reports.items():
+                try:
+                    with isolated(f"the progress of {name!r}"):
+                        self._progress[name] = (report.updated_at, progress_text(report))
+                except EdlError as error:
+                    self._log_failure("progress.unreadable", error, job=name)
+            await asyncio.sleep(PROGRESS_EVERY_S)
+
     async def _follow_objects(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             try:
-                async for found in self._api.watch("TrainingJob"):
-                    self._objects = {name: self._newest(name, thing) for name, thing in found.items()}
-                    self._wake_all(tasks)
-            except BackendError as error:
+                with isolated("the watch of TrainingJobs"):
+                    async for found in self._api.watch("TrainingJob"):
+                        self._objects = {name: self._newest(name, thing) for name, thing in found.items()}
+                        self._wake_all(tasks)
+            except EdlError as error:
                 self._log_failure("trainingjobs.not_watched", error)
             await asyncio.sleep(RETRY_S)
 
@@ -124,15 +174,20 @@ class NamespaceController:
         changes, pause_s = 0, SETTLE_S
         while True:
             try:
-                async with asyncio.timeout(RESYNC_S):
-                    changes, pause_s = await self._backend.wait_for_change(changes), SETTLE_S
-            except TimeoutError:
-                pause_s = 0.0
-            except BackendError as error:
+                with isolated("the watch of jobs"):
+                    changes, pause_s = await self._next_change(changes), SETTLE_S
+            except EdlError as error:
                 self._log_failure("jobs.not_watched", error)
                 pause_s = RETRY_S
             self._wake_all(tasks)
             await asyncio.sleep(pause_s)
+
+    async def _next_change(self, changes: int) -> int:
+        """Wait until jobs have changed, for RESYNC_S at most; return how often they have."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RESYNC_S):
+                return await self._backend.wait_for_change(changes)
+        return changes
 
     def _wake_all(self, tasks: asyncio.TaskGroup) -> None:
         for name in self._objects:
@@ -150,17 +205,19 @@ class NamespaceController:
             due.clear()
             pause_s = SETTLE_S
             try:
-                pause_s += EACH_INSTANCE_S * await self._reconcile(name)
+                with isolated(f"TrainingJob {name!r}"):
+                    pause_s += EACH_INSTANCE_S * await self._reconcile(name)
             except ConflictError:  # somebody has changed it meanwhile
                 await self._read_again(name)
                 due.set()
-            except BackendError as error:
+            except EdlError as error:
                 self._log_failure("trainingjob.step_failed", error, job=name)
                 await asyncio.sleep(RETRY_S)
                 due.set()
             await asyncio.sleep(pause_s)
         del self._due[name]
         self._refusals.pop(name, None)
+        self._progress.pop(name, None)
 
     async def _reconcile(self, name: str) -> int:
         """Do one step after the other, and write the status. Return how many instances the job has."""
@@ -214,8 +271,9 @@ class NamespaceController:
                 await self._delete(step.token, resource)
             case "submit" | "resize":
                 try:
-                    await (self._submit(resource, job) if step.action == "submit" else self._resize(resource, step))
-                except SpecError as error:
+                    with isolated("the spec"):
+                        await (self._submit(resource, job) if step.action == "submit" else self._resize(resource, step))
+                except (SpecError, UnexpectedError) as error:
                     return Problem("InvalidSpec", str(error))
                 except (ClusterUnavailableError, ConflictError):
                     raise
@@ -226,7 +284,7 @@ class NamespaceController:
     async def _submit(self, resource: Resource, job: JobStatus | None) -> None:
         training_job = resource.training_job()
         spec = job_spec(training_job, self._defaults.settings, checkpoints=self._defaults.checkpoints)
-        secrets = {"EDL_REDIS_URL": self._defaults.redis_url}
+        secrets = {"EDL_REDIS_URL": await self._access.grant() if self._access else self._defaults.redis_url}
         made = await self._backend.submit(spec, token=resource.token, secrets=secrets, owned_by=resource.manifest)
         for event in events_of_start(job, made, training_job.notes):
             await self._record(resource, event)
@@ -271,7 +329,9 @@ class NamespaceController:
 
     async def _write_status(self, resource: Resource, job: JobStatus | None, problem: Problem | None) -> bool:
         """Write the status and the events of its change; return whether it has changed."""
-        status = status_of(resource, job, problem, time.time())
+        at, progress = self._progress.get(resource.name, (0.0, ""))
+        of_this_run = progress if job and at >= job.created_at else ""
+        status = status_of(resource, job, problem, time.time(), of_this_run)
         if all(resource.status.get(field) == value for field, value in status.items()):
             return False
         size, why = self.resize_reasons.get(resource.name, (None, ""))
@@ -302,8 +362,9 @@ class NamespaceController:
 
     async def _read_again(self, name: str) -> None:
         try:
-            found = await self._api.get("TrainingJob", name)
-        except BackendError as error:
+            with isolated(f"TrainingJob {name!r}"):
+                found = await self._api.get("TrainingJob", name)
+        except EdlError as error:
             self._log_failure("trainingjob.not_read", error, job=name)
             return
         if found:
@@ -316,7 +377,8 @@ class NamespaceController:
         known = self._objects.get(name, thing)
         return max(thing, known, key=resource_version) if _uid(known) == _uid(thing) else thing
 
-    def _log_failure(self, event: str, error: BackendError, **about: str) -> None:
+    def _log_failure(self, event: str, error: EdlError, **about: str) -> None:
+        self._vitals.failures[event] += 1
         log.warning(event, namespace=self._api.namespace, cause=str(error), **about)
 
 

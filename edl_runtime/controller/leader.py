@@ -15,6 +15,7 @@ from edl_runtime.backends.errors import ClusterUnavailableError, ConflictError
 from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest
 from edl_runtime.backends.kubernetes.pod_template import mapping_at
 from edl_runtime.concurrency import first_completed
+from edl_runtime.controller.vitals import Vitals
 from edl_runtime.errors import BackendError
 from edl_runtime.log import get_logger
 
@@ -62,11 +63,19 @@ def taken(lease: Manifest | None, identity: str, times: LeaseTimes, now: float) 
 class Candidate:
     """One of those that want the Lease `name`. `identity`: its own, unique."""
 
-    def __init__(self, api: KubernetesClient, name: str, identity: str, times: LeaseTimes | None = None) -> None:
+    def __init__(
+        self,
+        api: KubernetesClient,
+        name: str,
+        identity: str,
+        times: LeaseTimes | None = None,
+        vitals: Vitals | None = None,
+    ) -> None:
         self._api = api
         self._name = name
         self._identity = identity
         self._times = times or LeaseTimes()
+        self._vitals = vitals or Vitals()
         self._lease: Manifest | None = None
         self._seen_at = clock()
 
@@ -75,9 +84,11 @@ class Candidate:
         while True:
             held_at = await self._acquire()
             log.info("leader.elected", lease=self._name, identity=self._identity)
+            self._vitals.leads = True
             try:
                 await first_completed(work(), self._renew(held_at))
             finally:
+                self._vitals.leads = False
                 await self._release()
             log.warning("leader.lost", lease=self._name, identity=self._identity)
 
@@ -97,6 +108,7 @@ class Candidate:
     async def _try(self) -> bool:
         """Take or renew the Lease; False if another holds it, or was faster."""
         found = await self._api.get("Lease", self._name)
+        self._vitals.answered_at = clock()
         if found is None or self._lease is None or _version(found) != _version(self._lease):
             self._seen_at = clock()
         self._lease = found

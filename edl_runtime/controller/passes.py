@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl_runtime.autoscale.cluster.changes import JobsSeen, job_changes, jobs_seen
-from edl_runtime.autoscale.errors import RescalingError
 from edl_runtime.autoscale.history import RescaleOutcome
 from edl_runtime.autoscale.planner import RescalingRules
 from edl_runtime.autoscale.policy.decide import decide
@@ -18,10 +17,10 @@ from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.autoscale.traffic.capacity import LEAD_S
 from edl_runtime.concurrency import first_completed
 from edl_runtime.controller.controller import RETRY_S, NamespaceController
+from edl_runtime.controller.vitals import Vitals
 from edl_runtime.controller.windows import WindowsConfigMap
-from edl_runtime.errors import BackendError
+from edl_runtime.errors import EdlError, isolated
 from edl_runtime.log import get_logger
-from edl_runtime.store.errors import RegistryUnavailableError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 DEBOUNCE_S = 1.0
 """How long after a change a pass waits for others: several jobs are often submitted together."""
-
-PASSING = (BackendError, RegistryUnavailableError, RescalingError)
-"""Errors that may pass: the next pass tries again."""
 
 log = get_logger(__name__)
 
@@ -64,6 +60,7 @@ class Passes:
         namespace: str,
         options: PassOptions,
         windows: WindowsConfigMap | None,
+        vitals: Vitals,
     ) -> None:
         self._controller = controller
         self._backend = backend
@@ -71,6 +68,7 @@ class Passes:
         self._namespace = namespace
         self._options = options
         self._windows = windows
+        self._vitals = vitals
         self._seen: JobsSeen = {}
         self._changes = 0
 
@@ -79,8 +77,10 @@ class Passes:
         while True:
             windows = self._windows.version if self._windows else 0
             try:
-                await self._pass()
-            except PASSING as error:
+                with isolated("this rescaling"):
+                    await self._pass()
+            except EdlError as error:
+                self._vitals.passes["failed"] += 1
                 log.warning("rescaling.failed", cause=str(error), retry_in_s=self._options.interval_s)
             waits = [asyncio.sleep(self._options.interval_s), self._jobs_change()]
             await first_completed(*waits, *([self._windows.newer_than(windows)] if self._windows else []))
@@ -97,16 +97,19 @@ class Passes:
             done = await rescale(self._backend, self._client, self._namespace, rules, policy=self._options.policy)
             reasons = {one.name: (one.target, one.reason) for one in done.plan.changes if one.name not in done.refused}
             self._controller.resize_reasons.update(reasons)
+        self._vitals.passes["done"] += 1
+        self._vitals.last_pass_at = done.plan.at
         self._options.show(done)
 
     async def _jobs_change(self) -> None:
         """Wait until a job was submitted, has ended or has become pending."""
         while True:
             try:
-                self._changes = await self._backend.wait_for_change(self._changes)
-                await asyncio.sleep(DEBOUNCE_S)
-                before, self._seen = self._seen, jobs_seen(await self._backend.list())
-            except BackendError:  # the controller logs it
+                with isolated("the watch of jobs"):
+                    self._changes = await self._backend.wait_for_change(self._changes)
+                    await asyncio.sleep(DEBOUNCE_S)
+                    before, self._seen = self._seen, jobs_seen(await self._backend.list())
+            except EdlError:  # the controller logs it
                 await asyncio.sleep(RETRY_S)
                 continue
             if job_changes(before, self._seen):

@@ -14,15 +14,21 @@ import msgspec
 from structlog.contextvars import bind_contextvars
 
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
-from edl_runtime.backends.kubernetes.client import KubernetesClient, Outage, open_client
+from edl_runtime.backends.kubernetes.client import Outage, open_client
+from edl_runtime.concurrency import first_completed
 from edl_runtime.controller.controller import RETRY_S, JobDefaults, NamespaceController
 from edl_runtime.controller.leader import Candidate, LeaseTimes
 from edl_runtime.controller.passes import Passes, PassOptions
+from edl_runtime.controller.redis_access import RedisAccess
 from edl_runtime.controller.resource import FINALIZER, Resource
+from edl_runtime.controller.vitals import Vitals
 from edl_runtime.controller.windows import WindowsConfigMap
-from edl_runtime.errors import BackendError
+from edl_runtime.errors import BackendError, EdlError, isolated
 from edl_runtime.log import get_logger
+from edl_runtime.progress import read_each_progress
+from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_client import connect as connect_redis
+from edl_runtime.store.users import NamespaceUser, check_users
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
@@ -52,13 +58,36 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_controller(
-    connect: Callable[[], AbstractAsyncContextManager[ApiClient]], options: ControllerOptions
+    connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
+    options: ControllerOptions,
+    vitals: Vitals | None = None,
 ) -> None:
-    """Work whenever this is the leader, until cancelled."""
+    """Work whenever this is the leader, until cancelled. `vitals`: what others may know of it.
+
+    Traffic windows are read also by those that wait, so that each knows whether they are valid.
+    """
+    vitals = vitals or Vitals()
+    if options.all_namespaces:
+        await _check_users(options)
     identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
     async with open_client(connect, options.namespace, outage=Outage()) as api:
-        candidate = Candidate(api, LEASE, identity, options.lease_times)
-        await candidate.lead(partial(_work, connect, api, options))
+        candidate = Candidate(api, LEASE, identity, options.lease_times, vitals)
+        windows = None
+        if options.passes and options.windows_configmap:
+            windows = WindowsConfigMap(api, options.windows_configmap, vitals)
+        leading = candidate.lead(partial(_work, connect, options, windows, vitals))
+        await first_completed(leading, *([windows.follow()] if windows else []))
+
+
+async def _check_users(options: ControllerOptions) -> None:
+    """Raise SpecError unless namespaces can have Redis users of their own; wait for a Redis that is away."""
+    async with connect_redis(options.defaults.settings.redis_url) as client:
+        while True:
+            try:
+                return await check_users(client, options.namespace)
+            except RegistryUnavailableError as error:
+                log.warning("redis.unavailable", cause=str(error), retry_in_s=RETRY_S)
+            await asyncio.sleep(RETRY_S)
 
 
 async def wait_for_trainings_to_end(
@@ -79,13 +108,13 @@ async def wait_for_trainings_to_end(
 
 
 async def _work(
-    connect: Callable[[], AbstractAsyncContextManager[ApiClient]], api: KubernetesClient, options: ControllerOptions
+    connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
+    options: ControllerOptions,
+    windows: WindowsConfigMap | None,
+    vitals: Vitals,
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
-        windows = WindowsConfigMap(api, options.windows_configmap) if options.windows_configmap else None
-        if windows and options.passes:
-            tasks.create_task(windows.follow())
-        serve = partial(_serve, connect, options, windows)
+        serve = partial(_serve_always, connect, options, windows, vitals)
         if not options.all_namespaces:
             await serve(options.namespace)
             return
@@ -93,19 +122,40 @@ async def _work(
         async with open_client(connect, "", outage=Outage()) as everywhere:
             while True:
                 try:
-                    async for change in everywhere.changes("TrainingJob"):
-                        for namespace in {one["metadata"]["namespace"] for one in change.objects} - served:
-                            served.add(namespace)
-                            tasks.create_task(serve(namespace))
-                except BackendError as error:
+                    with isolated("the watch of TrainingJobs"):
+                        async for change in everywhere.changes("TrainingJob"):
+                            for namespace in {one["metadata"]["namespace"] for one in change.objects} - served:
+                                served.add(namespace)
+                                tasks.create_task(serve(namespace))
+                except EdlError as error:
+                    vitals.failures["trainingjobs.not_watched"] += 1
                     log.warning("trainingjobs.not_watched", cause=str(error))
                 await asyncio.sleep(RETRY_S)
+
+
+async def _serve_always(
+    connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
+    options: ControllerOptions,
+    windows: WindowsConfigMap | None,
+    vitals: Vitals,
+    namespace: str,
+) -> None:
+    """Serve one namespace until cancelled, beginning anew whenever that fails: others don't fail by it."""
+    while True:
+        try:
+            with isolated(f"namespace {namespace!r}"):
+                await _serve(connect, options, windows, vitals, namespace)
+        except EdlError as error:
+            vitals.failures["namespace.failed"] += 1
+            log.warning("namespace.failed", namespace=namespace, cause=str(error), retry_in_s=RETRY_S)
+        await asyncio.sleep(RETRY_S)
 
 
 async def _serve(
     connect: Callable[[], AbstractAsyncContextManager[ApiClient]],
     options: ControllerOptions,
     windows: WindowsConfigMap | None,
+    vitals: Vitals,
     namespace: str,
 ) -> None:
     """Reconcile and rescale one namespace until cancelled."""
@@ -121,7 +171,15 @@ async def _serve(
         connect_redis(defaults.settings.redis_url) as client,
         asyncio.TaskGroup() as tasks,
     ):
-        controller = NamespaceController(api, followed, defaults)
+        read_progress = partial(read_each_progress, client, defaults.settings.namespace)
+        access = None
+        if options.all_namespaces:
+            user = NamespaceUser.of(namespace, defaults.settings.redis_url)
+            access = RedisAccess(client, user, defaults.redis_url, followed)
+            tasks.create_task(access.run())
+        controller = NamespaceController(
+            api, followed, defaults, vitals=vitals, read_progress=read_progress, access=access
+        )
         tasks.create_task(controller.run())
         if options.passes:
             passes = Passes(
@@ -131,5 +189,6 @@ async def _serve(
                 namespace=defaults.settings.namespace,
                 options=options.passes,
                 windows=windows,
+                vitals=vitals,
             )
             tasks.create_task(passes.run())

@@ -11,6 +11,7 @@ from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.controller.reconcile import is_allowed, own_job
 from edl_runtime.controller.resource import Resource
+from edl_runtime.progress import Progress
 
 LONGEST = 1000
 """Characters of a message: the API server allows 1,024 in an event."""
@@ -31,11 +32,19 @@ class Event(NamedTuple):
     message: str
 
 
-def status_of(resource: Resource, job: JobStatus | None, problem: Problem | None, now: float) -> dict[str, Any]:
+def progress_text(report: Progress) -> str:
+    """Return how far a training is: the share of all steps that is done, or the last step if that is unknown."""
+    return f"step {report.step:,}"[:LONGEST] if report.share is None else f"{100 * report.share:.0f}%"
+
+
+def status_of(
+    resource: Resource, job: JobStatus | None, problem: Problem | None, now: float, progress: str = ""
+) -> dict[str, Any]:
     """Return the object's new status at a Unix time.
 
     - `phase`: creating, running, scaling, suspended, succeeded or failed; `reason`: what it waits for, or why.
     - `instances`: how many run; `wanted`: how many are requested; `selector`: of its pods, for `kubectl scale`.
+    - `progress`: see `progress_text`; as before while it is not known.
     - `observedGeneration`: of the spec that was seen; `appliedGeneration`: of the last one whose size the Job has had.
     - `conditions`: Accepted, Running, and once true Stopping, Complete and Failed.
     """
@@ -51,6 +60,7 @@ def status_of(resource: Resource, job: JobStatus | None, problem: Problem | None
         "reason": _reason(resource, own, problem)[:LONGEST],
         "instances": running,
         **({} if wanted is None else {"wanted": wanted}),
+        **({"progress": progress} if own and progress else {}),
         "selector": names.selector(resource.name),
         "observedGeneration": resource.generation,
         **({} if applied is None else {"appliedGeneration": applied}),

@@ -12,7 +12,8 @@ from edl_runtime.backends.errors import ConflictError
 from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest
 from edl_runtime.backends.kubernetes.pod_template import mapping_at
 from edl_runtime.controller.status import Event, event_manifest
-from edl_runtime.errors import BackendError, SpecError
+from edl_runtime.controller.vitals import Vitals
+from edl_runtime.errors import EdlError, SpecError, isolated
 from edl_runtime.log import get_logger
 
 KEY = "windows.yaml"
@@ -30,20 +31,23 @@ class WindowsConfigMap:
     - `version`: how often they were read.
     """
 
-    def __init__(self, api: KubernetesClient, name: str) -> None:
+    def __init__(self, api: KubernetesClient, name: str, vitals: Vitals) -> None:
         self.windows: TrafficWindows | None = None
         self.version = 0
         self._api = api
         self._name = name
+        self._vitals = vitals
+        vitals.windows_problem = "the traffic windows are not read yet"
         self._changed = asyncio.Condition()
 
     async def follow(self) -> None:
         """Watch the ConfigMap. Never ends."""
         while True:
             try:
-                async for found in self._api.watch("ConfigMap", fields=f"metadata.name={self._name}"):
-                    await self._read(found.get(self._name))
-            except BackendError as error:
+                with isolated("the watch of traffic windows"):
+                    async for found in self._api.watch("ConfigMap", fields=f"metadata.name={self._name}"):
+                        await self._read(found.get(self._name))
+            except EdlError as error:
                 log.warning("windows.not_watched", configmap=self._name, cause=str(error))
             await asyncio.sleep(RETRY_S)
 
@@ -54,15 +58,19 @@ class WindowsConfigMap:
 
     async def _read(self, found: Manifest | None) -> None:
         if found is None:
+            self._vitals.windows_problem = "there is no ConfigMap of traffic windows"
             log.warning("windows.missing", configmap=self._name, keeps=self.windows is not None)
             return
         try:
-            self.windows = _windows_in(found)
-        except SpecError as error:
+            with isolated(f"data.{KEY}"):
+                self.windows = _windows_in(found)
+        except EdlError as error:
             kept = "the last valid ones hold" if self.windows else "nothing is rescaled until there are valid ones"
+            self._vitals.windows_problem = "the traffic windows are not valid: an event of their ConfigMap says why"
             log.warning("windows.invalid", configmap=self._name, cause=str(error))
             await self._warn(found, f"{error}; {kept}")
             return
+        self._vitals.windows_problem = ""
         async with self._changed:
             self.version += 1
             self._changed.notify_all()

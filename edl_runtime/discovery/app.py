@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -30,7 +31,7 @@ from edl_runtime.protocol.asgi_server import (
     wait_disconnected,
 )
 from edl_runtime.registry.errors import UnknownPoolError
-from edl_runtime.registry.health import HEALTH_PATHS, health_routes
+from edl_runtime.registry.health import HEALTH_PATHS, health_routes, redis_problem
 from edl_runtime.registry.members import Member
 from edl_runtime.registry.pools import get_pool, list_pools
 from edl_runtime.specs import check_name
@@ -123,7 +124,7 @@ def build_app(registry: StudentRegistry, client: Redis, namespace: str, *, token
     routes = _Routes(registry, client, namespace)
     return Starlette(
         routes=[
-            *health_routes(client),
+            *health_routes(partial(redis_problem, client)),
             Route("/v1/pools", routes.pools),
             Route("/v1/pools/{pool}", routes.pool),
             Route("/v1/pools/{pool}/students/{student}", AssignmentStream(registry), methods=["GET"]),

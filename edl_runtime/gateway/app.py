@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -40,7 +41,7 @@ from edl_runtime.protocol.asgi_server import (
     read_body,
     wait_disconnected,
 )
-from edl_runtime.registry.health import HEALTH_PATHS, health_routes
+from edl_runtime.registry.health import HEALTH_PATHS, health_routes, redis_problem
 from edl_runtime.specs import check_name
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.teacher.metrics import CONTENT_TYPE, DROPPED
@@ -87,7 +88,7 @@ def build_app(gateway: Gateway, client: Redis, *, token: str) -> ASGIApp:
     routes = _Routes(gateway)
     app = Starlette(
         routes=[
-            *health_routes(client),
+            *health_routes(partial(redis_problem, client)),
             Route("/metrics", routes.metrics),
             *(Route(f"/pools/{{pool}}{path}", routes.health) for path in ("/health", "/health/", "/ready")),
             Route("/pools/{pool}/v1/models", routes.models),

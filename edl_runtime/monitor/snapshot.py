@@ -19,7 +19,8 @@ from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
 from edl_runtime.autoscale.policy.pool_size import describe_limit
 from edl_runtime.backends.interface import Capacity, JobStatus
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus, LastCheckpoint, LastResize, group_statuses
-from edl_runtime.errors import BackendError
+from edl_runtime.errors import BackendError, UnexpectedError, isolated
+from edl_runtime.pool_reports import PoolDemand
 from edl_runtime.progress import Progress, progress_of_run, read_each_progress
 from edl_runtime.registry.members import job_of_student
 from edl_runtime.registry.pools import PoolInfo, TeacherInfo, list_pools
@@ -202,8 +203,18 @@ def utilisation(use: ResourceUse | None) -> str:
 
 
 def job_line(job: JobStatus, report: JobReport | None, target: JobTarget | None = None) -> JobLine:
-    """Return the line of one job. `report`: what Redis knows of it; `target`: of the last plan."""
-    report = report or JobReport()
+    """Return the line of one job. `report`: what Redis knows of it; `target`: of the last plan.
+
+    A report that nothing can be made of is told as the job's trouble.
+    """
+    try:
+        with isolated(f"what Redis has of job {job.name!r}"):
+            return _job_line(job, report or JobReport(), target)
+    except UnexpectedError as error:
+        return _job_line(job, JobReport(problem=str(error)), target)
+
+
+def _job_line(job: JobStatus, report: JobReport, target: JobTarget | None) -> JobLine:
     progress, group = report.progress, report.group
     return JobLine(
         name=job.name,
@@ -261,10 +272,18 @@ def _pool_line(
         students=len(demand.students) if demand else None,
         busy=demand.busy if demand else None,
         waiting=demand.waiting if demand else None,
-        limit=describe_limit(demand) if demand else "",
+        limit=_limit(name, demand) if demand else "",
         members=tuple(_teacher_line(teacher, answered) for teacher in pool.teachers) if pool else (),
         jobs=tuple(sorted({job_of_student(one.id) for one in pool.students}.intersection(jobs))) if pool else (),
     )
+
+
+def _limit(pool: str, demand: PoolDemand) -> str:
+    try:
+        with isolated(f"what is reported in pool {pool!r}"):
+            return describe_limit(demand)
+    except UnexpectedError as error:
+        return str(error)
 
 
 def _teacher_line(teacher: TeacherInfo, answered: Mapping[str, int]) -> TeacherLine:

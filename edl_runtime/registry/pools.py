@@ -16,6 +16,7 @@ from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry.directory import Directory, PoolMembers
 from edl_runtime.registry.errors import UnknownPoolError
 from edl_runtime.store import keys
+from edl_runtime.store.errors import MalformedRecordError
 from edl_runtime.store.keys import Service
 from edl_runtime.store.redis_client import run_script_on_each
 
@@ -37,20 +38,32 @@ _student_decoder = JsonDecoder(StudentReport)
 async def read_demands(client: Redis, namespace: str, pools: Sequence[str]) -> dict[str, PoolDemand]:
     """Return the reports of these pools' members, in one or two round trips for all pools together.
 
-    A pool without members has no reports. Raises RegistryUnavailableError.
+    A pool without members has no reports. Raises MalformedRecordError, RegistryUnavailableError.
     """
-    if not pools:
-        return {}
+    found = await read_each_demand(client, namespace, pools)
+    if unreadable := next((one for one in found.values() if isinstance(one, MalformedRecordError)), None):
+        raise unreadable
+    return {pool: demand for pool, demand in found.items() if isinstance(demand, PoolDemand)}
+
+
+async def read_each_demand(
+    client: Redis, namespace: str, pools: Sequence[str]
+) -> dict[str, PoolDemand | MalformedRecordError]:
+    """As `read_demands`, with the error in place of the reports of a pool that can't be read."""
     services = [Service(namespace, pool, role) for pool in pools for role in keys.ROLES]
     answers = await run_script_on_each(client, "reports", [keys.service_keys(service) for service in services])
     return {
-        pool: PoolDemand(
-            teachers=_reports(teachers, _teacher_decoder),
-            students=_reports(students, _student_decoder),
-            settled_s=min(_settled_s(teachers), _settled_s(students)),
-        )
-        for pool, teachers, students in zip(pools, answers[::2], answers[1::2], strict=True)
+        pool: next((one for one in both if isinstance(one, MalformedRecordError)), None) or _demand(*both)
+        for pool, both in zip(pools, zip(answers[::2], answers[1::2], strict=True), strict=True)
     }
+
+
+def _demand(teachers: Any, students: Any) -> PoolDemand:
+    return PoolDemand(
+        teachers=_reports(teachers, _teacher_decoder),
+        students=_reports(students, _student_decoder),
+        settled_s=min(_settled_s(teachers), _settled_s(students)),
+    )
 
 
 def _reports(answer: Any, decoder: JsonDecoder[Report]) -> dict[str, Report | None]:

@@ -25,6 +25,7 @@ from edl_runtime.store.redis_url import ALLOWED, SCHEMES, SentinelUrl, address_o
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+    from redis.asyncio.client import Pipeline
 
 CONNECT_TIMEOUT_S = 1.0
 ANSWER_TIMEOUT_S = 1.5
@@ -32,6 +33,9 @@ ANSWER_TIMEOUT_S = 1.5
 
 _NOT_NOW = re.compile(r"\b(MISCONF|NOREPLICAS|READONLY|LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b")
 """Error codes of a Redis that can't serve at the moment; in a script's error the code is in the middle of the text."""
+
+_CLOSED = "Connection closed by server"
+"""What the library says when a server ends a connection without an answer, as one does that expects TLS."""
 
 _MISREAD = re.compile(
     r"WRONGTYPE|attempt to|bad argument|command arguments must|but found|not an integer|not a valid float"
@@ -72,20 +76,22 @@ def connect(url: str, *, connections: int | None = None) -> Redis:
 
 def _place_of(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of connections to the Redis at `url`, or to the master. Raises SpecError."""
-    from redis.asyncio.connection import parse_url
+    from redis.asyncio.connection import SSLConnection, parse_url
+
+    from edl_runtime.store.tls_connection import TlsConnection
 
     sentinel_url = SentinelUrl.parse(url) if is_sentinel_url(url) else None
     try:
         place: dict[str, Any] = dict(parse_url(sentinel_url.redis if sentinel_url else url))
     except ValueError:  # a malformed IPv6 address, port or option
         raise SpecError("redis_url", address_of(url), ALLOWED) from None
+    is_tls = place.get("connection_class") is SSLConnection
     if sentinel_url is None:
-        return place
+        return {**place, "connection_class": TlsConnection} if is_tls else place
 
     from edl_runtime.store.sentinel import MasterConnection, MasterTlsConnection, Sentinels
 
     del place["host"], place["port"]
-    is_tls = place.pop("connection_class", None) is not None
     trust = {name: value for name, value in place.items() if name.startswith("ssl_")}
     login = {"username": sentinel_url.username or None, "password": sentinel_url.password or None}
     sentinels = Sentinels(sentinel_url, {**options, **trust, **login}, tls=is_tls)
@@ -132,12 +138,12 @@ def unavailable_if_lost(client: Redis, *keys: str) -> Iterator[None]:
     if failure is not None:
         if isinstance(failure, exceptions.AuthenticationError):
             given = bool(client.connection_pool.connection_kwargs.get("password"))
-            raise RegistryAccessError(_address(client), str(failure).strip(), given)
+            raise RegistryAccessError(address(client), str(failure).strip(), given)
         if isinstance(failure, exceptions.TimeoutError | TimeoutError):
-            raise RegistryTimeoutError(_address(client), "no answer in time")
+            raise RegistryTimeoutError(address(client), "no answer in time")
         if isinstance(failure, exceptions.ResponseError) and _MISREAD.search(str(failure)):
-            raise MalformedRecordError(_place(keys) or _address(client), str(failure))
-        raise RegistryUnavailableError(_address(client), _cause(failure))
+            raise MalformedRecordError(_place(keys) or address(client), str(failure))
+        raise RegistryUnavailableError(address(client), _cause(client, failure))
 
 
 async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequence[str | int]) -> Any:
@@ -154,16 +160,37 @@ async def run_script(client: Redis, name: str, keys: Sequence[str], args: Sequen
 async def run_script_on_each(client: Redis, name: str, each: Sequence[Sequence[str]]) -> list[Any]:
     """Run `name`.lua, which takes no arguments, on each of these lists of keys; return its answers, in order.
 
-    One round trip, but not one transaction. Raises MalformedRecordError, RegistryUnavailableError.
+    One round trip, but not one transaction. Where keys hold something else than the script expects, the answer is a
+    MalformedRecordError. Raises RegistryUnavailableError.
     """
     if not each:
         return []
+    script = client.register_script(_text(name))
+    async with client.pipeline(transaction=False) as pipeline:
+        for keys in each:
+            await script(keys=list(keys), client=pipeline)
+        return await answers_of_each(client, pipeline, each)
+
+
+async def answers_of_each(client: Redis, commands: Pipeline, each: Sequence[Sequence[str]]) -> list[Any]:
+    """Send a pipeline of one command for each of these lists of keys; return the answers, in order.
+
+    Where keys hold something else than the command expects, the answer is a MalformedRecordError. Raises
+    RegistryUnavailableError.
+    """
     with unavailable_if_lost(client, *(key for keys in each for key in keys)):
-        script = client.register_script(_text(name))
-        async with client.pipeline(transaction=False) as pipeline:
-            for keys in each:
-                await script(keys=list(keys), client=pipeline)
-            return await pipeline.execute()
+        answers = await commands.execute(raise_on_error=False)
+    return [_answer(client, keys, answer) for keys, answer in zip(each, answers, strict=True)]
+
+
+def _answer(client: Redis, keys: Sequence[str], answer: Any) -> Any:
+    if not isinstance(answer, Exception):
+        return answer
+    try:
+        with unavailable_if_lost(client, *keys):
+            raise answer
+    except MalformedRecordError as error:
+        return error
 
 
 def _place(keys: Sequence[str]) -> str:
@@ -179,16 +206,21 @@ def _text(name: str) -> str:
     return "".join(part.read_text(encoding="utf-8") for part in parts if part.is_file())
 
 
-def _address(client: Redis) -> str:
+def address(client: Redis) -> str:
+    """Return where a client's Redis is, for messages."""
     where = client.connection_pool.connection_kwargs
     if "sentinels" in where:
         return str(where["sentinels"])
     return str(where.get("path") or f"{where.get('host', 'localhost')}:{where.get('port', 6379)}")
 
 
-def _cause(error: Exception) -> str:
+def _cause(client: Redis, error: Exception) -> str:
+    from redis.asyncio.connection import SSLConnection
+
     text = str(error)
     code = _NOT_NOW.search(text)
+    if text.startswith(_CLOSED) and not issubclass(client.connection_pool.connection_class, SSLConnection):
+        return f"{_CLOSED}; if it speaks TLS: the connection's `Redis over TLS`, or rediss:// in EDL_REDIS_URL"
     return text[code.start() :] if code else text or type(error).__name__
 
 

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.connection import Connection
 from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as NotConnectedError
 
 from edl_runtime.store.redis_url import SentinelUrl, host_and_port
+from edl_runtime.store.tls_connection import TlsConnection
 
 
 class Master(NamedTuple):
@@ -30,7 +31,7 @@ class Sentinels:
     def __init__(self, url: SentinelUrl, options: dict[str, Any], *, tls: bool) -> None:
         self.epoch = -1
         self._url = url
-        self._connection_class = SSLConnection if tls else Connection
+        self._connection_class = TlsConnection if tls else Connection
         self._options = options
 
     def __str__(self) -> str:
@@ -133,5 +134,5 @@ class MasterConnection(Connection):
             raise NotConnectedError(f"READONLY: {self.host}:{self.port} is a replica now") from None
 
 
-class MasterTlsConnection(MasterConnection, SSLConnection):
+class MasterTlsConnection(MasterConnection, TlsConnection):
     """The same, by TLS: the certificate has to be for the address that the sentinels announce."""

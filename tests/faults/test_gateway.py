@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,7 @@ import psutil
 import pytest
 from support.llm.processes import (
     POOL,
+    FakeProcess,
     World,
     fake_teacher,
     gateway_process,
@@ -94,19 +96,36 @@ def quarantined(settings: RuntimeSettings) -> dict[str, str]:
     return asyncio.run(read())
 
 
+@contextmanager
+def joined(pair: World, third: FakeProcess) -> Iterator[subprocess.Popen[str]]:
+    """Register a third server in the pool, which it has left afterwards; yields its sidecar."""
+    with registered(pair.settings, third.address) as sidecar:
+        try:
+            yield sidecar
+        finally:
+            sidecar.terminate()
+            sidecar.wait(PATIENCE_S)
+
+
 @pytest.mark.parametrize("kind", ["vllm", pytest.param("sglang", marks=pytest.mark.deep)])
-def test_parts_of_a_killed_teacher_are_asked_of_another(redis_server: RedisServer, kind: str) -> None:
-    """SIGKILL while it computes: only its part is asked again, and the answer is whole and in order."""
-    with world(redis_server.url, kind, kind) as made:
-        killed, other = made.teachers
-        killed.behave(slow_s=1000)
-        other.behave(slow_s=2)  # so that it is not idle, which would hedge what is to be lost
-        with asking(made.url) as answer:
-            wait_until(lambda: killed.asked("running"))
-            killed.kill()
+def test_parts_of_a_killed_teacher_are_asked_of_another(pair: World, kind: str) -> None:
+    """SIGKILL while it computes: only its parts are asked again, and the answers are whole and in order."""
+    with fake_teacher(kind) as killed, joined(pair, killed), ExitStack() as stack:
+        wait_until(lambda: pair.metric("teachers") == 3)
+        three = [*pair.teachers, killed]
+        for fake in three:
+            fake.behave(slow_s=1000)
+        retries, hedges, rows = pair.metric("retries"), pair.metric("hedges"), sum(pair.rows_asked())
+        answers = [stack.enter_context(asking(pair.url)) for _ in range(4)]
+        wait_until(lambda: all(fake.asked("running") for fake in three))  # nothing is idle, which would hedge
+        killed.kill()
+        wait_until(lambda: pair.metric("retries") > retries or pair.metric("hedges") > hedges)
+        for fake in pair.teachers:
+            fake.behave()
+        for answer in answers:
             check_right(answer.result())
-        assert made.metric("retries") >= 1
-        assert other.asked("rows") < len(ROWS) + 50, "each row once, and its self-tests"
+        most = len(ROWS) * (len(answers) + pair.metric("hedges") - hedges)
+        assert sum(pair.rows_asked()) - rows < most + 50, "each row once, and self-tests"
 
 
 def test_a_request_waits_for_an_empty_pool(settings: RuntimeSettings) -> None:
@@ -139,27 +158,30 @@ def test_the_part_of_a_hung_teacher_is_hedged(pair: World) -> None:
 
 
 @pytest.mark.parametrize("leaves", ["drained", pytest.param("found", marks=pytest.mark.deep)])
-def test_the_part_of_a_stopped_teacher_is_asked_of_a_busy_one(redis_server: RedisServer, leaves: str) -> None:
+def test_the_part_of_a_stopped_teacher_is_asked_of_a_busy_one(pair: World, leaves: str) -> None:
     """Nothing is idle to hedge with; when it has left the pool, as `edl register` finds out within 15 s, others answer.
 
     What it answers when it goes on is nobody's any more.
     """
-    with world(redis_server.url, "vllm") as made, fake_teacher() as stopped, ExitStack() as stack:
-        (busy,) = made.teachers
-        sidecar = stack.enter_context(registered(made.settings, stopped.address))
-        wait_until(lambda: made.metric("teachers") == 2)
-        busy.behave(slow_s=1)
-        stopped.behave(slow_s=1)
-        answers = [stack.enter_context(asking(made.url)) for _ in range(4)]
+    with fake_teacher() as stopped, joined(pair, stopped) as sidecar, ExitStack() as stack:
+        wait_until(lambda: pair.metric("teachers") == 3)
+        for fake in (*pair.teachers, stopped):
+            fake.behave(slow_s=1000)
+        before = pair.metric("sequences")
+        answers = [stack.enter_context(asking(pair.url)) for _ in range(4)]
         wait_until(lambda: stopped.asked("running"))
         stopped.process.send_signal(signal.SIGSTOP)
         if leaves == "drained":
             sidecar.terminate()
+        wait_until(lambda: pair.metric("teachers") == 2)
+        for fake in pair.teachers:
+            fake.behave()
         for answer in answers:
             check_right(answer.result())
         stopped.process.send_signal(signal.SIGCONT)
+        stopped.behave()
         wait_until(lambda: not stopped.asked("running"))
-        assert made.metric("sequences") == len(answers) * len(ROWS)
+        assert pair.metric("sequences") - before == len(answers) * len(ROWS)
 
 
 def test_a_teacher_that_drips_its_answer_is_given_up(
@@ -190,9 +212,9 @@ def test_a_refused_request_and_a_broken_one_leave_nothing(settings: RuntimeSetti
         wait_healthy(url)
         memory = psutil.Process(gateway.pid).memory_info
         before = memory().rss
-        rows = [[300] * 4000] * 1000
+        rows = [[300] * 4000] * 400
         assert post(f"{url}/v1/completions", BODY | {"prompt": [*rows, []]}).status_code == 400
-        wait_until(lambda: memory().rss < before + (80 << 20))
+        wait_until(lambda: memory().rss < before + (40 << 20))
         host, port = re.findall(r"//([^:]+):(\d+)", url)[0]
         with socket.create_connection((host, int(port))) as caller:
             caller.sendall(b"POST /pools/llm/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
@@ -240,16 +262,15 @@ def test_a_teacher_that_answers_wrongly_is_found(pair: World, fault: str) -> Non
     pair.wait_all_good()
 
 
-def test_a_teacher_that_scores_differently_each_time_is_left_out(settings: RuntimeSettings) -> None:
+def test_a_teacher_that_scores_differently_each_time_is_left_out(pair: World) -> None:
     """Its self-test finds it before a student asks it, as no answer alone shows it."""
-    with starting_together(settings, "vllm", "vllm") as ((good, bad), url):
+    with fake_teacher() as bad:
         bad.behave(fault="differs")
-        with registered(settings, good.address, bad.address):
-            wait_healthy(url)
-            found = wait_until(lambda: quarantined(settings))
+        with joined(pair, bad):
+            found = wait_until(lambda: quarantined(pair.settings))
             assert list(found) == [bad.address]
             assert "differently each time" in found[bad.address]
-            check_right(post(f"{url}/v1/completions", BODY))
+            check_right(post(f"{pair.url}/v1/completions", BODY))
             asked = bad.counts()
             assert asked["rows"] == asked["requests"], "its self-tests alone, each of one row"
 
@@ -327,29 +348,24 @@ def test_it_speaks_tls(settings: RuntimeSettings, tmp_path: Path) -> None:
             httpx.get(url.replace("https:", "http:") + "/health", timeout=PATIENCE_S, trust_env=False)
 
 
-@pytest.mark.parametrize(
-    ("model", "query", "said"),
-    [
-        ("other", "?tokenizer=abc", "name is other and the pool's fake"),
-        ("fake", "?tokenizer=def", "tokenizer is def and the pool's abc"),
-        pytest.param(
-            "fake",
-            "?tokenizer=abc&logprobs_mode=processed_logprobs",
-            "logprobs_mode is processed_logprobs",
-            marks=pytest.mark.deep,
-        ),
-    ],
-)
-def test_another_model_does_not_join(settings: RuntimeSettings, model: str, query: str, said: str) -> None:
+def test_another_model_does_not_join(settings: RuntimeSettings) -> None:
     """`edl register` names both sides, and ends as a restart can't help."""
     settings = msgspec.structs.replace(settings, lease_ttl_s=3.0)  # the pool's model may be that of dead teachers
     with (
         fake_teacher() as one,
-        fake_teacher("sglang", model=model) as two,
+        fake_teacher("sglang") as two,
+        fake_teacher("sglang", model="other") as other,
         registered(settings, f"{one.address}?tokenizer=abc"),
+        ExitStack() as stack,
     ):
-        command = ["-m", "edl_runtime.cli", "register", "--pool", POOL, "--server", two.address + query]
-        with process(*command, env=settings.to_env()) as refused:
+        refusals = {
+            f"{other.address}?tokenizer=abc": "name is other and the pool's fake",
+            f"{two.address}?tokenizer=def": "tokenizer is def and the pool's abc",
+            f"{two.address}?tokenizer=abc&logprobs_mode=processed_logprobs": "logprobs_mode is processed_logprobs",
+        }
+        command = ["-m", "edl_runtime.cli", "register", "--pool", POOL, "--server"]
+        started = [stack.enter_context(process(*command, address, env=settings.to_env())) for address in refusals]
+        for refused, said in zip(started, refusals.values(), strict=True):
             assert refused.wait(PATIENCE_S) == 78
             assert said in refused.communicate()[1]
 

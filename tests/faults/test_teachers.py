@@ -44,6 +44,12 @@ def settings(settings: RuntimeSettings) -> RuntimeSettings:
     return msgspec.structs.replace(settings, teacher_timeout_s=600.0)
 
 
+@pytest.fixture
+def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers report at once what people are shown, which they do with their leases."""
+    monkeypatch.setattr("edl_runtime.registry.lease.RENEW_EVERY_S", 0.1)
+
+
 def test_a_killed_teacher_is_out_of_use_at_once(settings: RuntimeSettings, good: Teacher) -> None:
     """SIGKILL with requests in flight loses, repeats and reorders nothing."""
     with (
@@ -185,6 +191,7 @@ def shown(settings: RuntimeSettings, address: str) -> str:
     return teacher.quarantine.reason if teacher.quarantine else ""
 
 
+@pytest.mark.usefixtures("quick_reports")
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [*WRONG.items(), *(pytest.param(*wrong, marks=pytest.mark.deep) for wrong in WRONG_TOO.items())],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import stamina
 from redis.asyncio import Redis
 from support.backends.local_processes import wait_until_gone
 from support.slow_redis import redis_may_be_slow  # noqa: F401
@@ -57,8 +58,8 @@ def s3_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A URL in an empty bucket, with its settings in the environment."""
+def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A URL in an empty bucket, with its settings in the environment; this process repeats its requests at once."""
     from support.object_store import BUCKET, SECRET, empty
 
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_url)
@@ -66,7 +67,8 @@ def bucket(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     empty(s3_url)
-    return f"s3://{BUCKET}/nightly"
+    with stamina.set_testing(True, attempts=3):
+        yield f"s3://{BUCKET}/nightly"
 
 
 @pytest.fixture

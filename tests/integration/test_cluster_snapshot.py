@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from support.autoscale.backend import CPUS, Jobs
 from support.autoscale.jobs import job
 
@@ -109,3 +110,22 @@ async def test_room_goes_to_whom_it_was_measured_to_help(client: Redis, namespac
             await publish_progress(client, namespace, name, report)
         wanted = await a_pass(size)
     assert wanted == {"gains": 7, "idles": 1}
+
+
+async def test_what_one_job_has_in_redis_stops_no_rescaling_of_others(client: Redis, namespace: str) -> None:
+    """A pool whose reports can't be read keeps its size, and a job whose speeds can't be has none."""
+    backend = Jobs(
+        job("evil", Bounds(1, 9), 1.0, 1), job("other", Bounds(1, 9), 1.0, 1), pool("bad", 2), pool("good", 2)
+    )
+    await client.hset(keys.speeds(namespace, "evil"), "1" + "0" * 4000, "1.0")
+    await client.hset(keys.speeds(namespace, "evil"), "2", "1.0")
+    await client.set(keys.speeds(namespace, "other"), "?")
+    await client.set(keys.service_key(Service(namespace, "bad"), "leases"), "?")
+    with capture_logs() as logs:
+        done = await rescale(backend, client, namespace, RescalingRules())
+    assert backend.wanted == {"evil": 9, "other": 9, "bad": 2, "good": 1}
+    (target,) = [one for one in done.plan.targets if one.name == "bad"]
+    assert target.reason.startswith("stays as it is: the record in Redis at ")
+    causes = {entry["job"]: entry["cause"] for entry in logs if entry["event"] == "speed.unreadable"}
+    assert "OverflowError" in causes["evil"]
+    assert "WRONGTYPE" in causes["other"]

@@ -457,7 +457,9 @@ def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_
     first, second = free_ports(2)
     ready, log = tmp_path / "ready", tmp_path / "log"
     servers = [f"--server=oip+http://127.0.0.1:{port}/teacher" for port in (first, second)]
-    command = [sys.executable, "-m", "edl_runtime.cli", "register", "--pool", "images", "--drain-s", "0", *servers]
+    hurried = "from edl_runtime.external import sidecar; sidecar.RETRY_EVERY_S = 0.5; "
+    hurried += "from edl_runtime.cli import main; main()"
+    command = [sys.executable, "-c", hurried, "register", "--pool", "images", "--drain-s", "0", *servers]
 
     def serving(model: str, port: int) -> AbstractContextManager[Teacher]:
         env = {"PYTHONPATH": f"{SERVERS}:{TESTS / 'system/dags'}"}

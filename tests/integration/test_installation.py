@@ -26,6 +26,12 @@ def test_the_newest_airflow_is_the_one_that_is_tested() -> None:
     assert OLDEST.version == f"{oldest}.0"
 
 
+def test_paddle_can_read_tensors_with_the_numpy_of_the_lock() -> None:
+    """Its GradScaler reads a scale so when the scale shrinks, on GPUs only."""
+    script = "import paddle; assert float(paddle.to_tensor([1.0])) == 1.0"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 class Installed:
     """An environment with an Airflow of its own home, and our wheel."""
 

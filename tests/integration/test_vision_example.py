@@ -18,9 +18,9 @@ EXAMPLE = "vision_distill"
 def test_a_student_with_few_labels_learns_from_its_teacher(tmp_path: Path) -> None:
     """On 500 pictures, 20 labels: better by far than alone, and than chance, a tenth. Its curves are drawn."""
     data = f"--data_dir={SUPPORT / 'pictures'}"
-    assert "saved as an inference model" in train_teacher(EXAMPLE, tmp_path, data, "--num_epochs=12")
-    assert "teacher is up to date" in train_teacher(EXAMPLE, tmp_path, data, "--num_epochs=12")
-    rows = compare(EXAMPLE, tmp_path, data, "--labels=20", "--num_epochs=12", "--batch_size=20")
+    assert "saved as an inference model" in train_teacher(EXAMPLE, tmp_path, data, "--num_epochs=8")
+    assert "teacher is up to date" in train_teacher(EXAMPLE, tmp_path, data, "--num_epochs=8")
+    rows = compare(EXAMPLE, tmp_path, data, "--labels=20", "--num_epochs=8", "--batch_size=20")
     assert rows["service"]["accuracy"]["mean"] > 0.5
     assert rows["service"]["accuracy_gain"]["mean"] > 0.08
 

@@ -27,6 +27,9 @@ ENVIRONMENTS = TESTS.parent / ".interop"
 DECLARED = "?input=image:FP32:-1.1.28.28&output=logits:FP32:-1.10"
 KINDS = ("triton", "kserve", "mlserver", "paddle-serving")
 
+START_S = 250.0
+"""Longest time until a server is ready: some import a framework several times, on cores that other tests use."""
+
 WEIGHTS = (np.arange(7840, dtype=np.float32) % 7 - 3).reshape(784, 10)
 """Of the model that all of them serve. Whole numbers, as the images are, so that answers are exact."""
 
@@ -59,7 +62,7 @@ class Server:
     def __init__(self, kind: str, folder: Path, *, max_batch: int = 16) -> None:
         self._environment = environment(kind)
         self._folder = folder / kind
-        self._folder.mkdir()
+        self._folder.mkdir(exist_ok=True)  # another try to start one that was too slow
         self._log = self._folder / "log"
         http, grpc, metrics = free_ports(3)
         protocol = "paddle-pipeline" if kind == "paddle-serving" else "oip"
@@ -108,7 +111,7 @@ class Server:
                     connection.close()
             return True
 
-        wait_until(is_ready)
+        wait_until(is_ready, START_S)
 
     def kill(self) -> None:
         """Kill all its processes."""

@@ -56,6 +56,19 @@ with DAG("fails", schedule=None):
 """
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what needs this process while the parallel tests run, and exclusive tests last."""
+    here = [at for at, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    ours = sorted((items[at] for at in here), key=_turn)
+    for at, item in zip(here, ours, strict=True):
+        items[at] = item
+
+
+def _turn(item: pytest.Item) -> int:
+    test = item.function if isinstance(item, pytest.Function) else None
+    return 2 if hasattr(test, "exclusive") else 1 if hasattr(test, "in_parallel") else 0
+
+
 @pytest.fixture(scope="session")
 def training(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Popen[bytes], Path]:
     """A process that trains the example's teacher in a folder, while the database is made."""

@@ -33,7 +33,8 @@ def test_the_quickstart_grows_its_pool_while_the_student_trains(airflow: Airflow
         if len(result["metrics"]["answered"]) == 3:
             break
 
-    assert set(result) == {"job", "pool", "checkpoint", "metrics", "answered"}
+    assert set(result) == {"job", "pool", "checkpoint", "metrics", "answered", "not_finite"}
+    assert result["not_finite"] == {}
     assert result["metrics"]["seeds"] == [5, 6, 7]
     assert len(result["metrics"]["answered"]) == 3
     assert sum(result["metrics"]["answered"].values()) == 3 * epochs * 62 + 1  # one for the held-out digits

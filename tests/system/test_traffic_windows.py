@@ -72,7 +72,7 @@ def test_a_run_starts_and_a_sensor_fires_at_the_edge_of_a_window(airflow: Airflo
 
 def _run_before_an_edge(airflow: Airflow) -> tuple[DagRun, datetime]:
     """Return a waiting run and its edge; on a machine too slow for one edge, of a DAG with a later edge."""
-    for minutes in (1, 3, 6):
+    for minutes in (1, 3, 6, 12):
         name = f"follows_traffic_{minutes}"
         edge = (datetime.now(UTC) + timedelta(minutes=minutes + 1)).replace(second=0, microsecond=0)
         (airflow.laptop.dags / f"{name}.yaml").write_text(f"""

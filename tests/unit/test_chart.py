@@ -7,13 +7,19 @@ import re
 from typing import Any
 
 import click
+import jsonschema
 import pytest
 import yaml
 from support.helm import CHART, HelmError, helm, rendered, values
-from support.paths import DEPLOY
+from support.paths import DEPLOY, ROOT
 
 import edl_runtime
+from edl_runtime.autoscale.traffic.schema import read_windows
 from edl_runtime.cli import edl
+from edl_runtime.compat.job_specs import checkpoints_of_pods
+from edl_runtime.errors import SpecError
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 EVERYTHING = {
     "capacity__create": "true",
@@ -110,12 +116,94 @@ def test_a_value_that_there_is_not_is_refused() -> None:
         ("airflow__namespace", "My_Airflow", "airflow/namespace"),
         ("redis__tls", "true", "set redis.create=false"),
         ("redis__address", "redis.example:6379", "set redis.create=false"),
+        ("registryNamespace", "Bad Name", "registryNamespace"),
+        ("controller__checkpoint", "relative/path", "controller/checkpoint"),
+        ("controller__windows__foo__cluster", "150%", "'foo' not allowed"),
     ],
 )
 def test_a_value_that_would_fail_later_or_change_nothing_is_refused(name: str, value: str, words: str) -> None:
     """By words that name it, before anything is installed."""
     with pytest.raises(HelmError, match=words):
         rendered(**{name: value})
+
+
+WINDOW = {"name": "night", "start": "22:00", "end": "06:00", "sizes": {"cluster": "100%"}}
+DOCUMENTED = yaml.load((ROOT / "dags/traffic_windows.yaml").read_text(), yaml.BaseLoader)
+SOURCE = {"resource": "gpu", "prometheus": {"url": "http://p:9090", "query": "sum(x)", "step_s": "60"}, "times": 0.002}
+
+
+def windows(**of_window: Any) -> dict[str, Any]:
+    return {"windows": [{**WINDOW, **of_window}], "default": {}}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        DOCUMENTED,
+        {"default": {"cluster": "100%"}},
+        {"time_zone": "Europe/Berlin", "holidays": ["2026-12-25"], **windows(days=["Mon", "weekend", "holiday"])},
+        windows(days="weekdays", end="24:00", start=" 7:05"),
+        windows(sizes={"cluster": {"gpu": 14, "cpu": "40 %"}, "jobs": {"a": "25.5%", "b": 2}, "pools": {"p": "2."}}),
+        {"default": {"cluster": "75%"}, "traffic": {**SOURCE, "headroom": 1.2, "slot_s": 600}},
+        {"default": {"cluster": "75%"}, "traffic": {"resource": "cpu", "redis": {"stream": "web-load"}}},
+    ],
+)
+def test_traffic_windows_that_are_valid_are_valid_values(given: dict[str, Any]) -> None:
+    """All that the controller reads."""
+    read_windows(yaml.safe_dump(given))
+    jsonschema.validate({"controller": {"windows": given}}, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"foo": {"cluster": "150%"}},
+        {"default": {"cluster": "150%"}},
+        {"default": {"cluster": 5}},
+        {"default": {"jobs": {"a": -1}}},
+        {"default": {"jobs": {"a": "many"}}},
+        {"default": {"machines": "50%"}},
+        {"default": {}, "holidays": ["Christmas"]},
+        {"default": {}, "time_zone": 1},
+        windows(name=""),
+        windows(start="25:00"),
+        windows(end="evening"),
+        windows(days=["someday"]),
+        windows(days=[]),
+        windows(sizes="50%"),
+        {"default": {}, "windows": [{"name": "night"}]},
+        {"default": {}, "traffic": {"resource": "gpu"}},
+        {"default": {}, "traffic": {**SOURCE, "csv": {"path": "a"}}},
+        {"default": {}, "traffic": {"resource": "gpu", "prometheus": {"url": "http://p:9090"}}},
+    ],
+)
+def test_traffic_windows_that_no_controller_takes_are_no_values(given: dict[str, Any]) -> None:
+    """`helm install` refuses them, where the controller would rescale nothing."""
+    with pytest.raises(SpecError):
+        read_windows(yaml.safe_dump(given))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"controller": {"windows": given}}, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "valid"), [("default", True), ("team_a.1", True), ("Bad Name", False), ("", False)]
+)
+def test_the_registrys_namespace_is_as_in_the_connection(namespace: str, *, valid: bool) -> None:
+    """Tasks in Airflow could not have another."""
+    assert jsonschema.Draft7Validator(SCHEMA).is_valid({"registryNamespace": namespace}) is valid
+
+
+@pytest.mark.parametrize(
+    ("url", "valid"), [("", True), ("/data", True), ("s3://bucket/a", True), ("relative/path", False)]
+)
+def test_checkpoints_are_where_all_pods_find_them(url: str, *, valid: bool) -> None:
+    """The controller would exit at once with another one."""
+    assert jsonschema.Draft7Validator(SCHEMA).is_valid({"controller": {"checkpoint": url}}) is valid
+    if valid:
+        checkpoints_of_pods(url)
+        return
+    with pytest.raises(SpecError):
+        checkpoints_of_pods(url)
 
 
 def test_all_pods_run_on_the_nodes_that_values_name() -> None:

@@ -29,11 +29,13 @@ from edl_runtime.compat import training_job
 from edl_runtime.distill.metrics import ReaderCollector
 from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus
+from edl_runtime.errors import SpecError
 from edl_runtime.monitor.exporter import MonitorCollector
 from edl_runtime.monitor.snapshot import JobReport, build_snapshot
 from edl_runtime.pods import Pod
 from edl_runtime.pool_reports import StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature
+from edl_runtime.specs import MOST_COMMAND, MOST_INSTANCES, check_name
 from edl_runtime.teacher.http.server import HttpServer
 from edl_runtime.teacher.metrics import DeviceLoad, TeacherMetrics
 from edl_runtime.teacher.predictor.pool import PredictorPool
@@ -147,6 +149,84 @@ def test_the_resource_definition_has_the_fields_of_manifests() -> None:
     trainer = fields["trainer"]["properties"]
     assert trainer.keys() == {*training_job.TRAINER.used, *training_job.TRAINER.ignored}
     assert trainer["resources"]["properties"].keys() == {*training_job.RESOURCES.used}
+
+
+def schema_of_trainingjobs() -> dict[str, Any]:
+    (definition,) = yaml.safe_load_all((DEPLOY / "trainingjob-crd.yaml").read_text())
+    schema: dict[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def test_the_resource_definition_explains_each_field() -> None:
+    """For `kubectl explain`; of those that are ignored, by what the event of such a manifest says."""
+
+    def unexplained(path: str, schema: dict[str, Any]) -> list[str]:
+        found = [] if schema.get("description") else [path]
+        return found + [
+            one
+            for name, below in {**schema.get("properties", {}), **schema.get("items", {}).get("properties", {})}.items()
+            for one in unexplained(f"{path}.{name}", below)
+        ]
+
+    schema = schema_of_trainingjobs()
+    assert unexplained("trainingjob", schema) == []
+    spec = schema["properties"]["spec"]["properties"]
+    for known, fields in ((training_job.SPEC, spec), (training_job.TRAINER, spec["trainer"]["properties"])):
+        assert {name: fields[name]["description"] for name in known.ignored} == {
+            name: f"Ignored: {why}." for name, why in known.ignored.items()
+        }
+
+
+def test_kubectl_get_shows_how_far_a_training_is_and_why_it_waits() -> None:
+    """Without `-o wide`; the longest text comes last."""
+    (definition,) = yaml.safe_load_all((DEPLOY / "trainingjob-crd.yaml").read_text())
+    columns = definition["spec"]["versions"][0]["additionalPrinterColumns"]
+    assert [column["name"] for column in columns] == ["State", "Instances", "Wanted", "Progress", "Age", "Reason"]
+    assert not any(column.get("priority") for column in columns)
+    shown = set(schema_of_trainingjobs()["properties"]["status"]["properties"])
+    assert {
+        column["jsonPath"].removeprefix(".status.") for column in columns if ".status." in column["jsonPath"]
+    } <= shown
+
+
+@pytest.mark.parametrize("name", ["a", "a-1", "a" * 52, "a" * 53, "a.b", "A", "-a", "a-", ""])
+def test_the_resource_definition_takes_the_names_that_jobs_can_have(name: str) -> None:
+    """Others would stay without a Job."""
+    (rule,) = schema_of_trainingjobs()["x-kubernetes-validations"]
+    (pattern,) = re.findall(r"matches\('(.*)'\)", rule["rule"])
+    valid = True
+    try:
+        check_name("name", name)
+    except SpecError:
+        valid = False
+    assert bool(re.search(pattern, name)) is valid
+
+
+IMAGES = [
+    "train:1",
+    "a",
+    "registry.example:5000/team/train:1.0_a",
+    f"ghcr.io/a/b_c--d.e@sha256:{'a' * 64}",
+    "[::1]:5000/a",
+]
+NO_IMAGES = ["", "Upper:1", "a:b:c", "a b", "a/", "-a", "http://a/b", "a@sha256:1", "a//b"]
+
+
+@pytest.mark.parametrize(("image", "valid"), [(one, True) for one in IMAGES] + [(one, False) for one in NO_IMAGES])
+def test_the_resource_definition_takes_what_a_container_runtime_can_pull(image: str, *, valid: bool) -> None:
+    """A pod with another name of an image never starts."""
+    spec = schema_of_trainingjobs()["properties"]["spec"]["properties"]
+    (rule,) = spec["image"]["x-kubernetes-validations"]
+    assert bool(re.search("".join(re.findall(r"r'(.*?)'", rule["rule"])), image)) is valid
+
+
+def test_the_resource_definition_has_the_limits_of_manifests() -> None:
+    """What it takes is taken by the controller, too."""
+    trainer = schema_of_trainingjobs()["properties"]["spec"]["properties"]["trainer"]["properties"]
+    assert trainer["max-instance"]["maximum"] == MOST_INSTANCES
+    assert trainer["entrypoint"]["maxLength"] == MOST_COMMAND
+    command = re.compile(trainer["entrypoint"]["pattern"])
+    assert [text for text in ("a\nb", "a\0b", "") if command.search(text)] == ["a\nb"]
 
 
 def test_the_connection_that_they_show_is_one() -> None:

@@ -1,10 +1,13 @@
-"""What messages show of a value that is not allowed."""
+"""What messages show of a value that is not allowed, and failures of one of many."""
 
 from __future__ import annotations
 
+import asyncio
+import re
+
 import pytest
 
-from edl_runtime.errors import MOST_SHOWN, SpecError
+from edl_runtime.errors import MOST_SHOWN, SpecError, UnexpectedError, isolated
 
 
 class Shy:
@@ -32,3 +35,28 @@ def test_a_long_value_is_shown_in_part() -> None:
 def test_a_value_that_can_not_be_shown_has_a_message_all_the_same(value: object, shown: str) -> None:
     """Python writes out no whole number of more than 4,300 digits, and a class's own text may be an error."""
     assert str(SpecError("a", value, "b")).startswith(f"a: got a value of type {shown}")
+
+
+def test_any_error_of_one_of_many_is_one_of_ours() -> None:
+    """It says of which it is, and where it was raised, so that a loop can tell it and go on."""
+    with pytest.raises(UnexpectedError) as caught, isolated("job 'evil'"):
+        int("9" * 5000)
+    said = r"job 'evil' can't be handled: ValueError: Exceeds the limit .*\(test_errors\.py:\d+\)"
+    assert re.fullmatch(said, str(caught.value))
+    with pytest.raises(SpecError, match="weight"), isolated("job 'evil'"):
+        raise SpecError("weight", 0, "a number above 0")
+
+
+async def test_of_several_tasks_that_fail_the_first_error_is_told() -> None:
+    """A group of tasks raises a group of errors, whose text says nothing."""
+
+    async def fail() -> None:
+        raise KeyError("labels")
+
+    async def fail_in_a_group() -> None:
+        with isolated("namespace 'a'"):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fail())
+
+    with pytest.raises(UnexpectedError, match="namespace 'a' can't be handled: KeyError: 'labels'"):
+        await fail_in_a_group()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edl_runtime.errors import SpecError
-from edl_runtime.pods import HOME, Pod, Volume
+from edl_runtime.pods import HOME, MAX_QUANTITY, Pod, Volume, reserved_resources
 from edl_runtime.specs import Bounds, JobSpec
 
 YAML = """
@@ -110,9 +110,9 @@ def test_what_cannot_be_is_refused_by_the_name_of_its_field(field: str, given: d
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("quantity", [1, 0, 1.5, "500m", "8Gi", "1e3", "1E3", "1E", ".5", "5.", 1e22, 1e-05, "9" * 30])
+@pytest.mark.parametrize("quantity", [1, 0, 1.5, "500m", "8Gi", "1e3", "1E3", "90T", ".5", "5.", 1e14, 1e-05, "9" * 14])
 def test_quantities_are_those_of_kubernetes(quantity: float | str) -> None:
-    """Numbers, with or without a suffix or an exponent; the cluster itself caps what is huge."""
+    """Numbers, with or without a suffix or an exponent."""
     assert Pod(resources={"memory": quantity}).amounts() == {"memory": str(quantity)}
 
 
@@ -121,6 +121,8 @@ def test_quantities_are_those_of_kubernetes(quantity: float | str) -> None:
     [
         *(-1, "-1", "+1", "", " 1", "1 ", "1\n", "1gb", "8GI", "1e3Gi", "1e", "1.2.3", ".", "\u0661", "Gi"),
         *(True, None, float("nan"), float("inf"), 1 << 63, [1]),
+        *("200Ti", "1E", "1e400", "9" * 30, "9" * 5000, "0." + "0" * 50, 1e22),
+        pytest.param(10**5000, id="a whole number without end"),
     ],
 )
 def test_what_is_no_quantity_is_refused(quantity: Any) -> None:
@@ -128,6 +130,20 @@ def test_what_is_no_quantity_is_refused(quantity: Any) -> None:
     with pytest.raises(SpecError) as caught:
         Pod(resources={"memory": quantity})
     assert caught.value.field == "pod.resources['memory']"
+
+
+def test_annotations_are_as_many_as_kubernetes_takes() -> None:
+    """More are refused before anything is sent to the cluster."""
+    Pod(annotations={"example.com/about": "x" * 200_000})
+    with pytest.raises(SpecError, match=r"pod\.annotations: got '5,000,017 bytes', allowed is 262,144 bytes"):
+        Pod(annotations={"example.com/about": "x" * 5_000_000})
+
+
+def test_a_pod_reserves_no_more_than_counts() -> None:
+    """Whatever the cluster lets it ask for: sums of such numbers would be no numbers any more."""
+    container = {"resources": {"requests": {"memory": "1e400", "cpu": "90T"}}}
+    pod = {"spec": {"containers": [container, container]}}
+    assert reserved_resources(pod) == {"memory": MAX_QUANTITY, "cpu": MAX_QUANTITY, "pods": 1.0}
 
 
 @pytest.mark.parametrize("quantity", ["1.5", 1.5, "500m", "1Ki", 1.0, "1e3", -1, "\u0663"])

@@ -78,6 +78,8 @@ def checkpoint(**given: Any) -> Checkpoint:
 
 WRONG: list[tuple[Callable[..., object], str, list[Any], str]] = [
     (student, "command", [[], (), "python s.py", ["python", 5], ["python", Path("s.py")], None], "a non-empty list"),
+    (student, "command", [["python", "a\0b"]], "words without"),
+    (student, "command", [["python", "a" * 100_000]], "100,000 characters at most"),
     (student, "cwd", [Path("jobs"), None, 5, "a\0b"], "a folder's path as text"),
     (job, "cwd", [Path("jobs"), None, 5, "a\0b"], "a folder's path as text"),
     (student, "pod", [{"image": "i"}], "a Pod"),
@@ -106,9 +108,9 @@ def test_what_can_not_be_is_refused(make: Callable[..., object], field: str, val
             make(**{field: value})
 
 
-@pytest.mark.parametrize("ends", [(0, 1), (2, 1), (1, 2.0), (True, 2), ("1", 2)])
+@pytest.mark.parametrize("ends", [(0, 1), (2, 1), (1, 2.0), (True, 2), ("1", 2), (1, 10_001), (1, 10**30)])
 def test_bounds_are_whole_numbers_in_order(ends: tuple[Any, Any]) -> None:
-    """At least 1, and min at most max."""
+    """At least 1, min at most max, and no more than a cluster can have."""
     with pytest.raises(SpecError, match="bounds"):
         Bounds(*ends)
 

@@ -14,9 +14,11 @@ from edl_runtime.autoscale.policy.pool_size import pool_size
 from edl_runtime.autoscale.traffic.forecast import Forecast
 from edl_runtime.autoscale.traffic.windows import DeclaredWindows
 from edl_runtime.backends.interface import Capacity, JobStatus
+from edl_runtime.errors import EdlError, isolated
 from edl_runtime.pool_reports import PoolDemand
 from edl_runtime.registry.members import job_of_student
-from edl_runtime.registry.pools import read_demands
+from edl_runtime.registry.pools import read_each_demand
+from edl_runtime.store.errors import MalformedRecordError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -38,6 +40,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     - `needs`: how many teachers a pool's students need, by the pool's name.
     - `students`: the jobs of a pool's students, one for each student that uses it now, by the pool's name.
     - `speedups`: how a job's speed depends on its instances, by its name, where that was measured.
+    - `stuck`: the pools of which it is not known what their students need, by name, and why. They keep what they have.
     """
 
     at: float
@@ -47,6 +50,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     needs: Mapping[str, Limit] = {}
     students: Mapping[str, tuple[str, ...]] = {}
     speedups: Mapping[str, Speedup] = {}
+    stuck: Mapping[str, str] = {}
 
 
 async def take_snapshot(
@@ -64,19 +68,31 @@ async def take_snapshot(
         forecast = await fetch_forecast(windows.traffic, client, namespace, now_s, time_zone=windows.time_zone)
     jobs, capacity = await _jobs_and_capacity(backend)
     pools = {job.name: job for job in jobs if job.kind == "pool" and not job.has_ended}
-    demands = await read_demands(client, namespace, list({job.pool for job in pools.values()}))
+    demands = await read_each_demand(client, namespace, list({job.pool for job in pools.values()}))
     asked = {job.pool for job in jobs if job.kind == "trainer"}
-    needs = {
-        name: _need(job, demands[job.pool], is_asked=job.pool in asked) for name, job in pools.items() if job.scaling
-    }
+    needs: dict[str, Limit] = {}
+    students: dict[str, tuple[str, ...]] = {}
+    stuck: dict[str, str] = {}
+    for name, job in pools.items():
+        try:
+            with isolated(f"what is reported in pool {name!r}"):
+                demand = demands[job.pool]
+                if isinstance(demand, MalformedRecordError):
+                    raise demand
+                students[name] = tuple(map(job_of_student, demand.students))
+                if job.scaling:
+                    needs[name] = _need(job, demand, is_asked=job.pool in asked)
+        except EdlError as error:
+            stuck[name] = str(error)
     return ClusterSnapshot(
         at=now_s,
         jobs=tuple(jobs),
         capacity=capacity,
         forecast=forecast,
         needs=needs,
-        students={name: tuple(map(job_of_student, demands[job.pool].students)) for name, job in pools.items()},
+        students=students,
         speedups=await speedups(client, namespace, jobs, now_s),
+        stuck=stuck,
     )
 
 

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from edl_runtime.autoscale.policy.model import Speedup
 from edl_runtime.backends.interface import JobStatus
+from edl_runtime.errors import EdlError, isolated
+from edl_runtime.log import get_logger
 from edl_runtime.progress import Progress
 from edl_runtime.store import keys
-from edl_runtime.store.redis_client import decode_record, unavailable_if_lost
+from edl_runtime.store.errors import MalformedRecordError
+from edl_runtime.store.redis_client import answers_of_each, decode_record, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -27,6 +30,8 @@ FRESH_S = 30.0
 
 KEPT_S = 7 * 24 * 3600
 """How long speeds are kept after the last measurement."""
+
+log = get_logger(__name__)
 
 
 def fit_speedup(speeds: Mapping[int, float]) -> Speedup | None:
@@ -57,31 +62,46 @@ def steady_speed(job: JobStatus, report: Progress | None, now_s: float) -> float
 async def speedups(client: Redis, namespace: str, jobs: Sequence[JobStatus], now_s: float) -> dict[str, Speedup]:
     """Return the known speed-ups of elastic jobs by name, and store their current speeds.
 
-    The stored speed of a size moves half-way to each new measurement. Raises RegistryUnavailableError.
+    The stored speed of a size moves half-way to each new measurement. A job whose records can't be read is left out.
+    Raises RegistryUnavailableError.
     """
     elastic = [job for job in jobs if job.elastic and not job.has_ended]
     if not elastic:
         return {}
-    with unavailable_if_lost(client):
-        async with client.pipeline(transaction=False) as reads:
-            for job in elastic:
-                reads.get(keys.progress(namespace, job.name))
-                reads.hgetall(keys.speeds(namespace, job.name))
-            answers: list[Any] = await reads.execute()
-        found: dict[str, Speedup] = {}
-        async with client.pipeline(transaction=False) as writes:
-            for job, report, kept in zip(elastic, answers[::2], answers[1::2], strict=True):
-                known = _known(kept)
-                speed = steady_speed(job, decode_record(report, Progress), now_s)
+    read = [(keys.progress(namespace, job.name), keys.speeds(namespace, job.name)) for job in elastic]
+    async with client.pipeline(transaction=False) as reads:
+        for progress, speeds in read:
+            reads.get(progress)
+            reads.hgetall(speeds)
+        answers = await answers_of_each(client, reads, [(key,) for both in read for key in both])
+    found: dict[str, Speedup] = {}
+    written: list[tuple[str, int, float]] = []
+    for job, (_, key), report, kept in zip(elastic, read, answers[::2], answers[1::2], strict=True):
+        try:
+            with isolated(f"the speed of job {job.name!r}"):
+                known = _known(_readable(kept))
+                speed = steady_speed(job, decode_record(_readable(report), Progress), now_s)
                 if speed is not None:
                     known[job.wanted] = (known.get(job.wanted, speed) + speed) / 2
-                    key = keys.speeds(namespace, job.name)
-                    writes.hset(key, str(job.wanted), repr(known[job.wanted]))
-                    writes.expire(key, KEPT_S)
+                    written.append((key, job.wanted, known[job.wanted]))
                 if speedup := fit_speedup(known):
                     found[job.name] = speedup
+        except EdlError as error:
+            log.warning("speed.unreadable", job=job.name, cause=str(error))
+    with unavailable_if_lost(client):
+        async with client.pipeline(transaction=False) as writes:
+            for key, instances, speed in written:
+                writes.hset(key, str(instances), repr(speed))
+                writes.expire(key, KEPT_S)
             await writes.execute()
     return found
+
+
+def _readable(answer: Any) -> Any:
+    """Return it. Raises MalformedRecordError if it is one."""
+    if isinstance(answer, MalformedRecordError):
+        raise answer
+    return answer
 
 
 def _known(kept: Mapping[str, str]) -> dict[int, float]:

@@ -8,13 +8,11 @@ from collections.abc import Mapping
 import msgspec
 
 from edl_runtime.errors import SpecError
+from edl_runtime.pods import MAX_QUANTITY
 from edl_runtime.specs import Bounds
 
 QUANTUM = 0.001
 """Resources count in thousandths, as Kubernetes' "100m" of a CPU."""
-
-MAX_QUANTITY = 1e14
-"""The largest quantity: a hundred terabytes of memory in bytes."""
 
 
 class Speedup(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,14 @@ from edl_runtime.backends.errors import (
 from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, token_owner
 from edl_runtime.backends.kubernetes import capacity, log_archive, logs, manifests, names
 from edl_runtime.backends.kubernetes.client import UNREADABLE, KubernetesClient, Manifest, Outage
-from edl_runtime.backends.kubernetes.informer import ByUid, Informer, KnownJob, status_of, uid_of_event
+from edl_runtime.backends.kubernetes.informer import (
+    ByUid,
+    Informer,
+    KnownJob,
+    status_of,
+    status_or_why,
+    uid_of_event,
+)
 from edl_runtime.backends.kubernetes.job_status import (
     bounds,
     desired_instances,
@@ -42,7 +49,7 @@ from edl_runtime.backends.kubernetes.resize import held_pods, is_resized_alone, 
 from edl_runtime.backends.kubernetes.rights import missing_rights, needed_rights
 from edl_runtime.backends.kubernetes.workload_status import uid_of_queued
 from edl_runtime.concurrency import SharedInLoop
-from edl_runtime.errors import BackendError, SpecError
+from edl_runtime.errors import BackendError, SpecError, UnexpectedError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.pods import Pod
 from edl_runtime.specs import JobSpec, check_name
@@ -165,7 +172,7 @@ class KubernetesBackend:
         if self._informer:
             return await self._informer.list()
         async with self._api() as api:
-            statuses = await _statuses(api, _known_jobs(*await _owners_and_pods(api)))
+            statuses = await _statuses(api, _known_jobs(*await _owners_and_pods(api)), status_or_why)
         return sorted(statuses, key=lambda status: status.name)
 
     async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
@@ -266,7 +273,7 @@ class KubernetesBackend:
                 leaving, (owners, pods) = await asyncio.gather(_leaving_nodes(api), _owners_and_pods(api))
         if jobs is not None:
             pods = [pod for pod in pods if pod["metadata"]["labels"][names.JOB] in jobs]
-        await self._release([pod for job in _known_jobs(owners, pods) for pod in held_pods(job.owner, job.pods)])
+        await self._release(_held_by(_known_jobs(owners, pods)))
         asked = pods_to_evict(pods, owners, leaving)
         return await self._evict(asked) if asked else []
 
@@ -424,6 +431,15 @@ def _known_jobs(owners: Iterable[Manifest], pods: Iterable[Manifest]) -> list[Kn
     return [KnownJob(one, by_job[one["metadata"]["name"]]) for one in owners]
 
 
+def _held_by(jobs: Iterable[KnownJob]) -> list[Manifest]:
+    """Return the `held_pods` of these jobs. One whose objects nobody understands has none, and its status says why."""
+    found: list[Manifest] = []
+    for job in jobs:
+        with suppress(UnexpectedError), isolated(f"job {job.owner['metadata']['name']!r}"):
+            found += held_pods(job.owner, job.pods)
+    return found
+
+
 async def _unknown(api: KubernetesClient, name: str) -> UnknownJobError:
     return UnknownJobError(name, sorted(owner["metadata"]["name"] for owner in await _owners(api)))
 
@@ -569,7 +585,7 @@ def _owned_manifests(spec: JobSpec, secrets: Mapping[str, str]) -> list[Manifest
 
 
 async def _status(api: KubernetesClient, owner: Manifest) -> JobStatus:
-    (status,) = await _statuses(api, [KnownJob(owner, await _pods(api, owner))])
+    (status,) = await _statuses(api, [KnownJob(owner, await _pods(api, owner))], status_of)
     return status
 
 
@@ -578,7 +594,9 @@ async def _pods(api: KubernetesClient, owner: Manifest) -> builtins.list[Manifes
     return pods
 
 
-async def _statuses(api: KubernetesClient, jobs: builtins.list[KnownJob]) -> builtins.list[JobStatus]:
+async def _statuses(
+    api: KubernetesClient, jobs: builtins.list[KnownJob], status: Callable[[KnownJob, ByUid, ByUid, ByUid], JobStatus]
+) -> builtins.list[JobStatus]:
     """Return the statuses of jobs; events and Workloads are only listed if they may explain one, once for all jobs."""
     only = f"involvedObject.uid={jobs[0].owner['metadata']['uid']}" if len(jobs) == 1 else "involvedObject.kind=Job"
     refused = _by_uid(
@@ -596,7 +614,7 @@ async def _statuses(api: KubernetesClient, jobs: builtins.list[KnownJob]) -> bui
     queued = _by_uid(
         await _workloads(api) if any(is_queued(job.owner, job.pods) for job in jobs) else [], uid_of_queued
     )
-    return [status_of(job, refused, delayed, queued) for job in jobs]
+    return [status(job, refused, delayed, queued) for job in jobs]
 
 
 async def _workloads(api: KubernetesClient) -> builtins.list[Manifest]:

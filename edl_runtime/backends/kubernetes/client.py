@@ -24,6 +24,7 @@ from edl_runtime.backends.errors import (
     ResourceVersionExpiredError,
 )
 from edl_runtime.backends.kubernetes.names import MANAGER
+from edl_runtime.errors import UnexpectedError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 
@@ -192,9 +193,10 @@ class _ListDecoder:
         self._read = read
 
     def decode(self, content: bytes | bytearray) -> tuple[builtins.list[Manifest], _ListMetadata]:
-        """Return what is kept of the objects. Raises msgspec.DecodeError."""
+        """Return what is kept of the objects that can be read. Raises msgspec.DecodeError."""
         found = _list_decoder.decode(content)
-        items = [_checked(self._read(item), "name") for item in found.items]
+        kept = (_kept(self._kind, self._read, item) for item in found.items)
+        items = [_checked(thing, "name") for thing in kept if thing is not None]
         for item in items:
             item["kind"] = self._kind
         return items, found.metadata
@@ -208,14 +210,31 @@ class _EventDecoder:
         self._read = read
 
     def decode(self, content: bytes | bytearray) -> tuple[str, Manifest]:
-        """Return both; of an error, its status. Raises msgspec.DecodeError."""
+        """Return both; of an error, its status. An object that can't be read any more counts as deleted.
+
+        Raises msgspec.DecodeError.
+        """
         event = _event_decoder.decode(content)
         if event.type == "ERROR":
             return event.type, _decoder.decode(event.object)
         if event.type == "BOOKMARK":
             return event.type, _checked(_decoder.decode(event.object), "resourceVersion")
-        thing = _checked(self._read(event.object), "resourceVersion", "name")
-        return event.type, {**thing, "kind": self._kind}
+        kept = _kept(self._kind, self._read, event.object)
+        what = event.type if kept is not None else "DELETED"  # as it is now nobody can know it
+        thing = _checked(_decoder.decode(event.object) if kept is None else kept, "resourceVersion", "name")
+        return what, {**thing, "kind": self._kind}
+
+
+def _kept(kind: str, read: Read, content: bytes) -> Manifest | None:
+    """Return what is kept of an object, None if its content is too strange. Raises msgspec.DecodeError."""
+    try:
+        with isolated(f"a {kind}"):
+            return read(content)
+    except UnexpectedError as error:
+        if isinstance(error.__cause__, msgspec.DecodeError):
+            raise error.__cause__ from None
+        log.warning("object.unreadable", kind=kind, cause=str(error))
+        return None
 
 
 @asynccontextmanager

@@ -32,7 +32,14 @@ from edl_runtime.backends.kubernetes.client import (
     open_client,
     read_whole,
 )
-from edl_runtime.backends.kubernetes.job_status import is_queued, job_status, lacks_pods, refusals, true_conditions
+from edl_runtime.backends.kubernetes.job_status import (
+    is_queued,
+    job_status,
+    lacks_pods,
+    refusals,
+    true_conditions,
+    unreadable_status,
+)
 from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod, read_workload
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
@@ -41,7 +48,7 @@ from edl_runtime.backends.kubernetes.pod_status import (
     start_delays,
 )
 from edl_runtime.backends.kubernetes.workload_status import uid_of_queued
-from edl_runtime.errors import BackendError
+from edl_runtime.errors import BackendError, SpecError, UnexpectedError, isolated
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
@@ -366,6 +373,15 @@ def status_of(job: KnownJob, refused: ByUid = nothing, delayed: ByUid = nothing,
     )
 
 
+def status_or_why(job: KnownJob, refused: ByUid, delayed: ByUid, queued: ByUid) -> JobStatus:
+    """As `status_of`, for one of many jobs: one whose objects nobody understands has that as its reason."""
+    try:
+        with isolated(f"job {job.owner['metadata']['name']!r}"):
+            return status_of(job, refused, delayed, queued)
+    except (SpecError, UnexpectedError) as error:
+        return unreadable_status(job.owner, str(error))
+
+
 class Informer(Watches):
     """The jobs of a namespace."""
 
@@ -465,9 +481,13 @@ class Informer(Watches):
 
     async def _if_there(self, name: str) -> JobStatus | None:
         try:
-            return await self.get(name)
+            with isolated(f"job {name!r}"):
+                return await self.get(name)
         except UnknownJobError:  # it was deleted meanwhile
             return None
+        except (SpecError, UnexpectedError) as error:
+            owner = self._owner(name)
+            return unreadable_status(owner, str(error)) if owner else None
 
     async def _catch_up(self, api: KubernetesClient, name: str) -> None:
         while awaited := self._awaited.get(name):

@@ -28,9 +28,9 @@ from edl_runtime.backends.kubernetes.pod_status import (
 )
 from edl_runtime.backends.kubernetes.pod_template import instance_container, mapping_at, mappings_at
 from edl_runtime.backends.kubernetes.workload_status import waiting_message
-from edl_runtime.errors import EX_CONFIG
+from edl_runtime.errors import EX_CONFIG, SpecError
 from edl_runtime.pods import Manifest, kubernetes_name, reserved_resources
-from edl_runtime.specs import Bounds
+from edl_runtime.specs import MOST_INSTANCES, Bounds, check_priority, check_weight
 
 _NEVER_CREATED = (
     "violates PodSecurity",
@@ -98,6 +98,21 @@ def job_status(
     )
 
 
+def unreadable_status(owner: Manifest, why: str) -> JobStatus:
+    """Return the status of a job that somebody has changed so that no more can be said of it. Nothing resizes it."""
+    annotations, is_pool = mapping_at(owner, "metadata", "annotations"), owner["kind"] == "Deployment"
+    return JobStatus(
+        name=owner["metadata"]["labels"][names.JOB],
+        kind="pool" if is_pool else "trainer",
+        phase="running",
+        token=annotations.get(names.TOKEN, ""),
+        digest=annotations.get(names.DIGEST, ""),
+        wanted=min(owner["spec"].get("replicas" if is_pool else "completions") or 0, MOST_INSTANCES),
+        created_at=created_at(owner),
+        reason=why,
+    )
+
+
 def is_felt_when_suspended(job: JobStatus) -> bool:
     """Whether suspending the job stops anything: not for trainers none of which has a node yet."""
     return job.kind == "pool" or any(one.node for one in job.instances)
@@ -140,9 +155,12 @@ def refusals(events: Iterable[Manifest], pods: Sequence[Manifest] = ()) -> list[
 
 
 def desired_instances(owner: Manifest) -> int:
-    """Return the requested number of instances."""
+    """Return the requested number of instances. Raises SpecError, ValueError for one that there can't be."""
     size = "replicas" if owner["kind"] == "Deployment" else "completions"
-    return int(mapping_at(owner, "metadata", "annotations").get(names.WANTED) or owner["spec"].get(size) or 0)
+    wanted = mapping_at(owner, "metadata", "annotations").get(names.WANTED) or owner["spec"].get(size) or 0
+    if not 0 <= int(wanted) <= MOST_INSTANCES:
+        raise SpecError(names.WANTED, wanted, f"0 to {MOST_INSTANCES:,}")
+    return int(wanted)
 
 
 def scaling(owner: Manifest, pods: Sequence[Manifest]) -> Scaling | None:
@@ -157,8 +175,8 @@ def scaling(owner: Manifest, pods: Sequence[Manifest]) -> Scaling | None:
     return Scaling(
         bounds=bounds(owner),
         resources=reserved_resources(max(pods, key=created_at, default=template)),
-        priority=int(annotations.get(names.PRIORITY) or 0),
-        weight=float(annotations.get(names.WEIGHT) or 1),
+        priority=check_priority(int(annotations.get(names.PRIORITY) or 0)),
+        weight=check_weight(float(annotations.get(names.WEIGHT) or 1)),
         resumes=_resumes(owner),
         pool=str(_variable(owner, "EDL_POOL").get("value") or ""),
         resized_at=float(resized_at) if resized_at else None,

@@ -1,4 +1,4 @@
-"""The first process of an instance's pod: `python -P -m edl_runtime.backends.kubernetes.pod_init COMMAND…`.
+"""The first process of an instance's pod, with a command as its arguments; `pod_template.START` starts it.
 
 PID 1 has no default signal handlers and adopts orphans, so no training script should be it. SIGTERM is passed on to the
 command alone. When that ends, its descendants are killed, its result becomes the pod's termination message, and this
@@ -35,7 +35,3 @@ def _write_termination_message(result: str) -> None:
         shutil.copyfile(result, TERMINATION_MESSAGE)
     except OSError as error:  # the command's exit status matters more
         print(f"edl: can't copy the result {result} to {TERMINATION_MESSAGE}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -71,7 +71,8 @@ _ID = re.compile(r"\b[0-9a-f]{64}\b")
 
 _NO_RUNTIME = ("No module named edl_runtime", "No module named 'edl_runtime", '"python": executable file not found')
 
-_OTHER_VERSION = re.compile(r"No module named '?edl_runtime\.[\w.]+'?")
+_OTHER_VERSION = re.compile(r"edl: edl-airflow (\S+) can't run a job of (\S+) \((No module named .*)\)")
+"""What `pod_template.START` says."""
 
 
 class ObservedInstance(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,10 +302,14 @@ def _disruption_problem(pod: Manifest, index: int, times: int, most: int) -> str
 
 def _exit_problem(pod: Manifest, index: int, terminated: Manifest | None) -> tuple[str, bool]:
     message = (terminated or {}).get("message") or ""
+    can_not = f"instance {index} can't start: its image {container_status(pod).get('image', '')}"
+    if other := _OTHER_VERSION.search(message):
+        there, ours, missing = other.groups()
+        has = (
+            f"another build of edl-airflow {ours}" if there == ours else f"edl-airflow {there}, and {ours} submitted it"
+        )
+        return f"{can_not} has {has} ({missing}): they have to be of one version", True
     if any(words in message for words in _NO_RUNTIME):
-        can_not = f"instance {index} can't start: its image {container_status(pod).get('image', '')}"
-        if other := _OTHER_VERSION.search(message):
-            return f"{can_not} has another version of edl-airflow ({other[0]})", True
         return f"{can_not} has no edl_runtime", True
     if terminated and terminated.get("reason") in _CANT_START:
         return f"instance {index} can't start: {message}", True

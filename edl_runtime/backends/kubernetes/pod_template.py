@@ -12,12 +12,24 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
+from edl_runtime import __version__
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod
 from edl_runtime.specs import SECRET_VARIABLES, JobSpec
 
 Manifest = dict[str, Any]
+
+START = f"""\
+import sys
+try:
+    from edl_runtime.backends.kubernetes.pod_init import main
+except ModuleNotFoundError as error:
+    import edl_runtime
+    sys.exit(f"edl: edl-airflow {{edl_runtime.__version__}} can't run a job of {__version__} ({{error}})")
+sys.exit(main(sys.argv[1:]))
+"""
+"""What the Python of the image runs. An image of another version may lack what this one starts pods by."""
 
 USER = 10001
 """User and group of instances, unless a template names others."""
@@ -51,7 +63,7 @@ def _runtime_template(spec: JobSpec, pod: Pod) -> Manifest:
     """Return what the runtime needs of a pod to do its work."""
     container: Manifest = {
         "name": names.CONTAINER,
-        "command": ["python", "-P", "-m", "edl_runtime.backends.kubernetes.pod_init"],
+        "command": ["python", "-P", "-c", START],
         "args": [_escape(word) for word in spec.command],
         "workingDir": spec.cwd or names.HOME,
         "env": _environment(spec, pod),

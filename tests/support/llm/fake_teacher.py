@@ -12,6 +12,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class FakeTeacher:
         self.model = model
         self.max_model_len = max_model_len
         self.slow_s = 0.0
+        self.told = asyncio.Event()
         self.fault = ""
         self.counts: Counter[str] = Counter()
 
@@ -53,6 +55,8 @@ class FakeTeacher:
     async def behave(self, request: Request) -> Response:
         given = msgspec.json.decode(await request.body())
         self.slow_s, self.fault = given.get("slow_s", 0.0), given.get("fault", "")
+        self.told.set()
+        self.told = asyncio.Event()
         return Response()
 
     async def asked(self, _: Request) -> Response:
@@ -65,7 +69,7 @@ class FakeTeacher:
         self.counts["rows"] += len(rows_of(body))
         self.counts["running"] += 1
         try:
-            gone = await first_completed(_sleep(self.slow_s), _gone(request))
+            gone = await first_completed(self._take_time(), _gone(request))
         finally:
             self.counts["running"] -= 1
         if gone:
@@ -81,6 +85,13 @@ class FakeTeacher:
             return StreamingResponse(_stream(self.fault), media_type="text/event-stream")
         right = encode(getattr(self, _ANSWERS[request.url.path])(body))
         return Response(_SPOILT.get(self.fault, bytes)(right), media_type="application/json")
+
+    async def _take_time(self) -> bool:
+        """Wait `slow_s`, but only until it is told to behave otherwise; return False."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.slow_s):
+                await self.told.wait()
+        return False
 
     def completions(self, body: Any) -> Any:
         rows = rows_of(body)
@@ -204,11 +215,6 @@ async def _stream(fault: str) -> Any:
         if fault == "broken stream":
             raise ConnectionAbortedError
     yield b"data: [DONE]\n\n"
-
-
-async def _sleep(seconds: float) -> bool:
-    await asyncio.sleep(seconds)
-    return False
 
 
 async def _gone(request: Request) -> bool:

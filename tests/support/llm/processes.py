@@ -29,7 +29,7 @@ class FakeProcess:
         self.address = f"{kind}+{url}/{model}"
 
     def behave(self, **how: Any) -> None:
-        """Change how it answers from now on."""
+        """Change how it answers from now on; what takes `slow_s` goes on at once."""
         httpx.post(f"{self.url}/behaviour", json=how, timeout=PATIENCE_S, trust_env=False).raise_for_status()
 
     def asked(self, what: str) -> int:

@@ -77,6 +77,7 @@ ON_KUBERNETES: list[tuple[dict[str, Any], str]] = [
         ({"extra": {"work_dir": "relative/one"}}, "Working folder"),
         ({"extra": {"namespace": "a b}"}}, "Namespace"),
         ({"extra": {"namespace": 7}}, "Namespace"),
+        ({"extra": {"redis_tls": True}}, "extra.*redis_tls.*, tls"),
         *(
             ({"extra": {"pass_on": expected}}, "Variables to pass on")
             for expected in ("*", "AWS_PROFILE; HOME", "HOME, EDL_JOB", "AWS_SECRET_ACCESS_KEY=x")

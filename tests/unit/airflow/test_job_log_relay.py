@@ -10,6 +10,7 @@ from support.airflow.fakes import FakeClient, job_status
 
 from edl_airflow.runtime.log import MAX_LINE_CHARS, MAX_LINES, JobLogRelay
 from edl_airflow.runtime.spec import TrainingStatus
+from edl_runtime.backends.errors import ClusterError
 from edl_runtime.backends.interface import InstanceStatus, JobStatus, LogLine
 
 JOB = job_status("student")
@@ -162,16 +163,22 @@ async def test_without_redis_lines_and_disruptions_are_shown_all_the_same(site: 
     assert len(await _counted(site, _hit(1), _hit(1))) == 3, "a disruption once by each who looks, and both lines"
 
 
-async def test_a_log_that_can_not_be_shown_is_missed_aloud(site: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("it is no text"), ClusterError(403, "Forbidden", 'User "w" cannot get resource "pods/log"')],
+    ids=["unreadable", "forbidden"],
+)
+async def test_a_log_that_can_not_be_shown_is_missed_aloud(
+    site: FakeClient, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     """Whatever the cause: the training goes on, and nobody must think that it is silent."""
 
-    async def broken(name: str, **_: object) -> AsyncGenerator[LogLine, None]:
-        raise ValueError(f"the log of {name} is no text")
+    async def broken(*_: object, **__: object) -> AsyncGenerator[LogLine, None]:
+        raise error
         yield LogLine(0, "never")
 
     monkeypatch.setattr(site.backend, "logs", broken)
-    output = await _shown(site, _lines(1))
-    assert output == ["The log of 'student' can't be shown any more: the log of student is no text"]
+    assert await _shown(site, _lines(1)) == [f"The log of 'student' can't be shown any more: {error}"]
 
 
 def _hit(*counts: int, going: bool = False) -> JobStatus:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -66,6 +67,27 @@ def test_the_first_half_starts_the_pool_and_defers(context: Any, site: FakeClien
     }
     operator.on_kill()
     assert pool in site.backend.jobs, "what the trigger has taken over is no longer the worker's to kill"
+
+
+@pytest.mark.parametrize(
+    ("error", "ends", "left"), [(BrokenPipeError, True, 1), (BrokenPipeError, False, 0), (OSError, True, 0)]
+)
+def test_the_next_try_finds_the_work_of_a_lost_worker(
+    context: Any, site: FakeClient, monkeypatch: pytest.MonkeyPatch, *, error: type[OSError], ends: bool, left: int
+) -> None:
+    """Its task can't write to it any more, some time before it has another parent. Other errors stop the work."""
+    parents = chain([7] * 3, repeat(1 if ends else 7))
+    monkeypatch.setattr("os.getppid", lambda: next(parents))
+    monkeypatch.setattr("edl_airflow.operators.base.LOOK_AGAIN_S", 0)
+    operator = rendered(distill(deferrable=False), context)
+
+    def lose(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("edl_airflow.runtime.runner.run", lose)
+    with pytest.raises(error):
+        operator.execute(context)
+    assert len(site.backend.jobs) == left
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "restarting"])

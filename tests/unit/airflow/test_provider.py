@@ -17,6 +17,7 @@ from support.paths import ROOT
 
 import edl_runtime
 from edl_airflow import links
+from edl_airflow.hooks.edl import EXTRA_FIELDS
 from edl_airflow.provider_info import get_provider_info
 
 PACKAGE = ROOT / "edl_airflow"
@@ -37,6 +38,7 @@ def test_the_provider_info_fits_airflows_schemas() -> None:
     jsonschema.validate(behaviour, form)
     for field in connection["conn-fields"].values():
         jsonschema.Draft7Validator.check_schema(field["schema"])
+    assert set(connection["conn-fields"]) == EXTRA_FIELDS
 
 
 def test_the_registrys_file_fits_its_schema() -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from support.paths import EXAMPLES
 
-from edl_runtime.compat.training_job import TrainingJob, read_training_job
+from edl_runtime.compat.training_job import TrainingJob, read_training_job, to_training_job
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.specs import Bounds
@@ -330,7 +330,7 @@ WRONG: list[tuple[Any, str]] = [
     (changed("spec/pservers", {}), "spec.pservers: got {}, allowed is one of the fields VolumeMounts, annotations,"),
     (changed("spec/image", 5), "spec.image: got 5, allowed is an image's name"),
     (changed("spec/fault_tolerant", "yes"), "spec.fault_tolerant: got 'yes', allowed is true or false"),
-    (changed("spec/passes", -1), "spec.passes: got -1, allowed is a whole number, 0 or more"),
+    (changed("spec/passes", -1), "spec.passes: got -1, allowed is a whole number, 0 to 2,147,483,647"),
     (changed("spec/imagePullSecrets", ["a"]), "spec.imagePullSecrets[0]: got 'a', allowed is a mapping"),
     (changed("spec/imagePullSecrets", [{"name": "A"}]), "spec.imagePullSecrets[0].name: got 'A', allowed is the name"),
     (changed("spec/volumes", {}), "spec.volumes: got {}, allowed is a list"),
@@ -338,9 +338,9 @@ WRONG: list[tuple[Any, str]] = [
     (changed("spec/VolumeMounts", [MOUNT]), "spec.VolumeMounts[0].name: got 'data', allowed is a volume's: there are"),
     (changed("spec/trainer", ...), "spec.trainer: got None, allowed is a mapping: 'trainer' is required"),
     (trainer("min_instance", 1), "spec.trainer.min_instance: got 1, allowed is one of the fields entrypoint, envs,"),
-    (trainer("min-instance", 0), "spec.trainer.min-instance: got 0, allowed is a whole number, 1 or more"),
-    (trainer("min-instance", ...), "spec.trainer.min-instance: got None, allowed is a whole number, 1 or more"),
-    (trainer("min-instance", True), "spec.trainer.min-instance: got True, allowed is a whole number, 1 or more"),
+    (trainer("min-instance", 0), "spec.trainer.min-instance: got 0, allowed is a whole number, 1 to 10,000"),
+    (trainer("min-instance", ...), "spec.trainer.min-instance: got None, allowed is a whole number, 1 to 10,000"),
+    (trainer("min-instance", True), "spec.trainer.min-instance: got True, allowed is a whole number, 1 to 10,000"),
     (trainer("max-instance", 1), "spec.trainer.max-instance: got 1, allowed is at least min-instance, which is 2"),
     (trainer("entrypoint", ...), "spec.trainer.entrypoint: got None, allowed is a command"),
     (trainer("entrypoint", " "), "spec.trainer.entrypoint: got ' ', allowed is a command, as in 'python train.py'"),
@@ -355,6 +355,7 @@ WRONG: list[tuple[Any, str]] = [
     ),
     (trainer("entrypoint", "LR=1 a"), "spec.trainer.entrypoint: got 'LR=1', allowed is a command; set variables"),
     (trainer("entrypoint", "a $HOME"), "spec.trainer.entrypoint: got '$HOME', allowed is $PADDLE_JOB_NAME, $PADDLE_"),
+    (trainer("entrypoint", "a" * 100_001), f"spec.trainer.entrypoint: got '{'a' * 499}… (100,003 characters), allowed"),
     (trainer("workspace", 5), "spec.trainer.workspace: got 5, allowed is text"),
     (trainer("envs", {"A": 1}), "spec.trainer.envs['A']: got 'int', allowed is text, as in '0.1'"),
     (trainer("envs", {"EDL_REDIS_URL": "x"}), "spec.trainer.envs: got 'EDL_REDIS_URL', allowed is none that may hold"),
@@ -364,6 +365,18 @@ WRONG: list[tuple[Any, str]] = [
     (
         trainer("resources", {"limits": {"cpu": "many"}}),
         "spec.trainer.resources.limits.cpu: got 'many', allowed is a quantity, as in 2, '500m' or '8Gi'",
+    ),
+    (
+        trainer("resources", {"limits": {"nvidia.com/gpu": "9" * 5000}}),
+        f"spec.trainer.resources.limits.nvidia.com/gpu: got '{'9' * 499}… (5,002 characters), allowed is a quantity of",
+    ),
+    (
+        trainer("resources", {"limits": {"memory": "200Ti"}}),
+        "spec.trainer.resources.limits.memory: got '200Ti', allowed is a quantity of at most 1e+14 cores, bytes or",
+    ),
+    (
+        changed("metadata/annotations", {"about": "x" * 5_000_000}),
+        "metadata.annotations: got '5,000,005 bytes', allowed is 262,144 bytes",
     ),
     (
         trainer("resources", {"limits": {"disk": 1}}),
@@ -381,4 +394,21 @@ def test_what_is_wrong_is_named_by_its_path(manifest: Any, said: str) -> None:
     """With what was given, and what is allowed."""
     with pytest.raises(SpecError) as refused:
         read(manifest)
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        (trainer("entrypoint", "a\0b"), "spec.trainer.entrypoint: got 'a\\x00b', allowed is a command"),
+        (trainer("min-instance", 10**30), f"spec.trainer.min-instance: got {10**30}, allowed is a whole number, 1 to"),
+        (trainer("instances", 10**30), f"spec.trainer.instances: got {10**30}, allowed is a whole number, 0 to 10,000"),
+        (trainer("passes", 10**30), f"spec.trainer.passes: got {10**30}, allowed is a whole number, 0 to 2,147,483,6"),
+    ],
+    ids=["entrypoint", "min-instance", "instances", "passes"],
+)
+def test_what_only_json_can_say_is_refused_as_well(manifest: Any, said: str) -> None:
+    """An API server may pass it on, and no process could be started with it."""
+    with pytest.raises(SpecError) as refused:
+        to_training_job(manifest)
     assert str(refused.value).startswith(said)

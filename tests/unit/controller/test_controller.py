@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from edl_runtime.backends.errors import SubmitError, UnknownJobError
 from edl_runtime.backends.interface import InstanceStatus, JobStatus, Scaling
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.backends.kubernetes.client import KubernetesClient, Manifest
+from edl_runtime.compat.job_specs import job_spec
+from edl_runtime.compat.training_job import TrainingJob
 from edl_runtime.controller import controller
 from edl_runtime.controller.controller import JobDefaults, NamespaceController
+from edl_runtime.controller.redis_access import RedisAccess
+from edl_runtime.controller.vitals import Vitals
+from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
 
@@ -24,8 +30,8 @@ from edl_runtime.specs import Bounds, JobSpec
 class Namespace:
     """Its API server and its backend.
 
-    `refuses`: why no job can be submitted; empty if it can. `resizes`: sizes that a pass gives jobs as soon as their
-    first ones are recorded.
+    `refuses`: why no job can be submitted; empty if it can. `raises`: errors of its backend, by the job's name.
+    `resizes`: sizes that a pass gives jobs as soon as their first ones are recorded.
     """
 
     namespace = "edl"
@@ -37,13 +43,16 @@ class Namespace:
         self.jobs: dict[str, JobStatus] = {}
         self.resizes: dict[str, int] = {}
         self.released: list[str] = []
+        self.raises: dict[str, Exception] = {}
+        self.progress: dict[str, Progress] = {}
         self.objects: dict[str, Manifest] = {}
         self.changed = asyncio.Condition()
         self.changes = 0
 
-    async def add(self, name: str) -> None:
-        metadata = {"name": name, "namespace": "edl", "uid": name, "resourceVersion": "0", "generation": 1}
-        spec = {"image": "train:1", "trainer": {"entrypoint": "python train.py", "min-instance": 1, "max-instance": 4}}
+    async def add(self, name: str, *, generation: object = 1, **of_trainer: object) -> None:
+        metadata = {"name": name, "namespace": "edl", "uid": name, "resourceVersion": "0", "generation": generation}
+        trainer = {"entrypoint": "python train.py", "min-instance": 1, "max-instance": 4, **of_trainer}
+        spec = {"image": "train:1", "trainer": trainer}
         made = {"apiVersion": "paddlepaddle.org/v1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
         await self._save(name, made)
 
@@ -51,6 +60,9 @@ class Namespace:
         """Wait until the status of the object has that."""
         async with self.changed:
             await self.changed.wait_for(lambda: self.objects[name].get("status", {}).get(field) == value)
+
+    async def read_progress(self, names: Sequence[str]) -> dict[str, Progress]:
+        return {name: self.progress[name] for name in names if name in self.progress}
 
     async def watch(self, kind: str) -> AsyncIterator[dict[str, Manifest]]:
         assert kind == "TrainingJob"
@@ -103,12 +115,15 @@ class Namespace:
         async with self.changed:
             self.reads[name] += 1
             self.changed.notify_all()
+        if error := self.raises.get(name):
+            raise error
         if name not in self.jobs:
             raise UnknownJobError(name, [])
         return self.jobs[name]
 
-    async def submit(self, spec: JobSpec, *, token: str, **_: object) -> JobStatus:
+    async def submit(self, spec: JobSpec, *, token: str, secrets: dict[str, str], **_: object) -> JobStatus:
         self.submits += 1
+        self.secrets = secrets
         if self.refuses:
             raise SubmitError(spec.name, self.refuses)
         instances = (InstanceStatus(index=0, phase="running", started_at=1.0),)
@@ -132,16 +147,44 @@ class Namespace:
         return saved
 
 
+class Access:
+    """A Redis user of the namespace's own."""
+
+    async def grant(self) -> str:
+        return "redis://edl-ml:of-this-week@edl-redis:6379/0"
+
+
 @asynccontextmanager
-async def running(namespace: Namespace) -> AsyncIterator[NamespaceController]:
+async def running(namespace: Namespace, access: Access | None = None) -> AsyncIterator[NamespaceController]:
     defaults = JobDefaults(settings=RuntimeSettings(), redis_url="redis://:sesame@edl-redis:6379/0")
-    made = NamespaceController(cast(KubernetesClient, namespace), cast(KubernetesBackend, namespace), defaults)
+    made = NamespaceController(
+        cast(KubernetesClient, namespace),
+        cast(KubernetesBackend, namespace),
+        defaults,
+        vitals=Vitals(),
+        read_progress=namespace.read_progress,
+        access=cast(RedisAccess | None, access),
+    )
     working = asyncio.create_task(made.run())
     try:
         yield made
     finally:
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("access", "url"),
+    [(None, "redis://:sesame@edl-redis:6379/0"), (Access(), "redis://edl-ml:of-this-week@edl-redis:6379/0")],
+    ids=["one namespace", "all namespaces"],
+)
+async def test_jobs_get_the_login_of_their_namespace(access: Access | None, url: str) -> None:
+    """Where the controller serves all; else its own."""
+    namespace = Namespace()
+    async with running(namespace, access):
+        await namespace.add("job")
+        await namespace.until("job", "phase", "running")
+    assert namespace.secrets == {"EDL_REDIS_URL": url}
 
 
 async def test_what_the_cluster_has_refused_is_not_tried_at_each_change_of_others() -> None:
@@ -158,6 +201,72 @@ async def test_what_the_cluster_has_refused_is_not_tried_at_each_change_of_other
             await namespace.until(f"other-{number}", "phase", "running")
         assert namespace.submits == 4
         assert namespace.objects["refused"]["status"]["reason"] == refusal
+
+
+@pytest.mark.parametrize(
+    ("of_trainer", "why"),
+    [
+        (
+            {"resources": {"limits": {"nvidia.com/gpu": "9" * 5000}}},
+            "spec.trainer.resources.limits.nvidia.com/gpu: got",
+        ),
+        ({"resources": {"limits": {"memory": "200Ti"}}}, "spec.trainer.resources.limits.memory: got '200Ti'"),
+        ({"max-instance": 10**30}, "spec.trainer.max-instance: got"),
+        ({"entrypoint": "python\0"}, "spec.trainer.entrypoint: got"),
+    ],
+    ids=["digits", "memory", "instances", "null byte"],
+)
+async def test_what_one_object_asks_for_is_its_invalid_spec(of_trainer: dict[str, object], why: str) -> None:
+    """And those of others are served."""
+    namespace = Namespace()
+    async with running(namespace), asyncio.timeout(60):  # hangs otherwise
+        await namespace.add("evil", **of_trainer)
+        await namespace.add("good")
+        await namespace.until("good", "phase", "running")
+        await namespace.until("evil", "phase", "creating")
+    accepted = namespace.objects["evil"]["status"]["conditions"][0]
+    assert (accepted["status"], accepted["reason"]) == ("False", "InvalidSpec")
+    assert accepted["message"].startswith(why)
+
+
+async def test_an_error_that_nobody_expects_of_a_spec_is_its_invalid_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has made the object is told, with the line of code that can't do with it."""
+
+    def spec_of(job: TrainingJob, *_: object, **more: Any) -> JobSpec:
+        if job.name == "evil":
+            raise RecursionError("too deep")
+        return job_spec(job, *_, **more)
+
+    monkeypatch.setattr(controller, "job_spec", spec_of)
+    namespace = Namespace()
+    async with running(namespace), asyncio.timeout(60):  # hangs otherwise
+        await namespace.add("evil")
+        await namespace.add("good")
+        await namespace.until("good", "phase", "running")
+        await namespace.until("evil", "phase", "creating")
+    status = namespace.objects["evil"]["status"]
+    assert status["conditions"][0]["reason"] == "InvalidSpec"
+    assert status["reason"].startswith("the spec can't be handled: RecursionError: too deep (test_controller.py:")
+
+
+async def test_whatever_an_object_does_to_the_controller_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no status can tell is logged, and tried again."""
+    monkeypatch.setattr(controller, "RETRY_S", 0.0)
+    namespace = Namespace()
+    namespace.raises["job"] = KeyError("of its Job")
+    with capture_logs() as logs:
+        async with running(namespace), asyncio.timeout(60):  # hangs otherwise
+            await namespace.add("evil", generation="of no number")
+            await namespace.add("job")
+            await namespace.add("good")
+            await namespace.until("good", "phase", "running")
+            await namespace.read_again("evil")
+            namespace.raises.clear()
+            await namespace.until("job", "phase", "running")
+    causes = {entry["job"]: entry["cause"] for entry in logs if entry["event"] == "trainingjob.step_failed"}
+    assert causes.keys() == {"evil", "job"}
+    assert causes["evil"].startswith("TrainingJob 'evil' can't be handled: ValueError: invalid literal for int()")
+    assert causes["job"].startswith("TrainingJob 'job' can't be handled: KeyError: 'of its Job'")
 
 
 async def test_a_large_job_is_looked_at_less_often_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,3 +321,29 @@ async def test_pods_of_a_suspended_training_are_let_go_once_they_have_left() -> 
         async with namespace.changed:
             await namespace.changed.wait_for(lambda: namespace.released)
     assert set(namespace.released) == {"suspended"}
+
+
+async def test_the_status_says_how_far_a_training_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its last report of this run: the share of all steps, or the step. Nonsense is that job's alone."""
+    monkeypatch.setattr(controller, "PROGRESS_EVERY_S", 0.01)
+    monkeypatch.setattr(controller, "RESYNC_S", 0.05)
+    namespace = Namespace()
+    with capture_logs() as logs:
+        async with running(namespace), asyncio.timeout(60):  # hangs otherwise
+            namespace.progress = {
+                "evil": Progress(step=10**400, total_steps=1, updated_at=9.0),
+                "half": Progress(step=20, total_steps=40, updated_at=9.0),
+                "open": Progress(step=1_200, updated_at=9.0),
+                "earlier": Progress(step=5, updated_at=0.5),
+            }
+            for name in namespace.progress:
+                await namespace.add(name)
+            await namespace.until("half", "progress", "50%")
+            await namespace.until("open", "progress", "step 1,200")
+            await namespace.until("evil", "phase", "running")
+            await namespace.until("earlier", "phase", "running")
+            namespace.progress["half"] = Progress(step=30, total_steps=40, updated_at=9.5)
+            await namespace.until("half", "progress", "75%")
+    assert "progress" not in namespace.objects["evil"]["status"]
+    assert "progress" not in namespace.objects["earlier"]["status"]
+    assert {entry["job"] for entry in logs if entry["event"] == "progress.unreadable"} == {"evil"}

@@ -254,3 +254,21 @@ def test_a_point_says_what_ran_and_what_was_reserved() -> None:
         window="night",
     )
     assert list(found.jobs) == ["a", "b", "p"]
+
+
+def test_a_report_that_nothing_can_be_made_of_is_that_job_s_trouble() -> None:
+    """And what is reported in a pool is told in its place: all others are shown, on the page and in the terminal."""
+    report = JobReport(progress=Progress(step=10**400, total_steps=1, updated_at=1.0))
+    hostile = TeacherReport(busy=1e308, over_s=10.0)
+    student = StudentReport(asked=1e308, over_s=10.0)
+    pools = {
+        "bad": pool("bad", {"t": hostile, "u": hostile}, {"s": student}),
+        "fine": pool("fine", {"t": None}),
+    }
+    seen = look(job("evil", 1), job("good", 1), reports={"evil": report, "good": JobReport()}, pools=pools)
+    evil, good = seen.jobs
+    assert evil.trouble.startswith("what Redis has of job 'evil' can't be handled: OverflowError")
+    assert (evil.progress, evil.running, good.trouble) == (None, 1, "")
+    bad, fine = seen.pools
+    assert bad.limit.startswith("what is reported in pool 'bad' can't be handled: OverflowError")
+    assert (bad.teachers, fine.limit) == (2, "it has no students")

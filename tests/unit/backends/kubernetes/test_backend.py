@@ -33,7 +33,10 @@ JOB = {
 
 
 class Cluster:
-    """Has one Job, and `has` by plural, in the namespace "ns"; answers for some kinds with a status that refuses."""
+    """Has one Job, and `has` by plural, in the namespace "ns".
+
+    `refuses`: the status of answers for a kind, as "pods", or to one method, as "PATCH pods".
+    """
 
     def __init__(self, refuses: dict[str, int], **has: Any) -> None:
         self.refuses = refuses
@@ -48,8 +51,8 @@ class Cluster:
         kind = request.match_info["kind"]
         if "watch" not in request.query:  # one may begin at any time after its list
             self.requests.append(f"{request.method} {kind}")
-        if kind in self.refuses:
-            return web.json_response({"reason": "Refused", "message": f"no {kind}"}, status=self.refuses[kind])
+        if status := self.refuses.get(kind) or self.refuses.get(f"{request.method} {kind}"):
+            return web.json_response({"reason": "Refused", "message": f"no {kind}"}, status=status)
         if "watch" in request.query:
             response = web.StreamResponse()
             await response.prepare(request)
@@ -287,10 +290,8 @@ async def test_pods_that_have_left_a_suspended_job_are_let_go(*, asked: str, fol
 async def test_a_pass_goes_on_where_it_may_not_let_pods_go() -> None:
     """Somebody else may, and what is refused is logged once."""
     job = {**JOB, "metadata": {**JOB["metadata"], "annotations": {names.WANTED: "0"}}}
-    cluster = Cluster({}, jobs=[job], pods=[left("left")])
+    cluster = Cluster({"PATCH pods": 403}, jobs=[job], pods=[left("left")])
     async with cluster.backend() as made, made.following() as backend:
-        await backend.get("job")
-        cluster.refuses = {"pods": 403}
         with structlog.testing.capture_logs() as said:
             assert await backend.evacuate() == []
             assert await backend.evacuate() == []

@@ -13,6 +13,7 @@ import structlog
 
 from edl_runtime.backends.errors import ClusterUnavailableError, ResourceVersionExpiredError, UnknownJobError
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
+from edl_runtime.backends.kubernetes.capacity import read_usage
 from edl_runtime.backends.kubernetes.client import MAX_LIST_ATTEMPTS, PAGE_SIZE, KubernetesClient, read_whole
 from edl_runtime.backends.kubernetes.kept_fields import read_pod
 
@@ -208,6 +209,36 @@ async def test_of_all_namespaces_only_what_is_needed_is_kept() -> None:
     assert pods == [{"metadata": {"name": name}, "kind": "Pod"} for name in ("b", "a", "c")]
     first = f"/api/v1/pods?fieldSelector=x%3D1&limit={PAGE_SIZE}"
     assert asked == [first, f"{first}&continue=1", first, f"{first}&continue=2"]
+
+
+def _pod_asking(cpu: str, version: str) -> dict[str, Any]:
+    containers = [{"name": "a", "resources": {"requests": {"cpu": cpu}}}]
+    metadata = {"name": f"pod-{version}", "uid": version, "resourceVersion": version}
+    return {"metadata": metadata, "spec": {"nodeName": "n", "containers": containers}}
+
+
+async def test_an_object_that_nobody_understands_is_left_out() -> None:
+    """Of a list, and of a watch: what pods of strangers ask for may be written in a way of tomorrow."""
+    listed = json.dumps(
+        {"metadata": {"resourceVersion": "2"}, "items": [_pod_asking("2 cores", "1"), _pod_asking("500m", "2")]}
+    )
+    events = [
+        {"type": "MODIFIED", "object": _pod_asking("two", "3")},
+        {"type": "ADDED", "object": _pod_asking("1", "4")},
+    ]
+    told = "".join(json.dumps(one) + "\n" for one in events)
+    answers = (f"{HEAD}Content-Length: {len(listed)}\r\n\r\n{listed}", f"{HEAD}\r\n{told}")
+    with structlog.testing.capture_logs() as logs:
+        async with answering(*answers) as (api, _), aclosing(api.changes("Pod", read=read_usage)) as changes:
+            seen = [await anext(changes) for _ in range(4)]
+    assert [(one.type, one.version, [*map(_name, one.objects)]) for one in seen] == [
+        ("LISTED", "2", ["pod-2"]),
+        ("OPENED", "2", []),
+        ("DELETED", "3", ["pod-3"]),
+        ("ADDED", "4", ["pod-4"]),
+    ]
+    assert [entry["event"] for entry in logs] == ["object.unreadable"] * 2
+    assert "ValueError" in logs[0]["cause"]
 
 
 async def test_a_server_that_always_forgets_is_not_asked_for_ever() -> None:

@@ -13,6 +13,7 @@ from edl_runtime.backends.kubernetes import informer
 from edl_runtime.backends.kubernetes.client import Manifest, Outage, WatchEvent
 from edl_runtime.backends.kubernetes.informer import Indexer, Informer
 from edl_runtime.backends.kubernetes.node_informer import NodeInformer
+from edl_runtime.errors import SpecError
 
 
 def pod(name: str, version: int, job: str = "job", uid: str = "") -> Manifest:
@@ -162,6 +163,40 @@ async def test_whoever_looks_at_many_jobs_lets_others_have_their_turn() -> None:
     running.cancel()
     assert [status.name for status in found] == jobs
     assert turns >= 8
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "why"),
+    [
+        ("weight", "banana", "could not convert string to float: 'banana'"),
+        ("weight", "nan", "weight: got nan, allowed is a number above 0"),
+        ("priority", "9" * 5000, "Exceeds the limit"),
+        ("wanted", "1" + "0" * 30, "edl-airflow/wanted: got"),
+        ("bounds", "1:99999999", "bounds.max: got 99999999, allowed is 1 to 10,000"),
+        ("most-disruptions", "", None),
+        ("created-at", "yesterday", "could not convert string to float: 'yesterday'"),
+    ],
+)
+async def test_annotations_of_a_job_that_nobody_understands_are_its_own_trouble(
+    annotation: str, value: str, why: str | None
+) -> None:
+    """Whoever lists all jobs has the others; whoever asks for that one is told."""
+    known = informer_of(["good"], [], [])
+    known._api = SimpleNamespace(list=no_cluster)  # type: ignore[assignment]
+    known._running = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
+    annotations = {"edl-airflow/bounds": "1:2", "edl-airflow/token": "own/1", f"edl-airflow/{annotation}": value}
+    metadata = {**about("evil"), "annotations": annotations}
+    known._jobs.apply(WatchEvent("ADDED", "2", [{"kind": "Job", "metadata": metadata, "spec": {"completions": 2}}]))
+    known._pods.apply(WatchEvent("BOOKMARK", "3"))
+    evil, good = await known.list()
+    assert (evil.name, evil.wanted, evil.token, good.name, good.reason) == ("evil", 2, "own/1", "good", "")
+    if why is None:
+        assert evil.scaling
+        return
+    assert why in evil.reason
+    assert evil.scaling is None
+    with pytest.raises((SpecError, ValueError), match=why.split(",", maxsplit=1)[0]):
+        await known.get("evil")
 
 
 @pytest.mark.parametrize("doubted", [False, True])

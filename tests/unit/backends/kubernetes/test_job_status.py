@@ -198,10 +198,18 @@ def test_a_job_tells_what_it_was_given() -> None:
             id="image without our runtime",
         ),
         pytest.param(
-            pod(0, ended(1, message="/usr/bin/python: No module named edl_runtime.backends.new\n"), "Failed"),
-            "failed", 1, "instance 0 can't start: its image train:1 has another version of edl-airflow "
-            "(No module named edl_runtime.backends.new)", True,
+            pod(0, ended(1, message="edl: edl-airflow 0.7 can't run a job of 1.2 (No module named 'edl_runtime.a')\n"),
+                "Failed"),
+            "failed", 1, "instance 0 can't start: its image train:1 has edl-airflow 0.7, and 1.2 submitted it "
+            "(No module named 'edl_runtime.a'): they have to be of one version", True,
             id="image with another version",
+        ),
+        pytest.param(
+            pod(0, ended(1, message="edl: edl-airflow 1.2 can't run a job of 1.2 (No module named 'edl_runtime.a')\n"),
+                "Failed"),
+            "failed", 1, "instance 0 can't start: its image train:1 has another build of edl-airflow 1.2 "
+            "(No module named 'edl_runtime.a'): they have to be of one version", True,
+            id="image with another build",
         ),
         pytest.param(pod(0, ended(1), "Failed"), "failed", 1, "instance 0 exited with 1", False, id="bad exit"),
         pytest.param(pod(0, ended(78), "Failed"), "failed", 78, "instance 0 exited with 78", False, id="exit 78"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from edl_runtime.backends.kubernetes import manifests
+from edl_runtime.backends.kubernetes.pod_template import START
 from edl_runtime.errors import SpecError
 from edl_runtime.pods import Pod, Volume
 from edl_runtime.specs import Bounds, JobSpec
@@ -152,7 +153,7 @@ def test_a_pool_is_a_deployment() -> None:
                         {
                             "name": "instance",
                             "image": "teach:2",
-                            "command": ["python", "-P", "-m", "edl_runtime.backends.kubernetes.pod_init"],
+                            "command": ["python", "-P", "-c", START],
                             "args": ["edl", "teacher"],
                             "workingDir": "/edl",
                             "env": [

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import edl_runtime
+from edl_runtime.backends.kubernetes import pod_template
+
 START = """
 import sys
 from edl_runtime.backends.kubernetes import pod_init
@@ -141,10 +144,25 @@ def test_a_result_that_cannot_be_handed_over_changes_no_ending(pod: Pod) -> None
     assert "can't copy the result" in err
 
 
-def test_it_is_run_as_a_module(pod: Pod) -> None:
-    """As manifests have it: not from the folder it starts in, in which a script may have any name."""
+def test_an_image_of_another_version_says_which(tmp_path: Path) -> None:
+    """One that lacks what pods are started by; one without any says that it has none."""
+    older = tmp_path / "edl_runtime"
+    older.mkdir()
+    (older / "__init__.py").write_text('__version__ = "0.0.7"\n')
+    words = [sys.executable, "-S", "-P", "-c", pod_template.START, "true"]
+    done = subprocess.run(words, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    missing = "No module named 'edl_runtime.backends'"
+    assert done.stderr == f"edl: edl-airflow 0.0.7 can't run a job of {edl_runtime.__version__} ({missing})\n"
+    done = subprocess.run(words, env={"PYTHONPATH": ""}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "No module named 'edl_runtime'\n" in done.stderr
+
+
+def test_it_is_run_as_manifests_have_it(pod: Pod) -> None:
+    """Not from the folder it starts in, in which a script may have any name."""
     (pod.result.parent / "shutil.py").write_text("raise SystemExit('the wrong one')")
-    words = [sys.executable, "-P", "-m", "edl_runtime.backends.kubernetes.pod_init", "sh", "-c", "exit 6"]
+    words = [sys.executable, "-P", "-c", pod_template.START, "sh", "-c", "exit 6"]
     environ = {**os.environ, "EDL_RESULT_FILE": str(pod.result)}
     done = subprocess.run(words, env=environ, cwd=pod.result.parent, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (6, b"")
