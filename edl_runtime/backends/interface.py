@@ -307,8 +307,9 @@ class Backend(Protocol):
     async def evacuate(self, jobs: Collection[str] | None = None) -> builtins.list[str]:
         """Have instances leave nodes that are about to go, so that others start elsewhere; return what was done.
 
-        That is in words, for people. `jobs`: whose instances, by default all. Does nothing where no node says that it
-        goes, or nodes can't be read. Repeat it: a pool's teachers leave one by one.
+        That is in words, for people. `jobs`: whose instances, by default all. Nobody leaves where no node says that it
+        goes, or nodes can't be read. Repeat it: a pool's teachers leave one by one, and the pods of suspended jobs are
+        only removed by this once they have left.
         """
         ...
 

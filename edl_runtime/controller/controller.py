@@ -231,6 +231,8 @@ class NamespaceController:
             if step is None or (step.action == "delete" and resource.is_deleting):  # it takes a while: say so first
                 is_new = await self._write_status(resource, job, problem)
                 if step is None and not is_new:
+                    if job and job.is_suspended:
+                        await self._backend.release(name)
                     return len(job.instances) if job else 0
                 if is_new:
                     continue

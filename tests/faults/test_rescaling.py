@@ -15,7 +15,6 @@ from support.autoscale.jobs import job
 from edl_runtime.autoscale.errors import RescalingError
 from edl_runtime.autoscale.history import RescaleOutcome, last_pass
 from edl_runtime.autoscale.planner import RescalingRules
-from edl_runtime.autoscale.policy.decide import decide
 from edl_runtime.autoscale.policy.model import Target, Workload
 from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.backends.errors import ClusterUnavailableError
@@ -204,16 +203,9 @@ async def test_without_redis_nothing_is_changed(own_redis: RedisServer, namespac
 
 
 async def test_who_has_no_room_is_suspended_and_comes_back(a_pass: Pass) -> None:
-    """Nobody runs with fewer than its minimum, and who comes back waits some minutes before that."""
-
-    def in_ten_minutes(*given: Any, now_s: float, pause_s: float) -> Mapping[str, Target]:
-        return decide(*given, now_s=now_s + 600, pause_s=pause_s)
-
+    """Nobody runs with fewer than its minimum, and who was suspended starts again as soon as there is room."""
     backend = Jobs(has("first", 4, Bounds(4, 4)), has("second", 3, Bounds(3, 6)))
     await a_pass(backend, 5)
     assert backend.wanted == {"first": 0, "second": 5}
-    at_once = await a_pass(backend, 10)
-    assert at_once.plan.targets[0].reason == "waits: it was resized within the last minutes"
-    assert backend.wanted["first"] == 0
-    await a_pass(backend, 10, policy=in_ten_minutes)
+    await a_pass(backend, 10)
     assert backend.wanted == {"first": 4, "second": 6}

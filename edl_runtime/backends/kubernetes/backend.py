@@ -45,11 +45,11 @@ from edl_runtime.backends.kubernetes.pod_status import (
     is_creating_containers,
     is_leaving,
 )
-from edl_runtime.backends.kubernetes.resize import is_resized_alone, resize_owner
+from edl_runtime.backends.kubernetes.resize import held_pods, is_resized_alone, release_pod, resize_owner
 from edl_runtime.backends.kubernetes.rights import missing_rights, needed_rights
 from edl_runtime.backends.kubernetes.workload_status import uid_of_queued
 from edl_runtime.concurrency import SharedInLoop
-from edl_runtime.errors import BackendError, SpecError
+from edl_runtime.errors import BackendError, SpecError, UnexpectedError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.pods import Pod
 from edl_runtime.specs import JobSpec, check_name
@@ -98,7 +98,7 @@ class KubernetesBackend:
         self._namespace = namespace
         self._defaults = defaults or Pod()
         self._outage = Outage()
-        self._not_evicted: set[str] = set()
+        self._refused: set[tuple[str, str]] = set()  # what was logged, by event and pod
         self._followed = SharedInLoop(self._watches, _close_watches)
         self._informer: Informer | None = None
         self._nodes: NodeInformer | None = None
@@ -172,12 +172,7 @@ class KubernetesBackend:
         if self._informer:
             return await self._informer.list()
         async with self._api() as api:
-            owners, pods = await _owners_and_pods(api)
-            by_job: dict[str, list[Manifest]] = defaultdict(list)
-            for pod in pods:
-                by_job[pod["metadata"]["labels"][names.JOB]].append(pod)
-            jobs = [KnownJob(one, by_job[one["metadata"]["name"]]) for one in owners]
-            statuses = await _statuses(api, jobs, status_or_why)
+            statuses = await _statuses(api, _known_jobs(*await _owners_and_pods(api)), status_or_why)
         return sorted(statuses, key=lambda status: status.name)
 
     async def resize(self, name: str, instances: int, *, token: str | None = None) -> JobStatus:
@@ -267,18 +262,42 @@ class KubernetesBackend:
     async def evacuate(self, jobs: Collection[str] | None = None) -> builtins.list[str]:
         """Evict our pods from nodes whose taints say that they go; see `Backend.evacuate`.
 
-        Needs cluster-role.yaml, to read nodes. An eviction that is refused is only logged, once.
+        Also lets those go that have left suspended jobs, see `release`. Needs cluster-role.yaml, to read nodes. What is
+        refused is only logged, once.
         """
         if self._informer and self._nodes:
             leaving = await self._nodes.leaving()
-            owners, pods = await self._informer.objects() if leaving else ([], [])
+            owners, pods = await self._informer.objects()
         else:
             async with self._api() as api:
-                leaving = await _leaving_nodes(api)
-                owners, pods = await _owners_and_pods(api) if leaving else ([], [])
-        found = pods_to_evict(pods, owners, leaving)
-        asked = [one for one in found if jobs is None or one[0]["metadata"]["labels"][names.JOB] in jobs]
+                leaving, (owners, pods) = await asyncio.gather(_leaving_nodes(api), _owners_and_pods(api))
+        if jobs is not None:
+            pods = [pod for pod in pods if pod["metadata"]["labels"][names.JOB] in jobs]
+        await self._release(_held_by(_known_jobs(owners, pods)))
+        asked = pods_to_evict(pods, owners, leaving)
         return await self._evict(asked) if asked else []
+
+    async def release(self, name: str) -> None:
+        """Let the pods of a suspended job go that have left; see `held_pods`."""
+        if self._informer:
+            job = await self._informer.known(name)
+        else:
+            async with self._api() as api:
+                owner = await _find_owner(api, name)
+                job = KnownJob(owner, await _pods(api, owner)) if owner else None
+        await self._release(held_pods(job.owner, job.pods) if job else [])
+
+    async def _release(self, held: Collection[Manifest]) -> None:
+        """Release pods. Another may do so at the same time."""
+        if not held:
+            return
+        async with self._api() as api:
+            done = await asyncio.gather(*(release_pod(api, pod) for pod in held), return_exceptions=True)
+        for pod, error in zip(held, done, strict=True):
+            if isinstance(error, ClusterError) and not isinstance(error, ConflictError):
+                self._log_refused("pod.not_released", pod, error)
+            elif error and not isinstance(error, BackendError):
+                raise error
 
     async def _evict(self, asked: Iterable[tuple[Mapping[str, Any], str]]) -> builtins.list[str]:
         """Evict pods, and return the reasons of those that leave. While the server is away, the others are left out."""
@@ -291,9 +310,7 @@ class KubernetesBackend:
                     if not await api.evict(pod):
                         return
             except ClusterError as error:
-                if pod["metadata"]["uid"] not in self._not_evicted:
-                    log.warning("eviction.refused", pod=pod["metadata"]["name"], cause=str(error))
-                    self._not_evicted.add(pod["metadata"]["uid"])
+                self._log_refused("eviction.refused", pod, error)
                 return
             log.info("pod.evicted", reason=text)
             done.append(text)
@@ -308,6 +325,11 @@ class KubernetesBackend:
             except* ClusterUnavailableError:
                 log.info("evictions.interrupted", address=api.address)
         return done
+
+    def _log_refused(self, event: str, pod: Mapping[str, Any], error: ClusterError) -> None:
+        if (event, pod["metadata"]["uid"]) not in self._refused:
+            log.warning(event, pod=pod["metadata"]["name"], cause=str(error))
+            self._refused.add((event, pod["metadata"]["uid"]))
 
     async def capacity(self) -> Capacity:
         """Return the nodes' capacity and what the namespace's quota leaves.
@@ -400,6 +422,22 @@ async def _owners_and_pods(api: KubernetesClient) -> tuple[list[Manifest], list[
     """Return the objects of all jobs."""
     owners, (pods, _) = await asyncio.gather(_owners(api), api.list("Pod", labels=names.selector(), read=read_pod))
     return owners, pods
+
+
+def _known_jobs(owners: Iterable[Manifest], pods: Iterable[Manifest]) -> list[KnownJob]:
+    by_job: dict[str, list[Manifest]] = defaultdict(list)
+    for pod in pods:
+        by_job[pod["metadata"]["labels"][names.JOB]].append(pod)
+    return [KnownJob(one, by_job[one["metadata"]["name"]]) for one in owners]
+
+
+def _held_by(jobs: Iterable[KnownJob]) -> list[Manifest]:
+    """Return the `held_pods` of these jobs. One whose objects nobody understands has none, and its status says why."""
+    found: list[Manifest] = []
+    for job in jobs:
+        with suppress(UnexpectedError), isolated(f"job {job.owner['metadata']['name']!r}"):
+            found += held_pods(job.owner, job.pods)
+    return found
 
 
 async def _unknown(api: KubernetesClient, name: str) -> UnknownJobError:

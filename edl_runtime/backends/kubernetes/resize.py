@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edl_runtime.backends.errors import ClusterError
@@ -20,7 +20,13 @@ from edl_runtime.backends.kubernetes.job_status import (
     pool_instances,
     pool_pods,
 )
-from edl_runtime.backends.kubernetes.pod_status import index_of, is_gated_by_queue, is_leaving, is_pod_of
+from edl_runtime.backends.kubernetes.pod_status import (
+    index_of,
+    is_gated_by_queue,
+    is_leaving,
+    is_pod_of,
+    pod_has_ended,
+)
 from edl_runtime.errors import BackendError
 
 
@@ -115,16 +121,28 @@ def _check_queue(owner: Manifest, queue: str, instances: int, pods: Sequence[Man
         )
 
 
+def held_pods(owner: Manifest, pods: Iterable[Manifest]) -> list[Manifest]:
+    """Return the pods that have left a suspended Job and are held by its finalizer, which `release_pod` removes.
+
+    Kubernetes' Job controller keeps them until the Job resumes, and `kubectl drain` waits until they are gone.
+    """
+    if owner["kind"] != "Job" or desired_instances(owner):
+        return []
+    left = [pod for pod in pods if is_pod_of(pod, owner) and is_leaving(pod) and pod_has_ended(pod)]
+    return [pod for pod in left if names.TRACKED in (pod["metadata"].get("finalizers") or ())]
+
+
 async def _release_suspended_pods(api: KubernetesClient, owner: Manifest, pods: Sequence[Manifest]) -> None:
     """Remove the Job's finalizer from pods that left when it was suspended, so that it does not count them as failed.
 
     They ended by a signal, and a Job gives up an index that has failed a few times.
     """
     left = [pod for pod in pods if is_pod_of(pod, owner) and is_leaving(pod)]
-    await asyncio.gather(*(_remove_job_finalizer(api, pod) for pod in left))
+    await asyncio.gather(*(release_pod(api, pod) for pod in left))
 
 
-async def _remove_job_finalizer(api: KubernetesClient, pod: Manifest) -> None:
+async def release_pod(api: KubernetesClient, pod: Mapping[str, Any]) -> None:
+    """Remove the Job's finalizer from a pod, if that is there still. Raises ConflictError if it has changed since."""
     others = [one for one in pod["metadata"].get("finalizers") or [] if one != names.TRACKED]
     version = pod["metadata"]["resourceVersion"]
     try:

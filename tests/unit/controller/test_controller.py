@@ -42,6 +42,7 @@ class Namespace:
         self.reads: Counter[str] = Counter()
         self.jobs: dict[str, JobStatus] = {}
         self.resizes: dict[str, int] = {}
+        self.released: list[str] = []
         self.raises: dict[str, Exception] = {}
         self.progress: dict[str, Progress] = {}
         self.objects: dict[str, Manifest] = {}
@@ -99,6 +100,11 @@ class Namespace:
         assert manifest["kind"] == "Event"
         return manifest
 
+    async def pods_change(self) -> None:
+        async with self.changed:
+            self.changes += 1
+            self.changed.notify_all()
+
     async def read_again(self, name: str) -> None:
         """Wait until the controller has read the job once more."""
         reads = self.reads[name]
@@ -126,6 +132,11 @@ class Namespace:
         made = JobStatus(name=spec.name, token=token, wanted=1, instances=instances, scaling=scaling, **about)
         self.jobs[spec.name] = made
         return made
+
+    async def release(self, name: str) -> None:
+        async with self.changed:
+            self.released.append(name)
+            self.changed.notify_all()
 
     async def _save(self, name: str, manifest: Manifest) -> Manifest:
         async with self.changed:
@@ -295,6 +306,21 @@ async def test_a_new_training_keeps_the_size_that_a_pass_gives_it_at_once() -> N
         async with asyncio.timeout(60):  # hangs otherwise
             await namespace.until("new", "wanted", 3)
     assert namespace.objects["new"]["spec"]["trainer"]["instances"] == 3
+
+
+async def test_pods_of_a_suspended_training_are_let_go_once_they_have_left() -> None:
+    """As of one that `kubectl scale --replicas=0` has suspended: nothing but its own pods changes any more."""
+    namespace = Namespace()
+    async with running(namespace):
+        await namespace.add("suspended")
+        await namespace.until("suspended", "phase", "running")
+        assert namespace.released == []
+        job = namespace.jobs["suspended"]
+        namespace.jobs["suspended"] = msgspec.structs.replace(job, wanted=0, instances=())
+        await namespace.pods_change()
+        async with namespace.changed:
+            await namespace.changed.wait_for(lambda: namespace.released)
+    assert set(namespace.released) == {"suspended"}
 
 
 async def test_the_status_says_how_far_a_training_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,10 @@ JOB = {
 
 
 class Cluster:
-    """Has one Job, and `has` by plural, in the namespace "ns"; answers for some kinds with a status that refuses."""
+    """Has one Job, and `has` by plural, in the namespace "ns".
+
+    `refuses`: the status of answers for a kind, as "pods", or to one method, as "PATCH pods".
+    """
 
     def __init__(self, refuses: dict[str, int], **has: Any) -> None:
         self.refuses = refuses
@@ -48,8 +51,8 @@ class Cluster:
         kind = request.match_info["kind"]
         if "watch" not in request.query:  # one may begin at any time after its list
             self.requests.append(f"{request.method} {kind}")
-        if kind in self.refuses:
-            return web.json_response({"reason": "Refused", "message": f"no {kind}"}, status=self.refuses[kind])
+        if status := self.refuses.get(kind) or self.refuses.get(f"{request.method} {kind}"):
+            return web.json_response({"reason": "Refused", "message": f"no {kind}"}, status=status)
         if "watch" in request.query:
             response = web.StreamResponse()
             await response.prepare(request)
@@ -77,7 +80,8 @@ class Cluster:
     @asynccontextmanager
     async def backend(self) -> AsyncIterator[KubernetesBackend]:
         app = web.Application()
-        for path in (r"/{api:api/v1|apis/.*/v1\w*}/namespaces/ns/{kind}", "/{api:.*}/namespaces/ns/{kind}/{name}"):
+        spaces = (r"/{api:api/v1|apis/.*/v1\w*}/namespaces/ns/{kind}", "/{api:.*}/namespaces/ns/{kind}/{name}")
+        for path in (*spaces, "/api/v1/{kind:nodes}"):
             app.router.add_route("*", path, self.answer)
         async with TestServer(app) as server:
             configuration = Configuration(host=str(server.make_url("")).rstrip("/"))
@@ -253,3 +257,42 @@ async def test_no_resize_is_refused_because_of_what_is_known_alone() -> None:
         assert len(cluster.patched) == 1
         with pytest.raises(JobReplacedError):
             await followed.resize("job", 4, token="try-3")
+
+
+def left(name: str, *, phase: str = "Failed", finalizers: tuple[str, ...] = (names.TRACKED, "other")) -> dict[str, Any]:
+    """Return a pod that is being deleted."""
+    about = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": list(finalizers), "labels": JOB_LABELS}
+    return {"metadata": {"name": name, "uid": name, "resourceVersion": "5", **about}, "status": {"phase": phase}}
+
+
+JOB_LABELS = {**names.labels("job", "trainer"), names.RUN: "one"}
+
+
+@pytest.mark.parametrize("followed", [False, True])
+@pytest.mark.parametrize("asked", ["release", "evacuate"])
+async def test_pods_that_have_left_a_suspended_job_are_let_go(*, asked: str, followed: bool) -> None:
+    """Its finalizer would hold them until the job resumes, and `kubectl drain` waits for them to be gone."""
+    earlier = left("of-another")
+    earlier["metadata"]["labels"] = {**JOB_LABELS, names.RUN: "two"}
+    pods = [left("left"), left("leaves", phase="Running"), left("counted", finalizers=("other",)), earlier]
+    for wanted, released in (("0", ["left"]), ("2", [])):
+        job = {**JOB, "metadata": {**JOB["metadata"], "annotations": {names.WANTED: wanted}}}
+        cluster = Cluster({}, jobs=[job], pods=pods)
+        async with cluster.backend() as made, made.following() as watching:
+            backend = watching if followed else made
+            await (backend.release("job") if asked == "release" else backend.evacuate(["job"]))
+            await backend.evacuate(["another"])
+        assert [one for one in cluster.requests if one.startswith("PATCH")] == ["PATCH pods"] * len(released)
+        freed = {"metadata": {"finalizers": ["other"], "resourceVersion": "5"}}
+        assert cluster.patched == [freed] * len(released)
+
+
+async def test_a_pass_goes_on_where_it_may_not_let_pods_go() -> None:
+    """Somebody else may, and what is refused is logged once."""
+    job = {**JOB, "metadata": {**JOB["metadata"], "annotations": {names.WANTED: "0"}}}
+    cluster = Cluster({"PATCH pods": 403}, jobs=[job], pods=[left("left")])
+    async with cluster.backend() as made, made.following() as backend:
+        with structlog.testing.capture_logs() as said:
+            assert await backend.evacuate() == []
+            assert await backend.evacuate() == []
+    assert [(one["event"], one["pod"]) for one in said] == [("pod.not_released", "left")]
