@@ -40,7 +40,7 @@ from edl_runtime.backends.kubernetes.job_status import (
     true_conditions,
     unreadable_status,
 )
-from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod, read_workload
+from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod_of_job, read_workload
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
     is_creating_containers,
@@ -396,7 +396,7 @@ class Informer(Watches):
         ours = names.selector()
         self._jobs = Indexer("Job", _job_of, labels=ours, read=read_owner)
         self._deployments = Indexer("Deployment", _job_of, labels=ours, read=read_owner)
-        self._pods = Indexer("Pod", _job_of, labels=ours, read=read_pod)
+        self._pods = Indexer("Pod", _job_of, labels=ours, read=read_pod_of_job)
         self._events = Indexer("Event", uid_of_event, fields="involvedObject.kind=Job,reason=FailedCreate")
         self._events_of_pods = Indexer("Event", uid_of_event, fields=POD_EVENT_SELECTOR)
         self._workloads = Indexer("Workload", uid_of_queued, read=read_workload, is_optional=True, is_retried=False)
