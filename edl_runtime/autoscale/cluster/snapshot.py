@@ -83,7 +83,7 @@ async def take_snapshot(
                 if job.scaling:
                     needs[name] = _need(job, demand, is_asked=job.pool in asked)
         except EdlError as error:
-            if pools[name].scaling:
+            if job.scaling:
                 stuck[name] = str(error)
     return ClusterSnapshot(
         at=now_s,
