@@ -50,8 +50,9 @@ def archive_manifest(job: str) -> dict[str, Any]:
 async def archive_log(api: KubernetesClient, job: str, lines: Sequence[LogLine], *, run: str, owner: str = "") -> None:
     """Keep the end of a job's log, replace that of an earlier job of its name, and delete the oldest logs.
 
-    A job that has written nothing leaves nothing. `run`: the uid of the job; `owner`: its owner. If several clients delete the same job, the longest log is kept. A
-    ConfigMap of that name that is not ours is left alone, and the log is not kept.
+    A job that has written nothing leaves nothing. `run`: the uid of the job; `owner`: its owner. If several clients
+    delete the same job, the longest log is kept. A ConfigMap of that name that is not ours is left alone, and the log
+    is not kept.
     """
     manifest = archive_manifest(job)
     annotations = {_DELETED: repr(time.time()), _RUN: run, _LENGTH: str(len(lines)), _OWNER: owner}
