@@ -65,6 +65,22 @@ async def test_a_pool_that_a_student_is_registered_with_is_not_suspended(client:
     assert backend.wanted == {"student": 1, "used": 1, "unused": 0}
 
 
+async def test_a_pool_whose_teachers_answer_other_clients_is_not_suspended(
+    client: Redis, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They join no pool, as those of Triton and KServe, and the teachers' reports tell of them."""
+    monkeypatch.setattr(lease_module, "RENEW_EVERY_S", 600.0)  # what is reported here stays
+    for report, wanted in ((BUSY, 1), (msgspec.structs.replace(BUSY, busy=0.0), 0)):
+        backend = Jobs(pool("answers", 1), job("waits", Bounds(1, 1), 1.0, 0, pending=1))
+        service = Service(namespace, "answers", "teachers")
+        windows = to_windows({"windows": [], "default": {"cluster": {"cpu": 1}}})
+        async with hold_lease(client, service, Member(id="t0", address="h:1"), ttl_s=600):
+            said = {"at": time.time(), **msgspec.to_builtins(report)}
+            await client.hset(keys.service_key(service, "reports"), "t0", msgspec.json.encode(said))
+            await rescale(backend, client, namespace, RescalingRules(windows=windows))
+        assert backend.wanted == {"answers": wanted, "waits": 1 - wanted}
+
+
 async def test_a_pool_is_suspended_with_the_job_that_is_its_only_student(client: Redis, namespace: str) -> None:
     """It knows the job by what the student has registered as; nobody is left to wait for its teachers."""
     backend = Jobs(job("trains", Bounds(1, 1), 1.0, 1), pool("used", 1))

@@ -451,6 +451,9 @@ def test_room_is_saved_for_one_that_has_waited_for_long() -> None:
     assert reasons(jobs, 4)["small"] == "waits: room is reserved for a job that has waited for long"
     tried = job("large", 4, 4, submitted_s=0, changed_s=0, resized_s=NOW)  # to start, where no node had room
     assert counts([running, tried, jobs[2]], 4) == {"runs": 1, "large": 0, "small": 0}
+    group = [job("large", 2, 2, submitted_s=NOW - STARVATION_S, pools=("pool",)), job("pool", 2, 2, students=0)]
+    assert counts([running, *group, jobs[2]], 4) == {"runs": 1, "large": 0, "pool": 0, "small": 0}
+    assert counts([running, *group, jobs[2]], 3) == {"runs": 1, "large": 0, "pool": 0, "small": 1}
     too_large = [running, job("large", 5, 5, submitted_s=NOW - STARVATION_S), jobs[2]]
     assert counts(too_large, 4) == {"runs": 1, "large": 0, "small": 1}
     assert reasons(too_large, 4)["large"] == "waits: its minimum of 5 needs 5 gpu, training may use 4"

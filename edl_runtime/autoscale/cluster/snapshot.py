@@ -38,7 +38,8 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     - `capacity`: the nodes, and what is free there.
     - `forecast`: of what the web needs; None without a traffic source.
     - `needs`: how many teachers a pool's students need, by the pool's name.
-    - `students`: the jobs of a pool's students, one for each student that uses it now, by the pool's name.
+    - `students`: the jobs of a pool's students, one for each student that uses it now, by the pool's name; an empty
+      one for clients that have not joined it, where its teachers are busy without students.
     - `speedups`: how a job's speed depends on its instances, by its name, where that was measured.
     - `stuck`: the pools of which it is not known what their students need, by name, and why. They keep what they have.
     """
@@ -79,7 +80,7 @@ async def take_snapshot(
                 demand = demands[job.pool]
                 if isinstance(demand, MalformedRecordError):
                     raise demand
-                students[name] = tuple(map(job_of_student, demand.students))
+                students[name] = tuple(map(job_of_student, demand.students)) or ("",) * bool(demand.busy)
                 if job.scaling:
                     needs[name] = _need(job, demand, is_asked=job.pool in asked)
         except EdlError as error:

@@ -17,7 +17,8 @@
    leave first.
 
 All quantities are whole thousandths, so rounding changes nothing and the same input gives the same answer. Applied at
-once and called again, the policy changes nothing, because a granted job only moves up in both orders.
+once and called again, the policy changes nothing, because a granted job only moves up in both orders. But who has lost
+its place to another may start elsewhere, as it could not while it was there.
 
 `benchmarks/policy.py` measures it.
 """
@@ -56,9 +57,10 @@ def decide(
     _admit(allocator, groups, now_s)
     resting = _hold(allocator, now_s, pause_s)
     _fill(allocator, allocator.allocations)
-    for allocation in resting:
+    unchanged = [allocation for allocation in resting if allocation.granted == allocation.most]
+    for allocation in unchanged:
         allocation.most = allocation.job.most
-    _fill(allocator, resting)
+    _fill(allocator, unchanged)
     leading = {group.job.name: group for group in groups}
     targets = {
         allocation.job.name: Target(

@@ -267,14 +267,16 @@ class KubernetesBackend:
         """
         if self._informer and self._nodes:
             leaving = await self._nodes.leaving()
-            owners, pods = await self._informer.objects()
+            if jobs is None:
+                found = _known_jobs(*await self._informer.objects())
+            else:
+                found = [job for name in jobs if (job := await self._informer.known(name))]
         else:
             async with self._api() as api:
-                leaving, (owners, pods) = await asyncio.gather(_leaving_nodes(api), _owners_and_pods(api))
-        if jobs is not None:
-            pods = [pod for pod in pods if pod["metadata"]["labels"][names.JOB] in jobs]
-        await self._release(_held_by(_known_jobs(owners, pods)))
-        asked = pods_to_evict(pods, owners, leaving)
+                leaving, objects = await asyncio.gather(_leaving_nodes(api), _owners_and_pods(api))
+            found = [job for job in _known_jobs(*objects) if jobs is None or job.owner["metadata"]["name"] in jobs]
+        await self._release(_held_by(found))
+        asked = pods_to_evict([pod for job in found for pod in job.pods], [job.owner for job in found], leaving)
         return await self._evict(asked) if asked else []
 
     async def release(self, name: str) -> None:
