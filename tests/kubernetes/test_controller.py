@@ -114,7 +114,7 @@ def test_a_trainingjob_is_created_scaled_and_deleted_by_kubectl(
     [
         ({"metadata": {"name": "a.b"}}, "metadata.name: allowed is 1 to 52 of a-z"),
         ({"metadata": {"name": "a" * 53}}, "metadata.name: allowed is 1 to 52 of a-z"),
-        ({"spec": {"image": "Upper:1"}}, "allowed is an image's name"),
+        ({"spec": {"image": "Upper:1"}}, "allowed is the name of an image"),
         (
             {"spec": {"trainer": {"max-instance": 1, "min-instance": 2}}},
             "max-instance: allowed is at least min-instance",
