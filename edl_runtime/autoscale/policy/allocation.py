@@ -121,6 +121,7 @@ class DenialReason(Enum):
     ROOM = "no node has room"
     PREEMPTED = "others took its place"
     RESERVED = "room is reserved for a job that has waited for long"
+    BY_HAND = "somebody has given it its size within the last minutes"
     STUDENTS = "none of its students trains"
     NO_GAIN = "it would not make up for the pause"
     NO_SPEEDUP = "more instances would not train faster"
