@@ -6,7 +6,7 @@ Plain data, as in `edl_runtime.specs`, and valid once made.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import msgspec
@@ -25,6 +25,9 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 MAX_QUANTITY = 1e14
 """The largest quantity that counts: a hundred terabytes of memory in bytes."""
+
+MOST_ENTRIES = 1_000
+"""The most entries of a list or mapping: who reads thousands of them keeps others waiting."""
 
 MOST_ANNOTATIONS = 256 * 1024
 """Most bytes of a pod's annotations together, their names included, as Kubernetes allows."""
@@ -290,13 +293,21 @@ def _check_secret(variable: object, where: object) -> None:
 def _checked_dict(field: str, given: Any) -> dict[Any, Any]:
     if not isinstance(given, dict):
         raise SpecError(field, given, "a dict")
+    check_length(field, given)
     return given
+
+
+def check_length(field: str, given: Sized) -> None:
+    """Raise SpecError for a list or mapping of more than MOST_ENTRIES."""
+    if len(given) > MOST_ENTRIES:
+        raise SpecError(field, f"{len(given):,} entries", f"{MOST_ENTRIES:,} at most")
 
 
 def _keep_as_tuple(pod: Pod, name: str, kind: type) -> None:
     given = getattr(pod, name)
     if not isinstance(given, list | tuple):
         raise SpecError(f"pod.{name}", given, "a list")
+    check_length(f"pod.{name}", given)
     entries = [
         entry if kind is Volume else _plain(entry, f"pod.{name}[{number}]") for number, entry in enumerate(given)
     ]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edl_runtime.store import keys
-from edl_runtime.store.redis_client import decode_record, run_script, unavailable_if_lost
+from edl_runtime.store.errors import MalformedRecordError
+from edl_runtime.store.redis_client import answers_of_each, decode_record, run_script, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -223,28 +224,40 @@ async def read_progress(client: Redis, namespace: str, job: str) -> Progress | N
 
     Raises RegistryUnavailableError.
     """
-    return (await read_each_progress(client, namespace, [job])).get(job)
+    found = (await read_each_progress(client, namespace, [job])).get(job)
+    if isinstance(found, MalformedRecordError):
+        raise found
+    return found
 
 
-async def read_each_progress(client: Redis, namespace: str, jobs: Sequence[str]) -> dict[str, Progress]:
+async def read_each_progress(
+    client: Redis, namespace: str, jobs: Sequence[str]
+) -> dict[str, Progress | MalformedRecordError]:
     """Return the last reports of these jobs, by name, as `read_progress`; jobs without one are left out.
 
-    Two round trips for all of them. Raises RegistryUnavailableError.
+    Of a job whose keys hold something else the error is returned. Two round trips for all of them. Raises
+    RegistryUnavailableError.
     """
-    with unavailable_if_lost(client):
-        async with client.pipeline(transaction=False) as asked:
-            for job in jobs:
-                asked.getrange(keys.progress(namespace, job), 0, MOST_BYTES)
-            contents: list[Any] = await asked.execute() if jobs else []
-            decoded = ((job, decode_record(content, Progress)) for job, content in zip(jobs, contents, strict=True))
-            found = {job: report for job, report in decoded if report}
-            of_runs = [job for job, report in found.items() if report.run]
-            for job in of_runs:
-                asked.hvals(keys.readers_progress(namespace, job, found[job].run))
-            readers: list[Any] = await asked.execute() if of_runs else []
-    for job, records in zip(of_runs, readers, strict=True):
+    found: dict[str, Progress | MalformedRecordError] = {}
+    async with client.pipeline(transaction=False) as asked:
+        reading = [keys.progress(namespace, job) for job in jobs]
+        for key in reading:
+            asked.getrange(key, 0, MOST_BYTES)
+        for job, content in zip(jobs, await answers_of_each(client, asked, [(key,) for key in reading]), strict=True):
+            report = content if isinstance(content, MalformedRecordError) else decode_record(content, Progress)
+            if report:
+                found[job] = report
+        of_runs = {job: report for job, report in found.items() if isinstance(report, Progress) and report.run}
+        reading = [keys.readers_progress(namespace, job, report.run) for job, report in of_runs.items()]
+        for key in reading:
+            asked.hvals(key)
+        readers = await answers_of_each(client, asked, [(key,) for key in reading])
+    for (job, report), records in zip(of_runs.items(), readers, strict=True):
+        if isinstance(records, MalformedRecordError):
+            found[job] = records
+            continue
         reports = [decode_record(record, Progress) for record in records]
-        found[job] = with_reader_progress(found[job], [report for report in reports if report])
+        found[job] = with_reader_progress(report, [each for each in reports if each])
     return found
 
 

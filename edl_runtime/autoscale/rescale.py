@@ -34,7 +34,7 @@ from edl_runtime.store.redis_client import unavailable_if_lost
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from edl_runtime.backends.interface import Backend
+    from edl_runtime.backends.interface import Backend, JobStatus
 
 PASS_LIMIT_S = 60.0
 """A pass that takes longer is cancelled: its snapshot is out of date."""
@@ -139,20 +139,26 @@ def _plan(
     Raises what the plan of all raises if that holds for all jobs: it is not theirs.
     """
     known = {**snapshot.stuck, **stuck}
+
+    def plan_of(jobs: Sequence[JobStatus]) -> RescalingPlan:
+        there = {job.name for job in jobs}
+        kept = {name: why for name, why in known.items() if name in there}
+        return make_plan(msgspec.structs.replace(snapshot, jobs=tuple(jobs)), rules, policy, stuck=kept)
+
     try:
-        return make_plan(snapshot, rules, policy, stuck=known), {}
+        return plan_of(snapshot.jobs), {}
     except Exception:
         left_out: dict[str, str] = {}
-        for job in snapshot.jobs:
+        planned = [job for job in snapshot.jobs if job.scaling and not job.has_ended]
+        for job in planned:
             try:
                 with isolated(f"job {job.name!r}"):
-                    make_plan(msgspec.structs.replace(snapshot, jobs=(job,)), rules, policy, stuck=known)
+                    plan_of([job])
             except EdlError as error:
                 left_out[job.name] = str(error)
-        others = tuple(job for job in snapshot.jobs if job.name not in left_out)
-        if not left_out or not others:
+        if len(left_out) in (0, len(planned)):
             raise
-    return make_plan(msgspec.structs.replace(snapshot, jobs=others), rules, policy, stuck=known), left_out
+    return plan_of([job for job in snapshot.jobs if job.name not in left_out]), left_out
 
 
 def _refusal(error: EdlError) -> str:

@@ -151,6 +151,12 @@ def exception_line(lines: Sequence[str]) -> str:
     return next((line for line in after if line.strip() and not line.startswith(" ")), "")
 
 
+def with_cause(reason: str, last_lines: Sequence[str]) -> str:
+    """Return why a job has failed, with the line of its output that says most about it."""
+    best = _best_of(last_lines)
+    return f"{reason}: {best}" if best and best not in reason else reason
+
+
 def _best_of(lines: Sequence[str]) -> str:
     """Return the exception line of the last traceback, else the last line that no agent wrote."""
     last = next((line for line in reversed(lines) if not _OWN_LINE.match(line)), "")
@@ -166,8 +172,7 @@ class JobFailedError(EdlError):
     last_lines: Sequence[str] = ()
 
     def __str__(self) -> str:
-        best = _best_of(self.last_lines)
-        head = f"{self.name!r} failed: {self.reason}" + (f": {best}" if best and best not in self.reason else "")
+        head = f"{self.name!r} failed: {with_cause(self.reason, self.last_lines)}"
         if not self.last_lines:
             return head
         return "\n".join([head, "its last lines:", *(f"  {line}" for line in self.last_lines)])

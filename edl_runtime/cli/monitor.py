@@ -16,7 +16,7 @@ from edl_runtime.autoscale import history
 from edl_runtime.cli import backends
 from edl_runtime.cli.options import parse_duration, print_json_line, print_table, read_settings
 from edl_runtime.concurrency import event_of_termination, unless_stopped
-from edl_runtime.errors import BackendError, SpecError
+from edl_runtime.errors import EdlError, SpecError, isolated
 from edl_runtime.monitor.snapshot import HEADINGS, MonitorSnapshot, summary_row, take_snapshot
 from edl_runtime.monitor.terminal import live, print_picture
 from edl_runtime.monitor.timeline import HISTORY_HEADINGS, history_rows, save_png
@@ -99,8 +99,9 @@ async def _watch(settings: RuntimeSettings, every_s: float, metrics: str | None,
             show = shown.enter_context(live()) if on_screen else print_json_line if as_json else _lines()
             while not stop.is_set():
                 try:
-                    seen = await unless_stopped(stop, take_snapshot(backend, client, settings.namespace))
-                except BackendError as error:
+                    with isolated("this snapshot"):
+                        seen = await unless_stopped(stop, take_snapshot(backend, client, settings.namespace))
+                except EdlError as error:
                     complain((str(error),))
                 else:
                     if seen is None:

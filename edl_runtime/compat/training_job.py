@@ -24,7 +24,7 @@ import msgspec
 
 from edl_runtime.compat.manifest_yaml import below, read_manifests
 from edl_runtime.errors import SpecError
-from edl_runtime.pods import GPU, Pod, Volume
+from edl_runtime.pods import GPU, Pod, Volume, check_length
 from edl_runtime.specs import MOST_COMMAND, MOST_INSTANCES, Bounds, TrainerSpec, check_name
 
 API_VERSIONS = ("paddlepaddle.org/v1", "paddlepaddle.org/v1alpha1")
@@ -359,6 +359,7 @@ def _pull_secrets(parts: _Parts) -> Iterator[str]:
         at, given = parts.path(f"{part}.imagePullSecrets"), fields.get("imagePullSecrets", [])
         if not isinstance(given, list):
             raise SpecError(at, given, "a list of secrets by name, as in [{name: registry}]")
+        check_length(at, given)
         for number, entry in enumerate(given):
             name = _mapping(f"{at}[{number}]", entry).get("name")
             with _errors_name(f"{at}[{number}].name"):
@@ -388,6 +389,7 @@ def _fields(path: str, given: object, known: _Known, notes: list[str]) -> dict[s
 def _mapping(path: str, given: object) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise SpecError(path, given, "a mapping of names to values")
+    check_length(path, given)
     return given
 
 
@@ -496,6 +498,7 @@ def _volume(path: str, mount: dict[str, Any], source: dict[str, Any]) -> Volume:
 def _list(path: str, given: object) -> list[Any]:
     if not isinstance(given, list):
         raise SpecError(path, given, "a list")
+    check_length(path, given)
     return given
 
 

@@ -37,6 +37,7 @@ from edl_runtime.errors import BackendError, EdlError, SpecError, UnexpectedErro
 from edl_runtime.log import get_logger
 from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.errors import MalformedRecordError
 
 if TYPE_CHECKING:
     from edl_runtime.backends.kubernetes.backend import KubernetesBackend
@@ -104,7 +105,7 @@ class NamespaceController:
         defaults: JobDefaults,
         *,
         vitals: Vitals,
-        read_progress: Callable[[Sequence[str]], Awaitable[Mapping[str, Progress]]],
+        read_progress: Callable[[Sequence[str]], Awaitable[Mapping[str, Progress | MalformedRecordError]]],
         access: RedisAccess | None = None,
     ) -> None:
         self.resize_reasons: dict[str, tuple[int, str]] = {}
@@ -154,6 +155,8 @@ class NamespaceController:
             for name, report in reports.items():
                 try:
                     with isolated(f"the progress of {name!r}"):
+                        if isinstance(report, MalformedRecordError):
+                            raise report
                         self._progress[name] = (report.updated_at, progress_text(report))
                 except EdlError as error:
                     self._log_failure("progress.unreadable", error, job=name)

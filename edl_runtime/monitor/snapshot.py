@@ -330,12 +330,12 @@ async def read_reports(client: Redis, namespace: str, jobs: Sequence[JobStatus])
     )
     found = {}
     for job in jobs:
-        progress, group = progress_of_run(progresses.get(job.name), job.created_at), groups.get(job.name)
-        if isinstance(group, MalformedRecordError):
-            found[job.name] = JobReport(progress=progress, problem=str(group))
-        else:
-            is_of_run = group is not None and group.heard_at >= job.created_at
-            found[job.name] = JobReport(progress=progress, group=group if is_of_run else None)
+        progress, group = progresses.get(job.name), groups.get(job.name)
+        problems = [str(one) for one in (progress, group) if isinstance(one, MalformedRecordError)]
+        progress = None if isinstance(progress, MalformedRecordError) else progress_of_run(progress, job.created_at)
+        group = None if isinstance(group, MalformedRecordError) else group
+        is_of_run = group is not None and group.heard_at >= job.created_at
+        found[job.name] = JobReport(progress=progress, group=group if is_of_run else None, problem="; ".join(problems))
     return found
 
 

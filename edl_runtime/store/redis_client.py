@@ -163,8 +163,6 @@ async def run_script_on_each(client: Redis, name: str, each: Sequence[Sequence[s
     One round trip, but not one transaction. Where keys hold something else than the script expects, the answer is a
     MalformedRecordError. Raises RegistryUnavailableError.
     """
-    if not each:
-        return []
     script = client.register_script(_text(name))
     async with client.pipeline(transaction=False) as pipeline:
         for keys in each:
@@ -178,6 +176,8 @@ async def answers_of_each(client: Redis, commands: Pipeline, each: Sequence[Sequ
     Where keys hold something else than the command expects, the answer is a MalformedRecordError. Raises
     RegistryUnavailableError.
     """
+    if not each:
+        return []
     with unavailable_if_lost(client, *(key for keys in each for key in keys)):
         answers = await commands.execute(raise_on_error=False)
     return [_answer(client, keys, answer) for keys, answer in zip(each, answers, strict=True)]

@@ -52,12 +52,29 @@ def test_events_of_no_calendar_take_nothing_from_others(
     assert {"night", "evil"} == {series["name"] for series in api.get("timeline")["series"]}
 
 
-@pytest.mark.parametrize("what", ["plan", "pools", "group_state", "progress"])
+@pytest.mark.parametrize("what", ["group_state", "progress"])
+def test_a_value_of_another_type_at_a_job_s_own_key_is_that_job_s_trouble(
+    world: World, api: Api, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of all others is shown."""
+    monkeypatch.setattr("support.airflow.page.Roles.readable", ("nightly", "secret", None))
+    started(world, api)
+    key = getattr(keys, what)(world.namespace, "evil")
+    written(world, ("DEL", key), ("XADD", key, "*", "not", "that"))
+
+    def troubles() -> dict[str, str]:
+        return {job["name"]: job["trouble"] for job in api.get("overview")["jobs"]}
+
+    wait_until(lambda: "WRONGTYPE" in troubles().get("evil", ""))
+    assert troubles()["night"] == ""
+    assert api.get("overview")["problems"] == []
+
+
+@pytest.mark.parametrize("what", ["plan", "pools"])
 def test_a_value_of_another_type_is_a_problem_that_is_told(world: World, api: Api, what: str) -> None:
     """Also to those who first ask; what the backend knows is there. Who may not see the job doesn't learn its name."""
     started(world, api)
-    of = {"plan": [world.backend.place], "pools": []}.get(what, ["evil"])
-    key = getattr(keys, what)(world.namespace, *of)
+    key = getattr(keys, what)(world.namespace, *([world.backend.place] if what == "plan" else []))
     written(world, ("DEL", key), ("XADD", key, "*", "not", "that"))
     wait_until(lambda: api.get("overview")["problems"])
     first = Api(api._manager)

@@ -32,7 +32,7 @@ from edl_runtime.elastic.rendezvous.group_status import GroupStatus
 from edl_runtime.errors import SpecError
 from edl_runtime.monitor.exporter import MonitorCollector
 from edl_runtime.monitor.snapshot import JobReport, build_snapshot
-from edl_runtime.pods import Pod
+from edl_runtime.pods import MOST_ENTRIES, Pod
 from edl_runtime.pool_reports import StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.specs import MOST_COMMAND, MOST_INSTANCES, check_name
@@ -225,6 +225,7 @@ def test_the_resource_definition_has_the_limits_of_manifests() -> None:
     trainer = schema_of_trainingjobs()["properties"]["spec"]["properties"]["trainer"]["properties"]
     assert trainer["max-instance"]["maximum"] == MOST_INSTANCES
     assert trainer["entrypoint"]["maxLength"] == MOST_COMMAND
+    assert trainer["envs"]["maxProperties"] == trainer["tolerations"]["maxItems"] == MOST_ENTRIES
     command = re.compile(trainer["entrypoint"]["pattern"])
     assert [text for text in ("a\nb", "a\0b", "") if command.search(text)] == ["a\nb"]
 

@@ -82,6 +82,8 @@ def job(pod: Pod | None) -> JobSpec:
         ("pod.template", {"template": None}),
         ("pod.template", {"template": []}),
         ("pod.template", {"template": ""}),
+        ("pod.volumes", {"volumes": [Volume(path=f"/{number}", claim="a") for number in range(1_001)]}),
+        ("pod.labels", {"labels": {f"k{number}": "" for number in range(1_001)}}),
         ("pod.template", {"template": "a: [b"}),
         ("pod.template", {"template": "metadata: {annotations: {day: 2024-13-45}}"}),
         ("pod.template", {"template": "--- {}\n--- {}"}),

@@ -87,7 +87,8 @@ async def take_snapshot(
                 if job.scaling:
                     needs[name] = _need(job, demand, is_asked=job.pool in asked)
         except EdlError as error:
-            stuck[name] = str(error)
+            if job.scaling:
+                stuck[name] = str(error)
     return ClusterSnapshot(
         at=now_s,
         jobs=tuple(jobs),

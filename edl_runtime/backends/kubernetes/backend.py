@@ -37,7 +37,7 @@ from edl_runtime.backends.kubernetes.job_status import (
     is_queued,
     lacks_pods,
 )
-from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod, read_workload
+from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod_of_job, read_workload
 from edl_runtime.backends.kubernetes.leaving_nodes import pods_to_evict
 from edl_runtime.backends.kubernetes.node_informer import NodeInformer
 from edl_runtime.backends.kubernetes.pod_status import (
@@ -422,7 +422,9 @@ async def _owners(api: KubernetesClient) -> list[Manifest]:
 
 async def _owners_and_pods(api: KubernetesClient) -> tuple[list[Manifest], list[Manifest]]:
     """Return the objects of all jobs."""
-    owners, (pods, _) = await asyncio.gather(_owners(api), api.list("Pod", labels=names.selector(), read=read_pod))
+    owners, (pods, _) = await asyncio.gather(
+        _owners(api), api.list("Pod", labels=names.selector(), read=read_pod_of_job)
+    )
     return owners, pods
 
 
@@ -592,7 +594,7 @@ async def _status(api: KubernetesClient, owner: Manifest) -> JobStatus:
 
 
 async def _pods(api: KubernetesClient, owner: Manifest) -> builtins.list[Manifest]:
-    pods, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]), read=read_pod)
+    pods, _ = await api.list("Pod", labels=names.selector(owner["metadata"]["name"]), read=read_pod_of_job)
     return pods
 
 

@@ -40,7 +40,7 @@ from edl_runtime.backends.kubernetes.job_status import (
     true_conditions,
     unreadable_status,
 )
-from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod, read_workload
+from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod_of_job, read_workload
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
     is_creating_containers,
@@ -362,7 +362,13 @@ def status_of(job: KnownJob, refused: ByUid = nothing, delayed: ByUid = nothing,
     """Return a job's status.
 
     `refused`: events of pods that could not be created; `delayed`: of those that don't start; `queued`: Workloads.
+    Raises SpecError, UnexpectedError if somebody has changed its objects so that nobody understands them.
     """
+    with isolated(f"job {job.owner['metadata']['name']!r}"):
+        return _status_of(job, refused, delayed, queued)
+
+
+def _status_of(job: KnownJob, refused: ByUid, delayed: ByUid, queued: ByUid) -> JobStatus:
     owner, pods = job.owner, job.pods
     of_job = refused(owner["metadata"]["uid"]) if lacks_pods(owner, pods) else []
     of_pods = [event for pod in pods if is_creating_containers(pod) for event in delayed(pod["metadata"]["uid"])]
@@ -376,8 +382,7 @@ def status_of(job: KnownJob, refused: ByUid = nothing, delayed: ByUid = nothing,
 def status_or_why(job: KnownJob, refused: ByUid, delayed: ByUid, queued: ByUid) -> JobStatus:
     """As `status_of`, for one of many jobs: one whose objects nobody understands has that as its reason."""
     try:
-        with isolated(f"job {job.owner['metadata']['name']!r}"):
-            return status_of(job, refused, delayed, queued)
+        return status_of(job, refused, delayed, queued)
     except (SpecError, UnexpectedError) as error:
         return unreadable_status(job.owner, str(error))
 
@@ -391,7 +396,7 @@ class Informer(Watches):
         ours = names.selector()
         self._jobs = Indexer("Job", _job_of, labels=ours, read=read_owner)
         self._deployments = Indexer("Deployment", _job_of, labels=ours, read=read_owner)
-        self._pods = Indexer("Pod", _job_of, labels=ours, read=read_pod)
+        self._pods = Indexer("Pod", _job_of, labels=ours, read=read_pod_of_job)
         self._events = Indexer("Event", uid_of_event, fields="involvedObject.kind=Job,reason=FailedCreate")
         self._events_of_pods = Indexer("Event", uid_of_event, fields=POD_EVENT_SELECTOR)
         self._workloads = Indexer("Workload", uid_of_queued, read=read_workload, is_optional=True, is_retried=False)

@@ -186,9 +186,20 @@ def read_pod(content: bytes) -> Manifest:
     return pod
 
 
+def read_pod_of_job(content: bytes) -> Manifest:
+    """As `read_pod`. Raises ValueError for a pod whose counts are no numbers: no Job's controller has made it."""
+    pod = read_pod(content)
+    annotations = mapping_at(pod, "metadata", "annotations")
+    for count in (names.INDEX, names.FAILURES, names.DISRUPTIONS):
+        int(annotations.get(count) or 0)
+    return pod
+
+
 def read_owner(content: bytes) -> Manifest:
-    """Return what statuses and resizes need of a Job or Deployment."""
+    """Return what statuses and resizes need of a Job or Deployment. Raises ValueError for one without a size."""
     owner = _read_owner(content)
+    if not mapping_at(owner, "spec").keys() & {"completions", "replicas"}:
+        raise ValueError("a Job without completions is no job of ours")
     for container in mapping_at(owner, "spec", "template", "spec").get("containers") or ():
         if env := container.get("env"):
             container["env"] = [one for one in env if one["name"] in ("EDL_CHECKPOINT", "EDL_POOL")]

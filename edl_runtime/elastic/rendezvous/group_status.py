@@ -6,7 +6,7 @@ It is kept for a day.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,7 +15,7 @@ from edl_runtime.elastic.rendezvous.generation import JobOutcome, instance_index
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.store import keys
 from edl_runtime.store.errors import MalformedRecordError
-from edl_runtime.store.redis_client import malformed_if_unreadable, unavailable_if_lost
+from edl_runtime.store.redis_client import answers_of_each, malformed_if_unreadable, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -106,13 +106,15 @@ async def group_statuses(
     One round trip. Raises RegistryUnavailableError.
     """
     state_keys = [keys.group_state(namespace, job) for job in jobs]
-    with unavailable_if_lost(client, *state_keys):
-        async with client.pipeline(transaction=False) as asked:
-            for key in state_keys:
-                asked.hmget(key, FIELDS)
-            answers: list[Any] = await asked.execute() if jobs else []
+    async with client.pipeline(transaction=False) as asked:
+        for key in state_keys:
+            asked.hmget(key, FIELDS)
+        answers = await answers_of_each(client, asked, [(key,) for key in state_keys])
     found: dict[str, GroupStatus | MalformedRecordError] = {}
     for job, key, values in zip(jobs, state_keys, answers, strict=True):
+        if isinstance(values, MalformedRecordError):
+            found[job] = values
+            continue
         state = {field: value for field, value in zip(FIELDS, values, strict=True) if value is not None}
         if "run" in state:
             try:

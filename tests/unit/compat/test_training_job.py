@@ -355,6 +355,14 @@ WRONG: list[tuple[Any, str]] = [
     ),
     (trainer("entrypoint", "LR=1 a"), "spec.trainer.entrypoint: got 'LR=1', allowed is a command; set variables"),
     (trainer("entrypoint", "a $HOME"), "spec.trainer.entrypoint: got '$HOME', allowed is $PADDLE_JOB_NAME, $PADDLE_"),
+    (
+        changed("spec/volumes", [{"name": f"v{number}"} for number in range(1_001)]),
+        "spec.volumes: got '1,001 entries', allowed is 1,000 at most",
+    ),
+    (
+        trainer("resources", {"limits": {f"a/{number}": 1 for number in range(1_001)}}),
+        "spec.trainer.resources.limits: got '1,001 entries', allowed is 1,000 at most",
+    ),
     (trainer("entrypoint", "a" * 100_001), f"spec.trainer.entrypoint: got '{'a' * 499}… (100,003 characters), allowed"),
     (trainer("workspace", 5), "spec.trainer.workspace: got 5, allowed is text"),
     (trainer("envs", {"A": 1}), "spec.trainer.envs['A']: got 'int', allowed is text, as in '0.1'"),

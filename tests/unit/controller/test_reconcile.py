@@ -195,6 +195,15 @@ def test_phases(before: str, known: JobStatus | None, size: int | None, phase: s
     assert status["phase"] == phase
 
 
+def test_a_failed_job_has_the_cause_of_its_output() -> None:
+    """In its condition, which `kubectl describe` and `kubectl wait` show, and in its reason."""
+    last = ("Traceback (most recent call last):", '  File "t.py", line 1', "KeyError: 'x'")
+    failed = job(phase="failed", reason="instance 0 exited with 1", last_lines=last)
+    status = status_of(resource(2), failed, None, NOW)
+    (condition,) = [one for one in status["conditions"] if one["type"] == "Failed"]
+    assert condition["message"] == status["reason"] == "instance 0 exited with 1: KeyError: 'x'"
+
+
 def conditions(status: dict[str, Any]) -> dict[str, str]:
     return {one["type"]: one["status"] for one in status["conditions"]}
 

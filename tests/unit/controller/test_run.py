@@ -116,11 +116,12 @@ async def unrecorded(_: Mapping[str, float]) -> None:
 async def test_a_job_that_no_plan_can_be_made_with_is_left_out(how: str) -> None:
     """It is told as refused, and all others are resized."""
     hostile = job("evil", Bounds(1, 4), 1.0, 1, **HOSTILE[how])
-    backend = Jobs(job("good", Bounds(1, 4), 1.0, 1), hostile)
-    there = capacity(node(total={"cpu": 40.0, "memory": 1e9}, used={"cpu": 2.0}))
-    snapshot = ClusterSnapshot(at=NOON, jobs=(*backend.jobs.values(),), capacity=there)
+    pool = job("pool", Bounds(1, 4), 1.0, 1, kind="pool", elastic=False)
+    backend = Jobs(job("good", Bounds(1, 4), 1.0, 1), hostile, pool)
+    there = capacity(node(total={"cpu": 40.0, "memory": 1e9}, used={"cpu": 3.0}))
+    snapshot = ClusterSnapshot(at=NOON, jobs=(*backend.jobs.values(),), capacity=there, stuck={"pool": "?"})
     done = await rescale._carry_out(snapshot, RescalingRules(), decide, backend, unrecorded)
-    assert backend.wanted == {"good": 4, "evil": 1}
+    assert backend.wanted == {"good": 4, "evil": 1, "pool": 1}
     assert done.refused.keys() == {"evil"}
     assert f"{how}" in done.refused["evil"]
 
@@ -131,7 +132,8 @@ async def test_an_error_of_the_policy_is_no_job_s() -> None:
     def policy(*_: object, **__: object) -> Any:
         raise ZeroDivisionError("mine")
 
-    backend = Jobs(job("a", Bounds(1, 4), 1.0, 1), job("b", Bounds(1, 4), 1.0, 1))
+    ended = job("c", Bounds(1, 4), 1.0, 1, phase="succeeded")
+    backend = Jobs(job("a", Bounds(1, 4), 1.0, 1), job("b", Bounds(1, 4), 1.0, 1), ended)
     snapshot = ClusterSnapshot(at=NOON, jobs=(*backend.jobs.values(),), capacity=await backend.capacity())
     with pytest.raises(ZeroDivisionError, match="mine"):
         await rescale._carry_out(snapshot, RescalingRules(), policy, backend, unrecorded)

@@ -14,8 +14,16 @@ import structlog
 from edl_runtime.backends.errors import ClusterUnavailableError, ResourceVersionExpiredError, UnknownJobError
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.backends.kubernetes.capacity import read_usage
-from edl_runtime.backends.kubernetes.client import MAX_LIST_ATTEMPTS, PAGE_SIZE, KubernetesClient, read_whole
-from edl_runtime.backends.kubernetes.kept_fields import read_pod
+from edl_runtime.backends.kubernetes.client import (
+    MAX_LIST_ATTEMPTS,
+    PAGE_SIZE,
+    KubernetesClient,
+    Manifest,
+    Read,
+    read_whole,
+)
+from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod, read_pod_of_job
+from edl_runtime.backends.kubernetes.names import INDEX
 
 HEAD = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
 BUSY, ABSENT = (
@@ -239,6 +247,32 @@ async def test_an_object_that_nobody_understands_is_left_out() -> None:
     ]
     assert [entry["event"] for entry in logs] == ["object.unreadable"] * 2
     assert "ValueError" in logs[0]["cause"]
+
+
+LOOKS_LIKE_OURS = [
+    (
+        "Pod",
+        read_pod_of_job,
+        {"metadata": {"annotations": {INDEX: "banana"}}},
+        {"metadata": {"annotations": {INDEX: "7"}}},
+    ),
+    ("Job", read_owner, {"metadata": {}, "spec": {"parallelism": 2}}, {"metadata": {}, "spec": {"completions": 2}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "read", "other", "own"), LOOKS_LIKE_OURS, ids=["pod", "job"])
+async def test_what_only_looks_like_ours_is_left_out(kind: str, read: Read, other: Manifest, own: Manifest) -> None:
+    """Anybody who may create Jobs and pods can give one our labels; no pass ends by what else it lacks."""
+    things = [
+        {**other, "metadata": {**other["metadata"], "name": "a"}},
+        {**own, "metadata": {**own["metadata"], "name": "b"}},
+    ]
+    listed = json.dumps({"metadata": {"resourceVersion": "2"}, "items": things})
+    with structlog.testing.capture_logs() as logs:
+        async with answering(f"{HEAD}Content-Length: {len(listed)}\r\n\r\n{listed}") as (api, _):
+            found, _ = await api.list(kind, read=read)
+    assert [*map(_name, found)] == ["b"]
+    assert [entry["event"] for entry in logs] == ["object.unreadable"]
 
 
 async def test_a_server_that_always_forgets_is_not_asked_for_ever() -> None:

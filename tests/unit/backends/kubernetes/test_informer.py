@@ -13,7 +13,7 @@ from edl_runtime.backends.kubernetes import informer
 from edl_runtime.backends.kubernetes.client import Manifest, Outage, WatchEvent
 from edl_runtime.backends.kubernetes.informer import Indexer, Informer
 from edl_runtime.backends.kubernetes.node_informer import NodeInformer
-from edl_runtime.errors import SpecError
+from edl_runtime.errors import SpecError, UnexpectedError
 
 
 def pod(name: str, version: int, job: str = "job", uid: str = "") -> Manifest:
@@ -195,7 +195,7 @@ async def test_annotations_of_a_job_that_nobody_understands_are_its_own_trouble(
         return
     assert why in evil.reason
     assert evil.scaling is None
-    with pytest.raises((SpecError, ValueError), match=why.split(",", maxsplit=1)[0]):
+    with pytest.raises((SpecError, UnexpectedError), match=why.split(",", maxsplit=1)[0]):
         await known.get("evil")
 
 
