@@ -437,6 +437,13 @@ def test_a_group_that_has_no_room_takes_none() -> None:
     }
 
 
+def test_a_pool_that_finds_no_room_makes_way_though_a_student_may_follow() -> None:
+    """What it holds until the student's turn is for those that come first."""
+    pool = job("pool", 2, 2, nodes=("node", ""), students=1)
+    waits, student = job("waits", 1, 1), job("student", 1, 1, pools=("pool",))
+    assert counts([pool, waits, student], 100, free=0) == {"pool": 0, "waits": 1, "student": 0}
+
+
 def test_as_many_jobs_run_as_can() -> None:
     """Where minimums do not fit, the largest waits, and of the same size the oldest."""
     jobs = [
