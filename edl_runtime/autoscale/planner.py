@@ -315,6 +315,7 @@ def _to_workload(
         changed_s=began_s if any(nodes) else scaling.resized_at,
         # A pool has no cooldown: its students continue while it is resized. Nor has a job in a queue, which only grows.
         resized_s=None if job.kind == "pool" or scaling.queue else scaling.resized_at,
+        by_hand=job.name in snapshot.by_hand,
         speedup=snapshot.speedups.get(job.name),
         limit=limit,
         resumes=scaling.resumes,

@@ -9,13 +9,15 @@ whole snapshot could be taken.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from edl_runtime.autoscale import history
+from edl_runtime.autoscale.cluster.resizes import save_resizes
 from edl_runtime.autoscale.cluster.snapshot import ClusterSnapshot, take_snapshot
 from edl_runtime.autoscale.errors import RescalingError
 from edl_runtime.autoscale.history import RescaleOutcome, history_point, rescale_outcome
@@ -75,7 +77,8 @@ async def rescale(
                 if dry_run:
                     plan, refused = _plan(snapshot, rules, policy, {})
                     return rescale_outcome(plan, refused, rules, policy)
-                done = await _carry_out(snapshot, rules, policy, backend)
+                record = partial(save_resizes, client, namespace, backend.place)
+                done = await _carry_out(snapshot, rules, policy, backend, record)
                 plan = msgspec.structs.replace(done.plan, notes=(*done.plan.notes, *moved))
                 done = msgspec.structs.replace(done, plan=plan)
                 await history.save_pass(client, namespace, backend.place, done)
@@ -88,7 +91,11 @@ async def rescale(
 
 
 async def _carry_out(
-    snapshot: ClusterSnapshot, rules: RescalingRules, policy: Policy, backend: Backend
+    snapshot: ClusterSnapshot,
+    rules: RescalingRules,
+    policy: Policy,
+    backend: Backend,
+    record: Callable[[Mapping[str, float]], Awaitable[None]],
 ) -> RescaleOutcome:
     """Decide and resize, shrinking jobs first. Raises the first error if no job could be resized.
 
@@ -100,7 +107,10 @@ async def _carry_out(
     resized: set[str] = set()
 
     async def resize(jobs: Sequence[JobTarget]) -> dict[str, EdlError]:
-        met = await _resize(jobs, backend)
+        met, times = await _resize(jobs, backend)
+        if times:
+            with suppress(RegistryUnavailableError):  # then they count as resized by hand, and rest
+                await record(times)
         done = {one.name: one.target for one in jobs if one.name not in met}
         sizes.update(done)
         resized.update(done)
@@ -156,21 +166,27 @@ def _refusal(error: EdlError) -> str:
     return f"no job or pool named {error.name!r} any more" if isinstance(error, UnknownJobError) else str(error)
 
 
-async def _resize(jobs: Sequence[JobTarget], backend: Backend) -> dict[str, EdlError]:
-    """Resize these jobs; return the errors by name. Raises ClusterUnavailableError, which concerns all."""
+async def _resize(jobs: Sequence[JobTarget], backend: Backend) -> tuple[dict[str, EdlError], dict[str, float]]:
+    """Resize these jobs; return the errors, and the times of the resizes, by name.
+
+    Raises ClusterUnavailableError, which concerns all.
+    """
     places = asyncio.Semaphore(MAX_PARALLEL_RESIZES)
     refused: dict[str, EdlError] = {}
+    times: dict[str, float] = {}
 
     async def resize(one: JobTarget) -> None:
         async with places:
             try:
                 with isolated(f"job {one.name!r}"):
-                    await backend.resize(one.name, one.target)
+                    resized = await backend.resize(one.name, one.target)
             except ClusterUnavailableError:
                 raise
             except EdlError as error:
                 refused[one.name] = error
                 return
+            if resized.scaling and resized.scaling.resized_at is not None:
+                times[one.name] = resized.scaling.resized_at
             get_logger("edl").info("job.rescaled", job=one.name, instances=one.target, reason=one.reason)
 
     try:
@@ -179,7 +195,7 @@ async def _resize(jobs: Sequence[JobTarget], backend: Backend) -> dict[str, EdlE
                 group.create_task(resize(one))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None  # the other tasks were cancelled by it, or failed for the same reason
-    return refused
+    return refused, times
 
 
 @asynccontextmanager

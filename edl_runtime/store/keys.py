@@ -26,6 +26,7 @@ script touches one slot and works in Redis Cluster.
 | checkpoint folder holder | hash: the job, JSON about it, clock | a day from the last use | Lua | Lua |
 | checkpoint folder locks | sorted set, token of a lock file → last renewal in ms | as holder | Lua | Lua |
 | plan | string, JSON of a place's last pass: its plan and what failed | a day | rescaling | `edl monitor`, Airflow |
+| resizes | hash, job → Unix time of the last resize by a pass | an hour from the last | rescaling | rescaling |
 | rescaling | string, the lock of a place's rescaling | a minute | rescaling | rescaling |
 | history | stream of what ran when in a place; about the last 10,000 | a week from the last | Lua | `edl monitor` |
 | ledger:state | hash, a training's ledger of shards: generation and counts | a week from the last use | Lua | Lua |
@@ -99,6 +100,10 @@ def readers_progress(namespace: str, job: str, run: str) -> str:
 
 def plan(namespace: str, place: str) -> str:
     return f"edl:{{{namespace}}}:plan:{place}"
+
+
+def resizes(namespace: str, place: str) -> str:
+    return f"edl:{{{namespace}}}:resizes:{place}"
 
 
 def rescaling(namespace: str, place: str) -> str:

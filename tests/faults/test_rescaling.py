@@ -15,6 +15,7 @@ from support.autoscale.jobs import job
 from edl_runtime.autoscale.errors import RescalingError
 from edl_runtime.autoscale.history import RescaleOutcome, last_pass
 from edl_runtime.autoscale.planner import RescalingRules
+from edl_runtime.autoscale.policy.decide import decide
 from edl_runtime.autoscale.policy.model import Target, Workload
 from edl_runtime.autoscale.rescale import rescale
 from edl_runtime.backends.errors import ClusterUnavailableError
@@ -208,4 +209,20 @@ async def test_who_has_no_room_is_suspended_and_comes_back(a_pass: Pass) -> None
     await a_pass(backend, 5)
     assert backend.wanted == {"first": 0, "second": 5}
     await a_pass(backend, 10)
+    assert backend.wanted == {"first": 4, "second": 6}
+
+
+async def test_a_size_that_somebody_has_set_stays_for_some_minutes(a_pass: Pass) -> None:
+    """As by `edl resize` or `kubectl scale`. What a pass has suspended does not wait for that."""
+
+    def in_ten_minutes(*given: Any, now_s: float, pause_s: float) -> Mapping[str, Target]:
+        return decide(*given, now_s=now_s + 600, pause_s=pause_s)
+
+    backend = Jobs(has("first", 4, Bounds(4, 4)), has("second", 1, Bounds(1, 6)))
+    await backend.resize("first", 0)
+    await backend.resize("second", 2)
+    for _ in range(2):
+        await a_pass(backend, 10)
+        assert backend.wanted == {"first": 0, "second": 2}
+    await a_pass(backend, 10, policy=in_ten_minutes)
     assert backend.wanted == {"first": 4, "second": 6}

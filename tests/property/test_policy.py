@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -57,6 +58,7 @@ def clusters(
                 submitted_s=NOW if all_new else draw(TIMES),
                 changed_s=None if all_new else draw(st.none() | TIMES),
                 resized_s=None if all_new else draw(st.none() | TIMES),
+                by_hand=draw(st.booleans()),
                 speedup=draw(SPEEDUPS),
                 limit=draw(st.none() | st.builds(Limit, instances=st.integers(0, 8), reason=st.just("the window"))),
                 students=draw(st.sampled_from([None, None, 0, 2])),
@@ -88,9 +90,9 @@ def applied(
     after = []
     for job in jobs:
         target = targets[job.name]
-        times = {"changed_s": now_s if bool(target.instances) != job.runs else job.since_s}
+        times: dict[str, Any] = {"changed_s": now_s if bool(target.instances) != job.runs else job.since_s}
         if target.instances != job.instances:
-            times["resized_s"] = now_s
+            times |= {"resized_s": now_s, "by_hand": False}
         after.append(msgspec.structs.replace(job, nodes=target.nodes, **times))
     return after, [Node(name=name, free=left) for name, left in free.items()]
 
@@ -158,7 +160,10 @@ def test_a_group_has_room_together_or_none(
 def test_what_waits_and_fits_starts(
     cluster: tuple[list[Workload], list[Node]], capacity: Mapping[str, float], pause_s: float
 ) -> None:
-    """Beside all targets no group has room, unless the room is reserved, or its own was another's until now."""
+    """Beside all targets no group has room.
+
+    Unless the room is reserved, its own was another's until now, or somebody has suspended it a moment ago.
+    """
     jobs, nodes = cluster
     targets = decide(jobs, nodes, capacity, now_s=NOW, pause_s=pause_s)
     after, free = applied(jobs, nodes, targets, NOW)
@@ -167,7 +172,7 @@ def test_what_waits_and_fits_starts(
             continue
         new = [member for member in group.members if not targets[member.name].instances]
         reasons = {targets[member.name].reason for member in new}
-        if not any(words in reason for reason in reasons for words in ("reserved", "others took")):
+        if not any(words in reason for reason in reasons for words in ("reserved", "others took", "somebody")):
             assert not fits(new, free, left_of(capacity, after))
 
 
@@ -432,6 +437,13 @@ def test_a_group_that_has_no_room_takes_none() -> None:
     }
 
 
+def test_a_pool_that_finds_no_room_makes_way_though_a_student_may_follow() -> None:
+    """What it holds until the student's turn is for those that come first."""
+    pool = job("pool", 2, 2, nodes=("node", ""), students=1)
+    waits, student = job("waits", 1, 1), job("student", 1, 1, pools=("pool",))
+    assert counts([pool, waits, student], 100, free=0) == {"pool": 0, "waits": 1, "student": 0}
+
+
 def test_as_many_jobs_run_as_can() -> None:
     """Where minimums do not fit, the largest waits, and of the same size the oldest."""
     jobs = [
@@ -482,6 +494,18 @@ def test_a_job_that_was_just_resized_takes_no_room_from_others(ago_s: float, res
     waits = [job("a", 2, 2, **rested), job("b", 3, 3, submitted_s=NOW)]
     assert counts(waits, 4) == ({"a": 0, "b": 3} if rests else {"a": 2, "b": 0})
     assert counts(waits, 5) == {"a": 2, "b": 3}
+
+
+@pytest.mark.parametrize(("ago_s", "held"), [(RESIZE_COOLDOWN_S - 1, True), (RESIZE_COOLDOWN_S, False)])
+def test_a_size_that_somebody_has_set_stays_for_some_minutes(ago_s: float, held: bool) -> None:  # noqa: FBT001
+    """It does not grow or start again, whatever is free. It makes way as ever."""
+    given = {"resized_s": NOW - ago_s, "by_hand": True}
+    assert counts([job("a", 1, 8, 4, **given)], 8) == {"a": 4 if held else 8}
+    assert counts([job("a", 1, 8, 4, **given)], 3) == {"a": 3}
+    assert counts([job("a", 4, 4, **given)], 8) == {"a": 0 if held else 4}
+    assert reasons([job("a", 4, 4, **given)], 8) == {
+        "a": "waits: somebody has given it its size within the last minutes" if held else "starts with 4"
+    }
 
 
 def test_a_job_grows_only_if_that_makes_up_for_the_pause() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edl_runtime.autoscale.cluster.resizes import resized_by_hand
 from edl_runtime.autoscale.cluster.throughput import speedups
 from edl_runtime.autoscale.policy.model import Limit, Speedup
 from edl_runtime.autoscale.policy.pool_size import pool_size
@@ -41,6 +42,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     - `students`: the jobs of a pool's students, one for each student that uses it now, by the pool's name; an empty
       one for clients that have not joined it, where its teachers are busy without students.
     - `speedups`: how a job's speed depends on its instances, by its name, where that was measured.
+    - `by_hand`: the names of the jobs that were last resized by somebody, and not by a pass.
     - `stuck`: the pools of which it is not known what their students need, by name, and why. They keep what they have.
     """
 
@@ -51,6 +53,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     needs: Mapping[str, Limit] = {}
     students: Mapping[str, tuple[str, ...]] = {}
     speedups: Mapping[str, Speedup] = {}
+    by_hand: frozenset[str] = frozenset()
     stuck: Mapping[str, str] = {}
 
 
@@ -94,6 +97,7 @@ async def take_snapshot(
         needs=needs,
         students=students,
         speedups=await speedups(client, namespace, jobs, now_s),
+        by_hand=await resized_by_hand(client, namespace, backend.place, jobs),
         stuck=stuck,
     )
 

@@ -121,6 +121,7 @@ class DenialReason(Enum):
     ROOM = "no node has room"
     PREEMPTED = "others took its place"
     RESERVED = "room is reserved for a job that has waited for long"
+    BY_HAND = "somebody has given it its size within the last minutes"
     STUDENTS = "none of its students trains"
     NO_GAIN = "it would not make up for the pause"
     NO_SPEEDUP = "more instances would not train faster"
@@ -182,7 +183,6 @@ class _State(NamedTuple):
     slack: npt.NDArray[np.float64]
     held: list[int]
     reachable: dict[ResourceVector, int]
-    head: int
 
 
 class Allocator:
@@ -331,7 +331,7 @@ class Allocator:
 
     def _grant_minimums(self, new: Sequence[Allocation]) -> bool:
         """Grant all of `new` their minimums, or none of them."""
-        before = self._state() if len(new) > 1 else None
+        before, head = self._state() if len(new) > 1 else None, self._head
         for one in new:
             one.granted = one.least  # first, so that their own instances are not preempted for one another
         for one in sorted(new, key=lambda one: -one.share):
@@ -344,19 +344,20 @@ class Allocator:
         for one in new:
             one.granted = 0
             one.found.clear()
-        if before:  # a failing member alone has preempted nothing
+        self._head = head  # it has passed over their own instances
+        if before:  # one alone that finds no room has preempted nothing
             self._restore(before)
         return False
 
     def _state(self) -> _State:
         held = [one.held for one in self.allocations]
-        return _State(*self._packer.state(), held, dict(self._reachable), self._head)
+        return _State(*self._packer.state(), held, dict(self._reachable))
 
     def _restore(self, state: _State) -> None:
         self._packer.restore(state.free, state.slack)
         for one, count in zip(self.allocations, state.held, strict=True):
             one.held = count
-        self._reachable, self._head = state.reachable, state.head
+        self._reachable = state.reachable
 
     def _grant_one_more(self, allocation: Allocation) -> bool:
         allocation.granted += 1

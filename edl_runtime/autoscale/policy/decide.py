@@ -12,7 +12,7 @@
    the cluster. The sum of logs is largest when shares are fair (Nash welfare; goodput as in Pollux, Qiao et al., OSDI
    2021). Jobs without measurements count as scaling nearly perfectly, which makes it max-min.
 3. *Hold.* An instance that a job has is worth more than a new one. A job grows only if that makes up for the pause, and
-   during a cooldown only into what nobody else wants.
+   during a cooldown only into what nobody else wants. What somebody has resized by hand does not grow then at all.
 4. *Pack.* Each instance needs a node with room for it: best fit. Instances stay where they are, and the highest indexes
    leave first.
 
@@ -96,7 +96,9 @@ def _admit(allocator: Allocator, groups: Sequence[Group], now_s: float) -> None:
         saving = False
         for group in equals:
             job = group.job
-            if not job.runs and saving and group.is_allowed:
+            if not job.instances and _is_held(job, now_s):
+                allocator.deny(group, DenialReason.BY_HAND)
+            elif not job.runs and saving and group.is_allowed:
                 allocator.deny(group, DenialReason.RESERVED)
             elif allocator.admit(group) or not group.is_allowed:
                 continue
@@ -116,6 +118,11 @@ def _cooled_down(job: Workload, now_s: float) -> bool:
     return job.resized_s is None or not 0 <= now_s - job.resized_s < RESIZE_COOLDOWN_S
 
 
+def _is_held(job: Workload, now_s: float) -> bool:
+    """Return whether it does not grow, since somebody wants it as it is."""
+    return job.by_hand and not _cooled_down(job, now_s)
+
+
 def _hold(allocator: Allocator, now_s: float, pause_s: float) -> list[Allocation]:
     """Keep jobs from growing where it would not make up for the pause, and during the cooldown; return the latter."""
     ideal: dict[Allocation, int] | None = None
@@ -129,7 +136,9 @@ def _hold(allocator: Allocator, now_s: float, pause_s: float) -> list[Allocation
             if not _pays_back(allocation.speedup, have, max(ideal[allocation], have + 1), pause_s):
                 allocation.most, allocation.denial = have, DenialReason.NO_GAIN
                 continue
-        if not _cooled_down(allocation.job, now_s):
+        if _is_held(allocation.job, now_s):
+            allocation.most, allocation.denial = have, DenialReason.BY_HAND
+        elif not _cooled_down(allocation.job, now_s):
             allocation.most = have
             resting.append(allocation)
     return resting

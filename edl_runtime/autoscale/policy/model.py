@@ -66,6 +66,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     - `submitted_s`, `changed_s`, `resized_s`: by the clock of the policy's `now_s`: when it was submitted; when it
       started or stopped to run, by default when it was last resized, or submitted; when it was last resized, started or
       suspended, None for never.
+    - `by_hand`: whether somebody has given it its size, and no pass.
     - `speedup`: as measured, None without measurements.
     - `limit`: a limit below its maximum, None without one.
     - `resumes`: whether it resumes from a checkpoint after being suspended. One that does not is never suspended while
@@ -89,6 +90,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     submitted_s: float = 0.0
     changed_s: float | None = None
     resized_s: float | None = None
+    by_hand: bool = False
     speedup: Speedup | None = None
     limit: Limit | None = None
     resumes: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,6 +108,10 @@ HOSTILE = {
 }
 
 
+async def unrecorded(_: Mapping[str, float]) -> None:
+    """Keep no times of resizes."""
+
+
 @pytest.mark.parametrize("how", HOSTILE)
 async def test_a_job_that_no_plan_can_be_made_with_is_left_out(how: str) -> None:
     """It is told as refused, and all others are resized."""
@@ -115,7 +120,7 @@ async def test_a_job_that_no_plan_can_be_made_with_is_left_out(how: str) -> None
     backend = Jobs(job("good", Bounds(1, 4), 1.0, 1), hostile, pool)
     there = capacity(node(total={"cpu": 40.0, "memory": 1e9}, used={"cpu": 3.0}))
     snapshot = ClusterSnapshot(at=NOON, jobs=(*backend.jobs.values(),), capacity=there, stuck={"pool": "?"})
-    done = await rescale._carry_out(snapshot, RescalingRules(), decide, backend)
+    done = await rescale._carry_out(snapshot, RescalingRules(), decide, backend, unrecorded)
     assert backend.wanted == {"good": 4, "evil": 1, "pool": 1}
     assert done.refused.keys() == {"evil"}
     assert f"{how}" in done.refused["evil"]
@@ -131,7 +136,7 @@ async def test_an_error_of_the_policy_is_no_job_s() -> None:
     backend = Jobs(job("a", Bounds(1, 4), 1.0, 1), job("b", Bounds(1, 4), 1.0, 1), ended)
     snapshot = ClusterSnapshot(at=NOON, jobs=(*backend.jobs.values(),), capacity=await backend.capacity())
     with pytest.raises(ZeroDivisionError, match="mine"):
-        await rescale._carry_out(snapshot, RescalingRules(), policy, backend)
+        await rescale._carry_out(snapshot, RescalingRules(), policy, backend, unrecorded)
 
 
 async def test_a_resize_that_fails_is_that_job_s_alone() -> None:
@@ -144,7 +149,7 @@ async def test_a_resize_that_fails_is_that_job_s_alone() -> None:
 
     backend = Jobs(job("a", Bounds(1, 4), 1.0, 1), job("good", Bounds(1, 4), 1.0, 1), before_resize=before)
     snapshot = ClusterSnapshot(at=NOON, jobs=(*backend.jobs.values(),), capacity=await backend.capacity())
-    done = await rescale._carry_out(snapshot, RescalingRules(), decide, backend)
+    done = await rescale._carry_out(snapshot, RescalingRules(), decide, backend, unrecorded)
     assert sorted(backend.wanted.values()) == [1, 4]
     (refused,) = done.refused.values()
     assert "KeyError: 'edl-airflow/bounds'" in refused
