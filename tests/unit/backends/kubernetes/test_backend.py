@@ -32,6 +32,20 @@ JOB = {
 }
 
 
+HAS_WRITTEN = {
+    "metadata": {"name": "job-0", "uid": "pod", "resourceVersion": "1", "labels": {names.JOB: "job"}},
+    "status": {
+        "phase": "Succeeded",
+        "containerStatuses": [{"name": names.CONTAINER, "state": {"terminated": {"exitCode": 0}}}],
+    },
+}
+
+
+async def written(_: web.Request) -> web.Response:
+    """Answer with the log of that pod."""
+    return web.Response(text="2026-01-01T12:00:00Z it has written\n")
+
+
 class Cluster:
     """Has one Job, and `has` by plural, in the namespace "ns".
 
@@ -81,6 +95,7 @@ class Cluster:
     async def backend(self) -> AsyncIterator[KubernetesBackend]:
         app = web.Application()
         spaces = (r"/{api:api/v1|apis/.*/v1\w*}/namespaces/ns/{kind}", "/{api:.*}/namespaces/ns/{kind}/{name}")
+        app.router.add_get("/api/v1/namespaces/ns/pods/job-0/log", written)
         for path in (*spaces, "/api/v1/{kind:nodes}"):
             app.router.add_route("*", path, self.answer)
         async with TestServer(app) as server:
@@ -105,7 +120,7 @@ async def test_a_job_is_deleted_though_its_log_is_lost(
     """That is told. A log that could not be read to its end is not kept as if it were all there was."""
     monkeypatch.setattr(client, "MAX_OUTAGE_S", 0.0)
     monkeypatch.setattr(logs, "POD_UPDATE_WITHIN_S", 0.1)  # this cluster never says that a container has ended
-    cluster = Cluster(refuses)
+    cluster = Cluster(refuses, pods=[HAS_WRITTEN])
     with structlog.testing.capture_logs() as told:
         async with cluster.backend() as backend:
             assert await backend.delete("job")
