@@ -399,7 +399,7 @@ class Agent:
         if supervisor.failing:  # it takes no more messages, and its exit status is not known yet
             return
         before = None
-        while supervisor.state != before:  # an action may allow for the next
+        while supervisor.state != before and not supervisor.has_failure:  # an action may allow for the next
             before = supervisor.state
             for action in reconcile(before, self._desired, self._view, now):
                 await supervisor.execute(action)
@@ -408,7 +408,7 @@ class Agent:
         self._me = msgspec.structs.replace(self._me, **changes)
 
     def _exit(self, supervisor: WorkerSupervisor) -> AgentExit | None:
-        if supervisor.state.phase != "absent":
+        if supervisor.state.phase != "absent" or supervisor.has_failure:
             return None
         outcome = self._view.outcome
         if self._verdict:

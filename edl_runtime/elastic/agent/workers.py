@@ -231,6 +231,11 @@ class WorkerSupervisor:
         updates, self._updates = self._updates, []
         return updates
 
+    @property
+    def has_failure(self) -> bool:
+        """Whether a failure is among what `take_updates` returns next: nothing is done about the worker before."""
+        return any(isinstance(update, WorkerFailure) for update in self._updates)
+
     def take_liveness(self) -> bool:
         """Return whether the worker has sent anything since the last call."""
         heard, self._was_heard = self._was_heard, False

@@ -196,8 +196,10 @@ async def test_a_worker_that_can_t_be_in_a_group_fails_whatever_it_was_told(
         await train(supervisor)
         await supervisor.execute(SendMessage(Leave(reason="the others continue without it", checkpoint=False)))
         await reaches(supervisor, "absent")
+        assert supervisor.has_failure is counts
         failures = [update for update in supervisor.take_updates() if isinstance(update, WorkerFailure)]
         assert [failure.grouped for failure in failures] == [True] * counts
+        assert not supervisor.has_failure
 
 
 @pytest.mark.slow
