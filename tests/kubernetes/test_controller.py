@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.backends.jobs import WAITS, add_slots, eventually, exits_without_slot, job
+from support.backends.jobs import WAITS, add_slots, eventually, exits_without_slot, job, wait_for_line
 from support.backends.jobs import reach as reach_status
 from support.cluster.cluster import Cluster, RedisService, own_namespace
 from support.cluster.controller_process import TIMES, Labelled, run_until_killed, running
@@ -387,6 +387,7 @@ async def test_the_role_grants_exactly_the_verbs_that_are_used(
     for _ in range(2):  # the second one's log replaces the first one's
         for token in ("mine", "mine, adopted"):
             await own.submit(again, token=token, secrets={})
+        await wait_for_line(own, "up", name="again")
         await own.delete("again")
     passes = PassOptions(interval_s=5.0)
     async with running(limited, redis_service, passes=passes, windows_configmap="edl-windows"):

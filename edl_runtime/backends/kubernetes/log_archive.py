@@ -50,9 +50,9 @@ def archive_manifest(job: str) -> dict[str, Any]:
 async def archive_log(api: KubernetesClient, job: str, lines: Sequence[LogLine], *, run: str, owner: str = "") -> None:
     """Keep the end of a job's log, replace that of an earlier job of its name, and delete the oldest logs.
 
-    A job that has written nothing leaves nothing. `run`: the uid of the job; `owner`: its owner. If several clients
-    delete the same job, the longest log is kept. A ConfigMap of that name that is not ours is left alone, and the log
-    is not kept.
+    A job that has written nothing leaves no log, or an empty one in place of that of an earlier job. `run`: the uid of
+    the job; `owner`: its owner. If several clients delete the same job, the longest log is kept. A ConfigMap of that
+    name that is not ours is left alone, and the log is not kept.
     """
     manifest = archive_manifest(job)
     annotations = {_DELETED: repr(time.time()), _RUN: run, _LENGTH: str(len(lines)), _OWNER: owner}
@@ -66,11 +66,7 @@ async def archive_log(api: KubernetesClient, job: str, lines: Sequence[LogLine],
         if there is not None and not _is_log_of(there, job):
             log.warning("log.archive_failed", job=job, cause=f"the ConfigMap {names.archive_name(job)} is not ours")
             return
-        if (-1 if there is None else _length(there, run)) >= len(lines):
-            return
-        if not lines:
-            if there is not None:  # that of an earlier job
-                await api.delete(there)
+        if (0 if there is None else _length(there, run)) >= len(lines):
             return
         try:
             if there is None:
