@@ -11,7 +11,7 @@ import msgspec
 
 from edl_runtime.store import keys
 from edl_runtime.store.errors import MalformedRecordError
-from edl_runtime.store.redis_client import answers_of_each, decode_record, run_script, unavailable_if_lost
+from edl_runtime.store.redis_client import answers_of_each, decode_record, readable, run_script, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -224,10 +224,7 @@ async def read_progress(client: Redis, namespace: str, job: str) -> Progress | N
 
     Raises RegistryUnavailableError.
     """
-    found = (await read_each_progress(client, namespace, [job])).get(job)
-    if isinstance(found, MalformedRecordError):
-        raise found
-    return found
+    return readable((await read_each_progress(client, namespace, [job])).get(job))
 
 
 async def read_each_progress(

@@ -38,6 +38,7 @@ from edl_runtime.log import get_logger
 from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import MalformedRecordError
+from edl_runtime.store.redis_client import readable
 
 if TYPE_CHECKING:
     from edl_runtime.backends.kubernetes.backend import KubernetesBackend
@@ -155,9 +156,8 @@ class NamespaceController:
             for name, report in reports.items():
                 try:
                     with isolated(f"the progress of {name!r}"):
-                        if isinstance(report, MalformedRecordError):
-                            raise report
-                        self._progress[name] = (report.updated_at, progress_text(report))
+                        known = readable(report)
+                        self._progress[name] = (known.updated_at, progress_text(known))
                 except EdlError as error:
                     self._log_failure("progress.unreadable", error, job=name)
             await asyncio.sleep(PROGRESS_EVERY_S)

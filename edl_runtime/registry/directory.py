@@ -15,9 +15,9 @@ from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry.members import Member
 from edl_runtime.store import keys
-from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
+from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.keys import Role, Service
-from edl_runtime.store.redis_client import decode_record, run_script, run_script_on_each, unavailable_if_lost
+from edl_runtime.store.redis_client import decode_record, readable, run_script, run_script_on_each, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -110,10 +110,8 @@ class Directory:
         names = await self.known_pools()
         services = [keys.service_keys(Service(self._namespace, name, role)) for name in names for role in keys.ROLES]
         answers = await run_script_on_each(self._client, "members", services)
-        if unreadable := next((answer for answer in answers if isinstance(answer, MalformedRecordError)), None):
-            raise unreadable
         found: dict[str, PoolMembers] = {}
-        snapshots = list(map(_snapshot, answers))
+        snapshots = [_snapshot(readable(answer)) for answer in answers]
         for name, teachers, students in zip(names, snapshots[::2], snapshots[1::2], strict=True):
             there = PoolMembers(teachers.members, students.members, teachers.contract)
             if there.teachers or there.students or not await self._forget(name):

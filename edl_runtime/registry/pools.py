@@ -18,7 +18,7 @@ from edl_runtime.registry.errors import UnknownPoolError
 from edl_runtime.store import keys
 from edl_runtime.store.errors import MalformedRecordError
 from edl_runtime.store.keys import Service
-from edl_runtime.store.redis_client import run_script_on_each
+from edl_runtime.store.redis_client import readable, run_script_on_each
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -40,10 +40,7 @@ async def read_demands(client: Redis, namespace: str, pools: Sequence[str]) -> d
 
     A pool without members has no reports. Raises MalformedRecordError, RegistryUnavailableError.
     """
-    found = await read_each_demand(client, namespace, pools)
-    if unreadable := next((one for one in found.values() if isinstance(one, MalformedRecordError)), None):
-        raise unreadable
-    return {pool: demand for pool, demand in found.items() if isinstance(demand, PoolDemand)}
+    return {pool: readable(one) for pool, one in (await read_each_demand(client, namespace, pools)).items()}
 
 
 async def read_each_demand(

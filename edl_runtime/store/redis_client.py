@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
     from redis.asyncio.client import Pipeline
 
+Record = TypeVar("Record")
+
 CONNECT_TIMEOUT_S = 1.0
 ANSWER_TIMEOUT_S = 1.5
 """Longest wait for an answer. A command that blocks in Redis has to block for less."""
@@ -193,6 +195,13 @@ def _answer(client: Redis, keys: Sequence[str], answer: Any) -> Any:
         return error
 
 
+def readable(answer: Record | MalformedRecordError) -> Record:
+    """Return one of several answers, or what was made of it. Raises it if it is a MalformedRecordError."""
+    if isinstance(answer, MalformedRecordError):
+        raise answer
+    return answer
+
+
 def _place(keys: Sequence[str]) -> str:
     return keys[0] if len(keys) == 1 else f"{commonprefix(keys)}*" if keys else ""  # noqa: RUF071 - as texts
 
@@ -225,8 +234,6 @@ def _cause(client: Redis, error: Exception) -> str:
 
 
 # JSON records in Redis, which another version may have written.
-
-Record = TypeVar("Record")
 
 
 def decode_record(content: str | bytes | None, kind: type[Record]) -> Record | None:

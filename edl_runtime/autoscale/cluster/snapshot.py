@@ -19,7 +19,7 @@ from edl_runtime.errors import EdlError, isolated
 from edl_runtime.pool_reports import PoolDemand
 from edl_runtime.registry.members import job_of_student
 from edl_runtime.registry.pools import read_each_demand
-from edl_runtime.store.errors import MalformedRecordError
+from edl_runtime.store.redis_client import readable
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -80,9 +80,7 @@ async def take_snapshot(
     for name, job in pools.items():
         try:
             with isolated(f"what is reported in pool {name!r}"):
-                demand = demands[job.pool]
-                if isinstance(demand, MalformedRecordError):
-                    raise demand
+                demand = readable(demands[job.pool])
                 students[name] = tuple(map(job_of_student, demand.students)) or ("",) * bool(demand.busy)
                 if job.scaling:
                     needs[name] = _need(job, demand, is_asked=job.pool in asked)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edl_runtime.autoscale.policy.model import Speedup
 from edl_runtime.backends.interface import JobStatus
@@ -16,8 +16,7 @@ from edl_runtime.errors import EdlError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.progress import Progress
 from edl_runtime.store import keys
-from edl_runtime.store.errors import MalformedRecordError
-from edl_runtime.store.redis_client import answers_of_each, decode_record, unavailable_if_lost
+from edl_runtime.store.redis_client import answers_of_each, decode_record, readable, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -79,8 +78,8 @@ async def speedups(client: Redis, namespace: str, jobs: Sequence[JobStatus], now
     for job, (_, key), report, kept in zip(elastic, read, answers[::2], answers[1::2], strict=True):
         try:
             with isolated(f"the speed of job {job.name!r}"):
-                known = _known(_readable(kept))
-                speed = steady_speed(job, decode_record(_readable(report), Progress), now_s)
+                known = _known(readable(kept))
+                speed = steady_speed(job, decode_record(readable(report), Progress), now_s)
                 if speed is not None:
                     known[job.wanted] = (known.get(job.wanted, speed) + speed) / 2
                     written.append((key, job.wanted, known[job.wanted]))
@@ -95,13 +94,6 @@ async def speedups(client: Redis, namespace: str, jobs: Sequence[JobStatus], now
                 writes.expire(key, KEPT_S)
             await writes.execute()
     return found
-
-
-def _readable(answer: Any) -> Any:
-    """Return it. Raises MalformedRecordError if it is one."""
-    if isinstance(answer, MalformedRecordError):
-        raise answer
-    return answer
 
 
 def _known(kept: Mapping[str, str]) -> dict[int, float]:

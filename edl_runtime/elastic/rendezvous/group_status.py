@@ -15,7 +15,7 @@ from edl_runtime.elastic.rendezvous.generation import JobOutcome, instance_index
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.store import keys
 from edl_runtime.store.errors import MalformedRecordError
-from edl_runtime.store.redis_client import answers_of_each, malformed_if_unreadable, unavailable_if_lost
+from edl_runtime.store.redis_client import answers_of_each, malformed_if_unreadable, readable, unavailable_if_lost
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -92,10 +92,7 @@ async def group_status(client: Redis, namespace: str, job: str) -> GroupStatus |
 
     Raises MalformedRecordError, RegistryUnavailableError.
     """
-    found = (await group_statuses(client, namespace, [job])).get(job)
-    if isinstance(found, MalformedRecordError):
-        raise found
-    return found
+    return readable((await group_statuses(client, namespace, [job])).get(job))
 
 
 async def group_statuses(
