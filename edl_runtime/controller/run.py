@@ -81,10 +81,12 @@ async def run_controller(
 
 async def _check_users(options: ControllerOptions) -> None:
     """Raise SpecError unless namespaces can have Redis users of their own; wait for a Redis that is away."""
-    async with connect_redis(options.defaults.settings.redis_url) as client:
+    redis_url = options.defaults.settings.redis_url
+    user = NamespaceUser.of(options.namespace, redis_url)
+    async with connect_redis(redis_url) as client:
         while True:
             try:
-                return await check_users(client, options.namespace)
+                return await check_users(client, user)
             except RegistryUnavailableError as error:
                 log.warning("redis.unavailable", cause=str(error), retry_in_s=RETRY_S)
             await asyncio.sleep(RETRY_S)

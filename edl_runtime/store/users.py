@@ -83,9 +83,12 @@ def access_rules(namespace: str) -> list[str]:
     return [*keys, f"&edl:{{{namespace}/*", *commands, "+info", "+script|load", "+script|exists"]
 
 
-async def check_users(client: Redis, namespace: str) -> None:
-    """Raise SpecError unless this Redis, and the client's own user, can make users; RegistryUnavailableError."""
-    await _set_user(client, f"edl-{namespace}")
+async def check_users(client: Redis, user: NamespaceUser) -> None:
+    """Raise SpecError unless this Redis, and the client's own user, can make users; RegistryUnavailableError.
+
+    A user that is there already stays as it is.
+    """
+    await _set_user(client, user.name)
 
 
 async def set_user(client: Redis, user: NamespaceUser, passwords: Collection[str]) -> None:

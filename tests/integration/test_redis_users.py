@@ -151,10 +151,11 @@ async def test_a_redis_that_forgot_its_users_gets_them_again(
 
 async def test_where_no_users_can_be_made_it_is_said(own_redis: RedisServer, admin: Redis) -> None:
     """A user that may not, and a Redis whose URL has no password, are named before anything is served."""
-    await check_users(admin, "ml")
+    user = NamespaceUser.of("ml", own_redis.url)
+    await check_users(admin, user)
     async with connect(await url_of(own_redis, "ml")) as client:
         with pytest.raises(SpecError, match=r"ACL SETUSER, but: .*permissions"):
-            await check_users(client, "ml")
+            await check_users(client, user)
     with pytest.raises(SpecError, match=r"EDL_REDIS_URL: got 'h:6379'.*a URL with a password"):
         NamespaceUser.of("ml", "redis://h:6379")
 
