@@ -1,4 +1,4 @@
-"""Waiting: for the first of several coroutines, for an event so long and no longer, and for the end of the process.
+"""Waiting: for all or the first of several coroutines, for an event so long and no longer, and for the process's end.
 
 And what the users of an event loop share.
 """
@@ -10,9 +10,40 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+
+
+@overload
+async def all_completed(a: Coroutine[Any, Any, A], b: Coroutine[Any, Any, B], /) -> tuple[A, B]: ...
+@overload
+async def all_completed(
+    a: Coroutine[Any, Any, A], b: Coroutine[Any, Any, B], c: Coroutine[Any, Any, C], /
+) -> tuple[A, B, C]: ...
+@overload
+async def all_completed(*waits: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
+async def all_completed(*waits: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
+    """Return what all return, in order, or raise what the first to fail raises; the others are cancelled then.
+
+    Unlike asyncio.gather it leaves none running after a failure, and loses no cancellation that comes as one fails: a
+    loop that goes on after a failed look would go on after its end.
+    """
+    current = asyncio.current_task()
+    cancelled_before = current.cancelling() if current else 0
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        return tuple(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        if left := [task for task in tasks if not task.done()]:
+            await asyncio.wait(left)
+        if current and current.cancelling() > cancelled_before:
+            raise asyncio.CancelledError
 
 
 async def first_completed(*waits: Coroutine[Any, Any, T]) -> T:

@@ -30,6 +30,7 @@ from edl_airflow.plugin.runs import JobRun, run_of
 from edl_airflow.plugin.viewers import About, Asked, DeniedError, Name, SilentBackendError, kept_of, trim
 from edl_airflow.plugin.views import Scope, View
 from edl_runtime.backends.errors import JobEndedError, JobReplacedError, UnknownJobError
+from edl_runtime.concurrency import all_completed
 from edl_runtime.elastic.errors import NoCheckpointError
 from edl_runtime.elastic.rendezvous.redis_store import Event, last_events
 from edl_runtime.errors import BackendError, EdlError, SpecError
@@ -133,7 +134,7 @@ async def show_job(request: Request, about: About, job: Name) -> Response:
             raise DeniedError
         try:
             life = await _life(about.kept.past(seen.digest), client, run)
-            curve, found, training = await asyncio.gather(
+            curve, found, training = await all_completed(
                 read_curve(client.redis, client.namespace, job, most=CURVE_POINTS),
                 last_events(client.redis, client.namespace, [job], most=EVENTS),
                 client.training(job),

@@ -5,7 +5,6 @@ The first columns of `edl monitor` are those of the original EDL's tutorial.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from edl_runtime.autoscale.history import JobState, ResourceUse
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
 from edl_runtime.autoscale.policy.pool_size import describe_limit
 from edl_runtime.backends.interface import Capacity, JobStatus
+from edl_runtime.concurrency import all_completed
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus, LastCheckpoint, LastResize, group_statuses
 from edl_runtime.errors import BackendError, UnexpectedError, isolated
 from edl_runtime.pool_reports import PoolDemand
@@ -325,7 +325,7 @@ async def read_reports(client: Redis, namespace: str, jobs: Sequence[JobStatus])
     Reports of an earlier run of a job are left out. Raises RegistryUnavailableError.
     """
     elastic = [job.name for job in jobs if job.elastic]
-    progresses, groups = await asyncio.gather(
+    progresses, groups = await all_completed(
         read_each_progress(client, namespace, [job.name for job in jobs]), group_statuses(client, namespace, elastic)
     )
     found = {}
@@ -349,7 +349,7 @@ async def take_snapshot(
     What can't be read, as while Redis is down or a record is damaged, is listed in `lacks`. Raises BackendError if the
     jobs can't be read.
     """
-    listed, (capacity, lacks) = await asyncio.gather(_listed(backend, jobs), _capacity(backend))
+    listed, (capacity, lacks) = await all_completed(_listed(backend, jobs), _capacity(backend))
     now = time.time()
     plan: RescalingPlan | None = None
     pools: dict[str, PoolInfo] = {}
@@ -359,7 +359,7 @@ async def take_snapshot(
         lacks.append(f"EDL_REDIS_URL names no Redis: {UNKNOWN}")
     else:
         try:
-            done, reports, members = await asyncio.gather(
+            done, reports, members = await all_completed(
                 history.last_pass(client, namespace, backend.place),
                 read_reports(client, namespace, listed),
                 list_pools(client, namespace),

@@ -1,11 +1,13 @@
-"""What users of one event loop share."""
+"""Waiting for several coroutines, and what users of one event loop share."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
 
-from edl_runtime.concurrency import SharedInLoop
+import pytest
+
+from edl_runtime.concurrency import SharedInLoop, all_completed
 
 
 class Closed(list[list[str]]):
@@ -44,3 +46,38 @@ async def test_another_event_loop_has_its_own() -> None:
         there = await asyncio.to_thread(lambda: asyncio.run(use()))
         assert there is not here
         assert [one is there for one in closed] == [True]
+
+
+async def _failing(text: str) -> int:
+    raise ValueError(text)
+
+
+async def test_all_are_completed_in_their_order() -> None:
+    """Whichever ends first."""
+    assert await all_completed(asyncio.sleep(0.01, 1), asyncio.sleep(0, "a"), asyncio.sleep(0, 2.0)) == (1, "a", 2.0)
+    assert await all_completed() == ()
+
+
+async def test_none_is_left_behind_a_failure() -> None:
+    """The others have ended when it is raised."""
+    before = asyncio.all_tasks()
+    with pytest.raises(ValueError, match="no"):
+        await all_completed(asyncio.sleep(60), _failing("no"))
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_cancellation_beside_a_failure_is_not_lost() -> None:
+    """A task that goes on after failures still ends, where asyncio.gather tells it of the failure only."""
+
+    async def tries() -> None:
+        with pytest.raises(ValueError, match="no"):
+            await all_completed(asyncio.sleep(60), _failing("no"))
+
+    for steps in range(8):  # among them the one in which one has failed and nobody has been told
+        trying = asyncio.create_task(tries())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if not trying.done():
+            trying.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await trying

@@ -48,7 +48,7 @@ from edl_runtime.backends.kubernetes.pod_status import (
 from edl_runtime.backends.kubernetes.resize import held_pods, is_resized_alone, release_pod, resize_owner
 from edl_runtime.backends.kubernetes.rights import missing_rights, needed_rights
 from edl_runtime.backends.kubernetes.workload_status import uid_of_queued
-from edl_runtime.concurrency import SharedInLoop
+from edl_runtime.concurrency import SharedInLoop, all_completed
 from edl_runtime.errors import BackendError, SpecError, UnexpectedError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.pods import Pod
@@ -273,7 +273,7 @@ class KubernetesBackend:
                 found = [job for name in jobs if (job := await self._informer.known(name))]
         else:
             async with self._api() as api:
-                leaving, objects = await asyncio.gather(_leaving_nodes(api), _owners_and_pods(api))
+                leaving, objects = await all_completed(_leaving_nodes(api), _owners_and_pods(api))
             found = [job for job in _known_jobs(*objects) if jobs is None or job.owner["metadata"]["name"] in jobs]
         await self._release(_held_by(found))
         asked = pods_to_evict([pod for job in found for pod in job.pods], [job.owner for job in found], leaving)
@@ -344,7 +344,7 @@ class KubernetesBackend:
             owners, pods = await self._informer.objects()
         else:
             async with self._api() as api:
-                (owners, pods), use = await asyncio.gather(_owners_and_pods(api), _cluster_use(api))
+                (owners, pods), use = await all_completed(_owners_and_pods(api), _cluster_use(api))
         if found := capacity.cluster_capacity(use, pods, owners, self._namespace, time.time()):
             return found
         raise BackendError(
@@ -373,7 +373,7 @@ async def _leaving_nodes(api: KubernetesClient) -> dict[str, capacity.KnownNode]
 async def _cluster_use(api: KubernetesClient) -> capacity.ClusterUse:
     quotas, _ = await api.list("ResourceQuota")
     try:
-        nodes, pods = await asyncio.gather(
+        nodes, pods = await all_completed(
             api.list_all_namespaces("Node", capacity.read_known_node),
             api.list_all_namespaces("Pod", capacity.read_usage, fields=capacity.SCHEDULED_PODS),
         )
@@ -404,7 +404,7 @@ async def _find_owner(api: KubernetesClient, name: str) -> Manifest | None:
         check_name("name", name)
     except SpecError:
         return None
-    found = await asyncio.gather(*(api.get(kind, name) for kind in OWNERS))
+    found = await all_completed(*(api.get(kind, name) for kind in OWNERS))
     return next((owner for owner in found if owner and names.is_job(owner["metadata"].get("labels") or {}, name)), None)
 
 
@@ -416,13 +416,13 @@ async def _existing_owner(api: KubernetesClient, name: str) -> Manifest:
 
 async def _owners(api: KubernetesClient) -> list[Manifest]:
     """Return the Jobs and Deployments of all jobs."""
-    found = await asyncio.gather(*(api.list(kind, labels=names.selector(), read=read_owner) for kind in OWNERS))
+    found = await all_completed(*(api.list(kind, labels=names.selector(), read=read_owner) for kind in OWNERS))
     return [owner for owners, _ in found for owner in owners]
 
 
 async def _owners_and_pods(api: KubernetesClient) -> tuple[list[Manifest], list[Manifest]]:
     """Return the objects of all jobs."""
-    owners, (pods, _) = await asyncio.gather(
+    owners, (pods, _) = await all_completed(
         _owners(api), api.list("Pod", labels=names.selector(), read=read_pod_of_job)
     )
     return owners, pods

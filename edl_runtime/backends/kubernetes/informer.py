@@ -48,6 +48,7 @@ from edl_runtime.backends.kubernetes.pod_status import (
     start_delays,
 )
 from edl_runtime.backends.kubernetes.workload_status import uid_of_queued
+from edl_runtime.concurrency import all_completed
 from edl_runtime.errors import BackendError, SpecError, UnexpectedError, isolated
 
 if TYPE_CHECKING:
@@ -426,7 +427,7 @@ class Informer(Watches):
             known = sorted({*self._jobs.subjects, *self._deployments.subjects, *self._stale})
             found: builtins.list[JobStatus | None] = []
             for first in range(0, len(known), BATCH_SIZE):
-                found += await asyncio.gather(*map(self._if_there, known[first : first + BATCH_SIZE]))
+                found += await all_completed(*map(self._if_there, known[first : first + BATCH_SIZE]))
             return [status for status in found if status]
 
     async def known(self, name: str) -> KnownJob | None:
@@ -518,7 +519,7 @@ class Informer(Watches):
         state = _job_state(self._owner(name))
         # after a change of ours any watch may be behind; after a change of the Job only that of its pods
         indexers = (self._jobs, self._deployments, self._pods) if marked else (self._pods,)
-        found = await asyncio.gather(*(api.list(one.kind, labels=names.selector(name)) for one in indexers))
+        found = await all_completed(*(api.list(one.kind, labels=names.selector(name)) for one in indexers))
         listed = [(indexer, things, int(version)) for indexer, (things, version) in zip(indexers, found, strict=True)]
         await self._wait_until(lambda: not any(indexer.is_behind(name, things, at) for indexer, things, at in listed))
         if state is None:
