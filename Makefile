@@ -28,7 +28,8 @@ test-fast: $(VENV)/ready
 	$(PYTEST) -n 3 --dist loadfile -m "not slow and not system and not kubernetes" tests/unit tests/property
 
 # The fast tests with each newer Python that is here, in an environment of its own
-PYTHONS ?= $(shell for version in 3.12 3.13; do for name in python$$version $(HOME)/.pyenv/versions/$$version.*/bin/python; do \
+NEWER ?= 3.12 3.13
+PYTHONS ?= $(shell for version in $(NEWER); do for name in python$$version $(HOME)/.pyenv/versions/$$version.*/bin/python; do \
   $$name -c '$(FITS)' 2>/dev/null && echo $$name && break; done; done)
 test-pythons:
 	@for python in $(PYTHONS); do $(MAKE) --no-print-directory test-fast PYTHON=$$python \
@@ -123,7 +124,7 @@ helm:
 $(VENV)/ready: requirements.lock pyproject.toml setup.cfg $(VENV)/uv-$(UV_VERSION)
 	@echo "== installing what requirements.lock pins into $(VENV) (2 GB; about a minute)"
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --compile-bytecode requirements.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --config-settings editable_mode=compat --editable .
 	@touch $@
 
 $(VENV)/uv-$(UV_VERSION):
