@@ -47,6 +47,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
     - `step`: trained batches; `total_steps`: all batches, None if unknown.
     - `loss`: as reported by the script, or None; `metrics`: what it gives to `run.metrics`.
+    - `step_s`: how long a step usually takes, 0 if unknown.
     - `teachers`: teachers in use, without those in quarantine.
     - `answered`: requests that each teacher has answered, by address; `shares`: each one's share of the last ones.
     - `cached`: samples whose answers came from the cache.
@@ -72,6 +73,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     metrics: dict[str, float] = {}
     samples_per_s: float = 0.0
+    step_s: float = 0.0
     teachers: int = 0
     answered: dict[str, int] = {}
     shares: dict[str, float] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
@@ -9,6 +11,8 @@ from typing import ClassVar
 import msgspec
 
 from edl_runtime.errors import EdlError
+
+NO_SPACE = os.strerror(errno.ENOSPC)
 
 
 class CheckpointError(EdlError):
@@ -21,6 +25,13 @@ class CheckpointStoreError(CheckpointError):
 
     url: str
     cause: str
+
+    @property
+    def finding(self) -> str:
+        """What is wrong, without what to do."""
+        if NO_SPACE in self.cause:
+            return f"no space left in {self.url}"
+        return f"checkpoint folder {self.url} can't be used ({self.cause})"
 
     def __str__(self) -> str:
         return (

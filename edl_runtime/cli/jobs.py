@@ -16,8 +16,8 @@ from edl_runtime.backends.interface import Backend, JobStatus
 from edl_runtime.cli import backends
 from edl_runtime.cli.completion import job_names
 from edl_runtime.cli.options import print_json, print_table, read_settings
-from edl_runtime.monitor.snapshot import JobLine, JobReport, job_line, read_reports
-from edl_runtime.monitor.terminal import format_duration
+from edl_runtime.monitor.reports import JobReport, format_duration, read_reports, unknown_reports
+from edl_runtime.monitor.snapshot import JobLine, job_line
 from edl_runtime.progress import MOST_POINTS, CurvePoint, read_curve
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -74,7 +74,7 @@ async def _read(settings: RuntimeSettings, name: str | None) -> tuple[list[JobSt
             return statuses, await read_reports(client, settings.namespace, statuses)
     except RegistryUnavailableError as error:
         click.echo(f"edl: progress is unknown: {error}", err=True)
-        return statuses, {}
+        return statuses, unknown_reports(statuses)
 
 
 async def _read_curve(settings: RuntimeSettings, name: str, *, most: int) -> list[CurvePoint]:

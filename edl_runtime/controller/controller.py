@@ -24,7 +24,9 @@ from edl_runtime.controller.reconcile import Step, next_step
 from edl_runtime.controller.redis_access import RedisAccess
 from edl_runtime.controller.resource import FINALIZER, RECORDED, Resource
 from edl_runtime.controller.status import (
+    UNKNOWN_PACE,
     Event,
+    Pace,
     Problem,
     event_manifest,
     events_of,
@@ -35,10 +37,8 @@ from edl_runtime.controller.status import (
 from edl_runtime.controller.vitals import Vitals
 from edl_runtime.errors import BackendError, EdlError, SpecError, UnexpectedError, isolated
 from edl_runtime.log import get_logger
-from edl_runtime.progress import Progress
+from edl_runtime.monitor.reports import JobReport, standstill, unknown_reports
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.errors import MalformedRecordError
-from edl_runtime.store.redis_client import readable
 
 if TYPE_CHECKING:
     from edl_runtime.backends.kubernetes.backend import KubernetesBackend
@@ -91,9 +91,9 @@ class JobDefaults(msgspec.Struct, frozen=True, kw_only=True):
 class NamespaceController:
     """Reconciles the TrainingJobs of one namespace.
 
-    `backend`: one of that namespace that `KubernetesBackend.following` yields. `read_progress`: returns jobs' last
-    reports by name. `access`: to Redis, by a user of the namespace's own, whose login jobs get instead of that of
-    `defaults.redis_url`; None for the same.
+    `backend`: one of that namespace that `KubernetesBackend.following` yields. `read_reports`: returns what
+    Redis knows of jobs, by name. `access`: to Redis, by a user of the namespace's own, whose login jobs get instead of
+    that of `defaults.redis_url`; None for the same.
 
     - `resize_reasons`: the last size that somebody decided for a job, and why, by name, for the events.
     - `passing`: held during a rescaling pass, so that its reasons are known before its sizes are recorded.
@@ -106,7 +106,7 @@ class NamespaceController:
         defaults: JobDefaults,
         *,
         vitals: Vitals,
-        read_progress: Callable[[Sequence[str]], Awaitable[Mapping[str, Progress | MalformedRecordError]]],
+        read_reports: Callable[[Sequence[JobStatus]], Awaitable[Mapping[str, JobReport]]],
         access: RedisAccess | None = None,
     ) -> None:
         self.resize_reasons: dict[str, tuple[int, str]] = {}
@@ -115,8 +115,8 @@ class NamespaceController:
         self._backend = backend
         self._defaults = defaults
         self._vitals = vitals
-        self._read_progress = read_progress
-        self._progress: dict[str, tuple[float, str]] = {}  # by name, of when it is, and in words
+        self._read_reports = read_reports
+        self._paces: dict[str, tuple[float, Pace]] = {}  # by name, with when the job was made
         self._access = access
         self._objects: dict[str, Manifest] = {}
         self._due: dict[str, asyncio.Event] = {}
@@ -145,21 +145,22 @@ class NamespaceController:
             await asyncio.sleep(NAMESPACE_EVERY_S)
 
     async def _follow_progress(self) -> None:
-        """Read how far trainings are; the next look at each object writes it."""
+        """Read how far trainings are, and whether they stand still; the next look at each object writes it."""
         while True:
+            jobs: Sequence[JobStatus] = ()
             try:
                 with isolated("the progress of trainings"):
-                    reports = await self._read_progress(sorted(self._objects))
+                    jobs = [job for job in await self._backend.list() if job.name in self._objects]
+                    reports = await self._read_reports(jobs)
             except EdlError as error:
                 self._log_failure("progress.not_read", error)
-                reports = {}
-            for name, report in reports.items():
+                reports = unknown_reports(jobs)
+            for job in jobs:
                 try:
-                    with isolated(f"the progress of {name!r}"):
-                        known = readable(report)
-                        self._progress[name] = (known.updated_at, progress_text(known))
+                    with isolated(f"the progress of {job.name!r}"):
+                        self._paces[job.name] = (job.created_at, _pace(job, reports.get(job.name) or JobReport()))
                 except EdlError as error:
-                    self._log_failure("progress.unreadable", error, job=name)
+                    self._log_failure("progress.unreadable", error, job=job.name)
             await asyncio.sleep(PROGRESS_EVERY_S)
 
     async def _follow_objects(self, tasks: asyncio.TaskGroup) -> None:
@@ -220,7 +221,7 @@ class NamespaceController:
             await asyncio.sleep(pause_s)
         del self._due[name]
         self._refusals.pop(name, None)
-        self._progress.pop(name, None)
+        self._paces.pop(name, None)
 
     async def _reconcile(self, name: str) -> int:
         """Do one step after the other, and write the status. Return how many instances the job has."""
@@ -332,8 +333,8 @@ class NamespaceController:
 
     async def _write_status(self, resource: Resource, job: JobStatus | None, problem: Problem | None) -> bool:
         """Write the status and the events of its change; return whether it has changed."""
-        at, progress = self._progress.get(resource.name, (0.0, ""))
-        of_this_run = progress if job and at >= job.created_at else ""
+        made_at, pace = self._paces.get(resource.name, (0.0, UNKNOWN_PACE))
+        of_this_run = pace if job and made_at == job.created_at else UNKNOWN_PACE
         status = status_of(resource, job, problem, time.time(), of_this_run)
         if all(resource.status.get(field) == value for field, value in status.items()):
             return False
@@ -383,6 +384,10 @@ class NamespaceController:
     def _log_failure(self, event: str, error: EdlError, **about: str) -> None:
         self._vitals.failures[event] += 1
         log.warning(event, namespace=self._api.namespace, cause=str(error), **about)
+
+
+def _pace(job: JobStatus, report: JobReport) -> Pace:
+    return Pace(progress_text(report.progress) if report.progress else "", standstill(job, report))
 
 
 def _uid(thing: Manifest) -> str:

@@ -25,7 +25,7 @@ from edl_runtime.controller.vitals import Vitals
 from edl_runtime.controller.windows import WindowsConfigMap
 from edl_runtime.errors import BackendError, EdlError, isolated
 from edl_runtime.log import get_logger
-from edl_runtime.progress import read_each_progress
+from edl_runtime.monitor.reports import read_reports
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_client import connect as connect_redis
 from edl_runtime.store.users import NamespaceUser, check_users
@@ -173,14 +173,18 @@ async def _serve(
         connect_redis(defaults.settings.redis_url) as client,
         asyncio.TaskGroup() as tasks,
     ):
-        read_progress = partial(read_each_progress, client, defaults.settings.namespace)
         access = None
         if options.all_namespaces:
             user = NamespaceUser.of(namespace, defaults.settings.redis_url)
             access = RedisAccess(client, user, defaults.redis_url, followed)
             tasks.create_task(access.run())
         controller = NamespaceController(
-            api, followed, defaults, vitals=vitals, read_progress=read_progress, access=access
+            api,
+            followed,
+            defaults,
+            vitals=vitals,
+            read_reports=partial(read_reports, client, defaults.settings.namespace),
+            access=access,
         )
         tasks.create_task(controller.run())
         if options.passes:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from edl_runtime.backends.errors import with_cause
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.controller.reconcile import is_allowed, own_job
 from edl_runtime.controller.resource import Resource
+from edl_runtime.monitor.reports import Standstill
 from edl_runtime.progress import Progress
 
 LONGEST = 1000
 """Characters of a message: the API server allows 1,024 in an event."""
+
+
+WHILE_RUNNING = ("Progressing", "Stopping")
+"""Conditions that a training no longer has once it has ended."""
 
 
 class Problem(NamedTuple):
@@ -33,13 +38,23 @@ class Event(NamedTuple):
     message: str
 
 
+class Pace(NamedTuple):
+    """How far a training is, in words, empty while unknown; and why it stands still, None if it is not known to."""
+
+    progress: str = ""
+    still: Standstill | None = None
+
+
+UNKNOWN_PACE = Pace()
+
+
 def progress_text(report: Progress) -> str:
     """Return how far a training is: the share of all steps that is done, or the last step if that is unknown."""
     return f"step {report.step:,}"[:LONGEST] if report.share is None else f"{100 * report.share:.0f}%"
 
 
 def status_of(
-    resource: Resource, job: JobStatus | None, problem: Problem | None, now: float, progress: str = ""
+    resource: Resource, job: JobStatus | None, problem: Problem | None, now: float, pace: Pace = UNKNOWN_PACE
 ) -> dict[str, Any]:
     """Return the object's new status at a Unix time.
 
@@ -47,7 +62,8 @@ def status_of(
     - `instances`: how many run; `wanted`: how many are requested; `selector`: of its pods, for `kubectl scale`.
     - `progress`: see `progress_text`; as before while it is not known.
     - `observedGeneration`: of the spec that was seen; `appliedGeneration`: of the last one whose size the Job has had.
-    - `conditions`: Accepted, Running, and once true Stopping, Complete and Failed.
+    - `conditions`: Accepted, Running, Progressing once anything is known of it, and once true Stopping, Complete and
+      Failed.
     """
     own, before = own_job(resource, job), resource.status
     running = sum(one.phase == "running" for one in own.instances) if own else 0
@@ -56,12 +72,16 @@ def status_of(
     wanted = own.wanted if own else before.get("wanted") if resource.has_ended else resource.size
     applied = resource.generation if problem is None and resource.size == wanted else before.get("appliedGeneration")
     conditions = list(_conditions(resource, own, problem, phase, running))
+    if not (own and running) or own.has_ended or resource.has_ended:
+        pace = Pace(pace.progress)
+    elif any(pace):
+        conditions.append(_progressing(pace.still))
     return {
         "phase": phase,
-        "reason": _reason(resource, own, problem)[:LONGEST],
+        "reason": (_reason(resource, own, problem) or (pace.still.message if pace.still else ""))[:LONGEST],
         "instances": running,
         **({} if wanted is None else {"wanted": wanted}),
-        **({"progress": progress} if own and progress else {}),
+        **({"progress": pace.progress} if own and pace.progress else {}),
         "selector": names.selector(resource.name),
         "observedGeneration": resource.generation,
         **({} if applied is None else {"appliedGeneration": applied}),
@@ -119,7 +139,7 @@ def _conditions(
     resource: Resource, job: JobStatus | None, problem: Problem | None, phase: str, running: int
 ) -> Iterator[dict[str, Any]]:
     if resource.has_ended:  # its Job may be gone
-        yield from (one for one in resource.status.get("conditions") or [] if one["type"] != "Stopping")
+        yield from (one for one in resource.status.get("conditions") or [] if one["type"] not in WHILE_RUNNING)
     else:
         yield _condition("Accepted", problem is None, *(problem or ("Accepted", "")))
         least = job.scaling.bounds.min if job and job.scaling else 1
@@ -134,7 +154,13 @@ def _conditions(
         yield _condition("Stopping", True, "Deleted", _stopping(job))
 
 
-def _condition(kind: str, holds: bool, reason: str, message: str) -> dict[str, Any]:  # noqa: FBT001
+def _progressing(still: Standstill | None) -> dict[str, Any]:
+    if still is None:
+        return _condition("Progressing", True, "Steps", "its trainers make steps")
+    return _condition("Progressing", False if still.reason == "NoStep" else "Unknown", *still)
+
+
+def _condition(kind: str, holds: bool | Literal["Unknown"], reason: str, message: str) -> dict[str, Any]:  # noqa: FBT001
     return {"type": kind, "status": str(holds), "reason": reason, "message": message[:LONGEST]}
 
 

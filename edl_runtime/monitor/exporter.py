@@ -47,6 +47,7 @@ _METRICS = (
     ("edl_instances", "Running instances.", _BY_JOB),
     ("edl_wanted_instances", "Requested instances; 0 while a job is suspended.", _BY_JOB),
     ("edl_target_instances", "Instances that the last plan gives a job or pool.", _BY_JOB),
+    ("edl_last_step_timestamp_seconds", "Time of a training's last step, in Unix seconds.", ("name",)),
     (
         "edl_straggler_ratio",
         "How many times as long as its peers a trainer computes in a step that has been slower for long.",
@@ -93,6 +94,7 @@ def _values(seen: MonitorSnapshot) -> Iterator[Iterable[tuple[Sequence[str], flo
     yield [((state,), states[state]) for state in get_args(JobState)]
     for field in ("running", "wanted", "target"):
         yield [((line.name, line.kind), getattr(line, field)) for line in seen.jobs]
+    yield [((line.name,), line.last_step_at) for line in seen.jobs]
     yield [((line.name, str(index)), times) for line in seen.jobs for index, times in line.stragglers.items()]
     for field in ("total", "reserved", "ours", "allowed"):
         yield [((name, UNITS.get(name, "pieces")), getattr(use, field)) for name, use in seen.use.items()]

@@ -18,14 +18,15 @@ from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
 from edl_runtime.autoscale.policy.pool_size import describe_limit
 from edl_runtime.backends.interface import Capacity, JobStatus
 from edl_runtime.concurrency import all_completed
-from edl_runtime.elastic.rendezvous.group_status import GroupStatus, LastCheckpoint, LastResize, group_statuses
+from edl_runtime.elastic.rendezvous.group_status import LastCheckpoint, LastResize
 from edl_runtime.errors import BackendError, UnexpectedError, isolated
+from edl_runtime.monitor.reports import JobReport, group_trouble, read_reports, standstill, unknown_reports
 from edl_runtime.pool_reports import PoolDemand
-from edl_runtime.progress import Progress, progress_of_run, read_each_progress
+from edl_runtime.progress import Progress
 from edl_runtime.registry.members import job_of_student
 from edl_runtime.registry.pools import PoolInfo, TeacherInfo, list_pools
 from edl_runtime.specs import Bounds, JobKind
-from edl_runtime.store.errors import MalformedRecordError, RegistryError
+from edl_runtime.store.errors import RegistryError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -68,6 +69,11 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: LastCheckpoint | None = None
     resize: LastResize | None = None
     stragglers: dict[int, float] = {}
+
+    @property
+    def last_step_at(self) -> float | None:
+        """When elastic trainers made their last step, in Unix seconds of their clock; None if unknown."""
+        return self.progress.updated_at if self.progress and self.progress.instances else None
 
 
 class TeacherLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,7 +221,9 @@ def job_line(job: JobStatus, report: JobReport | None, target: JobTarget | None 
 
 
 def _job_line(job: JobStatus, report: JobReport, target: JobTarget | None) -> JobLine:
-    progress, group = report.progress, report.group
+    progress, group, still = report.progress, report.group, standstill(job, report)
+    if progress and still:
+        progress = msgspec.structs.replace(progress, samples_per_s=0.0, time_left_s=None)
     return JobLine(
         name=job.name,
         kind=job.kind,
@@ -225,7 +233,7 @@ def _job_line(job: JobStatus, report: JobReport, target: JobTarget | None) -> Jo
         bounds=job.scaling.bounds if job.scaling else None,
         target=target.target if target else None,
         reason=target.reason if target else "",
-        trouble=job.reason or report.problem or ("" if job.has_ended else _group_trouble(group, progress)),
+        trouble=job.reason or report.problem or (still.message if still else group_trouble(job, report)),
         progress=progress,
         share=progress.share if progress else None,
         limit=progress.verdict() if progress else "",
@@ -240,24 +248,6 @@ def _state(job: JobStatus) -> JobState | Literal["succeeded", "failed"]:
     if job.phase == "succeeded" or job.phase == "failed":  # noqa: PLR1714 - for mypy
         return job.phase
     return history.job_state(job)
-
-
-def _group_trouble(group: GroupStatus | None, progress: Progress | None) -> str:
-    """Return what trainers wait for, or why they end; while they train, only who is slower than the others."""
-    if group is None or group.outcome:
-        return ""
-    if group.stop is not None:
-        return f"ends with a checkpoint: {group.stop}"
-    if group.forming:
-        return f"generation {group.generation} forms"
-    trains = bool(group.members) and progress is not None and progress.updated_at >= group.heard_at - TRAINS_S
-    return _slowness(group.stragglers) if trains else group.waits
-
-
-def _slowness(stragglers: Mapping[int, float]) -> str:
-    """Return which instances hold the others up, empty for none."""
-    slow = [f"instance {index} computes {times:.1f} times as long" for index, times in sorted(stragglers.items())]
-    return f"{' and '.join(slow)} as its peers" if slow else ""
 
 
 def _pool_line(
@@ -303,42 +293,11 @@ def _teacher_line(teacher: TeacherInfo, answered: Mapping[str, int]) -> TeacherL
 
 # Taking a snapshot of a backend and Redis.
 
-TRAINS_S = 10.0
-"""A job with a report of the last so many seconds trains."""
-
 PLAN_HOLDS_S = 900.0
 """Targets of an older plan are not shown: whatever rescales does so more often."""
 
 OUTDATED = "its targets are not shown"
 UNKNOWN = "progress, members of pools, targets and the past are unknown"
-
-
-class JobReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What Redis knows of a job: its progress, and the group of its elastic trainers. `problem`: what can't be read."""
-
-    progress: Progress | None = None
-    group: GroupStatus | None = None
-    problem: str = ""
-
-
-async def read_reports(client: Redis, namespace: str, jobs: Sequence[JobStatus]) -> dict[str, JobReport]:
-    """Return what Redis knows of these jobs, by name, in the same few round trips for one or all.
-
-    Reports of an earlier run of a job are left out. Raises RegistryUnavailableError.
-    """
-    elastic = [job.name for job in jobs if job.elastic]
-    progresses, groups = await all_completed(
-        read_each_progress(client, namespace, [job.name for job in jobs]), group_statuses(client, namespace, elastic)
-    )
-    found = {}
-    for job in jobs:
-        progress, group = progresses.get(job.name), groups.get(job.name)
-        problems = [str(one) for one in (progress, group) if isinstance(one, MalformedRecordError)]
-        progress = None if isinstance(progress, MalformedRecordError) else progress_of_run(progress, job.created_at)
-        group = None if isinstance(group, MalformedRecordError) else group
-        is_of_run = group is not None and group.heard_at >= job.created_at
-        found[job.name] = JobReport(progress=progress, group=group if is_of_run else None, problem="; ".join(problems))
-    return found
 
 
 async def take_snapshot(
@@ -376,6 +335,7 @@ async def take_snapshot(
             await history.record_point(client, namespace, backend.place, point)
         except RegistryError as error:
             lacks.append(f"{UNKNOWN}: {error}")
+            reports = reports or unknown_reports(listed)
     return build_snapshot(listed, capacity, plan, pools, now, reports=reports, refused=refused, lacks=lacks)
 
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from edl_runtime.autoscale.history import ResourceUse
+from edl_runtime.monitor.reports import format_duration
 from edl_runtime.monitor.snapshot import HEADINGS, NOTHING, UNITS, JobLine, MonitorSnapshot, PoolLine, summary_row
 
 if TYPE_CHECKING:
@@ -97,16 +98,6 @@ def _training(job: JobLine, now: float) -> tuple[str, ...]:
         f"{resize.before}→{resize.after}{pause}" if resize else NOTHING,
         progress.limit or NOTHING,
     )
-
-
-def format_duration(seconds: float) -> str:
-    """Return for example "3h 12m"."""
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = ((days, "d"), (hours, "h"), (minutes, "m"), (seconds, "s"))
-    first = next((place for place, (number, _) in enumerate(parts) if number), 3)
-    return " ".join(f"{number}{unit}" for number, unit in parts[first : first + 2])
 
 
 def _plan_line(seen: MonitorSnapshot) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 import redis
+from support.autoscale.jobs import running_job
 from support.elastic.agent_group import SCRIPT, Group, running_group
 from support.elastic.fake_agent import batches_of, open_gate, stepped
 from support.elastic.impatient_agent import LIMIT_S
@@ -20,6 +23,8 @@ from support.paths import TRAINING_SCRIPTS
 from edl_runtime.checkpoint.store import CheckpointStore
 from edl_runtime.elastic.rendezvous.requests import request_stop
 from edl_runtime.errors import EX_CONFIG
+from edl_runtime.monitor import reports
+from edl_runtime.monitor.snapshot import job_line
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Checkpoint
 from edl_runtime.store import keys
@@ -67,6 +72,42 @@ def test_a_training_outlives_its_redis(tmp_path: Path, own_redis: RedisServer, s
         told = {event.generation for event in group.events() if event.kind in ("restored", "forming")}
         assert told == {first.generation}
         assert all(agent.poll() is None for agent in group.agents.values())
+
+
+def test_a_training_that_redis_does_not_hear_of_is_seen_to_stand_still(
+    tmp_path: Path, settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whoever reaches Redis while its trainers don't, for as long as they don't."""
+    monkeypatch.setattr(reports, "SILENT_AFTER_S", 3.0)
+    monkeypatch.setattr(reports, "STILL_AFTER_S", 600.0)
+    port = urlsplit(settings.redis_url).port
+    assert port is not None
+    with (
+        running_proxy("127.0.0.1", port) as proxy,
+        running_group(tmp_path / "out", settings, shards=10**4, shard_batch=8, epochs=1, step_s=0.05) as group,
+    ):
+        group.start(0, url=settings.redis_url.replace(f":{port}/", f":{proxy.port}/"))
+        group.await_steps(5)
+        assert trouble_of(settings) == ""
+        proxy.cut()
+        group.await_condition(lambda: trouble_of(settings), "a standstill")
+        why = "its instances can't reach Redis, or are stopped"
+        assert re.fullmatch(rf"no report for \d+s: {why}", trouble_of(settings))
+        proxy.mend()
+        group.await_condition(lambda: not trouble_of(settings), "the end of the standstill")
+        group.await_steps(5)
+
+
+def trouble_of(settings: RuntimeSettings) -> str:
+    """Return what `edl jobs` says of the training."""
+    job = running_job(settings.job, 1, created_at=0.0)
+
+    async def read() -> str:
+        async with connect(settings.redis_url) as client:
+            found = await reports.read_reports(client, settings.namespace, [job])
+        return job_line(job, found[settings.job]).trouble
+
+    return asyncio.run(read())
 
 
 @pytest.mark.parametrize("part", ["checkpoints", *(pytest.param(each, marks=pytest.mark.deep) for each in GROUP_PARTS)])

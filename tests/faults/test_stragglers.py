@@ -16,7 +16,8 @@ from support.elastic.agent_group import running_group
 
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.elastic.agent.watchdog import STOPPED_WAIT_S
-from edl_runtime.monitor.snapshot import JobLine, job_line, read_reports
+from edl_runtime.monitor.reports import read_reports
+from edl_runtime.monitor.snapshot import JobLine, job_line
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_client import connect
 

@@ -14,6 +14,7 @@ import pytest
 from support.paths import TESTS
 from support.teachers.process import PATIENCE_S
 
+from edl_runtime.elastic.rendezvous.group_status import group_status
 from edl_runtime.errors import EX_DATAERR
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.registry.directory import Directory
@@ -28,13 +29,20 @@ MOUNTING = 'mount -t tmpfs -o size=2m none "$0" && exec "$@"'
 """Mounts a disk of two megabytes at a folder, for the command that follows and what that starts."""
 
 
+AGENT = (sys.executable, "-m", "edl_runtime.cli", "agent", "--instances", "1:1", "--")
+
+
+def require_small_disk(folder: Path) -> None:
+    try:
+        subprocess.run([*ON_SMALL_DISK, MOUNTING, str(folder), "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this system lets nobody but root mount a disk ({error})")
+
+
 def test_a_local_job_survives_a_full_disk(tmp_path: Path) -> None:
     """It is resized and stopped there, and says what is wrong until there is room again."""
     script = [sys.executable, "-m", "support.backends.full_disk", str(tmp_path)]
-    try:
-        subprocess.run([*ON_SMALL_DISK, MOUNTING, str(tmp_path), "true"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"this system lets nobody but root mount a disk ({error})")
+    require_small_disk(tmp_path)
     run = subprocess.run(
         [*ON_SMALL_DISK, MOUNTING, str(tmp_path), *script],
         capture_output=True,
@@ -54,6 +62,69 @@ def test_a_local_job_survives_a_full_disk(tmp_path: Path) -> None:
     }
 
 
+FILLS_ITS_DISK = """
+import pathlib, sys, threading, time
+
+import numpy, paddle
+
+from edl_runtime import elastic
+from support.backends.full_disk import fill
+
+disk, room = map(pathlib.Path, sys.argv[1:])
+
+
+def make_room():
+    while not room.exists():
+        time.sleep(0.05)
+    (disk / "filler").unlink()
+
+
+run = elastic.init(str(disk / "kept"))
+model = paddle.nn.Linear(2, 1)
+run.wrap(model, paddle.optimizer.SGD(0.1, parameters=model.parameters()))
+for batch in run.data(list(numpy.ones((64, 2), "float32")), global_batch=32):
+    loss = model(batch).mean()
+    loss.backward()
+    run.step(loss=loss)
+    if run.step_number == 1:
+        fill(disk / "filler")
+        threading.Thread(target=make_room, daemon=True).start()
+"""
+
+
+@pytest.mark.slow
+def test_a_training_says_that_its_last_checkpoint_finds_no_room(
+    tmp_path: Path, environ: dict[str, str], redis_url: str, namespace: str
+) -> None:
+    """To all who look, for as long as it is tried again; once there is room it succeeds."""
+    disk, script, room = tmp_path / "disk", tmp_path / "train.py", tmp_path / "room"
+    disk.mkdir()
+    script.write_text(FILLS_ITS_DISK)
+    require_small_disk(disk)
+    agent = subprocess.Popen(
+        [*ON_SMALL_DISK, MOUNTING, str(disk), *AGENT, "python", str(script), str(disk), str(room)],
+        env={**environ, "PYTHONPATH": str(TESTS), "GLOG_minloglevel": "2"},
+    )
+
+    async def waits() -> str:
+        async with connect(redis_url) as client:
+            while True:
+                found = await group_status(client, namespace, "job")
+                if found and "checkpoint" in found.waits:
+                    return found.waits
+                assert agent.poll() is None
+                await asyncio.sleep(0.05)
+
+    try:
+        told = asyncio.run(asyncio.wait_for(waits(), PATIENCE_S))
+        assert told == f"instance 0 waits to write its last checkpoint: no space left in {disk}/kept"
+        room.touch()
+        assert agent.wait(PATIENCE_S) == 0
+    finally:
+        agent.kill()
+        agent.wait()
+
+
 @pytest.fixture
 def environ(redis_url: str, namespace: str) -> dict[str, str]:
     """What an instance has in its environment."""
@@ -68,7 +139,7 @@ def test_an_agent_that_can_write_no_log_ends_as_its_script(
     """Also where the script's traceback finds no room, and what the agent says in the end."""
     script = tmp_path / "script.py"
     script.write_text(f"if {status}: raise SystemExit({status})")
-    command = [sys.executable, "-m", "edl_runtime.cli", "agent", "--instances", "1:1", "--", "python", str(script)]
+    command = [*AGENT, "python", str(script)]
     with FULL.open("wb", buffering=0) as full:
         run = subprocess.run(command, env=environ, stdout=full, stderr=full, check=False, timeout=PATIENCE_S)
     assert run.returncode == status

@@ -31,6 +31,7 @@ from edl_runtime.backends.interface import JobStatus
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.cli import backends
 from edl_runtime.errors import EX_CONFIG, BackendError
+from edl_runtime.monitor.reports import UNKNOWN
 from edl_runtime.monitor.snapshot import PoolLine, TeacherLine, take_snapshot
 from edl_runtime.pods import Pod
 from edl_runtime.pool_reports import TeacherReport
@@ -274,6 +275,21 @@ def test_jobs_are_shown_while_redis_is_away(
     assert len(set(complaints)) == len(complaints), "once that it breaks off, and once that it can't be reached"
     assert all("targets and the past are unknown" in one and "127.0.0.1" in one for one in complaints)
     assert all(part not in complaint for part in re.findall(r":([^:@/]+)@", own_redis.url))
+
+
+def test_who_can_not_reach_redis_is_told_that_progress_is_unknown(
+    edl: Edl, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside each training, so that none looks healthy; a pool has no progress."""
+    own_redis.stop()
+    with edl_command(monkeypatch, capsys, "jobs") as jobs:
+        monkeypatch.setenv("EDL_REDIS_URL", own_redis.url)
+        _, printed, _ = edl("--once")
+        _, listed, complaint = jobs()
+    assert "127.0.0.1" in complaint
+    for table in (printed, listed):
+        told = {line.split()[0] for line in table.splitlines() if line.rstrip().endswith(UNKNOWN)}
+        assert told == {"example", "example1"}
 
 
 def test_without_a_redis_jobs_are_shown_and_no_past(edl: Edl, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -467,6 +467,7 @@ def member_record(
         advanced=worker.moves > before.moves or _still_joining(worker, view),
         done=phase == "done" or worker.finished or (before.done and phase != "member"),
         keeps=worker.keeps,
+        unsaved=worker.unsaved,
         saving=worker.saving if worker.saving > view.checkpoint_answered else 0,
         finished=worker.finished,
         seen=max(before.seen, worker.seen, view.number),

@@ -57,7 +57,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     - `gpu`: it has a GPU, which the next worker gets only once it has ended.
     - `checkpoint`: where it keeps checkpoints, "" while unknown. `keeps`: it keeps some, as far as is known.
     - `saving`: the last request for a checkpoint that it was sent, 0 for none.
-    - `live`, `seen`, `waits_for`, `moves`: as in `TrainerMember`.
+    - `live`, `seen`, `waits_for`, `moves`, `unsaved`: as in `TrainerMember`.
     - `finished`: it has trained everything and has ended.
     """
 
@@ -80,6 +80,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     seen: int = 0
     waits_for: int = 0
     moves: int = 0
+    unsaved: str = ""
     finished: bool = False
 
     @property

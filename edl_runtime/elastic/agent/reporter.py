@@ -222,6 +222,7 @@ class StepMeter:
             loss=last.loss,
             metrics=last.metrics,
             samples_per_s=(after - before) / (end - begin) if end > begin else 0.0,
+            step_s=self.median_s,
             time_left_s=left * self.median_s if left is not None and self._took_s else None,
             instances=instances,
             generation=generation,

@@ -437,6 +437,8 @@ class WorkerSupervisor:
             self._change(comm_failed=max(self.state.comm_failed, update.generation))
         elif isinstance(update, StepDone):
             self._stepped = True
+        elif isinstance(update, CheckpointDelayed | CheckpointSaved):
+            self._change(unsaved=update.reason if isinstance(update, CheckpointDelayed) else "")
         self._updates.append(update)
 
     def _end(self, exit_code: int) -> None:

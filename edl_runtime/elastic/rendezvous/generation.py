@@ -40,6 +40,7 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
       unknown. `slow`: how many times as long as its peers, if that is long and has been for long; else 0.
     - `keeps`: its worker keeps checkpoints, so that another can restore its state.
     - `saving`: the number of the request for a checkpoint that its worker is to answer, or answers; 0 for none.
+    - `unsaved`: why its worker can't write the last checkpoint, which it tries again; empty otherwise.
     - `done`: its worker, or the one before it (`up` is 0 then), has trained everything, as have all others that train;
       `finished`: and its script has ended.
     - `seen`: the highest generation that it knows of, also from checkpoints; a new number is above.
@@ -74,6 +75,7 @@ class TrainerMember(msgspec.Struct, frozen=True, kw_only=True):
     slow: float = 0.0
     keeps: bool = True
     saving: int = 0
+    unsaved: str = ""
     done: bool = False
     finished: bool = False
     seen: int = 0

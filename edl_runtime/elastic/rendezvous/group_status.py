@@ -61,7 +61,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     - `waits`: why there is no next generation, as last reported; empty once there is one.
     - `stop`: why the job has to end, None if it has not. `outcome`: how it has ended, None while it has not.
     - `stragglers`: how many times as long as its peers an instance computes that has been slower for long.
-    - `heard_at`: time of the last heartbeat, in Unix seconds of Redis's clock.
+    - `heard_at`: time of the last heartbeat, in Unix seconds of Redis's clock; `read_at`: when this was read, likewise.
     """
 
     members: tuple[int, ...] = ()
@@ -72,6 +72,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     outcome: JobOutcome | None = None
     stragglers: dict[int, float] = {}
     heard_at: float = 0.0
+    read_at: float = 0.0
     checkpoint: LastCheckpoint | None = None
     resize: LastResize | None = None
 
@@ -103,10 +104,13 @@ async def group_statuses(
     One round trip. Raises RegistryUnavailableError.
     """
     state_keys = [keys.group_state(namespace, job) for job in jobs]
+    if not state_keys:
+        return {}
     async with client.pipeline(transaction=False) as asked:
         for key in state_keys:
             asked.hmget(key, FIELDS)
-        answers = await answers_of_each(client, asked, [(key,) for key in state_keys])
+        asked.time()
+        *answers, (now_s, _) = await answers_of_each(client, asked, [*((key,) for key in state_keys), ()])
     found: dict[str, GroupStatus | MalformedRecordError] = {}
     for job, key, values in zip(jobs, state_keys, answers, strict=True):
         if isinstance(values, MalformedRecordError):
@@ -115,13 +119,13 @@ async def group_statuses(
         state = {field: value for field, value in zip(FIELDS, values, strict=True) if value is not None}
         if "run" in state:
             try:
-                found[job] = _status(key, state)
+                found[job] = _status(key, state, now_s)
             except MalformedRecordError as error:
                 found[job] = error
     return found
 
 
-def _status(key: str, state: Mapping[str, str]) -> GroupStatus:
+def _status(key: str, state: Mapping[str, str], now_s: float) -> GroupStatus:
     with malformed_if_unreadable(key):
         saved = _checkpoint_decoder.decode(state["saved"]) if "saved" in state else None
         saved_at = int(state.get("saved_at", 0)) / 1000
@@ -136,6 +140,7 @@ def _status(key: str, state: Mapping[str, str]) -> GroupStatus:
             stop=state.get("stop"),
             outcome=_outcome_decoder.decode(state["outcome"]) if state.get("outcome") else None,
             heard_at=int(state["wall"]) / 1000,
+            read_at=now_s,
             checkpoint=msgspec.structs.replace(saved, at=saved_at) if saved else None,
             resize=_resize_decoder.decode(state["resized"]) if "resized" in state else None,
         )

@@ -66,6 +66,15 @@ def plan_generation(
     view: GroupView, bounds: Bounds, me: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
 ) -> Generation | WaitReason:
     """Return the next generation, as a draft that member `me` may propose, or what it waits for."""
+    plan = _plan(view, bounds, me, timeouts)
+    unsaved = next((each.member for each in view.members if each.member.unsaved), None)
+    if isinstance(plan, Generation) or unsaved is None:
+        return plan
+    why = f"{name_instances([unsaved.id], 'waits')} to write its last checkpoint: {unsaved.unsaved}"
+    return msgspec.structs.replace(plan, why=why, announced=True)
+
+
+def _plan(view: GroupView, bounds: Bounds, me: str, timeouts: Timeouts) -> Generation | WaitReason:
     timeouts = timeouts.stretched(view.stretch)
     participants = assess_participants(view, timeouts)
     hold = _uncertain(view, participants, timeouts) or (

@@ -175,7 +175,7 @@ class CheckpointManager:
                 if pause_s == FIRST_PAUSE_S:
                     step = capture().step
                     log.warning("checkpoint.delayed", url=error.url, step=step, cause=error.cause, for_s=patience_s)
-                    self._agent.send(CheckpointDelayed(step=step, reason=str(error), for_s=patience_s))
+                    self._agent.send(CheckpointDelayed(step=step, reason=error.finding, for_s=patience_s))
             self._agent.note_progress()  # so that it is not killed as hung: it has the weights
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)

@@ -22,9 +22,12 @@ from edl_runtime.controller import controller
 from edl_runtime.controller.controller import JobDefaults, NamespaceController
 from edl_runtime.controller.redis_access import RedisAccess
 from edl_runtime.controller.vitals import Vitals
+from edl_runtime.elastic.rendezvous.group_status import GroupStatus
+from edl_runtime.monitor.reports import UNKNOWN, JobReport
 from edl_runtime.progress import Progress
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.specs import Bounds, JobSpec
+from edl_runtime.store.errors import RegistryUnavailableError
 
 
 class Namespace:
@@ -44,7 +47,8 @@ class Namespace:
         self.resizes: dict[str, int] = {}
         self.released: list[str] = []
         self.raises: dict[str, Exception] = {}
-        self.progress: dict[str, Progress] = {}
+        self.reports: dict[str, JobReport] = {}
+        self.redis_away = False
         self.objects: dict[str, Manifest] = {}
         self.changed = asyncio.Condition()
         self.changes = 0
@@ -61,8 +65,13 @@ class Namespace:
         async with self.changed:
             await self.changed.wait_for(lambda: self.objects[name].get("status", {}).get(field) == value)
 
-    async def read_progress(self, names: Sequence[str]) -> dict[str, Progress]:
-        return {name: self.progress[name] for name in names if name in self.progress}
+    async def list(self) -> list[JobStatus]:
+        return [*self.jobs.values()]
+
+    async def read_reports(self, jobs: Sequence[JobStatus]) -> dict[str, JobReport]:
+        if self.redis_away:
+            raise RegistryUnavailableError("redis:6379", "refused")
+        return {job.name: self.reports[job.name] for job in jobs if job.name in self.reports}
 
     async def watch(self, kind: str) -> AsyncIterator[dict[str, Manifest]]:
         assert kind == "TrainingJob"
@@ -162,7 +171,7 @@ async def running(namespace: Namespace, access: Access | None = None) -> AsyncIt
         cast(KubernetesBackend, namespace),
         defaults,
         vitals=Vitals(),
-        read_progress=namespace.read_progress,
+        read_reports=namespace.read_reports,
         access=cast(RedisAccess | None, access),
     )
     working = asyncio.create_task(made.run())
@@ -324,26 +333,58 @@ async def test_pods_of_a_suspended_training_are_let_go_once_they_have_left() -> 
 
 
 async def test_the_status_says_how_far_a_training_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its last report of this run: the share of all steps, or the step. Nonsense is that job's alone."""
+    """By its last report: the share of all steps, or the step. Nonsense is that job's alone."""
     monkeypatch.setattr(controller, "PROGRESS_EVERY_S", 0.01)
     monkeypatch.setattr(controller, "RESYNC_S", 0.05)
     namespace = Namespace()
     with capture_logs() as logs:
         async with running(namespace), asyncio.timeout(60):  # hangs otherwise
-            namespace.progress = {
-                "evil": Progress(step=10**400, total_steps=1, updated_at=9.0),
-                "half": Progress(step=20, total_steps=40, updated_at=9.0),
-                "open": Progress(step=1_200, updated_at=9.0),
-                "earlier": Progress(step=5, updated_at=0.5),
+            namespace.reports = {
+                "evil": JobReport(progress=Progress(step=10**400, total_steps=1, updated_at=9.0)),
+                "half": JobReport(progress=Progress(step=20, total_steps=40, updated_at=9.0)),
+                "open": JobReport(progress=Progress(step=1_200, updated_at=9.0)),
+                "silent": JobReport(),
             }
-            for name in namespace.progress:
+            for name in namespace.reports:
                 await namespace.add(name)
             await namespace.until("half", "progress", "50%")
             await namespace.until("open", "progress", "step 1,200")
             await namespace.until("evil", "phase", "running")
-            await namespace.until("earlier", "phase", "running")
-            namespace.progress["half"] = Progress(step=30, total_steps=40, updated_at=9.5)
+            await namespace.until("silent", "phase", "running")
+            namespace.reports["half"] = JobReport(progress=Progress(step=30, total_steps=40, updated_at=9.5))
             await namespace.until("half", "progress", "75%")
     assert "progress" not in namespace.objects["evil"]["status"]
-    assert "progress" not in namespace.objects["earlier"]["status"]
+    assert "progress" not in namespace.objects["silent"]["status"]
     assert {entry["job"] for entry in logs if entry["event"] == "progress.unreadable"} == {"evil"}
+
+
+async def test_the_status_says_that_a_training_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while Redis can't be reached, when nothing is known; and no longer once it makes steps again."""
+    monkeypatch.setattr(controller, "PROGRESS_EVERY_S", 0.01)
+    monkeypatch.setattr(controller, "RESYNC_S", 0.05)
+    namespace = Namespace()
+    trains = JobReport(
+        progress=Progress(step=20, total_steps=40, updated_at=100.0), group=GroupStatus(heard_at=101.0, read_at=101.0)
+    )
+    assert trains.group is not None
+    later = msgspec.structs.replace(trains.group, heard_at=300.0, read_at=300.0, waits="no room")
+
+    def progressing() -> tuple[str, str]:
+        (found,) = [one for one in namespace.objects["a"]["status"]["conditions"] if one["type"] == "Progressing"]
+        return found["status"], found["reason"]
+
+    async with running(namespace), asyncio.timeout(60):  # hangs otherwise
+        namespace.reports["a"] = trains
+        await namespace.add("a")
+        await namespace.until("a", "progress", "50%")
+        assert (progressing(), namespace.objects["a"]["status"]["reason"]) == (("True", "Steps"), "")
+        namespace.reports["a"] = msgspec.structs.replace(trains, group=later)
+        await namespace.until("a", "reason", "no step for 3m 20s: no room")
+        assert progressing() == ("False", "NoStep")
+        namespace.redis_away = True
+        await namespace.until("a", "reason", UNKNOWN)
+        assert progressing() == ("Unknown", "Unreadable")
+        namespace.redis_away = False
+        namespace.reports["a"] = trains
+        await namespace.until("a", "reason", "")
+        assert progressing() == ("True", "Steps")

@@ -11,8 +11,9 @@ import pytest
 from edl_runtime.backends.interface import InstanceStatus, JobStatus, Scaling
 from edl_runtime.controller.reconcile import Step, next_step
 from edl_runtime.controller.resource import FINALIZER, RECORDED, Resource
-from edl_runtime.controller.status import Problem, events_of, events_of_start, status_of
+from edl_runtime.controller.status import Pace, Problem, events_of, events_of_start, status_of
 from edl_runtime.errors import SpecError
+from edl_runtime.monitor.reports import Standstill
 from edl_runtime.specs import Bounds
 
 NOW = 1_800_000_000.0
@@ -223,6 +224,30 @@ def test_conditions_keep_the_time_of_their_last_transition() -> None:
     )
     later = status_of(resource(2, status=ended), None, None, NOW + 999)
     assert {**later, "instances": 0} == ended
+
+
+@pytest.mark.parametrize(
+    ("pace", "running", "status", "reason"),
+    [
+        (Pace("5%"), 2, "True", ""),
+        (Pace("5%", Standstill("NoStep", "no step for 2m 5s")), 2, "False", "no step for 2m 5s"),
+        (Pace("", Standstill("NotHeard", "no report for 2m 5s")), 1, "Unknown", "no report for 2m 5s"),
+        (Pace(), 2, None, ""),
+        (Pace("5%", Standstill("NoStep", "no step for 2m 5s")), 0, None, ""),
+    ],
+    ids=["it makes steps", "it stands still", "who knows", "nothing is known so far", "nothing of it runs"],
+)
+def test_whether_a_training_makes_steps_is_a_condition(
+    pace: Pace, running: int, status: str | None, reason: str
+) -> None:
+    """While it runs; its reason is that of the training, unless there is a worse one."""
+    seen = status_of(resource(2), job(running=running), None, NOW, pace)
+    assert (conditions(seen).get("Progressing"), seen["reason"]) == (status, reason)
+    worse = status_of(resource(2), job(running=running, reason="no image"), None, NOW, pace)
+    assert (conditions(worse).get("Progressing"), worse["reason"]) == (status, "no image")
+    for ended in (job(phase="failed", running=running), None):
+        after = status_of(resource(2, status={**seen, "phase": "failed"}), ended, None, NOW, pace)
+        assert "Progressing" not in conditions(after)
 
 
 def test_a_size_that_is_not_allowed_is_a_condition() -> None:

@@ -20,8 +20,10 @@ from edl_runtime.backends.interface import Capacity
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus
 from edl_runtime.errors import SpecError
 from edl_runtime.monitor.exporter import MOST_CONNECTIONS, MonitorCollector, parse_address, serving
-from edl_runtime.monitor.snapshot import JobReport, MonitorSnapshot, build_snapshot
+from edl_runtime.monitor.reports import JobReport
+from edl_runtime.monitor.snapshot import MonitorSnapshot, build_snapshot
 from edl_runtime.pool_reports import TeacherReport
+from edl_runtime.progress import Progress
 
 
 def seen(plan: RescalingPlan | None = None) -> MonitorSnapshot:
@@ -90,6 +92,17 @@ def test_all_that_is_seen_is_shown() -> None:
         "edl_pool_students{pool=pool}": 2.0,
         "edl_pool_busy_ratio{pool=pool}": 0.5,
     }
+
+
+def test_the_time_of_the_last_step_is_shown() -> None:
+    """Of elastic trainers: a student's report has the time of the report."""
+    reports = {
+        "a": JobReport(progress=Progress(step=3, updated_at=4.5, instances=2)),
+        "b": JobReport(progress=Progress(step=3, updated_at=4.5)),
+    }
+    at = build_snapshot([job("a", 2), job("b", 1)], Capacity(nodes=()), None, {}, 5.0, reports=reports)
+    steps = {name: value for name, value in shown(at).items() if "last_step" in name}
+    assert steps == {"edl_last_step_timestamp_seconds{name=a}": 4.5}
 
 
 def test_stragglers_are_shown_by_instance() -> None:

@@ -16,10 +16,10 @@ from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
 from edl_runtime.backends.interface import Capacity, JobStatus
 from edl_runtime.elastic.rendezvous.generation import JobOutcome
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus, LastCheckpoint, LastResize
+from edl_runtime.monitor.reports import JobReport
 from edl_runtime.monitor.snapshot import (
     HEADINGS,
     JobLine,
-    JobReport,
     MonitorSnapshot,
     PoolLine,
     TeacherLine,

@@ -287,6 +287,33 @@ while True:
 """
 
 
+UNSAVED = """
+import os, pathlib, time
+from edl_runtime.elastic.comm.agent_protocol import CheckpointDelayed, CheckpointSaved, connect_to_agent
+
+client = connect_to_agent(os.environ)
+client.send(CheckpointDelayed(step=9, reason="no space left in /kept", for_s=600.0))
+while not pathlib.Path("room").exists():
+    time.sleep(0.01)
+client.send(CheckpointSaved(generation=1, step=9, epoch=0, url="/kept/9", took_s=0.1, created_at=1.0))
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+async def test_why_a_checkpoint_is_not_written_is_known_until_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with supervisor_of(script_of(UNSAVED, tmp_path)) as supervisor:
+        await supervisor.execute(StartWorker())
+        await reaches(supervisor, "loaded")
+        await supervisor.execute(RunScript())
+        await eventually(lambda: supervisor.state.unsaved == "no space left in /kept")
+        (tmp_path / "room").touch()
+        await eventually(lambda: not supervisor.state.unsaved)
+
+
 @pytest.mark.slow
 async def test_a_worker_that_writes_its_checkpoint_is_not_late(tmp_path: Path) -> None:
     """The time to leave counts from the last piece that it has written."""

@@ -155,6 +155,17 @@ def test_the_reason_to_wait(seen: GroupView, wait: WaitReason) -> None:
     assert held(seen) == wait
 
 
+@pytest.mark.parametrize(
+    "of", [(0, 1), (1,)], ids=["all is trained", "it is told to leave, and others wait for its checkpoint"]
+)
+def test_a_last_checkpoint_that_can_not_be_written_is_what_all_wait_for(of: tuple[int, ...]) -> None:
+    """In place of what follows from it, and as an event: nobody can know how long it takes."""
+    others, writer = up(*of[:-1]), up(1, leaving=of == (1,), unsaved="no space left in /kept")
+    seen = view(*others, *writer, of=generation(*of))
+    why = "instance 1 waits to write its last checkpoint: no space left in /kept"
+    assert (held(seen).why, held(seen).announced) == (why, True)
+
+
 def test_a_join_waits_for_others_at_the_same_time() -> None:
     """The first one waits; those that come meanwhile join with it."""
     seen = view(*up(0), there(1, since=NOW - 0.2), of=generation(0))
