@@ -8,6 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
+# The many processes of the tests start in half the time where the first may write what it has compiled
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-pythons test-deep interop test-interop kwok kueue datasets pictures gallery fuzz docs lint fmt lock build helm
 
 demo: $(VENV)/ready
@@ -21,7 +24,7 @@ test-units: $(VENV)/ready
 
 AIRFLOW_TESTS := system and not kubernetes
 test-airflow: $(VENV)/ready
-	$(PYTEST) -m "$(AIRFLOW_TESTS)"
+	$(PYTEST) -m "$(AIRFLOW_TESTS)" tests/system
 
 test-fast: $(VENV)/ready
 	$(BIN)/ruff check
@@ -47,7 +50,7 @@ test-kubernetes: test-pods
 	$(MAKE) --no-print-directory test-airflow AIRFLOW_TESTS="kubernetes and system"
 
 test-pods: $(VENV)/ready
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "kubernetes and not system"
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "kubernetes and not system" tests/kubernetes tests/contract
 
 # Environments of other projects' servers, in .interop, where their interpreters are to be had
 interop: $(VENV)/ready
