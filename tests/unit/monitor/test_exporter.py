@@ -78,20 +78,32 @@ def test_all_that_is_seen_is_shown() -> None:
         "edl_wanted_instances{kind=trainer,name=rests}": 0.0,
         "edl_wanted_instances{kind=pool,name=pool}": 3.0,
         "edl_target_instances{kind=trainer,name=a}": 4.0,
-        "edl_total{resource=cpu,unit=cores}": 8.0,
-        "edl_total{resource=memory,unit=bytes}": 100.0,
-        "edl_total{resource=gpu,unit=pieces}": 4.0,
-        "edl_reserved{resource=cpu,unit=cores}": 3.0,
-        "edl_reserved{resource=memory,unit=bytes}": 0.0,
-        "edl_reserved{resource=gpu,unit=pieces}": 1.0,
-        "edl_reserved_by_jobs{resource=cpu,unit=cores}": 2.0,
-        "edl_reserved_by_jobs{resource=memory,unit=bytes}": 0.0,
-        "edl_reserved_by_jobs{resource=gpu,unit=pieces}": 0.0,
-        "edl_training_capacity{resource=cpu,unit=cores}": 6.0,
+        "edl_capacity_cores{resource=cpu}": 8.0,
+        "edl_capacity_bytes{resource=memory}": 100.0,
+        "edl_capacity_pieces{resource=gpu}": 4.0,
+        "edl_reserved_cores{resource=cpu}": 3.0,
+        "edl_reserved_bytes{resource=memory}": 0.0,
+        "edl_reserved_pieces{resource=gpu}": 1.0,
+        "edl_reserved_by_jobs_cores{resource=cpu}": 2.0,
+        "edl_reserved_by_jobs_bytes{resource=memory}": 0.0,
+        "edl_reserved_by_jobs_pieces{resource=gpu}": 0.0,
+        "edl_training_capacity_cores{resource=cpu}": 6.0,
         "edl_pool_teachers{pool=pool}": 1.0,
         "edl_pool_students{pool=pool}": 2.0,
         "edl_pool_busy_ratio{pool=pool}": 0.5,
     }
+
+
+def test_names_are_as_prometheus_wants_them() -> None:
+    """No gauge has a counter's suffix, and a family has one unit, so that its samples can be added up."""
+    nodes = capacity(node(total={"cpu": 8.0, "memory": 100.0, "hugepages-2Mi": 4.0, "nvidia.com/gpu": 2.0}, used={}))
+    found = [*MonitorCollector(lambda: build_snapshot([], nodes, None, {}, 5.0)).collect()]
+    assert not [family.name for family in found if family.name.endswith(("_total", "_count", "_sum"))]
+    assert not [sample for family in found for sample in family.samples if "unit" in sample.labels]
+    resources = {family.name: [sample.labels.get("resource") for sample in family.samples] for family in found}
+    assert resources["edl_capacity_cores"] == ["cpu"]
+    assert resources["edl_capacity_bytes"] == ["memory", "hugepages-2Mi"]
+    assert resources["edl_capacity_pieces"] == ["nvidia.com/gpu"]
 
 
 def test_the_time_of_the_last_step_is_shown() -> None:
