@@ -16,10 +16,11 @@ from edl_runtime.autoscale import history
 from edl_runtime.autoscale.history import JobState, ResourceUse
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
 from edl_runtime.autoscale.policy.pool_size import describe_limit
-from edl_runtime.backends.interface import Capacity, JobStatus
+from edl_runtime.backends.interface import Capacity, JobStatus, Origin
 from edl_runtime.concurrency import all_completed
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus, LastCheckpoint, LastResize, group_statuses
 from edl_runtime.errors import BackendError, UnexpectedError, isolated
+from edl_runtime.orphans import Orphan, read_notes
 from edl_runtime.pool_reports import PoolDemand
 from edl_runtime.progress import Progress, progress_of_run, read_each_progress
 from edl_runtime.registry.members import job_of_student
@@ -44,7 +45,9 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
 
     - `running` of its `wanted` (requested) instances run; `bounds`: the sizes it can have, None once it has ended.
     - `target`, `reason`: of the last plan, or why it could not be carried out; None if that does not name it.
-    - `trouble`: why it is in that state: its own error, what its trainers wait for, or why they end; empty for none.
+    - `trouble`: that its task has left it, or why it is in that state: its own error, what its trainers wait for, or
+      why they end; empty for none.
+    - `origin`: whose task has started it, None for nobody's; `orphan`: the note that this task has left it, or None.
     - `progress`: of this run of the job, None before the first report. `share`: of all steps, 0 to 1, None while their
       number is unknown; `progress.time_left_s` likewise.
     - `limit`: what limits its speed, in words; empty while unknown.
@@ -68,6 +71,8 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: LastCheckpoint | None = None
     resize: LastResize | None = None
     stragglers: dict[int, float] = {}
+    origin: Origin | None = None
+    orphan: Orphan | None = None
 
 
 class TeacherLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +221,7 @@ def job_line(job: JobStatus, report: JobReport | None, target: JobTarget | None 
 
 def _job_line(job: JobStatus, report: JobReport, target: JobTarget | None) -> JobLine:
     progress, group = report.progress, report.group
+    orphan = f"orphan: {report.orphan.why}" if report.orphan else ""
     return JobLine(
         name=job.name,
         kind=job.kind,
@@ -225,7 +231,9 @@ def _job_line(job: JobStatus, report: JobReport, target: JobTarget | None) -> Jo
         bounds=job.scaling.bounds if job.scaling else None,
         target=target.target if target else None,
         reason=target.reason if target else "",
-        trouble=job.reason or report.problem or ("" if job.has_ended else _group_trouble(group, progress)),
+        trouble=orphan or job.reason or report.problem or ("" if job.has_ended else _group_trouble(group, progress)),
+        origin=job.origin,
+        orphan=report.orphan,
         progress=progress,
         share=progress.share if progress else None,
         limit=progress.verdict() if progress else "",
@@ -312,10 +320,14 @@ UNKNOWN = "progress, members of pools, targets and the past are unknown"
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What Redis knows of a job: its progress, and the group of its elastic trainers. `problem`: what can't be read."""
+    """What Redis knows of a job: its progress, and the group of its elastic trainers. `problem`: what can't be read.
+
+    `orphan`: the note that its task has left it, or None.
+    """
 
     progress: Progress | None = None
     group: GroupStatus | None = None
+    orphan: Orphan | None = None
     problem: str = ""
 
 
@@ -325,8 +337,10 @@ async def read_reports(client: Redis, namespace: str, jobs: Sequence[JobStatus])
     Reports of an earlier run of a job are left out. Raises RegistryUnavailableError.
     """
     elastic = [job.name for job in jobs if job.elastic]
-    progresses, groups = await all_completed(
-        read_each_progress(client, namespace, [job.name for job in jobs]), group_statuses(client, namespace, elastic)
+    progresses, groups, orphans = await all_completed(
+        read_each_progress(client, namespace, [job.name for job in jobs]),
+        group_statuses(client, namespace, elastic),
+        read_notes(client, namespace, jobs),
     )
     found = {}
     for job in jobs:
@@ -335,7 +349,12 @@ async def read_reports(client: Redis, namespace: str, jobs: Sequence[JobStatus])
         progress = None if isinstance(progress, MalformedRecordError) else progress_of_run(progress, job.created_at)
         group = None if isinstance(group, MalformedRecordError) else group
         is_of_run = group is not None and group.heard_at >= job.created_at
-        found[job.name] = JobReport(progress=progress, group=group if is_of_run else None, problem="; ".join(problems))
+        found[job.name] = JobReport(
+            progress=progress,
+            group=group if is_of_run else None,
+            orphan=orphans.get(job.name),
+            problem="; ".join(problems),
+        )
     return found
 
 
