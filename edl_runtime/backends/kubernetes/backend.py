@@ -20,7 +20,7 @@ from edl_runtime.backends.errors import (
     SubmitError,
     UnknownJobError,
 )
-from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, token_owner
+from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, Origin, check_owner, token_owner
 from edl_runtime.backends.kubernetes import capacity, log_archive, logs, manifests, names
 from edl_runtime.backends.kubernetes.client import UNREADABLE, KubernetesClient, Manifest, Outage
 from edl_runtime.backends.kubernetes.informer import (
@@ -135,14 +135,20 @@ class KubernetesBackend:
         return await self._informer.wait_for_change(since)
 
     async def submit(
-        self, spec: JobSpec, *, token: str, secrets: Mapping[str, str], owned_by: Manifest | None = None
+        self,
+        spec: JobSpec,
+        *,
+        token: str,
+        secrets: Mapping[str, str],
+        origin: Origin | None = None,
+        owned_by: Manifest | None = None,
     ) -> JobStatus:
         """Get or create the job. If the caller dies meanwhile, the job has its token and no instances.
 
         `owned_by`: the object with which the cluster deletes the job.
         """
         manifest = manifests.job_manifest(
-            spec, token=token, created_at=time.time(), defaults=self._defaults, owned_by=owned_by
+            spec, token=token, origin=origin, created_at=time.time(), defaults=self._defaults, owned_by=owned_by
         )
         async with self._api(changing=spec.name) as api:
             while True:
@@ -159,7 +165,7 @@ class KubernetesBackend:
                 check_owner(status, token)
                 try:
                     if status.digest == spec.digest and status.phase != "failed":
-                        adopted = await api.annotate(owner, {names.TOKEN: token})
+                        adopted = await api.annotate(owner, manifests.ownership(token, origin))
                         return await _status(api, await _start(api, adopted, spec, secrets))
                     await _delete_with_logs(api, owner)
                 except ConflictError:  # it has changed since
