@@ -16,7 +16,7 @@ from support.autoscale.jobs import running_job as job
 from support.teachers.process import wait_until
 
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
-from edl_runtime.backends.interface import Capacity
+from edl_runtime.backends.interface import Capacity, Origin
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus
 from edl_runtime.errors import SpecError
 from edl_runtime.monitor.exporter import MOST_CONNECTIONS, MonitorCollector, parse_address, serving
@@ -47,7 +47,8 @@ def samples(text: str) -> dict[str, float]:
     for family in text_string_to_metric_families(text):
         assert family.documentation.endswith("."), family.name
         for sample in family.samples:
-            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            # a label without a value is none to Prometheus
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()) if value)
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     return found
 
@@ -92,6 +93,24 @@ def test_all_that_is_seen_is_shown() -> None:
         "edl_pool_students{pool=pool}": 2.0,
         "edl_pool_busy_ratio{pool=pool}": 0.5,
     }
+
+
+def test_jobs_of_tasks_have_the_dag_and_the_task_as_labels() -> None:
+    """So what their runs have in common can be asked for: a job's name differs from run to run."""
+    origin = Origin(airflow="one", dag_id="digits", run_id="today", task_id="train", map_index=2)
+    report = JobReport(
+        progress=Progress(step=3, updated_at=4.0, instances=2), group=GroupStatus(members=(0, 1), stragglers={1: 2.0})
+    )
+    jobs = [job("digits-train-e66d", 2, origin=origin), job("by-hand", 1)]
+    at = build_snapshot(jobs, Capacity(nodes=()), None, {}, 5.0, reports={"digits-train-e66d": report})
+    of_task = "dag=digits,{}name=digits-train-e66d,task=train"
+    assert {name: value for name, value in shown(at).items() if "digits" in name} == {
+        f"edl_instances{{{of_task.format('kind=trainer,')}}}": 2.0,
+        f"edl_wanted_instances{{{of_task.format('kind=trainer,')}}}": 2.0,
+        f"edl_last_step_timestamp_seconds{{{of_task.format('')}}}": 4.0,
+        f"edl_straggler_ratio{{{of_task.format('index=1,')}}}": 2.0,
+    }
+    assert shown(at)["edl_instances{kind=trainer,name=by-hand}"] == 1.0
 
 
 def test_names_are_as_prometheus_wants_them() -> None:
