@@ -73,7 +73,7 @@ class EdlHook(BaseHook):
 
     async def aedl_connection(self) -> EdlConnection:
         """Look the connection up from an event loop."""
-        if _lacks_async_channel():
+        if lacks_async_channel():
             return await asyncio.to_thread(self.edl_connection)
         connection = await self.aget_connection(self.edl_conn_id)
         aextra = getattr(connection, "aextra_dejson", None)  # the API server's connections have none
@@ -99,8 +99,8 @@ class EdlHook(BaseHook):
         return True, f"{good}. Warning: {warning}" if warning else good
 
 
-def _lacks_async_channel() -> bool:
-    """Whether connections can be looked up only by blocking calls, as under `dag.test()`.
+def lacks_async_channel() -> bool:
+    """Whether Airflow can be asked only by blocking calls, and by one thread at a time, as under `dag.test()`.
 
     That runs a trigger in its own process, where the stand-in for the supervisor has no `asend`; Airflow then reports
     an existing connection as missing, and nothing public says so.

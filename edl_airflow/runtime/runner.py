@@ -19,6 +19,7 @@ from edl_airflow.runtime.log import LogFunction, ProgressLogger, latest_progress
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
 from edl_runtime.backends.interface import Backend, check_owner, token_owner
 from edl_runtime.progress import Progress
+from edl_runtime.specs import JobSpec
 from edl_runtime.store.errors import RegistryUnavailableError
 
 clock = time.time
@@ -44,17 +45,16 @@ async def start(spec: TaskSpec, client: EdlClient, check: Callable[[], None] | N
         if check:
             await asyncio.to_thread(check)
         await client.progress(spec.name)  # fail if Redis is away now; `run` tolerates an outage
-    if spec.pool_job:
-        await client.backend.submit(spec.pool_job, token=spec.token, secrets=client.secrets)
+    await _submit(spec, spec.pool_job, client)
     if adopted:
-        await _submit_trainer(spec, client)
+        await _submit(spec, spec.trainer_job, client)
     view = await _observe(spec, client, started=adopted)
     decision = decide(spec, view, clock())
     if isinstance(decision, TaskOutcome):
         return await _with_progress(spec, decision, view, client)
     starts = decision == "start_trainer" and not spec.pool
     if starts:
-        await _submit_trainer(spec, client)
+        await _submit(spec, spec.trainer_job, client)
     return msgspec.structs.replace(spec, started=adopted or starts)
 
 
@@ -84,7 +84,7 @@ async def run(
                 await progress_logger.finish(view, is_over=decision.ended != "timed_out")
                 return await _with_progress(spec, decision, view, client)
             if decision == "start_trainer":
-                await _submit_trainer(spec, client)
+                await _submit(spec, spec.trainer_job, client)
                 log(f"Started {spec.name!r}")
                 started = True
                 continue
@@ -112,9 +112,9 @@ async def stop_all_tries(owner: str, backend: Backend) -> None:
     await asyncio.gather(*(backend.delete(job.name, token=job.token) for job in left))
 
 
-async def _submit_trainer(spec: TaskSpec, client: EdlClient) -> None:
-    if spec.trainer_job:
-        await client.backend.submit(spec.trainer_job, token=spec.token, secrets=client.secrets)
+async def _submit(spec: TaskSpec, job: JobSpec | None, client: EdlClient) -> None:
+    if job:
+        await client.backend.submit(job, token=spec.token, secrets=client.secrets, origin=spec.origin)
 
 
 async def _adopts_trainers(spec: TaskSpec, backend: Backend) -> bool:

@@ -7,7 +7,7 @@ import builtins
 import copy
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from edl_runtime.backends.errors import (
     SubmitError,
     UnknownJobError,
 )
-from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, token_owner
+from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, Origin, check_owner, token_owner
 from edl_runtime.backends.kubernetes import capacity, log_archive, logs, manifests, names
 from edl_runtime.backends.kubernetes.client import UNREADABLE, KubernetesClient, Manifest, Outage
 from edl_runtime.backends.kubernetes.informer import (
@@ -49,7 +49,7 @@ from edl_runtime.backends.kubernetes.resize import held_pods, is_resized_alone, 
 from edl_runtime.backends.kubernetes.rights import missing_rights, needed_rights
 from edl_runtime.backends.kubernetes.workload_status import uid_of_queued
 from edl_runtime.concurrency import SharedInLoop, all_completed
-from edl_runtime.errors import BackendError, SpecError, UnexpectedError, isolated
+from edl_runtime.errors import BackendError, EdlError, SpecError, UnexpectedError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.pods import Pod
 from edl_runtime.specs import JobSpec, check_name
@@ -65,6 +65,9 @@ MAX_LOG_STREAMS = 48
 
 MAX_PARALLEL_EVICTIONS = 16
 """How many pods are asked to leave at a time: a cloud may take hundreds of nodes away at once."""
+
+NODES_WAIT_S = 10.0
+"""How long to wait for what nodes say, without which jobs run all the same."""
 
 LOG_COLLECT_TIMEOUT_S = 3.0
 """How long deletion waits for logs to open, and how long they are read after the last pod was deleted."""
@@ -99,6 +102,7 @@ class KubernetesBackend:
         self._defaults = defaults or Pod()
         self._outage = Outage()
         self._refused: set[tuple[str, str]] = set()  # what was logged, by event and pod
+        self._has_logged_nodes = False
         self._followed = SharedInLoop(self._watches, _close_watches)
         self._informer: Informer | None = None
         self._nodes: NodeInformer | None = None
@@ -131,14 +135,20 @@ class KubernetesBackend:
         return await self._informer.wait_for_change(since)
 
     async def submit(
-        self, spec: JobSpec, *, token: str, secrets: Mapping[str, str], owned_by: Manifest | None = None
+        self,
+        spec: JobSpec,
+        *,
+        token: str,
+        secrets: Mapping[str, str],
+        origin: Origin | None = None,
+        owned_by: Manifest | None = None,
     ) -> JobStatus:
         """Get or create the job. If the caller dies meanwhile, the job has its token and no instances.
 
         `owned_by`: the object with which the cluster deletes the job.
         """
         manifest = manifests.job_manifest(
-            spec, token=token, created_at=time.time(), defaults=self._defaults, owned_by=owned_by
+            spec, token=token, origin=origin, created_at=time.time(), defaults=self._defaults, owned_by=owned_by
         )
         async with self._api(changing=spec.name) as api:
             while True:
@@ -155,7 +165,7 @@ class KubernetesBackend:
                 check_owner(status, token)
                 try:
                     if status.digest == spec.digest and status.phase != "failed":
-                        adopted = await api.annotate(owner, {names.TOKEN: token})
+                        adopted = await api.annotate(owner, manifests.ownership(token, origin))
                         return await _status(api, await _start(api, adopted, spec, secrets))
                     await _delete_with_logs(api, owner)
                 except ConflictError:  # it has changed since
@@ -263,21 +273,34 @@ class KubernetesBackend:
         """Evict our pods from nodes whose taints say that they go; see `Backend.evacuate`.
 
         Also lets those go that have left suspended jobs, see `release`. Needs cluster-role.yaml, to read nodes. What is
-        refused is only logged, once.
+        refused, or can't be read of nodes, is only logged, once.
         """
         if self._informer and self._nodes:
-            leaving = await self._nodes.leaving()
+            leaving = await self._if_readable(self._nodes.leaving())
             if jobs is None:
                 found = _known_jobs(*await self._informer.objects())
             else:
                 found = [job for name in jobs if (job := await self._informer.known(name))]
         else:
             async with self._api() as api:
-                leaving, objects = await all_completed(_leaving_nodes(api), _owners_and_pods(api))
+                nodes = self._if_readable(_leaving_nodes(api))
+                leaving, objects = await all_completed(nodes, _owners_and_pods(api))
             found = [job for job in _known_jobs(*objects) if jobs is None or job.owner["metadata"]["name"] in jobs]
         await self._release(_held_by(found))
         asked = pods_to_evict([pod for job in found for pod in job.pods], [job.owner for job in found], leaving)
         return await self._evict(asked) if asked else []
+
+    async def _if_readable(self, leaving: Awaitable[dict[str, capacity.KnownNode]]) -> dict[str, capacity.KnownNode]:
+        """Return the nodes that are about to go; none while nodes can't be read, whatever the server says."""
+        try:
+            async with asyncio.timeout(NODES_WAIT_S):
+                with isolated("the nodes"):
+                    return await leaving
+        except (EdlError, TimeoutError) as error:
+            if not self._has_logged_nodes:
+                log.warning("nodes.not_read", cause=str(error) or f"no answer in {NODES_WAIT_S:g} s")
+            self._has_logged_nodes = True
+            return {}
 
     async def release(self, name: str) -> None:
         """Let the pods of a suspended job go that have left; see `held_pods`."""

@@ -12,14 +12,18 @@ Right = tuple[str, str, str]
 
 
 def needed_rights(kind: JobKind) -> Iterator[Right]:
-    """Yield what a job of this kind needs, but for its own creation, which is rehearsed."""
-    yield from _rights(
-        "apps/deployments" if kind == "pool" else "batch/jobs", "get", "list", "watch", "patch", "delete"
-    )
-    yield from _rights("/pods", "list", *(("patch", "delete") if kind == "pool" else ()))
-    yield from _rights("/events", "list")
+    """Yield what a job of this kind needs, but for its own creation, which is rehearsed.
+
+    Without the others of deploy/role.yaml jobs run all the same.
+    """
+    own, other = ("apps/deployments", "batch/jobs") if kind == "pool" else ("batch/jobs", "apps/deployments")
+    yield from _rights(own, "get", "list", "watch", "patch", "delete")
+    yield from _rights(other, "get", "list", "watch")  # a name is a job's of either kind
+    yield from _rights("/pods", "list", "watch", "patch", *(("delete",) if kind == "pool" else ()))
+    yield from _rights("/pods/log", "get")
+    yield from _rights("/events", "list", "watch")
     yield from _rights("/secrets", "create", "patch")
-    yield from _rights("/configmaps", "patch")
+    yield from _rights("/configmaps", "get", "list", "create", "patch", "delete")
     if kind == "pool":
         yield from _rights("policy/poddisruptionbudgets", "create", "patch")
 
