@@ -18,6 +18,7 @@ from edl_airflow.runtime.decisions import TaskState, decide
 from edl_airflow.runtime.log import LogFunction, ProgressLogger, latest_progress
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
 from edl_runtime.backends.interface import Backend, JobStatus, check_owner, token_owner
+from edl_runtime.concurrency import all_ended
 from edl_runtime.progress import Progress
 from edl_runtime.specs import JobSpec
 from edl_runtime.store.errors import RegistryUnavailableError
@@ -107,13 +108,13 @@ async def run(
 async def stop(spec: TaskSpec, backend: Backend, jobs: Iterable[str] | None = None) -> None:
     """Stop everything with this try's token, or these `jobs` of it, at the same time. Keeps their logs."""
     names = spec.jobs if jobs is None else jobs
-    await asyncio.gather(*(backend.delete(name, token=spec.token) for name in names))
+    await all_ended(*(backend.delete(name, token=spec.token) for name in names))
 
 
 async def stop_all_tries(owner: str, backend: Backend) -> None:
     """Stop everything of a task instance, of any try: for a try that fails before it has adopted it."""
     left = [job for job in await backend.list() if token_owner(job.token) == owner]
-    await asyncio.gather(*(backend.delete(job.name, token=job.token) for job in left))
+    await all_ended(*(backend.delete(job.name, token=job.token) for job in left))
 
 
 async def _submit(spec: TaskSpec, job: JobSpec | None, client: EdlClient) -> None:
