@@ -57,7 +57,10 @@ def origin_of(ti: TaskInstance, *, outlives_task: bool) -> Origin:
 
 @asynccontextmanager
 async def watching(edl_connection: EdlConnection) -> AsyncIterator[None]:
-    """Look at the connection's jobs now and each minute; all who do so in an event loop share one watch."""
+    """Look at the connection's jobs now and each minute; all who do so in an event loop share one watch.
+
+    Of all watches of an Airflow, one looks each minute.
+    """
     async with _watches.use(msgspec.json.encode(edl_connection)):
         yield
 
@@ -78,12 +81,15 @@ async def look(edl_connection: EdlConnection) -> str:
 
 
 async def _look(client: EdlClient) -> None:
-    from edl_runtime.orphans import GRACE_S, find_orphans, forget_orphan, note_orphan, read_notes
+    from edl_runtime.orphans import GRACE_S, find_orphans, forget_orphan, is_to_look, note_orphan, read_notes
 
     listed = await client.backend.list()
     if not any(job.origin and job.origin.airflow for job in listed):
         return
     own_id = await asyncio.to_thread(_known_id)
+    where = (client.redis, client.namespace, client.backend.place)
+    if not own_id or not await is_to_look(*where, own_id, every_s=LOOK_EVERY_S):
+        return
     jobs = [job for job in listed if job.origin and job.origin.airflow == own_id]
     states = await asyncio.to_thread(task_states, {job.origin for job in jobs if job.origin})
     noted = await read_notes(client.redis, client.namespace, jobs)

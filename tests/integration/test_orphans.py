@@ -91,6 +91,7 @@ def tasks(world: World, supervisor: AnsweringSupervisor, monkeypatch: pytest.Mon
     """An Airflow without task instances; none are left, and no jobs."""
     tasks, clock = Tasks(world), orphans.clock
     monkeypatch.setattr(orphans, "clock", lambda: clock() + tasks.late_s)
+    monkeypatch.setattr(orphans, "LOOK_EVERY_S", 0.001)
     yield tasks
     tasks.delete_run()
     with create_session() as session:
@@ -212,6 +213,18 @@ def test_nothing_is_ended_while_airflow_can_not_be_asked(
     tasks.look()
     tasks.look(late_s=GRACE_S)
     assert set(world.jobs()) == ({"later"} if GetVariable in away else set())
+
+
+def test_all_who_follow_jobs_ask_airflow_once_in_a_while(
+    tasks: Tasks, supervisor: AnsweringSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of tasks may follow jobs of one connection."""
+    monkeypatch.setattr(orphans, "LOOK_EVERY_S", 3600.0)
+    tasks.add("running")
+    tasks.submit()
+    for _ in range(3):
+        assert tasks.look() == ""
+    assert supervisor.asked.count(GetTaskStates) == 1
 
 
 def test_a_trigger_looks_after_the_jobs_of_other_tasks(
