@@ -8,6 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
+# The many processes of the tests start in half the time where the first may write what it has compiled
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-units test-airflow test-kubernetes test-pods test-fast test-pythons test-deep interop test-interop kwok kueue datasets pictures gallery fuzz docs lint fmt lock build helm
 
 demo: $(VENV)/ready
@@ -21,14 +24,15 @@ test-units: $(VENV)/ready
 
 AIRFLOW_TESTS := system and not kubernetes
 test-airflow: $(VENV)/ready
-	$(PYTEST) -m "$(AIRFLOW_TESTS)"
+	$(PYTEST) -m "$(AIRFLOW_TESTS)" tests/system
 
 test-fast: $(VENV)/ready
 	$(BIN)/ruff check
 	$(PYTEST) -n 3 --dist loadfile -m "not slow and not system and not kubernetes" tests/unit tests/property
 
 # The fast tests with each newer Python that is here, in an environment of its own
-PYTHONS ?= $(shell for version in 3.12 3.13; do for name in python$$version $(HOME)/.pyenv/versions/$$version.*/bin/python; do \
+NEWER ?= 3.12 3.13
+PYTHONS ?= $(shell for version in $(NEWER); do for name in python$$version $(HOME)/.pyenv/versions/$$version.*/bin/python; do \
   $$name -c '$(FITS)' 2>/dev/null && echo $$name && break; done; done)
 test-pythons:
 	@for python in $(PYTHONS); do $(MAKE) --no-print-directory test-fast PYTHON=$$python \
@@ -46,7 +50,7 @@ test-kubernetes: test-pods
 	$(MAKE) --no-print-directory test-airflow AIRFLOW_TESTS="kubernetes and system"
 
 test-pods: $(VENV)/ready
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "kubernetes and not system"
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "kubernetes and not system" tests/kubernetes tests/contract
 
 # Environments of other projects' servers, in .interop, where their interpreters are to be had
 interop: $(VENV)/ready
@@ -123,7 +127,7 @@ helm:
 $(VENV)/ready: requirements.lock pyproject.toml setup.cfg $(VENV)/uv-$(UV_VERSION)
 	@echo "== installing what requirements.lock pins into $(VENV) (2 GB; about a minute)"
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --compile-bytecode requirements.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --config-settings editable_mode=compat --editable .
 	@touch $@
 
 $(VENV)/uv-$(UV_VERSION):

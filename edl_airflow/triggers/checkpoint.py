@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Hashable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import structlog
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
-from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer
+from airflow.triggers.shared_stream import AdvanceItem, SharedStreamProducer, _reject_context
 
 from edl_airflow.client import EdlClient, open_client
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
@@ -31,6 +32,15 @@ log = structlog.get_logger(__name__)
 
 StoreRequest: TypeAlias = "asyncio.Future[AssetStateStoreAccessors | None]"
 """First item of the stream: the producer asks its trigger for the store of its assets' state."""
+
+
+@dataclass
+class SavedEvent:
+    """A checkpoint in the stream. `fired`: Airflow has taken its event, and will say when that is in its database."""
+
+    id: str
+    checkpoint: CheckpointResult
+    fired: bool = False
 
 
 class EdlCheckpointTrigger(BaseEventTrigger):
@@ -66,14 +76,15 @@ class EdlCheckpointTrigger(BaseEventTrigger):
         return CheckpointProducer(**kwargs)
 
     async def filter_shared_stream(
-        self, shared_stream: AsyncIterator[StoreRequest | CheckpointResult]
+        self, shared_stream: AsyncIterator[StoreRequest | SavedEvent]
     ) -> AsyncIterator[TriggerEvent]:
         """Fire for ever."""
         async for item in shared_stream:
             if isinstance(item, asyncio.Future):
                 item.set_result(self.asset_state_store)
             else:
-                yield TriggerEvent({"stream": self.stream, **item})  # type: ignore[no-untyped-call]
+                yield TriggerEvent({"stream": self.stream, **item.checkpoint})  # type: ignore[no-untyped-call]
+                item.fired = _will_be_confirmed()
 
     def run(self) -> AsyncIterator[TriggerEvent]:
         """Not used: Airflow calls `filter_shared_stream` instead."""
@@ -89,33 +100,30 @@ class CheckpointProducer(SharedStreamProducer):
         self._room = asyncio.Semaphore(MOST_UNDER_WAY)
         self._cursor: CheckpointCursor | None = None
         self._whole = True  # whether all events so far were stored
-        self._ends = False  # while it stops, Airflow may report events as stored that are not
 
-    async def open_stream(self) -> AsyncIterator[tuple[StoreRequest | CheckpointResult, str]]:
-        """Yield the request for the store, then each checkpoint with its id, for ever."""
+    async def open_stream(self) -> AsyncIterator[tuple[StoreRequest | SavedEvent, SavedEvent | None]]:
+        """Yield the request for the store, then each checkpoint, for ever."""
         asked: StoreRequest = asyncio.get_running_loop().create_future()
         await self._room.acquire()
-        yield asked, ""
+        yield asked, None
         self._cursor = CheckpointCursor(await asked, self._conn_id, self._stream)
-        try:
-            async with open_client(await load_connection_eventually(self._conn_id), waits=True) as client:
-                last_id = await self._cursor.get() or await self._end(client, self._cursor)
-                while True:
-                    for last_id, checkpoint in await self._next(client, last_id):  # noqa: B020 (the next begins there)
-                        if checkpoint:
-                            await self._room.acquire()
-                            yield checkpoint, last_id
-        finally:
-            self._ends = True
+        async with open_client(await load_connection_eventually(self._conn_id), waits=True) as client:
+            last_id = await self._cursor.get() or await self._end(client, self._cursor)
+            while True:
+                for last_id, checkpoint in await self._next(client, last_id):  # noqa: B020 (the next begins there)
+                    if checkpoint:
+                        await self._room.acquire()
+                        saved = SavedEvent(last_id, checkpoint)
+                        yield saved, saved
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
         """Save the id of the last stored event; after one that was not stored, the next start repeats from there."""
-        stored = list(takewhile(lambda item: item.outcome.is_clean, batch)) if self._whole and not self._ends else []
+        stored = list(takewhile(_is_stored, batch)) if self._whole else []
         self._whole = len(stored) == len(batch)
         for _ in batch:
             self._room.release()
-        if self._cursor and stored and (last_id := stored[-1].broker_payload):
-            await self._cursor.set(last_id)
+        if self._cursor and stored and (last := stored[-1].broker_payload):
+            await self._cursor.set(last.id)
 
     async def _end(self, client: EdlClient, cursor: CheckpointCursor) -> str:
         while True:
@@ -134,6 +142,23 @@ class CheckpointProducer(SharedStreamProducer):
             log.warning("checkpoints.unavailable", stream=self._stream, cause=str(error))
             await asyncio.sleep(RETRY_EVERY_S)
             return []
+
+
+def _is_stored(item: AdvanceItem) -> bool:
+    """Whether an event is in Airflow's database; the request for the store is none."""
+    return item.outcome.is_clean and (item.broker_payload is None or item.broker_payload.fired)
+
+
+def _will_be_confirmed() -> bool:
+    """Whether Airflow will tell when the trigger's last event is stored; asked when the trigger is resumed after it.
+
+    Where trigger or triggerer end in that moment, Airflow loses the event and reports its item as stored nevertheless.
+    There is no public access to this.
+    """
+    current = _reject_context.get()
+    entry = current.group._outstanding.get(current.event_id) if current else None  # noqa: SLF001
+    binding = entry.bindings.get(current.trigger_id) if current and entry else None
+    return bool(binding and binding.unconfirmed_seqs)
 
 
 class CheckpointCursor:

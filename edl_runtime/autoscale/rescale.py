@@ -25,6 +25,7 @@ from edl_runtime.autoscale.planner import JobTarget, RescalingPlan, RescalingRul
 from edl_runtime.autoscale.policy.decide import decide
 from edl_runtime.autoscale.policy.interface import Policy
 from edl_runtime.backends.errors import ClusterUnavailableError, JobEndedError, UnknownJobError
+from edl_runtime.concurrency import all_completed
 from edl_runtime.errors import EdlError, SpecError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.store import keys
@@ -189,12 +190,7 @@ async def _resize(jobs: Sequence[JobTarget], backend: Backend) -> tuple[dict[str
                 times[one.name] = resized.scaling.resized_at
             get_logger("edl").info("job.rescaled", job=one.name, instances=one.target, reason=one.reason)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for one in jobs:
-                group.create_task(resize(one))
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the other tasks were cancelled by it, or failed for the same reason
+    await all_completed(*map(resize, jobs))
     return refused, times
 
 

@@ -65,7 +65,7 @@ def _print_pools(views: list[PoolInfo]) -> None:
 
 def _row(view: PoolInfo) -> list[str]:
     model = view.model
-    described = [model.name, _tensors(model.inputs), _tensors(model.outputs)] if model else ["", "", ""]
+    described = [model.name, _tensors(model.inputs), _tensors(model.outputs)] if model else [view.problem, "", ""]
     demand = view.demand
     return [
         view.name,

@@ -268,6 +268,8 @@ def _state(job: JobStatus) -> JobState | Literal["succeeded", "failed"]:
 def _pool_line(
     name: str, job: JobStatus | None, pool: PoolInfo | None, answered: Mapping[str, int], jobs: Collection[str]
 ) -> PoolLine:
+    if pool and pool.problem:
+        pool = None
     demand = pool.demand if pool else None
     return PoolLine(
         name=name,
@@ -339,6 +341,7 @@ async def take_snapshot(
                 list_pools(client, namespace),
             )
             pools = {pool.name: pool for pool in members}
+            lacks.extend(f"pool {pool.name!r}: {pool.problem}" for pool in members if pool.problem)
             plan, refused = (done.plan, done.refused) if done else (None, {})
             if plan and now - plan.at > PLAN_HOLDS_S:
                 lacks.append(f"the last rescaling was {(now - plan.at) / 60:.0f} min ago; {OUTDATED}")

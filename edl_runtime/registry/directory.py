@@ -15,7 +15,7 @@ from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.registry.members import Member
 from edl_runtime.store import keys
-from edl_runtime.store.errors import RegistryUnavailableError
+from edl_runtime.store.errors import MalformedRecordError, RegistryUnavailableError
 from edl_runtime.store.keys import Role, Service
 from edl_runtime.store.redis_client import decode_record, readable, run_script, run_script_on_each, unavailable_if_lost
 
@@ -102,17 +102,21 @@ class Directory:
         """Return the names of the pools that have members, sorted. Raises RegistryUnavailableError."""
         return list(await self.members_of_pools())
 
-    async def members_of_pools(self) -> dict[str, PoolMembers]:
-        """Return the members of each pool that has any, by name, sorted. Raises RegistryUnavailableError.
+    async def members_of_pools(self) -> dict[str, PoolMembers | MalformedRecordError]:
+        """Return the members of each pool that has any, by name, sorted, or the error of one that can't be read.
 
-        Two round trips for all pools, and some for each that has lost its last member.
+        Two round trips for all pools, and some for each that has lost its last member. Raises RegistryUnavailableError.
         """
         names = await self.known_pools()
         services = [keys.service_keys(Service(self._namespace, name, role)) for name in names for role in keys.ROLES]
         answers = await run_script_on_each(self._client, "members", services)
-        found: dict[str, PoolMembers] = {}
-        snapshots = [_snapshot(readable(answer)) for answer in answers]
-        for name, teachers, students in zip(names, snapshots[::2], snapshots[1::2], strict=True):
+        found: dict[str, PoolMembers | MalformedRecordError] = {}
+        for name, both in zip(names, zip(answers[::2], answers[1::2], strict=True), strict=True):
+            try:
+                teachers, students = (_snapshot(readable(answer)) for answer in both)
+            except MalformedRecordError as error:
+                found[name] = error
+                continue
             there = PoolMembers(teachers.members, students.members, teachers.contract)
             if there.teachers or there.students or not await self._forget(name):
                 found[name] = there

@@ -127,12 +127,16 @@ class StudentInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool and its members, by id; `model` is None while it has no teachers."""
+    """A pool and its members, by id; `model` is None while it has no teachers.
+
+    `problem`: why the pool can't be read, empty if it can; it then shows no members.
+    """
 
     name: str
-    model: ModelSignature | None
-    teachers: tuple[TeacherInfo, ...]
-    students: tuple[StudentInfo, ...]
+    model: ModelSignature | None = None
+    teachers: tuple[TeacherInfo, ...] = ()
+    students: tuple[StudentInfo, ...] = ()
+    problem: str = ""
 
     @property
     def quarantined(self) -> int:
@@ -151,16 +155,25 @@ class PoolInfo(msgspec.Struct, frozen=True, kw_only=True):
 async def list_pools(client: Redis, namespace: str) -> list[PoolInfo]:
     """Return all pools that have members, by name, in few round trips for all. Raises RegistryUnavailableError."""
     members = await Directory(client, namespace).members_of_pools()
-    demands = await read_demands(client, namespace, list(members))
-    return [_pool_info(name, members[name], demands[name]) for name in members]
+    demands = await read_each_demand(client, namespace, list(members))
+    found = []
+    for name, there in members.items():
+        try:
+            found.append(_pool_info(name, readable(there), readable(demands[name])))
+        except MalformedRecordError as error:
+            found.append(PoolInfo(name=name, problem=str(error)))
+    return found
 
 
 async def get_pool(client: Redis, namespace: str, name: str) -> PoolInfo:
-    """Return that pool. Raises UnknownPoolError when it has no members, RegistryUnavailableError."""
+    """Return that pool.
+
+    Raises UnknownPoolError when it has no members, MalformedRecordError, RegistryUnavailableError.
+    """
     members = await Directory(client, namespace).members_of_pools()
     if name not in members:
         raise UnknownPoolError(name, namespace, list(members))
-    return _pool_info(name, members[name], (await read_demands(client, namespace, [name]))[name])
+    return _pool_info(name, readable(members[name]), (await read_demands(client, namespace, [name]))[name])
 
 
 def _pool_info(pool: str, members: PoolMembers, demand: PoolDemand) -> PoolInfo:

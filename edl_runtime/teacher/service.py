@@ -57,7 +57,7 @@ class TeacherOptions(msgspec.Struct, frozen=True, kw_only=True):
     - `gpu_ids`: one predictor process on each; empty for one on the CPU.
     - `port`: 0 for a free one.
     - `grpc_port`: a port for the Open Inference Protocol over gRPC as well; 0 for a free one, None for none.
-    - `paddle_port`: likewise for clients of Paddle Serving.
+    - `paddle_port`: likewise for clients of Paddle Serving, which speak no TLS.
     - `advertise`: the host that students connect to; empty for the one it listens on, or for this machine's address
       if it listens on all.
     - `pool`: empty for a fixed teacher, which needs no Redis.
@@ -121,6 +121,9 @@ async def _serve_until(
     check_exposure(options.host, settings.teacher_token, "EDL_TEACHER_TOKEN")
     if options.pool and not settings.redis_url:
         raise SpecError("EDL_REDIS_URL", "", f"the Redis of pool {options.pool!r}, as in redis://127.0.0.1:6379/0")
+    if settings.tls_cert and options.paddle_port is not None:
+        allowed = "none where EDL_TLS_CERT is set: clients of Paddle Serving speak no TLS, so anybody could read along"
+        raise SpecError("paddle_port", options.paddle_port, allowed)
     tls = server_tls_context(settings)
     await asyncio.to_thread(check_model_files, options.model)  # at once: a predictor first imports its framework
     loop = asyncio.get_running_loop()

@@ -401,6 +401,26 @@ async def test_an_event_that_was_lost_with_its_triggerer_is_made_again(world: Wo
         assert [event["step"] for event in await second.fired(40)] == list(range(61, 101))
 
 
+@pytest.mark.parametrize("ends", ["triggerer", "trigger"])
+async def test_an_event_that_is_on_its_way_as_its_trigger_ends_is_made_again(
+    world: World, states: AssetStates, ends: str
+) -> None:
+    """Airflow then reports as stored what it has not taken yet, before it ends the stream."""
+    async with watching(_watch()) as first:
+        await _soon(lambda: states.values)
+        await _land(world, 1)
+        await first.fired(1)
+        first.store(1)
+        reached, goes_on = first.hold_next()
+        await _land(world, 2)
+        await reached.wait()
+        if ends == "trigger":
+            await first.cancel()
+        goes_on.set()
+    async with watching(_watch()) as second:
+        assert [event["step"] for event in await second.fired(1)] == [2]
+
+
 async def test_two_assets_may_watch_one_stream(world: World, states: AssetStates) -> None:
     """Airflow has one trigger for both; one that begins to watch later goes on where the first one is."""
     async with watching(_watch(), ["digits"]):

@@ -239,6 +239,32 @@ def test_a_trigger_looks_after_the_jobs_of_other_tasks(
     assert world.jobs() == {}
 
 
+@pytest.mark.parametrize("worker_is_lost", [False, True])
+def test_the_teachers_of_a_paused_dag_end_with_their_student(
+    tasks: Tasks, world: World, monkeypatch: pytest.MonkeyPatch, *, worker_is_lost: bool
+) -> None:
+    """Nobody resumes its task until the DAG goes on; then it has the result, as has the next try of a lost worker."""
+    monkeypatch.setattr("edl_airflow.triggers.task.STORED_AGAIN_S", 0.1)
+    tasks.add("deferred", msgspec.structs.replace(TASK, task_id="distill"))
+    operator = distill(world, teacher_pool=None, teacher=world.teacher(), deferrable=True)
+    context = world.context()
+    deferred = deferred_by(operator, context)
+
+    async def fire() -> dict[str, Any]:
+        event = await fired(trigger_of(deferred))
+        assert len(_names(world)) == 2, "Airflow has yet to store the event"
+        await asyncio.to_thread(tasks.mark, "scheduled")
+        await asyncio.to_thread(wait_until, lambda: len(_names(world)) == 1)
+        return event
+
+    event = asyncio.run(fire())
+    assert set(world.jobs().values()) == {"succeeded"}
+    result = operator.execute(world.context("try-2")) if worker_is_lost else resume(operator, context, deferred, event)
+    assert result["metrics"] == {"accuracy": 0.5}
+    assert len(world.starts()) == 1
+    assert world.jobs() == {}
+
+
 def test_a_rescaling_pass_looks_after_jobs(tasks: Tasks, world: World) -> None:
     """A pass notes an orphan and a later one ends it; a dry run does neither."""
     tasks.add("failed")

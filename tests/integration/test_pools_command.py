@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from support.registry.discovery_process import running_discovery
 
+from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.cli.pools import pools
 from edl_runtime.discovery.errors import DiscoveryRefusedError
 from edl_runtime.errors import SpecError
+from edl_runtime.monitor.snapshot import MonitorSnapshot, take_snapshot
 from edl_runtime.pool_reports import StudentReport, TeacherReport
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.registry.errors import UnknownPoolError
@@ -22,6 +25,7 @@ from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store import keys
+from edl_runtime.store.errors import MalformedRecordError
 from edl_runtime.store.keys import Role, Service
 from edl_runtime.store.redis_client import connect, run_script
 
@@ -89,6 +93,34 @@ def test_a_table_shows_each_pool(reported: dict[str, str]) -> None:
     assert digits == ["digits", "2", "25 %", "1", "1", "50 %", "digits", "image FP32 [-1, 784]", "logits FP32 [-1, 10]"]
     [waiting] = [cells(line) for line in result.output.splitlines() if "waiting" in line]
     assert waiting == ["waiting", "0", "0", "1"]
+
+
+@pytest.mark.parametrize("part", ["records", "reports"])
+def test_a_pool_that_cant_be_read_is_shown_among_the_others(
+    populated: dict[str, str], part: str, tmp_path: Path
+) -> None:
+    """Why is beside its name; asked for by name, it is the error. The monitor says so, too, and shows all else."""
+    namespace = populated["EDL_NAMESPACE"]
+    key = keys.service_key(Service(namespace, "waiting", "students"), part)
+
+    async def damage() -> MonitorSnapshot:
+        async with connect(populated["EDL_REDIS_URL"]) as client:
+            await client.delete(key)
+            await client.set(key, "?")
+            try:
+                return await take_snapshot(LocalBackend(tmp_path), client, namespace)
+            finally:
+                tables.extend([await asyncio.to_thread(run, populated, *words) for words in ([], ["waiting"])])
+                await client.delete(key)
+
+    tables: list[Result] = []
+    seen = asyncio.run(damage())
+    assert {line.name: line.teachers for line in seen.pools} == {"digits": 2, "waiting": None}
+    assert any(lack.startswith("pool 'waiting': ") and "WRONGTYPE" in lack for lack in seen.lacks), seen.lacks
+    rows = [cells(line) for line in tables[0].output.splitlines()]
+    assert any(row[:3] == ["digits", "2", "0"] for row in rows)
+    assert any(row[0] == "waiting" and "WRONGTYPE" in row[-1] for row in rows if row), rows
+    assert isinstance(tables[1].exception, MalformedRecordError)
 
 
 def test_a_name_shows_its_members(reported: dict[str, str]) -> None:

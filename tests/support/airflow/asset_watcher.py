@@ -40,8 +40,9 @@ class AssetStates:
 class Watching:
     """A running trigger. Its events wait here until `store`, which the triggerer's supervisor does in Airflow."""
 
-    def __init__(self, runner: TriggerRunner) -> None:
+    def __init__(self, runner: TriggerRunner, running: asyncio.Task[None]) -> None:
         self._runner = runner
+        self._running = running
 
     async def fired(self, count: int) -> list[dict[str, Any]]:
         """Wait for `count` events; they are not stored."""
@@ -55,6 +56,24 @@ class Watching:
         entries = [self._runner.events.popleft() for _ in range(count)]
         self._runner._shared_streams.confirm_persisted([entry.persist_seq for entry in entries])
 
+    def hold_next(self) -> tuple[asyncio.Event, asyncio.Event]:
+        """Stop the next event on its way into Airflow; the first one returned tells that, the second lets it go on."""
+        reached, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def log(text: str, **_: Any) -> None:
+            if text == "Trigger fired event":
+                reached.set()
+                await goes_on.wait()
+
+        self._runner.log = SimpleNamespace(ainfo=log)
+        return reached, goes_on
+
+    async def cancel(self) -> None:
+        """End the trigger as another triggerer is to run it; what it has fired is not stored."""
+        self._running.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._running
+
 
 @asynccontextmanager
 async def watching(trigger: BaseEventTrigger, assets: Sequence[str] = ("digits",)) -> AsyncIterator[Watching]:
@@ -64,8 +83,8 @@ async def watching(trigger: BaseEventTrigger, assets: Sequence[str] = ("digits",
     running = asyncio.create_task(runner.run_trigger(TRIGGER_ID, trigger))
     runner.triggers[TRIGGER_ID] = {"task": running, "is_watcher": True, "name": "watch", "events": 0}
     try:
-        yield Watching(runner)
-        assert not running.done(), running.exception()
+        yield Watching(runner, running)
+        assert running.cancelled() or not running.done(), running.exception()
     finally:
         await runner._shared_streams.stop_all()
         running.cancel()

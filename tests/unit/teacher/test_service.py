@@ -31,10 +31,14 @@ def logs_as_before() -> Iterator[None]:
         (["--hung-after", "0"], "hung_after: got 0.0"),
         (["--advertise", "host:80"], "advertise: got 'host:80'"),
         (["--gpu-ids", "all"], "gpu_ids: got 'all'"),
+        (["--paddle-port", "9292"], "paddle_port: got 9292, allowed is none where EDL_TLS_CERT is set"),
     ],
 )
-def test_what_a_restart_can_not_mend_is_said_before_the_model_is_loaded(flags: list[str], message: str) -> None:
+def test_what_a_restart_can_not_mend_is_said_before_the_model_is_loaded(
+    flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the option and what is allowed."""
+    monkeypatch.setenv("EDL_TLS_CERT", "tls.crt")
     result = CliRunner().invoke(teacher, ["--model", "support.models:arithmetic", *flags])
     assert isinstance(result.exception, SpecError)
     assert message in str(result.exception)
