@@ -216,6 +216,25 @@ def test_the_next_triggerer_adopts_jobs_of_a_killed_one(airflow: Airflow, state:
         case.check_taken_over(student)
 
 
+@cases("deferred-local", states=("deferred",), backends=("local",))
+@exclusive("orphaned")
+def test_what_a_task_leaves_that_was_failed_without_a_triggerer_ends(
+    airflow: Airflow, state: str, backend: str
+) -> None:
+    """Nobody follows its student any more; the next triggerer, which follows another one, stops it in time to save."""
+    case, other = (airflow.case(name, state, backend) for name in ("orphaned", "bystander"))
+    case.wait_for_student()
+    student = other.wait_for_student()
+    for each in (case, other):
+        each.wait_for_state("deferred")
+    with killed_triggerer(airflow.laptop, meanwhile=lambda: case.mark("failed")):
+        case.wait_for_end("failed")
+        case.wait_until_nothing_remains()
+        assert case.has_saved()
+        assert case.jobs() == 1
+        other.check_taken_over(student)
+
+
 @cases("deferred-pods", states=("deferred",), backends=("pods",))
 @exclusive("stopped_triggerer")
 def test_the_next_triggerer_adopts_jobs_of_a_stopped_one(airflow: Airflow, state: str, backend: str) -> None:

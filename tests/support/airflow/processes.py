@@ -45,12 +45,12 @@ def suspended_triggerer(laptop: Laptop) -> Iterator[None]:
 
 
 @contextmanager
-def killed_triggerer(laptop: Laptop) -> Iterator[None]:
-    """Kill the triggerer and start another one, which stays.
+def killed_triggerer(laptop: Laptop, meanwhile: Callable[[], object] = bool) -> Iterator[None]:
+    """Kill the triggerer and start another one, which stays; call `meanwhile` while there is none.
 
     In the block processes that the first has started continue, as without a launcher that would clean up.
     """
-    with _replaced(laptop, "triggerer", _airflow_below, psutil.Process.kill):
+    with _replaced(laptop, "triggerer", _airflow_below, psutil.Process.kill, meanwhile):
         yield
 
 
@@ -74,6 +74,7 @@ def _replaced(
     name: str,
     processes: Callable[[psutil.Process], list[psutil.Process]],
     end: Callable[[psutil.Process], None],
+    meanwhile: Callable[[], object] = bool,
 ) -> Iterator[None]:
     first = _component(laptop, name)
     wrapper = _wrapper(first)
@@ -85,6 +86,7 @@ def _replaced(
         if end is psutil.Process.kill:
             statement = "UPDATE job SET latest_heartbeat = ? WHERE state = 'running' AND job_type = ?"
             assert expire_heartbeats(laptop, statement, _JOB_TYPES[name]) > 0, "there was no heartbeat"
+        meanwhile()
         laptop._components[laptop._components.index(first)] = Component(
             first.name,
             wrapper.cmdline()[6:],
