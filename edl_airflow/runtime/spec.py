@@ -13,6 +13,7 @@ from edl_airflow.results import CheckpointResult, PoolResult, RunningJob, Window
 from edl_runtime.backends.interface import Origin
 from edl_runtime.pods import Pod
 from edl_runtime.progress import Progress
+from edl_runtime.settings import KEPT_LOGS
 from edl_runtime.specs import JobSpec
 
 
@@ -26,12 +27,13 @@ class KubernetesBackendRef(msgspec.Struct, frozen=True, kw_only=True, tag="kuber
     """Pods in a namespace of a cluster.
 
     - `conn_id`: the Airflow connection of type `kubernetes`; empty for the service account of Airflow's pod.
-    - `pod`: defaults for the pods of specs.
+    - `pod`: defaults for the pods of specs. `kept_logs`: of how many deleted jobs the logs are kept.
     """
 
     namespace: str
     conn_id: str = ""
     pod: Pod = Pod()
+    kept_logs: int = KEPT_LOGS
 
 
 BackendRef = LocalBackendRef | KubernetesBackendRef

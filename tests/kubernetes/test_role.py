@@ -23,11 +23,12 @@ from support.cluster.manifests import create, created, manifests
 from support.cluster.pod_faults import limited_by_role
 from support.cluster.recorder import CREATIONS, OPTIONAL, Recorder, Verb, of_kueue, only, verbs_of
 
-from edl_runtime.backends.kubernetes import log_archive, names
+from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.backends.kubernetes.rights import needed_rights
 from edl_runtime.errors import BackendError
 from edl_runtime.pods import Pod
+from edl_runtime.settings import KEPT_LOGS
 from edl_runtime.specs import JobKind
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
@@ -115,7 +116,7 @@ async def reads_and_ends(backend: KubernetesBackend, name: str) -> None:
 
 async def test_the_role_grants_exactly_the_verbs_that_are_used(home: Cluster, limited: Cluster, tmp_path: Path) -> None:
     """Jobs run with the role alone; the verbs they use are those of the role, and those that a submit rehearses."""
-    for number in range(log_archive.MAX_JOBS):  # so that the next archived log is one too many
+    for number in range(KEPT_LOGS):  # so that the next archived log is one too many
         label = {names.LOG_OF: f"old-{number}"}
         metadata = {"name": f"old-{number}-log", "labels": label, "annotations": {"edl-airflow/deleted-at": "1.0"}}
         await create(home, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})

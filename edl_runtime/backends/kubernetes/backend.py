@@ -52,6 +52,7 @@ from edl_runtime.concurrency import SharedInLoop, all_completed
 from edl_runtime.errors import BackendError, EdlError, SpecError, UnexpectedError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.pods import Pod
+from edl_runtime.settings import KEPT_LOGS
 from edl_runtime.specs import JobSpec, check_name
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ log = get_logger(__name__)
 class KubernetesBackend:
     """Runs jobs as pods in one namespace; see `edl_runtime.backends.interface.Backend`.
 
-    `connect` opens a client of the cluster. `defaults`: the Pod of the connection.
+    `connect` opens a client of the cluster. `defaults`: the Pod of the connection. `kept_logs`: of how many deleted
+    jobs of the namespace the ends of the logs are kept; 0 for none.
 
     Kubernetes restarts instances: those of a pool without limit, at most five minutes apart; those of a trainer job
     five times in all, and after disruptions as often as `Pod.disruptions` allows. When a trainer job grows, new indexes
@@ -96,8 +98,10 @@ class KubernetesBackend:
         *,
         namespace: str,
         defaults: Pod | None = None,
+        kept_logs: int = KEPT_LOGS,
     ) -> None:
         self._connect = connect
+        self._kept_logs = kept_logs
         self._namespace = namespace
         self._defaults = defaults or Pod()
         self._outage = Outage()
@@ -154,7 +158,7 @@ class KubernetesBackend:
             while True:
                 owner = await _find_owner(api, spec.name)
                 if owner is None:
-                    await _rehearse(api, manifest, spec)
+                    await _rehearse(api, manifest, spec, keeps_log=self._kept_logs > 0)
                     if created := await _create(api, manifest, spec.name):
                         return status_of(KnownJob(await _start_or_delete(api, created, spec, secrets), []))
                     continue
@@ -167,7 +171,7 @@ class KubernetesBackend:
                     if status.digest == spec.digest and status.phase != "failed":
                         adopted = await api.annotate(owner, manifests.ownership(token, origin))
                         return await _status(api, await _start(api, adopted, spec, secrets))
-                    await _delete_with_logs(api, owner)
+                    await self._delete(api, owner)
                 except ConflictError:  # it has changed since
                     continue
                 manifest["metadata"]["annotations"][names.CREATED_AT] = repr(time.time())
@@ -233,7 +237,7 @@ class KubernetesBackend:
         async with self._api() as api:
             owner = await _find_owner(api, name)
             if owner is None:
-                archived = await _archived_log(api, name)
+                archived = await self._archived_log(api, name)
                 for line in logs.select_lines(archived.lines, instance, tail):
                     yield line
             elif follow:
@@ -254,7 +258,7 @@ class KubernetesBackend:
         async with self._api() as api:
             if owner := await _find_owner(api, name):
                 return token_owner(owner["metadata"]["annotations"].get(names.TOKEN, ""))
-            return (await _archived_log(api, name)).owner
+            return (await self._archived_log(api, name)).owner
 
     async def delete(self, name: str, *, token: str | None = None) -> bool:
         is_known = self._informer is not None and self._informer.has(name)  # other names may be no names of jobs
@@ -264,7 +268,7 @@ class KubernetesBackend:
                 if owner is None or token not in (None, owner["metadata"]["annotations"].get(names.TOKEN)):
                     return False
                 try:
-                    await _delete_with_logs(api, owner)
+                    await self._delete(api, owner)
                 except ConflictError:
                     continue
                 return True
@@ -375,6 +379,17 @@ class KubernetesBackend:
             f"{use.why}; grant the ClusterRole of deploy/cluster-role.yaml"
         )
 
+    async def _archived_log(self, api: KubernetesClient, name: str) -> log_archive.ArchivedLog:
+        """Return the log of a deleted job. Raises UnknownJobError."""
+        with suppress(SpecError):
+            check_name("name", name)
+            if self._kept_logs and (archived := await log_archive.read_archived_log(api, name)):
+                return archived
+        raise await _unknown(api, name)
+
+    async def _delete(self, api: KubernetesClient, owner: Manifest) -> None:
+        await (_delete_with_logs(api, owner, self._kept_logs) if self._kept_logs else _delete(api, owner))
+
     @asynccontextmanager
     async def _api(self, *, changing: str = "") -> AsyncIterator[KubernetesClient]:
         async with self._connect() as client:
@@ -471,20 +486,12 @@ async def _unknown(api: KubernetesClient, name: str) -> UnknownJobError:
     return UnknownJobError(name, sorted(owner["metadata"]["name"] for owner in await _owners(api)))
 
 
-async def _archived_log(api: KubernetesClient, name: str) -> log_archive.ArchivedLog:
-    """Return the log of a deleted job. Raises UnknownJobError."""
-    with suppress(SpecError):
-        if archived := await log_archive.read_archived_log(api, check_name("name", name)):
-            return archived
-    raise await _unknown(api, name)
-
-
-async def _rehearse(api: KubernetesClient, manifest: Manifest, spec: JobSpec) -> None:
+async def _rehearse(api: KubernetesClient, manifest: Manifest, spec: JobSpec, *, keeps_log: bool) -> None:
     """Check that the job can be created, and resized, watched and deleted later. Raises SubmitError."""
     results = await asyncio.gather(
         api.create(manifest, dry_run=True),
-        _check_rights(api, spec),
-        _check_archive(api, spec.name),
+        _check_rights(api, spec, keeps_log=keeps_log),
+        *([_check_archive(api, spec.name)] if keeps_log else []),
         return_exceptions=True,
     )
     errors = [error for error in results if isinstance(error, BaseException)]
@@ -498,10 +505,10 @@ async def _rehearse(api: KubernetesClient, manifest: Manifest, spec: JobSpec) ->
         raise SubmitError(spec.name, "; ".join(dict.fromkeys(reasons)))
 
 
-async def _check_rights(api: KubernetesClient, spec: JobSpec) -> None:
+async def _check_rights(api: KubernetesClient, spec: JobSpec, *, keeps_log: bool) -> None:
     """Raise SubmitError for rights that the job will need and this account lacks, as far as the cluster knows."""
     rules = await api.rules()
-    missing = [] if rules is None else missing_rights(needed_rights(spec.kind), rules)
+    missing = [] if rules is None else missing_rights(needed_rights(spec.kind, keeps_log=keeps_log), rules)
     if missing:
         which = ", ".join(
             f'cannot {verb} resource "{resource}" in API group "{group}"' for group, resource, verb in missing
@@ -668,8 +675,14 @@ def _by_uid(things: builtins.list[Manifest], uid_of: Callable[[Manifest], str]) 
     return lambda uid: found.get(uid, [])
 
 
-async def _delete_with_logs(api: KubernetesClient, owner: Manifest) -> None:
-    """Delete the job, down to its last pod, and archive the end of its log. Raises ConflictError.
+async def _delete(api: KubernetesClient, owner: Manifest) -> None:
+    """Delete the job, down to its last pod. Raises ConflictError."""
+    await api.delete(owner, foreground=True, exactly=not is_leaving(owner))
+    await _wait_until_gone(api, owner)
+
+
+async def _delete_with_logs(api: KubernetesClient, owner: Manifest, kept_logs: int) -> None:
+    """As `_delete`, and archive the end of the job's log.
 
     A log that can't be read or archived is only logged as a warning.
     """
@@ -690,8 +703,7 @@ async def _delete_with_logs(api: KubernetesClient, owner: Manifest) -> None:
     try:
         # a log is deleted with its pod, so it must be open before
         await asyncio.wait([collecting, opening], timeout=LOG_COLLECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-        await api.delete(owner, foreground=True, exactly=not is_leaving(owner))
-        await _wait_until_gone(api, owner)
+        await _delete(api, owner)
         gone.set()
         await asyncio.wait([collecting], timeout=LOG_COLLECT_TIMEOUT_S)
     finally:
@@ -704,7 +716,9 @@ async def _delete_with_logs(api: KubernetesClient, owner: Manifest) -> None:
     lines = [line for _, of_one in sorted(kept.items()) for line in of_one]
     try:
         token = owner["metadata"]["annotations"].get(names.TOKEN, "")
-        await log_archive.archive_log(api, name, lines, run=owner["metadata"]["uid"], owner=token_owner(token))
+        await log_archive.archive_log(
+            api, name, lines, run=owner["metadata"]["uid"], owner=token_owner(token), most=kept_logs
+        )
     except BackendError as error:
         log.warning("log.archive_failed", job=name, cause=str(error))
 

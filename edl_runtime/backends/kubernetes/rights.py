@@ -11,10 +11,11 @@ Right = tuple[str, str, str]
 """An API group, a resource and a verb, as in ("batch", "jobs", "patch")."""
 
 
-def needed_rights(kind: JobKind) -> Iterator[Right]:
+def needed_rights(kind: JobKind, *, keeps_log: bool = True) -> Iterator[Right]:
     """Yield what a job of this kind needs, but for its own creation, which is rehearsed.
 
-    Without the others of deploy/role.yaml jobs run all the same.
+    `keeps_log`: the end of its log is kept when it is deleted. Without the other rights of deploy/role.yaml jobs run
+    all the same.
     """
     own, other = ("apps/deployments", "batch/jobs") if kind == "pool" else ("batch/jobs", "apps/deployments")
     yield from _rights(own, "get", "list", "watch", "patch", "delete")
@@ -23,7 +24,8 @@ def needed_rights(kind: JobKind) -> Iterator[Right]:
     yield from _rights("/pods/log", "get")
     yield from _rights("/events", "list", "watch")
     yield from _rights("/secrets", "create", "patch")
-    yield from _rights("/configmaps", "get", "list", "create", "patch", "delete")
+    if keeps_log:
+        yield from _rights("/configmaps", "get", "list", "create", "patch", "delete")
     if kind == "pool":
         yield from _rights("policy/poddisruptionbudgets", "create", "patch")
 

@@ -25,6 +25,12 @@ def test_the_rights_that_are_rehearsed_are_those_of_the_role() -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(JobKind))
+def test_where_no_logs_are_kept_no_right_to_config_maps_is_needed(kind: JobKind) -> None:
+    there = set(needed_rights(kind)) - set(needed_rights(kind, keeps_log=False))
+    assert {resource for _, resource, _ in there} == {"configmaps"}
+
+
+@pytest.mark.parametrize("kind", get_args(JobKind))
 def test_who_has_no_rights_lacks_all(kind: JobKind) -> None:
     assert missing_rights(needed_rights(kind), []) == list(needed_rights(kind))
 
