@@ -49,11 +49,11 @@ def list_shards(url: str) -> list[str]:
     storage, name = place_of(url)
     with store_errors(url):
         dataset = read_manifest(storage, name)
-        there = with_retries(storage.contents, name)
-    missing = [shard for shard in dataset.shards if shard not in there]
-    if missing:
-        more = f" and {len(missing) - 1} more are missing" if len(missing) > 1 else " is missing"
-        raise UnfinishedDatasetError(url, missing[0] + more)
+        while missing := missing_shards(dataset, with_retries(storage.contents, name)):
+            before, dataset = dataset, read_manifest(storage, name)
+            if dataset == before:  # and no conversion has replaced the set meanwhile
+                more = f" and {len(missing) - 1} more are missing" if len(missing) > 1 else " is missing"
+                raise UnfinishedDatasetError(url, missing[0] + more)
     return [f"{storage.url_of(name)}/{shard}" for shard in dataset.shards]
 
 
@@ -143,6 +143,11 @@ def pyarrow() -> tuple[Any, Any]:
     except ImportError as error:
         raise missing_library("shards", error, "shards") from error
     return pa, pq
+
+
+def missing_shards(dataset: Dataset, there: set[str]) -> list[str]:
+    """Return the names of a set's shards that are not among the files that are there."""
+    return [shard for shard in dataset.shards if shard not in there]
 
 
 def _read(storage: Storage, name: str, file: str, limit: int) -> bytes:
