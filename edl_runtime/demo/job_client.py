@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from contextlib import AsyncExitStack, suppress
-from functools import cache
 from pathlib import Path
 
 import click
@@ -18,6 +17,7 @@ from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.concurrency import event_of_termination, unless_stopped, wait_for_event
 from edl_runtime.demo.command import log_level_option, make_log_dir, run_command
 from edl_runtime.demo.errors import JobServerRefusedError, JobServerUnavailableError
+from edl_runtime.demo.node import local_pods
 from edl_runtime.demo.pod_processes import LocalPod, PodScript
 from edl_runtime.demo.pod_sets import Pod, PodSet
 from edl_runtime.demo.rest import POLL_EVERY_S, SERVER_WAIT_S, JobServerClient
@@ -112,24 +112,6 @@ async def _run(job: PaddleJob, settings: RuntimeSettings, script: PodScript) -> 
             settings = msgspec.structs.replace(settings, redis_url=await stack.enter_async_context(own_redis()))
         processes = stack.enter_context(ProcessTable(lock=None))
         await NodePods(server, job, settings, script, processes=processes, stop=stop).run(first)
-
-
-def local_pods(pods: PodSet) -> dict[str, Pod]:
-    """Return the pods that are on this node, by id."""
-    own = _own_addresses()
-    return {pod.pod_id: pod for pod in pods.pods if pod.addr in own}
-
-
-@cache
-def _own_addresses() -> frozenset[str]:
-    """Return this node's names and addresses; its name need not resolve to one that others know."""
-    import psutil
-
-    name = socket.gethostname()
-    named = {"localhost", name}
-    with suppress(OSError):
-        named.add(socket.gethostbyname(name))
-    return frozenset(named | {each.address for of_one in psutil.net_if_addrs().values() for each in of_one})
 
 
 class NodePods:
