@@ -40,7 +40,11 @@ log = get_logger(__name__)
     show_default=True,
     help="Folder of pods' logs.",
 )
-@click.option("--package_sh", default="", help="Bash script that prepares a pod; it is called with -pod_id ID.")
+@click.option(
+    "--package_sh",
+    default="",
+    help="Bash script that prepares a pod's folder, EDL_POD_PATH; it is called with -pod_id ID.",
+)
 @click.option("--pod_path", type=click.Path(path_type=Path), help="Scripts run in PATH/POD_ID; by default here.")
 @click.option(
     "--grace_s",
@@ -183,7 +187,8 @@ class NodePods:
 
     def _start(self, pod: Pod, rank: int) -> None:
         own = self._settings.to_env() | {"EDL_GRACE_S": str(self._settings.grace_s)}
-        environ = paddle_pod_environment(os.environ, self._job, pod.pod_id, pod.gpus) | own
+        folder = self._script.folder(pod.pod_id)
+        environ = paddle_pod_environment(os.environ, self._job, pod.pod_id, pod.gpus, folder) | own
         started = LocalPod(
             pod.pod_id,
             rank,
