@@ -71,7 +71,17 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(SUMMARIES.items()))
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def _with_hyphens(word: str) -> str:
+    return word.replace("_", "-")
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": _with_hyphens,  # options are taken with underscores, too, as EDL and Paddle Serving had them
+    },
+)
 @click.version_option(package_name="edl-airflow")
 def edl() -> None:
     """Elastic deep learning: teachers, jobs and pools."""

@@ -25,7 +25,10 @@ from edl_runtime.errors import SpecError
 from edl_runtime.shards import fields
 from edl_runtime.shards.dataset import (
     FORMAT,
+    GROUP_BYTES,
+    GROUP_RECORDS,
     Dataset,
+    check_groups,
     is_shard_name,
     list_shards,
     missing_shards,
@@ -34,11 +37,7 @@ from edl_runtime.shards.dataset import (
     read_manifest,
     store_errors,
 )
-from edl_runtime.shards.errors import ConversionRunningError, ReaderError
-
-GROUP_RECORDS = 1000
-GROUP_BYTES = 1 << 20
-"""Limits of a row group, which is decoded as a whole to read one of its records."""
+from edl_runtime.shards.errors import ConversionRunningError, ReaderError, SampleError
 
 Advanced = Callable[[int, int], object]
 """Called now and then with the numbers of whole shards and of records so far."""
@@ -257,7 +256,7 @@ def _encode(samples: _Samples, most: int, advanced: Callable[[], object]) -> byt
     if not group:
         return None
     schema = fields.schema_of(samples.fields)
-    sink = pa.BufferOutputStream()
+    sink, first = pa.BufferOutputStream(), samples.taken - len(group)
     with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
         while group:
             begin = samples.taken - len(group)
@@ -268,7 +267,13 @@ def _encode(samples: _Samples, most: int, advanced: Callable[[], object]) -> byt
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
             advanced()
             group = _next_group(shard)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+    content: bytes = sink.getvalue().to_pybytes()
+    try:
+        check_groups(pq.read_metadata(pa.BufferReader(content)), samples.fields, len(content))
+    except ValueError as error:
+        given = f"values that hardly differ, among the {samples.taken - first} samples from here on ({error})"
+        raise SampleError(first, None, given, "what may be decoded again") from error
+    return content
 
 
 def _next_group(samples: Iterator[Any]) -> list[Any]:
