@@ -72,15 +72,13 @@ class _LazyGroup(click.Group):
 
 
 def _with_hyphens(word: str) -> str:
+    """Take options with underscores, too, as EDL and Paddle Serving have them."""
     return word.replace("_", "-")
 
 
 @click.group(
     cls=_LazyGroup,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "token_normalize_func": _with_hyphens,  # options are taken with underscores, too, as EDL and Paddle Serving had them
-    },
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _with_hyphens},
 )
 @click.version_option(package_name="edl-airflow")
 def edl() -> None:
