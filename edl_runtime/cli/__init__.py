@@ -72,6 +72,7 @@ class _LazyGroup(click.Group):
 
 
 def _with_hyphens(word: str) -> str:
+    """Return the name of an option, which may have underscores as those of EDL and Paddle Serving have."""
     return word.replace("_", "-")
 
 
@@ -79,7 +80,7 @@ def _with_hyphens(word: str) -> str:
     cls=_LazyGroup,
     context_settings={
         "help_option_names": ["-h", "--help"],
-        "token_normalize_func": _with_hyphens,  # options are taken with underscores, too, as EDL and Paddle Serving had them
+        "token_normalize_func": _with_hyphens,
     },
 )
 @click.version_option(package_name="edl-airflow")
