@@ -79,7 +79,12 @@ def _kubernetes_backend(place: KubernetesBackendRef) -> KubernetesBackend:
     """Return one backend for each `place`, so that all tasks of a triggerer share its watches."""
     from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 
-    made = KubernetesBackend(cluster_client_factory(place.conn_id), namespace=place.namespace, defaults=place.pod)
+    made = KubernetesBackend(
+        cluster_client_factory(place.conn_id),
+        namespace=place.namespace,
+        defaults=place.pod,
+        kept_logs=place.kept_logs,
+    )
     return _kubernetes_backends.setdefault(msgspec.json.encode(place), made)
 
 

@@ -46,6 +46,18 @@ async def all_completed(*waits: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
             raise asyncio.CancelledError
 
 
+async def all_ended(*waits: Coroutine[Any, Any, T]) -> list[T]:
+    """Return what all return, in order; raise what the first of them has raised once all have ended.
+
+    For several steps of an end: none is left out because another one fails.
+    """
+    results = await asyncio.gather(*waits, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
 async def first_completed(*waits: Coroutine[Any, Any, T]) -> T:
     """Return what the first to end returns, or raise what it raises; the others are cancelled."""
     tasks = [asyncio.create_task(wait) for wait in waits]

@@ -21,6 +21,9 @@ from edl_runtime.specs import SECRET_VARIABLES, Checkpoint, check_not_finite
 
 BACKENDS = ("local", "kubernetes")
 
+KEPT_LOGS = 20
+"""Deleted jobs of a cluster's namespace whose logs are kept, by default."""
+
 CLOUDS = ("aws", "gcp", "azure")
 """Those whose metadata servers `edl_runtime.preemption` can ask."""
 
@@ -96,6 +99,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     - `work_dir` (EDL_WORK_DIR): the local backend's folder, for the `edl` command.
     - `kube_context`, `kube_namespace` (EDL_KUBE_CONTEXT, EDL_KUBE_NAMESPACE): the context, of the kubeconfig that
       KUBECONFIG names, and the namespace of jobs, for the `edl` command; by default the current one, and its namespace.
+    - `kube_kept_logs` (EDL_KUBE_KEPT_LOGS): of how many deleted jobs of the namespace the ends of the logs are kept, in
+      ConfigMaps, by the `edl` command and the controller as they delete one; 0 for none.
 
     Raises SpecError for times that can't be waited for, tokens that can't be sent and ports that don't exist.
     """
@@ -143,6 +148,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     work_dir: str = "~/.edl"
     kube_context: str = ""
     kube_namespace: str = ""
+    kube_kept_logs: int = KEPT_LOGS
 
     def __post_init__(self) -> None:
         if not 0 <= self.teacher_wait_s < math.inf:
@@ -169,7 +175,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         check_token(named("job_server_token"), self.job_server_token)
 
     def _check_instance(self) -> None:
-        for field in ("instance", "straggler_restarts"):
+        for field in ("instance", "straggler_restarts", "kube_kept_logs"):
             if getattr(self, field) < 0:
                 raise SpecError(named(field), getattr(self, field), "0 or more")
         if not 1 < self.straggler_factor < math.inf:

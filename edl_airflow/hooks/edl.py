@@ -19,7 +19,7 @@ from edl_airflow.runtime.spec import BackendRef, KubernetesBackendRef, LocalBack
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.pods import Pod
-from edl_runtime.settings import RuntimeSettings
+from edl_runtime.settings import KEPT_LOGS, RuntimeSettings
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.redis_url import DEFAULT_PORT, SENTINEL_PORT
 
@@ -43,7 +43,7 @@ CONN_TYPE = "edl"
 EXTRA_FIELDS = frozenset(
     {
         *("backend", "tls", "sentinel_master", "sentinel_password", "namespace", "work_dir", "kubernetes_conn_id"),
-        *("kubernetes_namespace", "redis_for_pods", "pod", "pass_on"),
+        *("kubernetes_namespace", "kubernetes_kept_logs", "redis_for_pods", "pod", "pass_on"),
     }
 )
 """What a connection's `extra` may have; `provider.yaml` describes each."""
@@ -73,7 +73,7 @@ class EdlHook(BaseHook):
 
     async def aedl_connection(self) -> EdlConnection:
         """Look the connection up from an event loop."""
-        if _lacks_async_channel():
+        if lacks_async_channel():
             return await asyncio.to_thread(self.edl_connection)
         connection = await self.aget_connection(self.edl_conn_id)
         aextra = getattr(connection, "aextra_dejson", None)  # the API server's connections have none
@@ -99,8 +99,8 @@ class EdlHook(BaseHook):
         return True, f"{good}. Warning: {warning}" if warning else good
 
 
-def _lacks_async_channel() -> bool:
-    """Whether connections can be looked up only by blocking calls, as under `dag.test()`.
+def lacks_async_channel() -> bool:
+    """Whether Airflow can be asked only by blocking calls, and by one thread at a time, as under `dag.test()`.
 
     That runs a trigger in its own process, where the stand-in for the supervisor has no `asend`; Airflow then reports
     an existing connection as missing, and nothing public says so.
@@ -234,7 +234,16 @@ def _kubernetes_place(fields: _Fields) -> KubernetesBackendRef:
     namespace = fields.check("Kubernetes namespace", "kubernetes_namespace", dns_label, allowed, "default")
     allowed = "the id of an Airflow connection of type 'kubernetes'"
     conn_id = fields.check("Kubernetes connection", "kubernetes_conn_id", r"[\w.-]+", allowed, "")
-    return KubernetesBackendRef(namespace=namespace, conn_id=conn_id, pod=_pod(fields))
+    return KubernetesBackendRef(namespace=namespace, conn_id=conn_id, pod=_pod(fields), kept_logs=_kept_logs(fields))
+
+
+def _kept_logs(fields: _Fields) -> int:
+    given = fields.extra.get("kubernetes_kept_logs")
+    if given in (None, ""):
+        return KEPT_LOGS
+    if isinstance(given, bool) or not re.fullmatch(r"\d{1,4}", str(given), re.ASCII):
+        raise SpecError(f"{fields.where}, field 'Kept logs'", given, "0 to 9999 jobs, 0 for none")
+    return int(str(given))
 
 
 def _pod(fields: _Fields) -> Pod:

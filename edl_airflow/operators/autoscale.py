@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 from airflow.sdk import BaseOperatorLink
 
+from edl_airflow import orphans
 from edl_airflow.client import open_client
 from edl_airflow.failures import failing_without_retry
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 class EdlAutoscaleOperator(TemplatedOperator):
     """Resize all jobs and pools of a connection once, by traffic windows and a policy.
 
-    Returns a `RescalingResult` with the targets and reasons. The log shows them as a table, and the task's link leads
+    Returns a `RescalingResult` with the targets and reasons. After the pass it ends orphans, see
+    docs/how-to/production.md, unless it is a dry run. The log shows them as a table, and the task's link leads
     to a page about the last pass; a dry run has the table only.
 
     A pass takes seconds, so it runs in a worker and has no deferrable mode. Two at the same time run one after the
@@ -99,7 +101,10 @@ class EdlAutoscaleOperator(TemplatedOperator):
 
             async def rescale() -> RescaleOutcome:
                 async with open_client(edl_connection) as client:
-                    return await client.rescale(rules, dry_run=dry_run, policy=policy)
+                    done = await client.rescale(rules, dry_run=dry_run, policy=policy)
+                    if not dry_run and (cause := await orphans.look(edl_connection)):
+                        self.log.warning("Whether jobs are left over is unknown: %s", cause)
+                    return done
 
             result = _result(asyncio.run(rescale()), dry_run=dry_run)
         self._log_result(result)

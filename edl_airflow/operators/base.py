@@ -19,6 +19,7 @@ from edl_airflow.hooks.edl import EdlConnection, EdlHook
 from edl_airflow.identity import owner
 from edl_airflow.links import push_links
 from edl_airflow.operators.templates import TemplatedOperator, dag_folder
+from edl_airflow.orphans import origin_of, watching
 from edl_airflow.runtime import runner
 from edl_airflow.runtime.decisions import result_warnings
 from edl_airflow.runtime.spec import BackendRef, KubernetesBackendRef, TaskOutcome, TaskSpec
@@ -69,6 +70,7 @@ class EdlOperator(TemplatedOperator):
             edl_connection = EdlHook(self.edl_conn_id).edl_connection()
             try:
                 spec = self.plan(context, edl_connection)
+                spec = msgspec.structs.replace(spec, origin=origin_of(context["ti"], outlives_task=self.keeps_pool))
                 push_links(self, context)
             except Exception:  # an earlier try, with another spec, may have started jobs
                 asyncio.run(runner.stop_all_tries(owner(context["ti"]), backend_for(edl_connection.place)))
@@ -110,7 +112,8 @@ class EdlOperator(TemplatedOperator):
             self._started = True
             if isinstance(started, TaskOutcome) or self.deferrable:
                 return started
-            return await runner.run(started, client, self.log.info, self._shown.progress)
+            async with watching(edl_connection):
+                return await runner.run(started, client, self.log.info, self._shown.progress)
 
     def _defer_to_trigger(self, spec: TaskSpec, context: Context) -> NoReturn:
         """Defer, unless the task was ended meanwhile: Airflow would refuse, and nothing would stop the work."""

@@ -29,6 +29,7 @@ from edl_airflow.operators.templates import (
 from edl_airflow.results import PoolResult
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
 from edl_runtime.backends.interface import Backend
+from edl_runtime.concurrency import all_ended
 from edl_runtime.specs import Bounds, TeacherSpec, check_name, check_priority, check_weight
 
 if TYPE_CHECKING:
@@ -151,4 +152,4 @@ class EdlStopTeacherPoolOperator(TemplatedOperator):
 
 async def _stop(pool: str, backend: Backend) -> bool:
     """Stop a pool's own teachers and what registers servers in it; return whether there was any."""
-    return any(await asyncio.gather(backend.delete(pool), backend.delete(registration_job(pool))))
+    return any(await all_ended(backend.delete(pool), backend.delete(registration_job(pool))))

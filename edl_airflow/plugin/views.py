@@ -24,7 +24,7 @@ from edl_runtime.backends.interface import JobStatus, token_owner
 from edl_runtime.elastic.rendezvous.group_status import LastResize
 from edl_runtime.elastic.rendezvous.redis_store import Event
 from edl_runtime.errors import BackendError
-from edl_runtime.monitor.snapshot import OUTDATED, UNITS, UNKNOWN, JobLine, MonitorSnapshot, PoolLine
+from edl_runtime.monitor.snapshot import OUTDATED, UNKNOWN, JobLine, MonitorSnapshot, PoolLine, unit_of
 from edl_runtime.store.errors import RegistryError
 
 NOBODY = TaskKey()
@@ -343,11 +343,6 @@ class View:
 def dags_in(seen: Seen) -> frozenset[str]:
     """Return the DAGs whose tasks have started jobs, with "" for those of none."""
     return frozenset({"", *(dag_of(token_owner(job.token)) for job in seen.jobs.values())})
-
-
-def unit_of(resource: str) -> str:
-    """Return a resource's unit."""
-    return UNITS.get(resource, "pieces")
 
 
 _ACTIONS = ("resize", "suspend", "resume", "checkpoint", "stop", "log")

@@ -59,6 +59,17 @@ def failed_outcome(job: JobStatus) -> TaskOutcome:
     )
 
 
+def unneeded_jobs(spec: TaskSpec, ended: str) -> tuple[str, ...]:
+    """Return the names of the jobs that a task has no use for once its work has `ended` so.
+
+    A training that has succeeded stays: if the task's worker is lost now, the next try takes its result.
+    """
+    if ended in ("ready", "taken_over"):
+        return ()
+    jobs = (spec.pool_job,) if ended == "succeeded" else (spec.trainer_job, spec.pool_job)
+    return tuple(job.name for job in jobs if job)
+
+
 def result_warnings(spec: TaskSpec, outcome: TaskOutcome) -> list[str]:
     """Return warnings about a training that has succeeded, each as a line for the task's log.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -17,8 +17,10 @@ from edl_airflow.client import EdlClient, job_status
 from edl_airflow.runtime.decisions import TaskState, decide
 from edl_airflow.runtime.log import LogFunction, ProgressLogger, latest_progress
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
-from edl_runtime.backends.interface import Backend, check_owner, token_owner
+from edl_runtime.backends.interface import Backend, JobStatus, check_owner, token_owner
+from edl_runtime.concurrency import all_ended
 from edl_runtime.progress import Progress
+from edl_runtime.specs import JobSpec
 from edl_runtime.store.errors import RegistryUnavailableError
 
 clock = time.time
@@ -39,22 +41,24 @@ async def start(spec: TaskSpec, client: EdlClient, check: Callable[[], None] | N
 
     `check` raises for mistakes, before anything is started; it is not called for adopted trainers.
     """
-    adopted = await _adopts_trainers(spec, client.backend)
+    earlier = await _adopted_trainers(spec, client.backend)
+    adopted = earlier is not None
     if not adopted:
         if check:
             await asyncio.to_thread(check)
         await client.progress(spec.name)  # fail if Redis is away now; `run` tolerates an outage
-    if spec.pool_job:
-        await client.backend.submit(spec.pool_job, token=spec.token, secrets=client.secrets)
+    has_succeeded = earlier is not None and earlier.phase == "succeeded"
+    if spec.pool_job and not (has_succeeded and await job_status(client.backend, spec.pool_job.name) is None):
+        await _submit(spec, spec.pool_job, client)
     if adopted:
-        await _submit_trainer(spec, client)
+        await _submit(spec, spec.trainer_job, client)
     view = await _observe(spec, client, started=adopted)
     decision = decide(spec, view, clock())
     if isinstance(decision, TaskOutcome):
         return await _with_progress(spec, decision, view, client)
     starts = decision == "start_trainer" and not spec.pool
     if starts:
-        await _submit_trainer(spec, client)
+        await _submit(spec, spec.trainer_job, client)
     return msgspec.structs.replace(spec, started=adopted or starts)
 
 
@@ -84,7 +88,7 @@ async def run(
                 await progress_logger.finish(view, is_over=decision.ended != "timed_out")
                 return await _with_progress(spec, decision, view, client)
             if decision == "start_trainer":
-                await _submit_trainer(spec, client)
+                await _submit(spec, spec.trainer_job, client)
                 log(f"Started {spec.name!r}")
                 started = True
                 continue
@@ -101,32 +105,33 @@ async def run(
             await asyncio.sleep(POLL_INTERVAL_S)
 
 
-async def stop(spec: TaskSpec, backend: Backend) -> None:
-    """Stop everything with this try's token, trainers and pool at the same time. Keeps their logs."""
-    await asyncio.gather(*(backend.delete(name, token=spec.token) for name in spec.jobs))
+async def stop(spec: TaskSpec, backend: Backend, jobs: Iterable[str] | None = None) -> None:
+    """Stop everything with this try's token, or these `jobs` of it, at the same time. Keeps their logs."""
+    names = spec.jobs if jobs is None else jobs
+    await all_ended(*(backend.delete(name, token=spec.token) for name in names))
 
 
 async def stop_all_tries(owner: str, backend: Backend) -> None:
     """Stop everything of a task instance, of any try: for a try that fails before it has adopted it."""
     left = [job for job in await backend.list() if token_owner(job.token) == owner]
-    await asyncio.gather(*(backend.delete(job.name, token=job.token) for job in left))
+    await all_ended(*(backend.delete(job.name, token=job.token) for job in left))
 
 
-async def _submit_trainer(spec: TaskSpec, client: EdlClient) -> None:
-    if spec.trainer_job:
-        await client.backend.submit(spec.trainer_job, token=spec.token, secrets=client.secrets)
+async def _submit(spec: TaskSpec, job: JobSpec | None, client: EdlClient) -> None:
+    if job:
+        await client.backend.submit(job, token=spec.token, secrets=client.secrets, origin=spec.origin)
 
 
-async def _adopts_trainers(spec: TaskSpec, backend: Backend) -> bool:
-    """Return whether this try adopts an earlier one's training; stop that if it has failed or its spec differs."""
+async def _adopted_trainers(spec: TaskSpec, backend: Backend) -> JobStatus | None:
+    """Return an earlier try's training that this one adopts; stop one that has failed or whose spec differs."""
     earlier = await job_status(backend, spec.trainer_job.name) if spec.trainer_job else None
     if not earlier or not spec.trainer_job:
-        return False
+        return None
     if earlier.digest == spec.trainer_job.digest and earlier.phase != "failed":
-        return True
+        return earlier
     check_owner(earlier, spec.token)
     await backend.delete(earlier.name)
-    return False
+    return None
 
 
 async def _observe(spec: TaskSpec, client: EdlClient, *, started: bool) -> TaskState:

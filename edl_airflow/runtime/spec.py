@@ -10,8 +10,10 @@ from typing import Any, Literal
 import msgspec
 
 from edl_airflow.results import CheckpointResult, PoolResult, RunningJob, WindowResult
+from edl_runtime.backends.interface import Origin
 from edl_runtime.pods import Pod
 from edl_runtime.progress import Progress
+from edl_runtime.settings import KEPT_LOGS
 from edl_runtime.specs import JobSpec
 
 
@@ -25,12 +27,13 @@ class KubernetesBackendRef(msgspec.Struct, frozen=True, kw_only=True, tag="kuber
     """Pods in a namespace of a cluster.
 
     - `conn_id`: the Airflow connection of type `kubernetes`; empty for the service account of Airflow's pod.
-    - `pod`: defaults for the pods of specs.
+    - `pod`: defaults for the pods of specs. `kept_logs`: of how many deleted jobs the logs are kept.
     """
 
     namespace: str
     conn_id: str = ""
     pod: Pod = Pod()
+    kept_logs: int = KEPT_LOGS
 
 
 BackendRef = LocalBackendRef | KubernetesBackendRef
@@ -43,6 +46,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `conn_id`: the Airflow connection; its secrets are looked up wherever the work is done.
     - `place`: the backend of its jobs, even if the connection is edited or removed meanwhile.
     - `token`: this try's, "OWNER/TRY"; once started, it deletes only jobs with this token.
+    - `origin`: of its jobs, so that they are known as orphans if they are left over.
     - `pool`: the pool's name, empty for none; `pool_job`: the pool's job if this task runs it, None for a running pool.
     - `servers`: addresses of other people's servers that the pool's job registers; then only they count as teachers.
     - `at_least`: how many teachers must be registered before the training starts (or the pool counts as started).
@@ -61,6 +65,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     conn_id: str
     place: BackendRef
     token: str
+    origin: Origin | None = None
     pool: str = ""
     pool_deadline: float = 0.0
     wait_timeout_s: float = 0.0

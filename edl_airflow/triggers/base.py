@@ -13,6 +13,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from edl_airflow.failures import is_transient, is_user_error
 from edl_airflow.hooks.edl import EdlConnection, EdlHook
+from edl_airflow.orphans import watching
 from edl_airflow.runtime.spec import TaskOutcome
 
 FIRST_EVENT_AFTER_S = 5.0
@@ -43,8 +44,10 @@ class EdlTrigger(BaseTrigger):
         raise NotImplementedError
 
     async def outcome(self) -> TaskOutcome:
-        """Look up the connection, and follow it to its end."""
-        return await self.follow(await load_connection(self.conn_id))
+        """Look up the connection, and follow it to its end, with an eye on the other jobs there."""
+        edl_connection = await load_connection(self.conn_id)
+        async with watching(edl_connection):
+            return await self.follow(edl_connection)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Follow it, and close all sockets before the event.

@@ -13,6 +13,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from edl_airflow.client import open_client
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID
 from edl_airflow.operators.templates import as_seconds
+from edl_airflow.orphans import watching
 from edl_airflow.triggers.base import LOOK_UP_AGAIN_S, load_connection_eventually
 from edl_runtime.autoscale.cluster.changes import JobChange, JobsSeen, job_changes, jobs_seen
 from edl_runtime.backends.interface import Backend
@@ -60,7 +61,8 @@ class EdlJobsTrigger(BaseEventTrigger):
         logged = ""
         while True:
             try:
-                async with open_client(await load_connection_eventually(self.edl_conn_id)) as client:
+                edl_connection = await load_connection_eventually(self.edl_conn_id)
+                async with open_client(edl_connection) as client, watching(edl_connection):
                     while True:
                         known, found = await self._look(client.backend, known)
                         logged = ""

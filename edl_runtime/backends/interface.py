@@ -77,12 +77,33 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     node_terms: tuple[dict[str, Any], ...] | None = None
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """The Airflow task instance that has started a job or pool, of whichever try.
+
+    - `airflow`: the id of its Airflow, as several may share a backend; empty if that could not be told.
+    - `map_index`: -1 for a task that is not mapped.
+    - `outlives_task`: it stays when its task has succeeded, as a pool that other tasks use.
+    """
+
+    airflow: str
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+    outlives_task: bool = False
+
+    def __str__(self) -> str:
+        mapped = f"[{self.map_index}]" if self.map_index >= 0 else ""
+        return f"task {self.dag_id}.{self.task_id}{mapped} of run {self.run_id}"
+
+
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Status of a job or pool.
 
     - `phase`: "running" with instances still pending is possible; "pending" is queued or suspended.
     - `elastic`: its instances are agents of elastic trainers; see `JobSpec`.
     - `token`: who may delete it; see `Backend.delete`.
+    - `origin`: whose task has started it; None if no task of Airflow's has.
     - `starting`: a submit of it has not ended, or was interrupted: repeat it.
     - `cwd`: the folder that its instances start in, empty if each has its own.
     - `wanted`: the requested number of instances, 0 while suspended. `instances`: those that exist, by index.
@@ -101,6 +122,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     digest: str
     wanted: int
+    origin: Origin | None = None
     scaling: Scaling | None = None
     instances: tuple[InstanceStatus, ...] = ()
     replaced: dict[str, str] = {}
@@ -254,11 +276,14 @@ class Backend(Protocol):
         """Where that is, among those that share a Redis: a Kubernetes namespace's name, or a work folder's path."""
         ...
 
-    async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
+    async def submit(
+        self, spec: JobSpec, *, token: str, secrets: Mapping[str, str], origin: Origin | None = None
+    ) -> JobStatus:
         """Get or create the job `spec.name` and set its `token`, "OWNER/TRY" or any other text; see `token_owner`.
 
         A job of that name with the same spec that runs or has succeeded is adopted. Any other is stopped first, down
-        to its last process. `secrets`: environment variables that are in no spec, status or file.
+        to its last process. `secrets`: environment variables that are in no spec, status or file. `origin`: whose the
+        job is from now on.
 
         Raises OwnedElsewhereError if a job of another owner runs; SubmitError when the job can't be started.
         """

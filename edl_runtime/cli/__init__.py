@@ -72,16 +72,13 @@ class _LazyGroup(click.Group):
 
 
 def _with_hyphens(word: str) -> str:
-    """Return the name of an option, which may have underscores as those of EDL and Paddle Serving have."""
+    """Take options with underscores, too, as EDL and Paddle Serving have them."""
     return word.replace("_", "-")
 
 
 @click.group(
     cls=_LazyGroup,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "token_normalize_func": _with_hyphens,
-    },
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _with_hyphens},
 )
 @click.version_option(package_name="edl-airflow")
 def edl() -> None:

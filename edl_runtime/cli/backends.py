@@ -46,7 +46,7 @@ def _kubernetes_backend(settings: RuntimeSettings) -> KubernetesBackend:
     from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 
     connect, namespace = kubernetes_place(settings)
-    return KubernetesBackend(connect, namespace=namespace)
+    return KubernetesBackend(connect, namespace=namespace, kept_logs=settings.kube_kept_logs)
 
 
 def kubernetes_place(settings: RuntimeSettings) -> tuple[Callable[[], AbstractAsyncContextManager[ApiClient]], str]:

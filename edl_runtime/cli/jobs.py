@@ -37,8 +37,9 @@ def jobs(name: str | None, *, curve: bool, as_json: bool) -> None:
     EDL_BACKEND=kubernetes reads the cluster of the kubeconfig; EDL_KUBE_CONTEXT and EDL_KUBE_NAMESPACE select context
     and namespace.
 
-    Progress is shown when EDL_REDIS_URL is the Redis of the jobs. The curve of loss and speed is kept for a day after
-    the last report; as a table it has at most 40 rows, as JSON all its points.
+    Progress is shown when EDL_REDIS_URL is the Redis of the jobs, and which jobs are orphans: their Airflow task has
+    ended without them, and they will be stopped. The curve of loss and speed is kept for a day after the last report;
+    as a table it has at most 40 rows, as JSON all its points.
     """
     settings = read_settings(redis="the Redis of the job" if curve else "")
     if curve:
@@ -102,7 +103,8 @@ def _row(status: JobStatus, line: JobLine) -> list[str]:
     saved = line.checkpoint
     checkpoint = f"checkpoint of step {saved.step}, {format_duration(time.time() - saved.at)} old" if saved else ""
     progress = " · ".join(filter(None, [report.line(), line.limit])) if report else ""
-    what = status.reason or " · ".join(filter(None, [line.trouble, progress, checkpoint]))
+    orphan = line.trouble if line.orphan else ""
+    what = orphan or status.reason or " · ".join(filter(None, [line.trouble, progress, checkpoint]))
     return [status.name, status.kind, status.phase, f"{running}/{status.wanted}", age, what]
 
 

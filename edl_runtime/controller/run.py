@@ -166,7 +166,7 @@ async def _serve(
         bind_contextvars(namespace=namespace)  # in all log lines of this task and of those that it starts
         settings = msgspec.structs.replace(defaults.settings, namespace=namespace)
         defaults = msgspec.structs.replace(defaults, settings=settings)
-    backend = KubernetesBackend(connect, namespace=namespace)
+    backend = KubernetesBackend(connect, namespace=namespace, kept_logs=defaults.settings.kube_kept_logs)
     async with (
         open_client(connect, namespace, outage=Outage()) as api,
         backend.following() as followed,

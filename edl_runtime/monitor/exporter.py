@@ -6,6 +6,7 @@ Imported only with --metrics, because it imports the Prometheus client.
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,11 +21,14 @@ from prometheus_client.registry import Collector
 
 from edl_runtime.autoscale.history import JobState
 from edl_runtime.errors import SpecError
-from edl_runtime.monitor.snapshot import UNITS, MonitorSnapshot
+from edl_runtime.log import get_logger
+from edl_runtime.monitor.snapshot import JobLine, MonitorSnapshot, Unit, unit_of
 from edl_runtime.protocol.address import check_exposure, has_token
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+log = get_logger(__name__)
 
 HOST = "127.0.0.1"
 """Default address to bind. Any other than loopback needs a token."""
@@ -36,8 +40,16 @@ SHUTDOWN_POLL_S = 0.05
 
 
 _NO_LABELS: tuple[str, ...] = ()
-_BY_JOB = ("name", "kind")  # "job" is Prometheus's own label
-_BY_RESOURCE = ("resource", "unit")
+_OF_JOB = ("name", "dag", "task")  # "job" is Prometheus's own label
+_BY_JOB = (*_OF_JOB, "kind")
+
+_RESOURCES = {
+    "edl_capacity": "Capacity of all nodes",
+    "edl_reserved": "Reserved on all nodes, by anything that runs there",
+    "edl_reserved_by_jobs": "Reserved by running instances of jobs and pools",
+    "edl_training_capacity": "What jobs and pools may use, by traffic windows and the highest load",
+}
+"""Name and meaning of the metrics of resources, of which there is one for each unit."""
 
 _METRICS = (
     ("edl_look_timestamp_seconds", "Time of the snapshot, in Unix seconds.", _NO_LABELS),
@@ -47,19 +59,16 @@ _METRICS = (
     ("edl_instances", "Running instances.", _BY_JOB),
     ("edl_wanted_instances", "Requested instances; 0 while a job is suspended.", _BY_JOB),
     ("edl_target_instances", "Instances that the last plan gives a job or pool.", _BY_JOB),
-    ("edl_last_step_timestamp_seconds", "Time of a training's last step, in Unix seconds.", ("name",)),
+    ("edl_last_step_timestamp_seconds", "Time of a training's last step, in Unix seconds.", _OF_JOB),
     (
         "edl_straggler_ratio",
         "How many times as long as its peers a trainer computes in a step that has been slower for long.",
-        ("name", "index"),
+        (*_OF_JOB, "index"),
     ),
-    ("edl_total", "Capacity of all nodes.", _BY_RESOURCE),
-    ("edl_reserved", "Reserved on all nodes, by anything that runs there.", _BY_RESOURCE),
-    ("edl_reserved_by_jobs", "Reserved by running instances of jobs and pools.", _BY_RESOURCE),
-    (
-        "edl_training_capacity",
-        "What jobs and pools may use, by traffic windows and the highest load.",
-        _BY_RESOURCE,
+    *(
+        (f"{name}_{unit}", f"{meaning}, in {unit}.", ("resource",))
+        for name, meaning in _RESOURCES.items()
+        for unit in get_args(Unit)
     ),
     ("edl_pool_teachers", "Teachers registered in a pool.", ("pool",)),
     ("edl_pool_students", "Students registered in a pool.", ("pool",)),
@@ -93,13 +102,19 @@ def _values(seen: MonitorSnapshot) -> Iterator[Iterable[tuple[Sequence[str], flo
     states = Counter(line.state for line in seen.jobs if line.kind == "trainer")
     yield [((state,), states[state]) for state in get_args(JobState)]
     for field in ("running", "wanted", "target"):
-        yield [((line.name, line.kind), getattr(line, field)) for line in seen.jobs]
-    yield [((line.name,), line.last_step_at) for line in seen.jobs]
-    yield [((line.name, str(index)), times) for line in seen.jobs for index, times in line.stragglers.items()]
+        yield [((*_labels(line), line.kind), getattr(line, field)) for line in seen.jobs]
+    yield [(_labels(line), line.last_step_at) for line in seen.jobs]
+    yield [((*_labels(line), str(index)), times) for line in seen.jobs for index, times in line.stragglers.items()]
     for field in ("total", "reserved", "ours", "allowed"):
-        yield [((name, UNITS.get(name, "pieces")), getattr(use, field)) for name, use in seen.use.items()]
+        for unit in get_args(Unit):
+            yield [((name,), getattr(use, field)) for name, use in seen.use.items() if unit_of(name) == unit]
     for field in ("teachers", "students", "busy", "waiting"):
         yield [((pool.name,), getattr(pool, field)) for pool in seen.pools]
+
+
+def _labels(line: JobLine) -> tuple[str, str, str]:
+    """Return a job's name, which differs from run to run, and the DAG and task that have started it, if any have."""
+    return (line.name, line.origin.dag_id, line.origin.task_id) if line.origin else (line.name, "", "")
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -160,6 +175,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """Log nothing of a client that has gone or says nothing: anybody may connect, as often as he likes."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("metrics.not_answered", exc_info=error)
 
 
 class _Handler(WSGIRequestHandler):

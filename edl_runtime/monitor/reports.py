@@ -11,6 +11,7 @@ from edl_runtime.autoscale.history import running_count
 from edl_runtime.backends.interface import JobStatus
 from edl_runtime.concurrency import all_completed
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus, group_statuses
+from edl_runtime.orphans import Orphan, read_notes
 from edl_runtime.progress import Progress, progress_of_run, read_each_progress
 from edl_runtime.store.errors import MalformedRecordError
 
@@ -31,10 +32,14 @@ UNKNOWN = "progress is unknown: Redis can't be used"
 
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What Redis knows of a job: its progress, and the group of its elastic trainers. `problem`: what can't be read."""
+    """What Redis knows of a job: its progress, and the group of its elastic trainers. `problem`: what can't be read.
+
+    `orphan`: the note that its task has left it, or None.
+    """
 
     progress: Progress | None = None
     group: GroupStatus | None = None
+    orphan: Orphan | None = None
     problem: str = ""
 
 
@@ -44,8 +49,10 @@ async def read_reports(client: Redis, namespace: str, jobs: Sequence[JobStatus])
     Reports of an earlier run of a job are left out. Raises RegistryUnavailableError.
     """
     elastic = [job.name for job in jobs if job.elastic]
-    progresses, groups = await all_completed(
-        read_each_progress(client, namespace, [job.name for job in jobs]), group_statuses(client, namespace, elastic)
+    progresses, groups, orphans = await all_completed(
+        read_each_progress(client, namespace, [job.name for job in jobs]),
+        group_statuses(client, namespace, elastic),
+        read_notes(client, namespace, jobs),
     )
     found = {}
     for job in jobs:
@@ -54,7 +61,12 @@ async def read_reports(client: Redis, namespace: str, jobs: Sequence[JobStatus])
         progress = None if isinstance(progress, MalformedRecordError) else progress_of_run(progress, job.created_at)
         group = None if isinstance(group, MalformedRecordError) else group
         is_of_run = group is not None and group.heard_at >= job.created_at
-        found[job.name] = JobReport(progress=progress, group=group if is_of_run else None, problem="; ".join(problems))
+        found[job.name] = JobReport(
+            progress=progress,
+            group=group if is_of_run else None,
+            orphan=orphans.get(job.name),
+            problem="; ".join(problems),
+        )
     return found
 
 

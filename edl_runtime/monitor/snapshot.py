@@ -16,11 +16,12 @@ from edl_runtime.autoscale import history
 from edl_runtime.autoscale.history import JobState, ResourceUse
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
 from edl_runtime.autoscale.policy.pool_size import describe_limit
-from edl_runtime.backends.interface import Capacity, JobStatus
+from edl_runtime.backends.interface import Capacity, JobStatus, Origin
 from edl_runtime.concurrency import all_completed
 from edl_runtime.elastic.rendezvous.group_status import LastCheckpoint, LastResize
 from edl_runtime.errors import BackendError, UnexpectedError, isolated
 from edl_runtime.monitor.reports import JobReport, group_trouble, read_reports, standstill, unknown_reports
+from edl_runtime.orphans import Orphan
 from edl_runtime.pool_reports import PoolDemand
 from edl_runtime.progress import Progress
 from edl_runtime.registry.members import job_of_student
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 HEADINGS = ("SUBMITTED-JOBS", "PENDING-JOBS", "RUNNING-TRAINERS", "CPU-UTILS", "GPU-UTILS")
 NOTHING = "-"
 
-UNITS = {"cpu": "cores", "memory": "bytes", "ephemeral-storage": "bytes"}
-"""Units of resources; others are counted in pieces."""
+Unit = Literal["cores", "bytes", "pieces"]
+"""Units of resources: devices and pods are counted."""
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +46,9 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
 
     - `running` of its `wanted` (requested) instances run; `bounds`: the sizes it can have, None once it has ended.
     - `target`, `reason`: of the last plan, or why it could not be carried out; None if that does not name it.
-    - `trouble`: why it is in that state: its own error, what its trainers wait for, or why they end; empty for none.
+    - `trouble`: that its task has left it, or why it is in that state: its own error, what its trainers wait for, or
+      why they end; empty for none.
+    - `origin`: whose task has started it, None for nobody's; `orphan`: the note that this task has left it, or None.
     - `progress`: of this run of the job, None before the first report. `share`: of all steps, 0 to 1, None while their
       number is unknown; `progress.time_left_s` likewise.
     - `limit`: what limits its speed, in words; empty while unknown.
@@ -69,6 +72,8 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: LastCheckpoint | None = None
     resize: LastResize | None = None
     stragglers: dict[int, float] = {}
+    origin: Origin | None = None
+    orphan: Orphan | None = None
 
     @property
     def last_step_at(self) -> float | None:
@@ -208,6 +213,13 @@ def utilisation(use: ResourceUse | None) -> str:
     return NOTHING if use is None or use.share is None else f"{100 * use.share:.2f}%"
 
 
+def unit_of(resource: str) -> Unit:
+    """Return a resource's unit."""
+    if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
+        return "bytes"
+    return "cores" if resource == "cpu" else "pieces"
+
+
 def job_line(job: JobStatus, report: JobReport | None, target: JobTarget | None = None) -> JobLine:
     """Return the line of one job. `report`: what Redis knows of it; `target`: of the last plan.
 
@@ -224,6 +236,7 @@ def _job_line(job: JobStatus, report: JobReport, target: JobTarget | None) -> Jo
     progress, group, still = report.progress, report.group, standstill(job, report)
     if progress and still:
         progress = msgspec.structs.replace(progress, samples_per_s=0.0, time_left_s=None)
+    orphan = f"orphan: {report.orphan.why}" if report.orphan else ""
     return JobLine(
         name=job.name,
         kind=job.kind,
@@ -233,7 +246,9 @@ def _job_line(job: JobStatus, report: JobReport, target: JobTarget | None) -> Jo
         bounds=job.scaling.bounds if job.scaling else None,
         target=target.target if target else None,
         reason=target.reason if target else "",
-        trouble=job.reason or report.problem or (still.message if still else group_trouble(job, report)),
+        trouble=orphan or job.reason or report.problem or (still.message if still else group_trouble(job, report)),
+        origin=job.origin,
+        orphan=report.orphan,
         progress=progress,
         share=progress.share if progress else None,
         limit=progress.verdict() if progress else "",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edl_runtime.autoscale.history import ResourceUse
 from edl_runtime.monitor.reports import format_duration
-from edl_runtime.monitor.snapshot import HEADINGS, NOTHING, UNITS, JobLine, MonitorSnapshot, PoolLine, summary_row
+from edl_runtime.monitor.snapshot import HEADINGS, NOTHING, JobLine, MonitorSnapshot, PoolLine, summary_row, unit_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -64,7 +64,7 @@ def _resource(name: str, use: ResourceUse) -> tuple[str, ...]:
 
 
 def _amount(resource: str, amount: float) -> str:
-    return f"{amount / 2**30:,.2f} GiB" if UNITS.get(resource) == "bytes" else f"{amount:.6g}"
+    return f"{amount / 2**30:,.2f} GiB" if unit_of(resource) == "bytes" else f"{amount:.6g}"
 
 
 def _pool(pool: PoolLine) -> tuple[str, ...]:

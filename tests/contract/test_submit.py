@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from support.backends.jobs import WAITS, ended, job, lines, wait_for_line
 
 from edl_runtime.backends.errors import OwnedElsewhereError
-from edl_runtime.backends.interface import Backend, token_owner
+from edl_runtime.backends.interface import Backend, Origin, token_owner
 
 FAILS = "import sys; sys.exit(3)"
 
@@ -32,6 +33,23 @@ async def test_a_job_that_succeeded_is_adopted(backend: Backend) -> None:
     assert (second.phase, second.created_at, second.token) == ("succeeded", first.created_at, "second")
     assert not await backend.delete("job", token="first")
     assert await lines(backend) == [(0, "done")]
+
+
+@pytest.mark.on_pods
+@pytest.mark.parametrize("script", [WAITS, "print('up')"], ids=["runs", "has succeeded"])
+async def test_a_job_tells_whose_task_has_started_it(backend: Backend, script: str) -> None:
+    """As the last submit said, of a job that was adopted, too."""
+    spec = job(script, kind="trainer")
+    first = Origin(airflow="a", dag_id="nightly", run_id="manual__2026-11-29T00:00:00+00:00", task_id="train")
+    assert (await backend.submit(spec, token="first", secrets={}, origin=first)).origin == first
+    await wait_for_line(backend, "up")
+    if script != WAITS:
+        await ended(backend)
+    second = msgspec.structs.replace(first, map_index=3, outlives_task=True)
+    assert (await backend.submit(spec, token="second", secrets={}, origin=second)).origin == second
+    assert (await backend.get("job")).origin == second
+    await backend.submit(spec, token="by-hand", secrets={})
+    assert (await backend.get("job")).origin is None
 
 
 @pytest.mark.on_pods

@@ -177,8 +177,12 @@ def test_it_is_followed_through_a_pipe_and_by_prometheus(environ: dict[str, str]
         process.communicate()
         asyncio.run(backend.resize("example1", 2))
         asyncio.run(reach(backend, "example1", running(2)))
-    found = {(sample.name, *sample.labels.values()): sample.value for each in families for sample in each.samples}
-    assert found["edl_target_instances", "trainer", "example"] == 4
+    found = {
+        (one.name, one.labels.get("name"), one.labels.get("kind")): one.value
+        for each in families
+        for one in each.samples
+    }
+    assert found["edl_target_instances", "example", "trainer"] == 4
 
 
 def test_it_is_followed_on_a_terminal(environ: dict[str, str]) -> None:

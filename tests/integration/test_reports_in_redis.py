@@ -18,7 +18,7 @@ from support.autoscale.jobs import running_job
 from edl_runtime import progress
 from edl_runtime.checkpoint import checkpoint_events
 from edl_runtime.checkpoint.checkpoint_events import SavedCheckpoint
-from edl_runtime.monitor.snapshot import read_reports
+from edl_runtime.monitor.reports import read_reports
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.progress import CurvePoint, Progress
 from edl_runtime.registry import lease as lease_module

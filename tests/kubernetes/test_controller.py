@@ -40,11 +40,11 @@ from support.depth import DEEP
 from support.network.proxy import running_proxy
 from support.paths import DEPLOY, EXAMPLES, ROOT
 
-from edl_runtime.backends.kubernetes import log_archive, names
+from edl_runtime.backends.kubernetes import names
 from edl_runtime.compat.job_specs import job_spec
 from edl_runtime.compat.training_job import read_training_job
 from edl_runtime.controller.passes import PassOptions
-from edl_runtime.settings import RuntimeSettings
+from edl_runtime.settings import KEPT_LOGS, RuntimeSettings
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -362,7 +362,7 @@ async def test_the_role_grants_exactly_the_verbs_that_are_used(
     """Of the controller, and of the passes that resize pools of others."""
     rights = [one for one in manifests("controller.yaml", place.namespace) if one["kind"] != "Deployment"]
     await create(place, *rights)
-    for number in range(log_archive.MAX_JOBS):  # so that the next archived log is one too many
+    for number in range(KEPT_LOGS):  # so that the next archived log is one too many
         label = {names.LOG_OF: f"old-{number}"}
         metadata = {"name": f"old-{number}-log", "labels": label, "annotations": {"edl-airflow/deleted-at": "1.0"}}
         await create(place, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})

@@ -26,17 +26,20 @@ RIGHTS: Mapping[str, Sequence[str]] = {
     "batch/jobs": (*READS, "create", "patch", "delete"),
     "apps/deployments": (*READS, "create", "patch", "delete"),
     "policy/poddisruptionbudgets": ("create", "patch"),
-    "/pods": ("list", "patch", "delete"),
+    "/pods": ("list", "watch", "patch", "delete"),
+    "/pods/log": ("get",),
     "/events": READS,
     "/secrets": ("create", "patch"),
-    "/configmaps": ("get", "patch"),
+    "/configmaps": ("get", "list", "create", "patch", "delete"),
 }
 """Rights for submitting, resizing and deleting jobs."""
 
 IN_DEEP = {
     "trainer": (
         *(f"batch/jobs {verb}" for verb in ("create", "patch", "delete", "watch")),
-        *("/configmaps get", "/configmaps patch", "/events list", "/secrets patch"),
+        *(f"/configmaps {verb}" for verb in ("get", "list", "create", "patch", "delete")),
+        *("/events list", "/events watch", "/secrets patch", "/pods watch", "/pods patch", "/pods/log get"),
+        "apps/deployments list",
     ),
     "pool": (
         *(f"apps/deployments {verb}" for verb in ("create", "patch", "delete", "watch")),
@@ -174,7 +177,7 @@ async def test_a_user_with_some_of_the_rights_creates_nothing(
     """All rights are checked before the first object is created; the error names the missing verb."""
     rights = {**RIGHTS, resource: [one for one in RIGHTS[resource] if one != verb]}
     message = await refused(await limited_backend(cluster, tmp_path, rights), cluster, kind, SubmitError)
-    assert f'cannot {verb} resource "{resource.rpartition("/")[2]}"' in message
+    assert f'cannot {verb} resource "{resource.partition("/")[2]}"' in message
 
 
 @pytest.mark.deep
@@ -183,7 +186,7 @@ async def test_a_user_without_the_right_to_logs_gets_an_error(
     cluster: Cluster, tmp_path: Path, *, follow: bool
 ) -> None:
     """Which names the missing verb, instead of an empty log."""
-    admin, backend = cluster.backend(), await limited_backend(cluster, tmp_path, {**RIGHTS, "/pods": READS})
+    admin, backend = cluster.backend(), await limited_backend(cluster, tmp_path, {**RIGHTS, "/pods/log": ()})
     await admin.submit(job(WAITS), token="mine", secrets={})
     await wait_for_line(admin, "up")
     with pytest.raises(ClusterError, match='cannot get resource "pods/log"'):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -20,12 +21,15 @@ from support.backends.jobs import (
 from support.cluster.cluster import Cluster
 from support.cluster.manifests import create, created, manifests
 from support.cluster.pod_faults import limited_by_role
-from support.cluster.recorder import Recorder, of_kueue, only, verbs_of
+from support.cluster.recorder import CREATIONS, OPTIONAL, Recorder, Verb, of_kueue, only, verbs_of
 
-from edl_runtime.backends.kubernetes import log_archive, names
+from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
+from edl_runtime.backends.kubernetes.rights import needed_rights
 from edl_runtime.errors import BackendError
 from edl_runtime.pods import Pod
+from edl_runtime.settings import KEPT_LOGS
+from edl_runtime.specs import JobKind
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -47,8 +51,8 @@ async def all_open(backend: KubernetesBackend) -> None:
     await eventually(are_open, "watches that are open")
 
 
-async def run_jobs(backend: KubernetesBackend, folder: Path) -> None:
-    """Run a pool and an elastic trainer job through all that jobs do."""
+async def run_pool(backend: KubernetesBackend, folder: Path) -> None:
+    """Run a pool through all that pools do."""
     gives_up = exits_without_slot(folder) + WAITS
     add_slots(folder, 1)
     await backend.submit(job(gives_up, name="pool", instances=2), token="mine", secrets={"KEY": "x"})
@@ -60,7 +64,11 @@ async def run_jobs(backend: KubernetesBackend, folder: Path) -> None:
     add_slots(folder, 9)
     await wait_for_line(backend, "up", name="pool", instances=3)
     await backend.resize("pool", 1)
+    await reads_and_ends(backend, "pool")
 
+
+async def run_trainer(backend: KubernetesBackend, _: Path) -> None:
+    """Run an elastic trainer job through all that jobs do."""
     trainer = job(WAITS, name="trainer", kind="trainer", instances=1, elastic=True)
     await backend.submit(trainer, token="mine", secrets={})
     await wait_for_line(backend, "up", name="trainer")
@@ -89,33 +97,41 @@ async def run_jobs(backend: KubernetesBackend, folder: Path) -> None:
     await reach(backend, "refused", lambda status: "unheard-of" in status.reason)
     assert await backend.delete("refused")
 
-    assert [status.name for status in await backend.list()] == ["pool", "trainer"]
-    async with followed(backend, "trainer") as seen:
-        assert seen[0][1] == "up"  # of either instance
-    with pytest.raises(BackendError, match=r"no ResourceQuota.*deploy/cluster-role\.yaml"):
-        await backend.capacity()
-
-    for name in ("pool", "trainer"):
-        assert await backend.delete(name)
-        assert (await lines(backend, name))[0] == (0, "up")
+    await reads_and_ends(backend, "trainer")
     await backend.submit(trainer, token="mine", secrets={})
     await wait_for_line(backend, "up", name="trainer")
     assert await backend.delete("trainer")  # its log replaces that of the one before
 
 
+async def reads_and_ends(backend: KubernetesBackend, name: str) -> None:
+    """Read all that there is of the only job, and delete it."""
+    assert [status.name for status in await backend.list()] == [name]
+    async with followed(backend, name) as seen:
+        assert seen[0][1] == "up"  # of any instance
+    with pytest.raises(BackendError, match=r"no ResourceQuota.*deploy/cluster-role\.yaml"):
+        await backend.capacity()
+    assert await backend.delete(name)
+    assert (await lines(backend, name))[0] == (0, "up")
+
+
 async def test_the_role_grants_exactly_the_verbs_that_are_used(home: Cluster, limited: Cluster, tmp_path: Path) -> None:
-    """Jobs run with the role alone; the verbs they use are those of the role."""
-    for number in range(log_archive.MAX_JOBS):  # so that the next archived log is one too many
+    """Jobs run with the role alone; the verbs they use are those of the role, and those that a submit rehearses."""
+    for number in range(KEPT_LOGS):  # so that the next archived log is one too many
         label = {names.LOG_OF: f"old-{number}"}
         metadata = {"name": f"old-{number}-log", "labels": label, "annotations": {"edl-airflow/deleted-at": "1.0"}}
         await create(home, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
-    recorder = Recorder(limited.connect, home)
-    limited.connect = recorder.open
     shared = tmp_path / "shared"
     shared.mkdir()
-    await run_jobs(limited.backend(shared), shared)
+    used: set[Verb] = set()
+    connect, runs = limited.connect, {"pool": run_pool, "trainer": run_trainer}
+    for kind in get_args(JobKind):
+        recorder = Recorder(connect, home)
+        limited.connect = recorder.open
+        await runs[kind](limited.backend(shared), shared)
+        assert sorted(recorder.used - CREATIONS - OPTIONAL - set(needed_rights(kind))) == []
+        used |= recorder.used
     granted = verbs_of(only("Role", manifests("role.yaml", home.namespace)))
-    assert sorted(recorder.used) == sorted(granted - of_kueue(granted))
+    assert sorted(used) == sorted(granted - of_kueue(granted))
 
 
 @pytest.mark.deep

@@ -47,6 +47,15 @@ OPTIONS = {
 }
 """Options of an Airflow that checks heartbeats often."""
 
+SETTINGS = """
+import edl_airflow.orphans
+import edl_runtime.orphans
+
+edl_airflow.orphans.LOOK_EVERY_S = 5.0
+edl_runtime.orphans.GRACE_S = 15.0
+"""
+"""What all processes of that Airflow import: jobs that tasks have left are ended soon."""
+
 FAILS = """
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG
@@ -151,6 +160,8 @@ def home(
     home = tmp_path_factory.mktemp("laptop")
     shared = home / "airflow" / "on_pods"
     new_airflow(home / "airflow")
+    (home / "airflow" / "config").mkdir(exist_ok=True)
+    (home / "airflow" / "config" / "airflow_local_settings.py").write_text(SETTINGS)
     for folder in (home / "airflow", shared):
         shutil.copytree(trained, folder / "mnist_distill")
     shutil.copytree(trained / "data", shared / "elastic_train" / "data")

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from edl_runtime.concurrency import SharedInLoop, all_completed
+from edl_runtime.concurrency import SharedInLoop, all_completed, all_ended
 
 
 class Closed(list[list[str]]):
@@ -64,6 +64,21 @@ async def test_none_is_left_behind_a_failure() -> None:
     with pytest.raises(ValueError, match="no"):
         await all_completed(asyncio.sleep(60), _failing("no"))
     assert asyncio.all_tasks() == before
+
+
+async def test_each_end_is_reached_before_the_first_failure_is_raised() -> None:
+    """A job whose end is refused keeps no other one."""
+    ended: list[int] = []
+
+    async def end(number: int) -> int:
+        await asyncio.sleep(0.01)
+        ended.append(number)
+        return number
+
+    with pytest.raises(ValueError, match="no"):
+        await all_ended(end(1), _failing("no"), end(2), _failing("later"))
+    assert ended == [1, 2]
+    assert await all_ended(end(3), end(4)) == [3, 4]
 
 
 async def test_a_cancellation_beside_a_failure_is_not_lost() -> None:

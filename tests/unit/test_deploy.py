@@ -31,9 +31,11 @@ from edl_runtime.distill.stats import ReaderStats
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus
 from edl_runtime.errors import SpecError
 from edl_runtime.monitor.exporter import MonitorCollector
-from edl_runtime.monitor.snapshot import JobReport, build_snapshot
+from edl_runtime.monitor.reports import JobReport
+from edl_runtime.monitor.snapshot import build_snapshot
 from edl_runtime.pods import MOST_ENTRIES, Pod
 from edl_runtime.pool_reports import StudentReport, TeacherReport
+from edl_runtime.progress import Progress
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.specs import MOST_COMMAND, MOST_INSTANCES, check_name
 from edl_runtime.teacher.http.server import HttpServer
@@ -346,13 +348,14 @@ def shown() -> dict[str, set[str]]:
     signature = ModelSignature(name="model")
     HttpServer(signature, PredictorPool([], signature, metrics, DeviceLoad(1)), Arena.create(1), metrics)
     target = JobTarget(name="job", kind="trainer", instances=1, target=2, reason="grows")
+    trained = Progress(step=3, updated_at=1.0, instances=1)
     seen = build_snapshot(
         [job("job", 1)],
-        capacity(node(total={"cpu": 2.0}, used={"cpu": 1.0})),
-        RescalingPlan(at=1.0, window="night", capacity={"cpu": 1.0}, targets=(target,)),
+        capacity(node(total={"cpu": 2.0, "gpu": 1.0}, used={"cpu": 1.0})),
+        RescalingPlan(at=1.0, window="night", capacity={"cpu": 1.0, "gpu": 1.0}, targets=(target,)),
         {"pool": pool("pool", {"t": TeacherReport(busy=1.0, over_s=10.0)}, {"s": StudentReport()})},
         2.0,
-        reports={"job": JobReport(group=GroupStatus(stragglers={0: 2.0}))},
+        reports={"job": JobReport(progress=trained, group=GroupStatus(stragglers={0: 2.0}))},
     )
     return samples(ReaderCollector(lambda: stats)) | samples(metrics) | samples(MonitorCollector(lambda: seen))
 

@@ -7,7 +7,7 @@ import builtins
 import copy
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from edl_runtime.backends.errors import (
     SubmitError,
     UnknownJobError,
 )
-from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, check_owner, token_owner
+from edl_runtime.backends.interface import Capacity, JobStatus, LogLine, Origin, check_owner, token_owner
 from edl_runtime.backends.kubernetes import capacity, log_archive, logs, manifests, names
 from edl_runtime.backends.kubernetes.client import UNREADABLE, KubernetesClient, Manifest, Outage
 from edl_runtime.backends.kubernetes.informer import (
@@ -49,9 +49,10 @@ from edl_runtime.backends.kubernetes.resize import held_pods, is_resized_alone, 
 from edl_runtime.backends.kubernetes.rights import missing_rights, needed_rights
 from edl_runtime.backends.kubernetes.workload_status import uid_of_queued
 from edl_runtime.concurrency import SharedInLoop, all_completed
-from edl_runtime.errors import BackendError, SpecError, UnexpectedError, isolated
+from edl_runtime.errors import BackendError, EdlError, SpecError, UnexpectedError, isolated
 from edl_runtime.log import get_logger
 from edl_runtime.pods import Pod
+from edl_runtime.settings import KEPT_LOGS
 from edl_runtime.specs import JobSpec, check_name
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ MAX_LOG_STREAMS = 48
 MAX_PARALLEL_EVICTIONS = 16
 """How many pods are asked to leave at a time: a cloud may take hundreds of nodes away at once."""
 
+NODES_WAIT_S = 10.0
+"""How long to wait for what nodes say, without which jobs run all the same."""
+
 LOG_COLLECT_TIMEOUT_S = 3.0
 """How long deletion waits for logs to open, and how long they are read after the last pod was deleted."""
 
@@ -77,7 +81,8 @@ log = get_logger(__name__)
 class KubernetesBackend:
     """Runs jobs as pods in one namespace; see `edl_runtime.backends.interface.Backend`.
 
-    `connect` opens a client of the cluster. `defaults`: the Pod of the connection.
+    `connect` opens a client of the cluster. `defaults`: the Pod of the connection. `kept_logs`: of how many deleted
+    jobs of the namespace the ends of the logs are kept; 0 for none.
 
     Kubernetes restarts instances: those of a pool without limit, at most five minutes apart; those of a trainer job
     five times in all, and after disruptions as often as `Pod.disruptions` allows. When a trainer job grows, new indexes
@@ -93,12 +98,15 @@ class KubernetesBackend:
         *,
         namespace: str,
         defaults: Pod | None = None,
+        kept_logs: int = KEPT_LOGS,
     ) -> None:
         self._connect = connect
+        self._kept_logs = kept_logs
         self._namespace = namespace
         self._defaults = defaults or Pod()
         self._outage = Outage()
         self._refused: set[tuple[str, str]] = set()  # what was logged, by event and pod
+        self._has_logged_nodes = False
         self._followed = SharedInLoop(self._watches, _close_watches)
         self._informer: Informer | None = None
         self._nodes: NodeInformer | None = None
@@ -131,20 +139,26 @@ class KubernetesBackend:
         return await self._informer.wait_for_change(since)
 
     async def submit(
-        self, spec: JobSpec, *, token: str, secrets: Mapping[str, str], owned_by: Manifest | None = None
+        self,
+        spec: JobSpec,
+        *,
+        token: str,
+        secrets: Mapping[str, str],
+        origin: Origin | None = None,
+        owned_by: Manifest | None = None,
     ) -> JobStatus:
         """Get or create the job. If the caller dies meanwhile, the job has its token and no instances.
 
         `owned_by`: the object with which the cluster deletes the job.
         """
         manifest = manifests.job_manifest(
-            spec, token=token, created_at=time.time(), defaults=self._defaults, owned_by=owned_by
+            spec, token=token, origin=origin, created_at=time.time(), defaults=self._defaults, owned_by=owned_by
         )
         async with self._api(changing=spec.name) as api:
             while True:
                 owner = await _find_owner(api, spec.name)
                 if owner is None:
-                    await _rehearse(api, manifest, spec)
+                    await _rehearse(api, manifest, spec, keeps_log=self._kept_logs > 0)
                     if created := await _create(api, manifest, spec.name):
                         return status_of(KnownJob(await _start_or_delete(api, created, spec, secrets), []))
                     continue
@@ -155,9 +169,9 @@ class KubernetesBackend:
                 check_owner(status, token)
                 try:
                     if status.digest == spec.digest and status.phase != "failed":
-                        adopted = await api.annotate(owner, {names.TOKEN: token})
+                        adopted = await api.annotate(owner, manifests.ownership(token, origin))
                         return await _status(api, await _start(api, adopted, spec, secrets))
-                    await _delete_with_logs(api, owner)
+                    await self._delete(api, owner)
                 except ConflictError:  # it has changed since
                     continue
                 manifest["metadata"]["annotations"][names.CREATED_AT] = repr(time.time())
@@ -223,7 +237,7 @@ class KubernetesBackend:
         async with self._api() as api:
             owner = await _find_owner(api, name)
             if owner is None:
-                archived = await _archived_log(api, name)
+                archived = await self._archived_log(api, name)
                 for line in logs.select_lines(archived.lines, instance, tail):
                     yield line
             elif follow:
@@ -244,7 +258,7 @@ class KubernetesBackend:
         async with self._api() as api:
             if owner := await _find_owner(api, name):
                 return token_owner(owner["metadata"]["annotations"].get(names.TOKEN, ""))
-            return (await _archived_log(api, name)).owner
+            return (await self._archived_log(api, name)).owner
 
     async def delete(self, name: str, *, token: str | None = None) -> bool:
         is_known = self._informer is not None and self._informer.has(name)  # other names may be no names of jobs
@@ -254,7 +268,7 @@ class KubernetesBackend:
                 if owner is None or token not in (None, owner["metadata"]["annotations"].get(names.TOKEN)):
                     return False
                 try:
-                    await _delete_with_logs(api, owner)
+                    await self._delete(api, owner)
                 except ConflictError:
                     continue
                 return True
@@ -263,21 +277,34 @@ class KubernetesBackend:
         """Evict our pods from nodes whose taints say that they go; see `Backend.evacuate`.
 
         Also lets those go that have left suspended jobs, see `release`. Needs cluster-role.yaml, to read nodes. What is
-        refused is only logged, once.
+        refused, or can't be read of nodes, is only logged, once.
         """
         if self._informer and self._nodes:
-            leaving = await self._nodes.leaving()
+            leaving = await self._if_readable(self._nodes.leaving())
             if jobs is None:
                 found = _known_jobs(*await self._informer.objects())
             else:
                 found = [job for name in jobs if (job := await self._informer.known(name))]
         else:
             async with self._api() as api:
-                leaving, objects = await all_completed(_leaving_nodes(api), _owners_and_pods(api))
+                nodes = self._if_readable(_leaving_nodes(api))
+                leaving, objects = await all_completed(nodes, _owners_and_pods(api))
             found = [job for job in _known_jobs(*objects) if jobs is None or job.owner["metadata"]["name"] in jobs]
         await self._release(_held_by(found))
         asked = pods_to_evict([pod for job in found for pod in job.pods], [job.owner for job in found], leaving)
         return await self._evict(asked) if asked else []
+
+    async def _if_readable(self, leaving: Awaitable[dict[str, capacity.KnownNode]]) -> dict[str, capacity.KnownNode]:
+        """Return the nodes that are about to go; none while nodes can't be read, whatever the server says."""
+        try:
+            async with asyncio.timeout(NODES_WAIT_S):
+                with isolated("the nodes"):
+                    return await leaving
+        except (EdlError, TimeoutError) as error:
+            if not self._has_logged_nodes:
+                log.warning("nodes.not_read", cause=str(error) or f"no answer in {NODES_WAIT_S:g} s")
+            self._has_logged_nodes = True
+            return {}
 
     async def release(self, name: str) -> None:
         """Let the pods of a suspended job go that have left; see `held_pods`."""
@@ -351,6 +378,17 @@ class KubernetesBackend:
             f"the cluster's capacity is unknown: the namespace {self._namespace!r} has no ResourceQuota, and "
             f"{use.why}; grant the ClusterRole of deploy/cluster-role.yaml"
         )
+
+    async def _archived_log(self, api: KubernetesClient, name: str) -> log_archive.ArchivedLog:
+        """Return the log of a deleted job. Raises UnknownJobError."""
+        with suppress(SpecError):
+            check_name("name", name)
+            if self._kept_logs and (archived := await log_archive.read_archived_log(api, name)):
+                return archived
+        raise await _unknown(api, name)
+
+    async def _delete(self, api: KubernetesClient, owner: Manifest) -> None:
+        await (_delete_with_logs(api, owner, self._kept_logs) if self._kept_logs else _delete(api, owner))
 
     @asynccontextmanager
     async def _api(self, *, changing: str = "") -> AsyncIterator[KubernetesClient]:
@@ -448,20 +486,12 @@ async def _unknown(api: KubernetesClient, name: str) -> UnknownJobError:
     return UnknownJobError(name, sorted(owner["metadata"]["name"] for owner in await _owners(api)))
 
 
-async def _archived_log(api: KubernetesClient, name: str) -> log_archive.ArchivedLog:
-    """Return the log of a deleted job. Raises UnknownJobError."""
-    with suppress(SpecError):
-        if archived := await log_archive.read_archived_log(api, check_name("name", name)):
-            return archived
-    raise await _unknown(api, name)
-
-
-async def _rehearse(api: KubernetesClient, manifest: Manifest, spec: JobSpec) -> None:
+async def _rehearse(api: KubernetesClient, manifest: Manifest, spec: JobSpec, *, keeps_log: bool) -> None:
     """Check that the job can be created, and resized, watched and deleted later. Raises SubmitError."""
     results = await asyncio.gather(
         api.create(manifest, dry_run=True),
-        _check_rights(api, spec),
-        _check_archive(api, spec.name),
+        _check_rights(api, spec, keeps_log=keeps_log),
+        *([_check_archive(api, spec.name)] if keeps_log else []),
         return_exceptions=True,
     )
     errors = [error for error in results if isinstance(error, BaseException)]
@@ -475,10 +505,10 @@ async def _rehearse(api: KubernetesClient, manifest: Manifest, spec: JobSpec) ->
         raise SubmitError(spec.name, "; ".join(dict.fromkeys(reasons)))
 
 
-async def _check_rights(api: KubernetesClient, spec: JobSpec) -> None:
+async def _check_rights(api: KubernetesClient, spec: JobSpec, *, keeps_log: bool) -> None:
     """Raise SubmitError for rights that the job will need and this account lacks, as far as the cluster knows."""
     rules = await api.rules()
-    missing = [] if rules is None else missing_rights(needed_rights(spec.kind), rules)
+    missing = [] if rules is None else missing_rights(needed_rights(spec.kind, keeps_log=keeps_log), rules)
     if missing:
         which = ", ".join(
             f'cannot {verb} resource "{resource}" in API group "{group}"' for group, resource, verb in missing
@@ -645,8 +675,14 @@ def _by_uid(things: builtins.list[Manifest], uid_of: Callable[[Manifest], str]) 
     return lambda uid: found.get(uid, [])
 
 
-async def _delete_with_logs(api: KubernetesClient, owner: Manifest) -> None:
-    """Delete the job, down to its last pod, and archive the end of its log. Raises ConflictError.
+async def _delete(api: KubernetesClient, owner: Manifest) -> None:
+    """Delete the job, down to its last pod. Raises ConflictError."""
+    await api.delete(owner, foreground=True, exactly=not is_leaving(owner))
+    await _wait_until_gone(api, owner)
+
+
+async def _delete_with_logs(api: KubernetesClient, owner: Manifest, kept_logs: int) -> None:
+    """As `_delete`, and archive the end of the job's log.
 
     A log that can't be read or archived is only logged as a warning.
     """
@@ -667,8 +703,7 @@ async def _delete_with_logs(api: KubernetesClient, owner: Manifest) -> None:
     try:
         # a log is deleted with its pod, so it must be open before
         await asyncio.wait([collecting, opening], timeout=LOG_COLLECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-        await api.delete(owner, foreground=True, exactly=not is_leaving(owner))
-        await _wait_until_gone(api, owner)
+        await _delete(api, owner)
         gone.set()
         await asyncio.wait([collecting], timeout=LOG_COLLECT_TIMEOUT_S)
     finally:
@@ -681,7 +716,9 @@ async def _delete_with_logs(api: KubernetesClient, owner: Manifest) -> None:
     lines = [line for _, of_one in sorted(kept.items()) for line in of_one]
     try:
         token = owner["metadata"]["annotations"].get(names.TOKEN, "")
-        await log_archive.archive_log(api, name, lines, run=owner["metadata"]["uid"], owner=token_owner(token))
+        await log_archive.archive_log(
+            api, name, lines, run=owner["metadata"]["uid"], owner=token_owner(token), most=kept_logs
+        )
     except BackendError as error:
         log.warning("log.archive_failed", job=name, cause=str(error))
 

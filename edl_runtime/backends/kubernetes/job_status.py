@@ -7,7 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edl_runtime.backends.interface import SUSPENDED, InstanceStatus, JobStatus, Phase, Scaling
+import msgspec
+
+from edl_runtime.backends.interface import SUSPENDED, InstanceStatus, JobStatus, Origin, Phase, Scaling
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.manifests import DEFAULT_MAX_DISRUPTIONS
 from edl_runtime.backends.kubernetes.pod_status import (
@@ -29,6 +31,7 @@ from edl_runtime.backends.kubernetes.pod_status import (
 from edl_runtime.backends.kubernetes.pod_template import instance_container, mapping_at, mappings_at
 from edl_runtime.backends.kubernetes.workload_status import waiting_message
 from edl_runtime.errors import EX_CONFIG, SpecError
+from edl_runtime.parsing import JsonDecoder
 from edl_runtime.pods import Manifest, kubernetes_name, reserved_resources
 from edl_runtime.specs import MOST_INSTANCES, Bounds, check_priority, check_weight
 
@@ -81,6 +84,7 @@ def job_status(
         kind="pool" if is_pool else "trainer",
         phase=phase,
         token=annotations.get(names.TOKEN, ""),
+        origin=_origin(annotations),
         digest=annotations.get(names.DIGEST, ""),
         wanted=desired_instances(owner),
         scaling=scaling(owner, pods) if is_active and not is_leaving(owner) else None,
@@ -106,11 +110,23 @@ def unreadable_status(owner: Manifest, why: str) -> JobStatus:
         kind="pool" if is_pool else "trainer",
         phase="running",
         token=annotations.get(names.TOKEN, ""),
+        origin=_origin(annotations),
         digest=annotations.get(names.DIGEST, ""),
         wanted=min(owner["spec"].get("replicas" if is_pool else "completions") or 0, MOST_INSTANCES),
         created_at=created_at(owner),
         reason=why,
     )
+
+
+_origin_decoder = JsonDecoder(Origin)
+
+
+def _origin(annotations: Mapping[str, Any]) -> Origin | None:
+    """Return whose task has started the job; None, too, for what this version can't read."""
+    try:
+        return _origin_decoder.decode(annotations[names.ORIGIN]) if annotations.get(names.ORIGIN) else None
+    except msgspec.DecodeError:
+        return None
 
 
 def is_felt_when_suspended(job: JobStatus) -> bool:

@@ -16,15 +16,13 @@ from edl_runtime.backends.interface import LogLine
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.client import KubernetesClient
 from edl_runtime.log import get_logger
+from edl_runtime.settings import KEPT_LOGS
 
 MAX_LINES = 2000
 """Lines of each instance that are kept."""
 
 MAX_BYTES = 512 * 1024
 """Compressed size of a job's log: a ConfigMap holds 1 MiB."""
-
-MAX_JOBS = 20
-"""Deleted jobs of a namespace whose logs are kept."""
 
 _DELETED = "edl-airflow/deleted-at"
 _RUN = "edl-airflow/log-of-uid"
@@ -47,8 +45,10 @@ def archive_manifest(job: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": names.archive_name(job), "labels": labels}}
 
 
-async def archive_log(api: KubernetesClient, job: str, lines: Sequence[LogLine], *, run: str, owner: str = "") -> None:
-    """Keep the end of a job's log, replace that of an earlier job of its name, and delete the oldest logs.
+async def archive_log(
+    api: KubernetesClient, job: str, lines: Sequence[LogLine], *, run: str, owner: str = "", most: int = KEPT_LOGS
+) -> None:
+    """Keep the end of a job's log, replace that of an earlier job of its name, and delete those above `most`.
 
     A job that has written nothing leaves no log, or an empty one in place of that of an earlier job. `run`: the uid of
     the job; `owner`: its owner. If several clients delete the same job, the longest log is kept. A ConfigMap of that
@@ -78,7 +78,7 @@ async def archive_log(api: KubernetesClient, job: str, lines: Sequence[LogLine],
         break
     logs, _ = await api.list("ConfigMap", labels=names.LOG_OF)
     logs.sort(key=lambda one: float(_annotations(one).get(_DELETED, 0)), reverse=True)
-    for old in logs[MAX_JOBS:]:
+    for old in logs[most:]:
         await api.delete(old)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from edl_runtime.backends.interface import Origin
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.backends.kubernetes.pod_template import Manifest, pod_template
 from edl_runtime.errors import EX_CONFIG, SpecError
@@ -33,7 +34,13 @@ _SIGNALS = [128 + number for number in range(1, 65)]
 
 
 def job_manifest(
-    spec: JobSpec, *, token: str, created_at: float, defaults: Pod, owned_by: Manifest | None = None
+    spec: JobSpec,
+    *,
+    token: str,
+    created_at: float,
+    defaults: Pod,
+    owned_by: Manifest | None = None,
+    origin: Origin | None = None,
 ) -> Manifest:
     """Return the Deployment or Job, without instances at first.
 
@@ -50,7 +57,7 @@ def job_manifest(
         "annotations": {
             **({names.ELASTIC_IN_QUEUE: "true"} if _is_resized_in_queue(spec, pod) else {}),
             **pod.annotations,
-            names.TOKEN: token,
+            **ownership(token, origin),
             names.DIGEST: spec.digest,
             names.BOUNDS: str(spec.bounds),
             names.PRIORITY: str(spec.priority),
@@ -93,6 +100,11 @@ def job_manifest(
             "template": template,
         },
     }
+
+
+def ownership(token: str, origin: Origin | None) -> dict[str, str]:
+    """Return the annotations that change when a job is adopted."""
+    return {names.TOKEN: token, names.ORIGIN: msgspec.json.encode(origin).decode() if origin else ""}
 
 
 def owner_reference(owner: Manifest) -> Manifest:

@@ -15,6 +15,8 @@ KIND = f"{MANAGER}/kind"
 LOG_OF = f"{MANAGER}/log-of"
 
 TOKEN = f"{MANAGER}/token"
+ORIGIN = f"{MANAGER}/origin"
+"""JSON of the job's `Origin`, empty for none: ids of DAGs and runs are no label values."""
 DIGEST = f"{MANAGER}/digest"
 BOUNDS = f"{MANAGER}/bounds"
 PRIORITY = f"{MANAGER}/priority"

@@ -11,15 +11,21 @@ Right = tuple[str, str, str]
 """An API group, a resource and a verb, as in ("batch", "jobs", "patch")."""
 
 
-def needed_rights(kind: JobKind) -> Iterator[Right]:
-    """Yield what a job of this kind needs, but for its own creation, which is rehearsed."""
-    yield from _rights(
-        "apps/deployments" if kind == "pool" else "batch/jobs", "get", "list", "watch", "patch", "delete"
-    )
-    yield from _rights("/pods", "list", *(("patch", "delete") if kind == "pool" else ()))
-    yield from _rights("/events", "list")
+def needed_rights(kind: JobKind, *, keeps_log: bool = True) -> Iterator[Right]:
+    """Yield what a job of this kind needs, but for its own creation, which is rehearsed.
+
+    `keeps_log`: the end of its log is kept when it is deleted. Without the other rights of deploy/role.yaml jobs run
+    all the same.
+    """
+    own, other = ("apps/deployments", "batch/jobs") if kind == "pool" else ("batch/jobs", "apps/deployments")
+    yield from _rights(own, "get", "list", "watch", "patch", "delete")
+    yield from _rights(other, "get", "list", "watch")  # a name is a job's of either kind
+    yield from _rights("/pods", "list", "watch", "patch", *(("delete",) if kind == "pool" else ()))
+    yield from _rights("/pods/log", "get")
+    yield from _rights("/events", "list", "watch")
     yield from _rights("/secrets", "create", "patch")
-    yield from _rights("/configmaps", "patch")
+    if keeps_log:
+        yield from _rights("/configmaps", "get", "list", "create", "patch", "delete")
     if kind == "pool":
         yield from _rights("policy/poddisruptionbudgets", "create", "patch")
 

@@ -25,6 +25,7 @@ from edl_runtime.backends.interface import (
     JobStatus,
     LogLine,
     NodeCapacity,
+    Origin,
     Scaling,
     check_owner,
     token_owner,
@@ -42,10 +43,11 @@ REPLY_TIMEOUT_S = 15.0
 
 
 class AdoptRequest(msgspec.Struct, frozen=True, tag="adopt"):
-    """Replace the token, if the job has this digest and has not failed."""
+    """Replace token and origin, if the job has this digest and has not failed."""
 
     digest: str
     token: str
+    origin: Origin | None = None
 
 
 class ResizeRequest(msgspec.Struct, frozen=True, tag="resize"):
@@ -85,6 +87,7 @@ class SupervisorStart(msgspec.Struct, frozen=True):
 
     spec: JobSpec
     token: str
+    origin: Origin | None
     secrets: dict[str, str]
     work_folder: str
     folder: str
@@ -105,23 +108,25 @@ class LocalBackend:
     def place(self) -> str:
         return str(self._work.path)
 
-    async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
+    async def submit(
+        self, spec: JobSpec, *, token: str, secrets: Mapping[str, str], origin: Origin | None = None
+    ) -> JobStatus:
         """Get or create the job. When this is cancelled, a start that has begun is completed first."""
         try:
-            return await self._submit(spec, token, secrets)
+            return await self._submit(spec, token, origin, secrets)
         except OSError as error:
             raise SubmitError(spec.name, name_full_folder(str(error), self._work.path)) from error
 
-    async def _submit(self, spec: JobSpec, token: str, secrets: Mapping[str, str]) -> JobStatus:
+    async def _submit(self, spec: JobSpec, token: str, origin: Origin | None, secrets: Mapping[str, str]) -> JobStatus:
         await asyncio.to_thread(self._prepare, spec)
         folder = self._work.job(spec.name)
         async with locks.hold(self._work.lock(spec.name)) as held:
             check_owner(await asyncio.to_thread(folder.read_status), token)
-            if adopted := await _adopt(folder, spec, token):
+            if adopted := await _adopt(folder, AdoptRequest(spec.digest, token, origin)):
                 await asyncio.to_thread(self._work.keep_owner, adopted)
                 return adopted
             await _stop_and_remove(folder)
-            starting = asyncio.ensure_future(asyncio.to_thread(self._start, spec, token, secrets, held))
+            starting = asyncio.ensure_future(asyncio.to_thread(self._start, spec, token, origin, secrets, held))
             try:
                 return await asyncio.shield(starting)
             except asyncio.CancelledError:
@@ -196,13 +201,16 @@ class LocalBackend:
             raise SubmitError(spec.name, f"its folder {spec.cwd!r} does not exist")
         self._work.make()
 
-    def _start(self, spec: JobSpec, token: str, secrets: Mapping[str, str], held: int) -> JobStatus:
+    def _start(
+        self, spec: JobSpec, token: str, origin: Origin | None, secrets: Mapping[str, str], held: int
+    ) -> JobStatus:
         try:
             folder = self._work.new_job(spec.name)
             return launch_supervisor(
                 SupervisorStart(
                     spec=spec,
                     token=token,
+                    origin=origin,
                     secrets=dict(secrets),
                     work_folder=str(self._work.path),
                     folder=str(folder.path),
@@ -235,18 +243,18 @@ class LocalBackend:
         return UnknownJobError(name, self._work.jobs())
 
 
-async def _adopt(folder: JobFolder, spec: JobSpec, token: str) -> JobStatus | None:
-    """Return the job's status, with the new token, if it can be adopted. Needs the job's lock."""
+async def _adopt(folder: JobFolder, request: AdoptRequest) -> JobStatus | None:
+    """Return the job's status, with the new token and origin, if it can be adopted. Needs the job's lock."""
     try:
-        reply = await _ask_supervisor(folder, AdoptRequest(spec.digest, token))
+        reply = await _ask_supervisor(folder, request)
     except SupervisorError:
         return None
     if reply is not None:
         return reply.status if isinstance(reply, Accepted) else None
     status = await asyncio.to_thread(folder.read_status)
-    if status is None or status.phase != "succeeded" or status.digest != spec.digest:
+    if status is None or status.phase != "succeeded" or status.digest != request.digest:
         return None
-    adopted = msgspec.structs.replace(status, token=token)
+    adopted = msgspec.structs.replace(status, token=request.token, origin=request.origin)
     await asyncio.to_thread(folder.write_status, adopted)
     return adopted
 

@@ -118,7 +118,7 @@ class SupervisedJob:
             return Rejected("it has ended")
         if request.digest != self._status.digest:
             return Rejected("it has another spec")
-        self._change(token=request.token)
+        self._change(token=request.token, origin=request.origin)
         return Accepted(self._status)
 
     def _resize(self, request: ResizeRequest) -> Reply:
@@ -383,6 +383,7 @@ def _first_status(start: SupervisorStart) -> JobStatus:
         kind=start.spec.kind,
         phase="running",
         token=start.token,
+        origin=start.origin,
         digest=start.spec.digest,
         wanted=start.spec.instances,
         scaling=scaling_of(start.spec, machine_total()),

@@ -293,7 +293,7 @@ def _s(ms: str | float) -> float:
 EventKind = Literal[
     "registered", "loading", "ready", "leaving", "left", "lost", "gone", "superseded", "finished", "failed",
     "suspected", "late", "forming", "active", "resumed", "restored", "waiting", "asked", "stop", "ended", "saved",
-    "note", "straggler",
+    "note", "straggler", "orphan",
 ]  # fmt: skip
 
 
@@ -312,7 +312,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     leases last longer.
 
     Of the job: "stop" was requested; it was "asked" for a checkpoint; it "ended" (`outcome`); a checkpoint was "saved";
-    a "note" of a worker. `request`: the number of the request that the checkpoint answers, or why there is none.
+    a "note" of a worker; it is an "orphan", whose task has left it. `request`: the number of the request that the
+    checkpoint answers, or why there is none.
 
     - `id`, `at`: the event's id in the stream, and its time in Unix seconds of Redis's clock.
     """
@@ -371,6 +372,14 @@ async def read_events(client: Redis, namespace: str, job: str, *, after: str = "
     with unavailable_if_lost(client, key):
         entries: Any = await client.xrange(key, min=start)
     return _decode_events(entries)
+
+
+async def announce(client: Redis, namespace: str, job: str, event: Event) -> None:
+    """Add to the job's events what somebody else than its agents has seen. Raises RegistryUnavailableError."""
+    nobody: list[str | int] = ["", 0, 0]
+    text = msgspec.json.encode(event).decode()
+    args = [*nobody, text, event.kind, event.reason, event.request]
+    await run_script(client, "group_announce", keys.group_keys(namespace, job), args)
 
 
 async def last_events(client: Redis, namespace: str, jobs: Sequence[str], *, most: int) -> dict[str, list[Event]]:

@@ -16,7 +16,15 @@ from edl_airflow.client import EdlClient
 from edl_airflow.results import CheckpointResult
 from edl_airflow.runtime.spec import LocalBackendRef, LogPosition, TaskOutcome, TaskSpec, TrainingStatus
 from edl_runtime.backends.errors import UnknownJobError
-from edl_runtime.backends.interface import Capacity, InstanceStatus, JobStatus, LogLine, NodeCapacity, check_owner
+from edl_runtime.backends.interface import (
+    Capacity,
+    InstanceStatus,
+    JobStatus,
+    LogLine,
+    NodeCapacity,
+    Origin,
+    check_owner,
+)
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.progress import Progress
 from edl_runtime.specs import Bounds, JobSpec
@@ -47,13 +55,15 @@ class FakeBackend:
     def place(self) -> str:
         return "fake"
 
-    async def submit(self, spec: JobSpec, *, token: str, secrets: Mapping[str, str]) -> JobStatus:
+    async def submit(
+        self, spec: JobSpec, *, token: str, secrets: Mapping[str, str], origin: Origin | None = None
+    ) -> JobStatus:
         assert secrets["EDL_REDIS_URL"]
         check_owner(self.jobs.get(spec.name), token)
         self.calls.append(("submit", spec.name))
         known = self.jobs.get(spec.name)
         phase = known.phase if known and known.digest == spec.digest and known.phase != "failed" else "running"
-        self.jobs[spec.name] = job_status(spec.name, token, phase=phase, digest=spec.digest)
+        self.jobs[spec.name] = job_status(spec.name, token, phase=phase, digest=spec.digest, origin=origin)
         return self.jobs[spec.name]
 
     def forget_after(self, name: str, *, looks: int) -> None:

@@ -104,7 +104,7 @@ async def token_of(cluster: Cluster, rights: Mapping[str, Sequence[str]]) -> str
     """Return the token of a service account with `rights` in the namespace: verbs by "group/resource"."""
     rules = [
         {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
-        for (group, _, resource), verbs in ((what.rpartition("/"), verbs) for what, verbs in rights.items())
+        for (group, _, resource), verbs in ((what.partition("/"), verbs) for what, verbs in rights.items())
     ]
     metadata = {"name": f"weak-{secrets.token_hex(3)}"}
     rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}

@@ -15,6 +15,18 @@ from edl_runtime.backends.kubernetes.client import KubernetesClient
 Verb = tuple[str, str, str]
 """An API group, a resource and what is done to it, as in ("apps", "deployments", "create")."""
 
+CREATIONS = {("batch", "jobs", "create"), ("apps", "deployments", "create")}
+"""What a submit rehearses by a dry run."""
+
+OPTIONAL = {
+    ("", "pods/eviction", "create"),  # that it is refused is logged
+    ("", "resourcequotas", "list"),  # what is free is for rescaling
+    ("", "resourcequotas", "watch"),
+    ("kueue.x-k8s.io", "workloads", "list"),  # a job in a queue then does not say why it waits
+    ("kueue.x-k8s.io", "workloads", "watch"),
+}
+"""Rights without which jobs run all the same."""
+
 _CHANGED = {"jobs": "Job", "deployments": "Deployment", "trainingjobs": "TrainingJob"}
 
 _PATH = re.compile(

@@ -51,6 +51,8 @@ for backend, conn_id in CONNECTIONS.items():
     distil(f"{backend}_stopped_task_process_while_running", *SAVES, **running)
     distil(f"{backend}_lost_triggerer_while_deferred", deferrable=True, conn_id=conn_id)
 
+distil("local_orphaned_while_deferred", *SAVES, deferrable=True, conn_id="edl_default")
+distil("local_bystander_while_deferred", deferrable=True, conn_id="edl_default")
 distil("pods_lost_scheduler_while_running", deferrable=False, conn_id="edl_near")
 distil("pods_lost_scheduler_while_deferred", deferrable=True, conn_id="edl_near")
 distil("pods_stopped_triggerer_while_deferred", deferrable=True, conn_id="edl_near")

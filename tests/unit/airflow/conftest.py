@@ -22,7 +22,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
 
     for module in (
         *("operators.autoscale", "operators.base", "operators.resize", "sensors.base", "sensors.traffic"),
-        *("triggers.checkpoint", "triggers.task", "triggers.jobs"),
+        *("triggers.checkpoint", "triggers.task", "triggers.jobs", "orphans"),
     ):
         monkeypatch.setattr(f"edl_airflow.{module}.open_client", open_made_up)
     for module in ("operators.base", "operators.teacher_pool", "triggers.task"):

@@ -8,7 +8,14 @@ import msgspec
 import pytest
 from support.airflow.fakes import STUDENT, degraded_pool, failed_status, job_status, saved, spec_of
 
-from edl_airflow.runtime.decisions import REMOVED_REASON, TaskState, decide, missing_teachers, result_warnings
+from edl_airflow.runtime.decisions import (
+    REMOVED_REASON,
+    TaskState,
+    decide,
+    missing_teachers,
+    result_warnings,
+    unneeded_jobs,
+)
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec, TrainingStatus
 from edl_runtime.backends.interface import SUSPENDED, InstanceStatus, JobStatus, Scaling
 from edl_runtime.errors import EX_CONFIG
@@ -266,3 +273,28 @@ def test_a_training_that_succeeds_in_silence_is_doubted(
     found = result_warnings(spec, with_(SUCCEEDED, **given))
     assert len(found) == len(logged)
     assert all(part in line for part, line in zip(logged, found, strict=True))
+
+
+ALONE = spec_of(pool="", pool_job=None)
+POOL_ALONE = spec_of(trainer_job=None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "ended", "unneeded"),
+    [
+        (spec_of(), "succeeded", ("digits",)),
+        (spec_of(), "failed", ("student", "digits")),
+        (spec_of(), "timed_out", ("student", "digits")),
+        (spec_of(), "no_teacher", ("student", "digits")),
+        (spec_of(), "taken_over", ()),
+        (spec_of(pool_job=None), "succeeded", ()),
+        (spec_of(pool_job=None), "failed", ("student",)),
+        (ALONE, "succeeded", ()),
+        (ALONE, "stopped", ("student",)),
+        (POOL_ALONE, "ready", ()),
+        (POOL_ALONE, "failed", ("digits",)),
+    ],
+)
+def test_what_has_ended_needs_no_teachers(spec: TaskSpec, ended: str, unneeded: tuple[str, ...]) -> None:
+    """A student that has succeeded stays for its result, a pool that is ready for others, and all for a later try."""
+    assert unneeded_jobs(spec, ended) == unneeded

@@ -51,6 +51,9 @@ def test_every_field_counts() -> None:
 
 ON_KUBERNETES: list[tuple[dict[str, Any], str]] = [
     ({"kubernetes_namespace": "A b"}, "Kubernetes namespace"),
+    ({"kubernetes_kept_logs": -1}, "Kept logs"),
+    ({"kubernetes_kept_logs": True}, "Kept logs"),
+    ({"kubernetes_kept_logs": "some"}, "Kept logs"),
     ({"kubernetes_conn_id": "a b"}, "Kubernetes connection"),
     ({"redis_for_pods": "redis://x"}, "Redis for pods"),
     ({"pod": "{"}, "Pod"),
@@ -123,6 +126,13 @@ def test_a_cluster_is_a_namespace_and_what_pods_have_in_common(pod: Any) -> None
         namespace="ml", conn_id="gpus", pod=Pod(image="edl:1", resources={"gpu": 1}, queue="team")
     )
     assert _cluster().place == KubernetesBackendRef(namespace="default")
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, 20), ("", 20), (0, 0), ("0", 0), (5, 5)])
+def test_a_connection_says_of_how_many_jobs_logs_are_kept(given: object, kept: int) -> None:
+    place = _cluster({"kubernetes_kept_logs": given}).place
+    assert isinstance(place, KubernetesBackendRef)
+    assert place.kept_logs == kept
 
 
 def test_pods_reach_redis_by_a_name_of_their_own() -> None:

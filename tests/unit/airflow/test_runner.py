@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from support.airflow.fakes import STUDENT, FakeClient, job_status, saved, spec_of
+from support.airflow.fakes import POOL, STUDENT, FakeClient, job_status, saved, spec_of
 
 from edl_airflow.failures import error_for
 from edl_airflow.results import CheckpointResult
@@ -64,6 +64,18 @@ async def test_a_result_that_nobody_fetched_is_fetched(site: FakeClient) -> None
     outcome = await runner.start(spec_of(), site)
     assert isinstance(outcome, TaskOutcome)
     assert outcome.ended == "succeeded"
+
+
+@pytest.mark.parametrize("pool_is_left", [False, True])
+async def test_no_pool_is_started_for_a_student_that_has_succeeded(site: FakeClient, *, pool_is_left: bool) -> None:
+    """One that is left is adopted, so that the try ends it."""
+    site.backend.jobs = {"student": job_status("student", "try-0", digest=STUDENT.digest, phase="succeeded")}
+    if pool_is_left:
+        site.backend.jobs["digits"] = job_status("digits", "try-0", digest=POOL.digest, kind="pool")
+    await runner.start(spec_of(), site)
+    assert {name: job.token for name, job in site.backend.jobs.items()} == (
+        {"student": "try-1", "digits": "try-1"} if pool_is_left else {"student": "try-1"}
+    )
 
 
 async def test_a_running_student_is_adopted_without_redis(site: FakeClient) -> None:

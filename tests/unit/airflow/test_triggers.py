@@ -22,6 +22,7 @@ from edl_airflow.runtime.spec import LocalBackendRef, TaskOutcome
 from edl_airflow.triggers import task
 from edl_airflow.triggers.task import ENDED_BY_A_PERSON, EdlTaskTrigger
 from edl_runtime.backends.errors import ClusterError, ClusterUnavailableError
+from edl_runtime.backends.interface import Origin
 from edl_runtime.errors import BackendError
 
 WORK = spec_of(pool_job=None, at_least=1)
@@ -118,6 +119,32 @@ async def test_what_a_person_has_ended_is_stopped_though_nobody_calls_on_kill(
     assert cancelled.value.args == ((by,) if by else ())
     await asyncio.gather(*task._stopping)
     assert site.backend.jobs.keys() == set(left)
+
+
+async def test_the_teachers_are_stopped_once_airflow_has_the_event_that_the_student_has_ended(
+    site: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if nobody takes the event, as while the DAG is paused; and not before, nor because Airflow is away."""
+    answers: list[str | None] = ["scheduled", "deferred", None]
+
+    def states(origins: list[Origin]) -> dict[Origin, str]:
+        assert "digits" in site.backend.jobs
+        if not (answer := answers.pop()):
+            raise ConnectionError
+        return dict.fromkeys(origins, answer)
+
+    monkeypatch.setattr("edl_airflow.triggers.task.task_states", states)
+    monkeypatch.setattr("edl_airflow.triggers.task.STORED_AGAIN_S", 0.0)
+    origin = Origin(airflow="a", dag_id="nightly", run_id="manual__1", task_id="distill")
+    site.backend.jobs = {
+        "student": job_status("student", phase="succeeded", result={"checkpoint": "c"}),
+        "digits": job_status("digits", kind="pool"),
+    }
+    outcome = await _only_event(_job_trigger(pool_job=POOL, origin=origin))
+    assert (outcome.ended, outcome.result) == ("succeeded", {"checkpoint": "c"})
+    await asyncio.gather(*task._stopping)
+    assert site.backend.jobs.keys() == {"student"}
+    assert answers == []
 
 
 async def test_what_on_kill_has_begun_is_tried_again_until_the_cluster_is_back(

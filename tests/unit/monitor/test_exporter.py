@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -16,7 +17,7 @@ from support.autoscale.jobs import running_job as job
 from support.teachers.process import wait_until
 
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
-from edl_runtime.backends.interface import Capacity
+from edl_runtime.backends.interface import Capacity, Origin
 from edl_runtime.elastic.rendezvous.group_status import GroupStatus
 from edl_runtime.errors import SpecError
 from edl_runtime.monitor.exporter import MOST_CONNECTIONS, MonitorCollector, parse_address, serving
@@ -47,7 +48,8 @@ def samples(text: str) -> dict[str, float]:
     for family in text_string_to_metric_families(text):
         assert family.documentation.endswith("."), family.name
         for sample in family.samples:
-            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            # a label without a value is none to Prometheus
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()) if value)
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     return found
 
@@ -78,20 +80,50 @@ def test_all_that_is_seen_is_shown() -> None:
         "edl_wanted_instances{kind=trainer,name=rests}": 0.0,
         "edl_wanted_instances{kind=pool,name=pool}": 3.0,
         "edl_target_instances{kind=trainer,name=a}": 4.0,
-        "edl_total{resource=cpu,unit=cores}": 8.0,
-        "edl_total{resource=memory,unit=bytes}": 100.0,
-        "edl_total{resource=gpu,unit=pieces}": 4.0,
-        "edl_reserved{resource=cpu,unit=cores}": 3.0,
-        "edl_reserved{resource=memory,unit=bytes}": 0.0,
-        "edl_reserved{resource=gpu,unit=pieces}": 1.0,
-        "edl_reserved_by_jobs{resource=cpu,unit=cores}": 2.0,
-        "edl_reserved_by_jobs{resource=memory,unit=bytes}": 0.0,
-        "edl_reserved_by_jobs{resource=gpu,unit=pieces}": 0.0,
-        "edl_training_capacity{resource=cpu,unit=cores}": 6.0,
+        "edl_capacity_cores{resource=cpu}": 8.0,
+        "edl_capacity_bytes{resource=memory}": 100.0,
+        "edl_capacity_pieces{resource=gpu}": 4.0,
+        "edl_reserved_cores{resource=cpu}": 3.0,
+        "edl_reserved_bytes{resource=memory}": 0.0,
+        "edl_reserved_pieces{resource=gpu}": 1.0,
+        "edl_reserved_by_jobs_cores{resource=cpu}": 2.0,
+        "edl_reserved_by_jobs_bytes{resource=memory}": 0.0,
+        "edl_reserved_by_jobs_pieces{resource=gpu}": 0.0,
+        "edl_training_capacity_cores{resource=cpu}": 6.0,
         "edl_pool_teachers{pool=pool}": 1.0,
         "edl_pool_students{pool=pool}": 2.0,
         "edl_pool_busy_ratio{pool=pool}": 0.5,
     }
+
+
+def test_jobs_of_tasks_have_the_dag_and_the_task_as_labels() -> None:
+    """So what their runs have in common can be asked for: a job's name differs from run to run."""
+    origin = Origin(airflow="one", dag_id="digits", run_id="today", task_id="train", map_index=2)
+    report = JobReport(
+        progress=Progress(step=3, updated_at=4.0, instances=2), group=GroupStatus(members=(0, 1), stragglers={1: 2.0})
+    )
+    jobs = [job("digits-train-e66d", 2, origin=origin), job("by-hand", 1)]
+    at = build_snapshot(jobs, Capacity(nodes=()), None, {}, 5.0, reports={"digits-train-e66d": report})
+    of_task = "dag=digits,{}name=digits-train-e66d,task=train"
+    assert {name: value for name, value in shown(at).items() if "digits" in name} == {
+        f"edl_instances{{{of_task.format('kind=trainer,')}}}": 2.0,
+        f"edl_wanted_instances{{{of_task.format('kind=trainer,')}}}": 2.0,
+        f"edl_last_step_timestamp_seconds{{{of_task.format('')}}}": 4.0,
+        f"edl_straggler_ratio{{{of_task.format('index=1,')}}}": 2.0,
+    }
+    assert shown(at)["edl_instances{kind=trainer,name=by-hand}"] == 1.0
+
+
+def test_names_are_as_prometheus_wants_them() -> None:
+    """No gauge has a counter's suffix, and a family has one unit, so that its samples can be added up."""
+    nodes = capacity(node(total={"cpu": 8.0, "memory": 100.0, "hugepages-2Mi": 4.0, "nvidia.com/gpu": 2.0}, used={}))
+    found = [*MonitorCollector(lambda: build_snapshot([], nodes, None, {}, 5.0)).collect()]
+    assert not [family.name for family in found if family.name.endswith(("_total", "_count", "_sum"))]
+    assert not [sample for family in found for sample in family.samples if "unit" in sample.labels]
+    resources = {family.name: [sample.labels.get("resource") for sample in family.samples] for family in found}
+    assert resources["edl_capacity_cores"] == ["cpu"]
+    assert resources["edl_capacity_bytes"] == ["memory", "hugepages-2Mi"]
+    assert resources["edl_capacity_pieces"] == ["nvidia.com/gpu"]
 
 
 def test_the_time_of_the_last_step_is_shown() -> None:
@@ -172,6 +204,22 @@ def test_silent_clients_have_few_threads() -> None:
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status == 200
         wait_until(lambda: threading.active_count() <= before + 1 + MOST_CONNECTIONS)
+
+
+def test_strangers_that_hang_up_leave_no_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """Without a token, in the middle of a request, by a reset, as often as they like."""
+    before = threading.active_count()
+    with serving(seen, "127.0.0.1", 0) as url:
+        port = int(url.split(":")[2].split("/")[0])
+        for sent in (b"", b"GET /metrics HTTP/1.1\r\nHost:", b"GET /metrics HTTP/1.1\r\n\r\n") * 5:
+            stranger = socket.create_connection(("127.0.0.1", port), 60)
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            stranger.sendall(sent)
+            stranger.close()
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert answer.status == 200
+        wait_until(lambda: threading.active_count() <= before + 1)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

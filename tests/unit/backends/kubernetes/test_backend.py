@@ -14,11 +14,13 @@ import structlog
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes_asyncio.client import ApiClient, Configuration
+from support.backends.jobs import job
 
-from edl_runtime.backends.errors import JobReplacedError
+from edl_runtime.backends.errors import JobReplacedError, SubmitError, UnknownJobError
 from edl_runtime.backends.kubernetes import client, logs, names
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.errors import BackendError
+from edl_runtime.pods import Pod
 
 JOB = {
     "metadata": {
@@ -92,7 +94,7 @@ class Cluster:
         return web.json_response({"items": self.has.get(kind, []), "metadata": {"resourceVersion": "1"}})
 
     @asynccontextmanager
-    async def backend(self) -> AsyncIterator[KubernetesBackend]:
+    async def backend(self, **options: Any) -> AsyncIterator[KubernetesBackend]:
         app = web.Application()
         spaces = (r"/{api:api/v1|apis/.*/v1\w*}/namespaces/ns/{kind}", "/{api:.*}/namespaces/ns/{kind}/{name}")
         app.router.add_get("/api/v1/namespaces/ns/pods/job-0/log", written)
@@ -100,7 +102,7 @@ class Cluster:
             app.router.add_route("*", path, self.answer)
         async with TestServer(app) as server:
             configuration = Configuration(host=str(server.make_url("")).rstrip("/"))
-            yield KubernetesBackend(lambda: ApiClient(configuration), namespace="ns")
+            yield KubernetesBackend(lambda: ApiClient(configuration), namespace="ns", **options)
             self.closing.set()
 
 
@@ -129,6 +131,20 @@ async def test_a_job_is_deleted_though_its_log_is_lost(
     found = [(one["job"], one["cause"]) for one in told if one["event"] == "log.archive_failed"]
     assert len(found) == (cause is not None)
     assert all(job == "job" and str(cause) in why for job, why in found)
+
+
+async def test_where_no_logs_are_kept_nobody_reads_them_or_asks_for_a_config_map() -> None:
+    """Neither as a job is deleted, nor for the log of one that was, nor beforehand."""
+    cluster = Cluster({"configmaps": 403, "POST deployments": 422}, pods=[HAS_WRITTEN])
+    refused = job("print('up')", name="other")
+    async with cluster.backend(kept_logs=0, defaults=Pod(image="edl:1")) as backend:
+        with pytest.raises(SubmitError, match="no deployments"):
+            await backend.submit(refused, token="mine", secrets={})
+        assert await backend.delete("job")
+        with pytest.raises(UnknownJobError):
+            assert [line async for line in backend.logs("job")]
+    assert cluster.has == {}
+    assert not [request for request in cluster.requests if "configmaps" in request or "pods" in request]
 
 
 @pytest.mark.parametrize(("second", "told"), [(1, ""), (3, "its pods can't be created: exceeded quota")])

@@ -15,7 +15,7 @@ from kubernetes_asyncio.client import ApiClient, Configuration
 from structlog.testing import capture_logs
 
 from edl_runtime.backends.kubernetes import backend as backend_module
-from edl_runtime.backends.kubernetes import names
+from edl_runtime.backends.kubernetes import client, informer, names
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 from edl_runtime.backends.kubernetes.leaving_nodes import LEAVING_TAINTS, leaving_reason
 
@@ -53,7 +53,7 @@ class Cluster:
         self.owners = [owner("job", []), owner("other", [])]
         self.answers: dict[str, int] = {}
         self.cut, self.asked = False, 0
-        self.nodes_status = 200
+        self.nodes_status, self.is_garbled = 200, False
         self.evicted: list[Any] = []
         self.listed: list[str] = []
         self.changes: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -63,6 +63,8 @@ class Cluster:
         kind = request.match_info["kind"]
         if kind == "nodes" and self.nodes_status != 200:
             return web.json_response({"message": "no nodes"}, status=self.nodes_status)
+        if kind == "nodes" and self.is_garbled:
+            return web.Response(text="<html>")
         if "watch" in request.query:
             response = web.StreamResponse()
             await response.prepare(request)
@@ -71,8 +73,11 @@ class Cluster:
                 change = asyncio.create_task(self.changes.get())
                 await asyncio.wait([change, closing], return_when=asyncio.FIRST_COMPLETED)
                 if change.done():
-                    event = {"type": "MODIFIED", "object": change.result()}
+                    what = "ERROR" if "code" in change.result() else "MODIFIED"
+                    event = {"type": what, "object": change.result()}
                     await response.write(json.dumps(event).encode() + b"\n")
+                    if what == "ERROR":
+                        return response
             await closing
             return response
         self.listed.append(kind)
@@ -103,6 +108,14 @@ class Cluster:
 
 def evicted(*pods: str) -> list[Any]:
     return [("Eviction", name, {"uid": f"uid of {name}", "resourceVersion": "1"}) for name in pods]
+
+
+async def first_move(backend: KubernetesBackend) -> list[str]:
+    """Look until some of the job's pods have to leave."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (done := await backend.evacuate(["job"])):  # noqa: ASYNC110 - the watch tells by this
+            await asyncio.sleep(0.01)
+    return done
 
 
 @pytest.mark.parametrize("followed", [False, True])
@@ -136,10 +149,7 @@ async def test_a_follower_hears_of_a_taint_that_comes_later() -> None:
     async with cluster.backend() as backend, backend.following() as watching:
         assert await watching.evacuate() == []
         cluster.changes.put_nowait(node("goes", SPOT, version="2"))
-        async with asyncio.timeout(PATIENCE_S):
-            while not (done := await watching.evacuate(["job"])):  # noqa: ASYNC110 - the watch tells by this
-                await asyncio.sleep(0.01)
-        assert done == [f"pod job-0 has to leave node goes: {WHY}"]
+        assert await first_move(watching) == [f"pod job-0 has to leave node goes: {WHY}"]
 
 
 @pytest.mark.parametrize("followed", [False, True])
@@ -149,6 +159,43 @@ async def test_without_the_right_to_read_nodes_nothing_happens(*, followed: bool
     async with cluster.backend() as made, made.following() as watching:
         assert await (watching if followed else made).evacuate() == []
     assert cluster.evicted == []
+
+
+@pytest.mark.parametrize("followed", [False, True])
+@pytest.mark.parametrize("status", [400, 418, 429, 500, 501, 200], ids=lambda status: f"{status}")
+async def test_nodes_that_can_not_be_read_keep_nobody_from_work(
+    status: int, monkeypatch: pytest.MonkeyPatch, *, followed: bool
+) -> None:
+    """Whatever the server says of nodes alone, also what is no answer: their leaving is known once it says so."""
+    monkeypatch.setattr(backend_module, "NODES_WAIT_S", 1.0)
+    monkeypatch.setattr(informer, "RETRY_AFTER_S", 0.01)
+    monkeypatch.setattr(client, "RETRY_DELAYS_S", (0.01, 0.01))
+    cluster = Cluster(node("goes", SPOT))
+    cluster.nodes_status, cluster.is_garbled = status, status == 200
+    async with cluster.backend() as made, made.following() as watching:
+        backend = watching if followed else made
+        with capture_logs() as told:
+            assert await backend.evacuate(["job"]) == []
+            assert await backend.evacuate(["job"]) == []
+        assert [entry["event"] for entry in told if entry["event"] != "cluster.away"] == ["nodes.not_read"]
+        cluster.nodes_status, cluster.is_garbled = 200, False
+        assert await first_move(backend) == [f"pod job-0 has to leave node goes: {WHY}"]
+
+
+@pytest.mark.parametrize("code", [418, 410, 500, "gone", None, []])
+async def test_a_watch_of_nodes_that_ends_with_an_error_keeps_nobody_from_work(
+    code: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any code, also of none that a number could be: nodes are listed again."""
+    monkeypatch.setattr(backend_module, "NODES_WAIT_S", 1.0)
+    monkeypatch.setattr(informer, "RETRY_AFTER_S", 0.01)
+    cluster = Cluster(node("goes"))
+    async with cluster.backend() as made, made.following() as backend:
+        assert await backend.evacuate(["job"]) == []
+        cluster.nodes = [node("goes", SPOT, version="2")]
+        for change in ({"code": code, "message": "an odd one"}, *cluster.nodes):
+            cluster.changes.put_nowait(change)
+        assert await first_move(backend) == [f"pod job-0 has to leave node goes: {WHY}"]
 
 
 @pytest.mark.parametrize(("status", "logged"), [(429, 0), (404, 0), (409, 0), (403, 1)])

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edl_runtime.backends.interface import SUSPENDED, InstanceStatus, JobStatus, Scaling
+from edl_runtime.backends.interface import SUSPENDED, InstanceStatus, JobStatus, Origin, Scaling
 from edl_runtime.backends.kubernetes.job_status import (
     bounds,
     desired_instances,
@@ -22,6 +22,7 @@ from edl_runtime.backends.kubernetes.job_status import (
     trainer_instances,
 )
 from edl_runtime.backends.kubernetes.kept_fields import read_owner, read_pod
+from edl_runtime.backends.kubernetes.manifests import ownership
 from edl_runtime.backends.kubernetes.pod_status import (
     POD_EVENT_SELECTOR,
     is_creating_containers,
@@ -1047,3 +1048,16 @@ def test_a_suspended_pool_has_not_failed_whatever_its_last_pods_say() -> None:
     assert (of(thing).phase, of(thing).reason, of(thing).is_suspended) == ("pending", SUSPENDED, True)
     status = of(thing, pod(0, ended(78)))
     assert (status.phase, status.reason, status.attainable) == ("pending", SUSPENDED, 0)
+
+
+def test_whose_task_a_job_is_of_is_read_from_what_its_manifest_has() -> None:
+    """None where no task has started it, and where another version has written it."""
+    origin = Origin(airflow="a", dag_id="nightly", run_id="manual__2026-11-29T00:00:00+00:00", task_id="train")
+    found = {}
+    for name, owned in {"a task": ownership("me/1", origin), "nobody": ownership("me/1", None)}.items():
+        given = job()
+        given["metadata"]["annotations"] |= owned
+        found[name] = job_status(given, [], NOW).origin
+    given["metadata"]["annotations"]["edl-airflow/origin"] = '{"airflow": 1}'
+    assert found == {"a task": origin, "nobody": None}
+    assert job_status(given, [], NOW).origin is None

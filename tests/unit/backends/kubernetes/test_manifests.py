@@ -119,6 +119,7 @@ def test_a_pool_is_a_deployment() -> None:
             "annotations": {
                 "example.com/why": "speed",
                 "edl-airflow/token": "me/1",
+                "edl-airflow/origin": "",
                 "edl-airflow/digest": spec.digest,
                 "edl-airflow/bounds": "1:4",
                 "edl-airflow/priority": "0",
