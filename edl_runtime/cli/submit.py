@@ -25,7 +25,12 @@ from edl_runtime.store.redis_client import connect
 @click.option("-f", "--file", "path", required=True, type=click.Path(path_type=Path), help="The manifest.")
 @click.option("--name", default="", help="Another name for its only job, so that several copies can run.")
 @click.option("--start", type=int, help="Instances at the start; by default the manifest's instances, or min-instance.")
-@click.option("--workspace", default="", metavar="DIR", help="A local folder in place of the image's workspace.")
+@click.option(
+    "--workspace",
+    default="",
+    metavar="DIR",
+    help="A local folder in place of the image's workspace, also in the entrypoint.",
+)
 @click.option(
     "--checkpoint", default="", metavar="URL", help="Where checkpoints are kept, in a folder of the job's name."
 )

@@ -30,27 +30,34 @@ def job_spec(
     """Return the job of elastic trainers.
 
     - `start`: instances at the start, by default the manifest's `instances`, or the fewest.
-    - `cwd`: by default the manifest's workspace.
+    - `cwd`: by default the manifest's workspace. Entrypoint words that are paths below that are below `cwd` then.
     - `checkpoints`: where checkpoints are kept, in a folder of the job's name; empty for nowhere.
     - `queue`: its Kueue queue, by default the manifest's.
 
     Raises SpecError.
     """
     own = RuntimeSettings(namespace=settings.namespace, job=job.name)
+    cwd = job.trainer.cwd if cwd is None else cwd
     keeping = Checkpoint(url=f"{checkpoints}/{job.name}").to_env() if checkpoints else {}
     script = JobSpec(
         name=job.name,
         kind="trainer",
-        command=tuple(job.trainer.command),
+        command=tuple(_moved(word, job.trainer.cwd.rstrip("/"), cwd) for word in job.trainer.command),
         bounds=Bounds(1, 1),
         instances=1,
         env={**own.to_env(), **keeping, **job.trainer.env},
-        cwd=job.trainer.cwd if cwd is None else cwd,
+        cwd=cwd,
         pod=Pod(queue=queue).over(job.trainer.pod or Pod()) if queue else job.trainer.pod,
         priority=priority,
         weight=weight,
     )
     return elastic_job(script, job.bounds, start=job.instances if start is None else start)
+
+
+def _moved(word: str, before: str, now: str) -> str:
+    """Return a path below the absolute folder `before` as it is below `now`; any other word as it is."""
+    is_below = before.startswith("/") and f"{word}/".startswith(f"{before}/")
+    return now.rstrip("/") + word.removeprefix(before) if is_below else word
 
 
 def checkpoints_of_pods(url: str) -> str:

@@ -357,6 +357,8 @@ def _volumes(parts: _Parts, notes: list[str]) -> tuple[list[Volume], dict[str, A
 def _pull_secrets(parts: _Parts) -> Iterator[str]:
     for part, fields in (("spec", parts.spec), ("spec.trainer", parts.trainer)):
         at, given = parts.path(f"{part}.imagePullSecrets"), fields.get("imagePullSecrets", [])
+        if isinstance(given, dict):  # as in some of EDL's own
+            given = [given]
         if not isinstance(given, list):
             raise SpecError(at, given, "a list of secrets by name, as in [{name: registry}]")
         check_length(at, given)

@@ -22,6 +22,7 @@ from edl_runtime.errors import DamagedFileError, EdlError, SpecError, missing_li
 from edl_runtime.files import LIMIT, read_all
 from edl_runtime.shards import fields
 from edl_runtime.shards.errors import DamagedShardError, DatasetStoreError, UnfinishedDatasetError
+from edl_runtime.shards.footer import ZSTD, row_groups
 
 FORMAT = 1
 """The version of manifest and shards. Other versions are refused."""
@@ -92,7 +93,7 @@ def read_shard(path: str, start: int = 0) -> Iterator[tuple[Any, ...]]:
     with _decoding(path):
         shard = pq.ParquetFile(pa.BufferReader(content))
         kinds = fields.fields_in(shard.schema_arrow)
-        check_groups(shard.metadata, kinds, len(content))
+        check_groups(content, kinds)
         texts = [shard.schema.column(place).path for place, kind in enumerate(kinds) if kind.type in {"str", "bytes"}]
         shard = pq.ParquetFile(pa.BufferReader(content), metadata=shard.metadata, read_dictionary=texts)
     for group in range(shard.num_row_groups):
@@ -106,21 +107,22 @@ def read_shard(path: str, start: int = 0) -> Iterator[tuple[Any, ...]]:
         start = max(0, start - count)
 
 
-def check_groups(metadata: Any, kinds: Sequence[fields.Field], size: int) -> None:
-    """Raise ValueError unless each row group is small enough to decode, by the metadata of a file of `size` bytes."""
-    most = _CERTAIN_BYTES + _MOST_TO_ONE * size
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        if group.num_rows > GROUP_RECORDS:
-            raise ValueError(f"a row group has {group.num_rows} records, more than {GROUP_RECORDS}")
+def check_groups(content: bytes, kinds: Sequence[fields.Field]) -> None:
+    """Raise ValueError unless each row group of a file is small enough to decode, by what its footer says.
+
+    Also raises as `row_groups`.
+    """
+    most = _CERTAIN_BYTES + _MOST_TO_ONE * len(content)
+    for records, columns in row_groups(content):
+        if not 0 <= records <= GROUP_RECORDS:
+            raise ValueError(f"a row group has {records} records, more than {GROUP_RECORDS}")
         decoded = 0
-        for place, kind in enumerate(kinds):
-            column = group.column(place)
-            if column.compression != "ZSTD" or not (kind.is_list or column.num_values == group.num_rows):
-                raise ValueError(f"field {place} has {column.num_values} values in {column.compression}")
-            decoded += max(column.total_uncompressed_size, column.num_values * kind.value_bytes)
+        for kind, column in zip(kinds, columns, strict=True):
+            if column.codec != ZSTD or column.values < 0 or not (kind.is_list or column.values == records):
+                raise ValueError(f"{records} records have {column.values} values of {kind}, by codec {column.codec}")
+            decoded += max(column.uncompressed_bytes, column.values * kind.value_bytes)
         if decoded > most:
-            raise ValueError(f"a row group has {decoded} bytes, more than {most}, in a file of {size}")
+            raise ValueError(f"a row group has {decoded} bytes, more than {most}, in a file of {len(content)}")
 
 
 def is_shard_name(file: str) -> bool:

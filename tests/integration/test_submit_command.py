@@ -177,6 +177,13 @@ def test_a_copy_runs_beside_the_first_under_another_name(submit: Submitting) -> 
     assert submit.told("digits")["cwd"] == str(submit.folder / "src")
 
 
+def test_an_absolute_entrypoint_is_found_in_the_folder_that_replaces_the_image_s(submit: Submitting) -> None:
+    """As in EDL's own manifests, whose scripts are in the image's /workspace."""
+    submit.write(TELLS, manifest("digits", entrypoint="python /workspace/script.py $LR", workspace="/workspace"))
+    assert submit("--workspace", "src")[0] == 0
+    assert submit.told("digits")["cwd"] == str(submit.folder / "src")
+
+
 AWAY = "redis://:sesame@127.0.0.1:1/0"
 
 

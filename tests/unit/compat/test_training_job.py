@@ -111,6 +111,14 @@ def trainer(field: str, value: Any) -> Any:
     return changed(f"spec/trainer/{field}", value)
 
 
+def test_a_pull_secret_may_be_a_mapping() -> None:
+    """As in some of EDL's own manifests, instead of a list."""
+    for at in ("spec", "spec/trainer"):
+        job = read(changed(f"{at}/imagePullSecrets", {"name": "registry"}))
+        assert job.trainer.pod
+        assert list(job.trainer.pod.pull_secrets) == ["registry"]
+
+
 def test_the_tutorials_form() -> None:
     """Name, script, bounds, image and resources; passes are told the script as they always were."""
     job = read(TUTORIAL)
@@ -332,6 +340,8 @@ WRONG: list[tuple[Any, str]] = [
     (changed("spec/fault_tolerant", "yes"), "spec.fault_tolerant: got 'yes', allowed is true or false"),
     (changed("spec/passes", -1), "spec.passes: got -1, allowed is a whole number, 0 to 2,147,483,647"),
     (changed("spec/imagePullSecrets", ["a"]), "spec.imagePullSecrets[0]: got 'a', allowed is a mapping"),
+    (changed("spec/imagePullSecrets", "a"), "spec.imagePullSecrets: got 'a', allowed is a list of secrets by name"),
+    (changed("spec/imagePullSecrets", {"names": "a"}), "spec.imagePullSecrets[0].name[0]: got None, allowed is"),
     (changed("spec/imagePullSecrets", [{"name": "A"}]), "spec.imagePullSecrets[0].name: got 'A', allowed is the name"),
     (changed("spec/volumes", {}), "spec.volumes: got {}, allowed is a list"),
     (changed("spec/volumes", [VOLUME, VOLUME]), "spec.volumes[1].name: got 'data', allowed is a unique name"),

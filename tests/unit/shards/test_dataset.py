@@ -143,7 +143,7 @@ def as_shard(folder: Path, content: bytes) -> str:
             "zstd",
             r"has 96000000 bytes, more than \d+, in a file of \d+",
         ),
-        (Field("int"), pa.array(np.zeros(2, np.int64)), "brotli", "has 2 values in BROTLI"),
+        (Field("int"), pa.array(np.zeros(2, np.int64)), "brotli", "2 records have 2 values of int, by codec 4"),
     ],
 )
 def test_a_small_file_can_not_take_much_memory(
@@ -171,15 +171,24 @@ def test_equal_texts_are_one_object(tmp_path: Path) -> None:
     assert len({id(value) for *_, values in found for value in values}) == 1
 
 
-def test_damage_behind_a_right_checksum_is_damage(tmp_path: Path, out: str) -> None:
-    """Whatever pyarrow raises about it, as a file may have been made by anybody; nothing else comes out."""
-    content = Path(list_shards(out)[1]).read_bytes()
+def test_damage_behind_a_right_checksum_is_damage(tmp_path: Path) -> None:
+    """Whatever pyarrow raises about it, as a file may have been made by anybody; half of it is in the footer.
+
+    Nor does the process end: pyarrow's objects for a footer do that, as for a codec that there isn't.
+    """
+    convert(
+        lambda: ((n, f"text {n % 7}", [n % 3] * 9, ["a", "b"], np.full((3, 4), n, np.float32)) for n in range(1500)),
+        str(tmp_path / "mixed"),
+        records_per_shard=1500,
+    )
+    content = Path(list_shards(str(tmp_path / "mixed"))[0]).read_bytes()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     random = np.random.default_rng(7)
     refused = 0
-    for _ in range(3000 if DEEP else 300):
+    for number in range(4000 if DEEP else 400):
         damaged = np.frombuffer(content, np.uint8).copy()
-        begin = random.integers(4, len(damaged) - 4)
-        damaged[begin : begin + random.integers(1, 5)] = random.integers(256)
+        begin = random.integers(footer if number % 2 else 4, len(damaged) - 8)
+        damaged[begin : begin + random.integers(1, 4)] = random.integers(256)
         try:
             list(read_shard(as_shard(tmp_path, damaged.tobytes())))
         except DamagedShardError:
