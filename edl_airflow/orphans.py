@@ -7,11 +7,12 @@ shares the backend. While Airflow, Redis or the cluster does not answer, nothing
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +23,7 @@ from edl_airflow.client import EdlClient, open_client
 from edl_airflow.hooks.edl import EdlConnection, lacks_async_channel
 from edl_airflow.identity import TaskInstance
 from edl_runtime.backends.interface import Origin
-from edl_runtime.concurrency import SharedInLoop, all_completed
+from edl_runtime.concurrency import SharedInLoop, all_ended
 from edl_runtime.errors import EdlError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 AIRFLOW_ID = "edl_airflow_id"
 """The Variable that tells this Airflow from others."""
+
+ABOUT_THE_ID = "The id of this Airflow in the jobs of edl-airflow, so that those that its tasks leave over are ended."
 
 LOOK_EVERY_S = 60.0
 """Seconds between two looks at a connection's jobs."""
@@ -57,7 +60,10 @@ def origin_of(ti: TaskInstance, *, outlives_task: bool) -> Origin:
 
 @asynccontextmanager
 async def watching(edl_connection: EdlConnection) -> AsyncIterator[None]:
-    """Look at the connection's jobs now and each minute; all who do so in an event loop share one watch."""
+    """Look at the connection's jobs now and each minute; all who do so in an event loop share one watch.
+
+    Of all watches of an Airflow, one looks each minute.
+    """
     async with _watches.use(msgspec.json.encode(edl_connection)):
         yield
 
@@ -78,12 +84,14 @@ async def look(edl_connection: EdlConnection) -> str:
 
 
 async def _look(client: EdlClient) -> None:
-    from edl_runtime.orphans import GRACE_S, find_orphans, forget_orphan, note_orphan, read_notes
+    from edl_runtime.orphans import GRACE_S, find_orphans, forget_orphan, is_to_look, note_orphan, read_notes
 
     listed = await client.backend.list()
     if not any(job.origin and job.origin.airflow for job in listed):
         return
     own_id = await asyncio.to_thread(_known_id)
+    if not await is_to_look(client.redis, client.namespace, client.backend.place, own_id, every_s=LOOK_EVERY_S):
+        return
     jobs = [job for job in listed if job.origin and job.origin.airflow == own_id]
     states = await asyncio.to_thread(task_states, {job.origin for job in jobs if job.origin})
     noted = await read_notes(client.redis, client.namespace, jobs)
@@ -95,7 +103,7 @@ async def _look(client: EdlClient) -> None:
         await note_orphan(client.redis, client.namespace, name, found[name])
         log.warning("orphan.found", job=name, why=found[name].why, ends_in_s=GRACE_S)
     over = [(name, orphan) for name, orphan in found.items() if orphan.is_over(clock())]
-    await all_completed(*(_end(client, *each) for each in over))
+    await all_ended(*(_end(client, *each) for each in over))
 
 
 async def _end(client: EdlClient, name: str, orphan: Orphan) -> None:
@@ -136,20 +144,20 @@ def _own_id() -> str:
 
     Of two tasks that make it at the same time, the jobs of one are not judged.
     """
+    with suppress(Exception):
+        return _known_id()
     try:
-        if not _known_id():
-            about = (
-                "The id of this Airflow in jobs of the provider edl-airflow: without it, jobs that are left over stay."
-            )
-            Variable.set(AIRFLOW_ID, str(uuid.uuid4()), description=about)
+        Variable.set(AIRFLOW_ID, str(uuid.uuid4()), description=ABOUT_THE_ID)
         return _known_id()
     except Exception as error:  # noqa: BLE001 - the task goes on without it
         log.warning("airflow.has_no_id", variable=AIRFLOW_ID, cause=str(error))
         return ""
 
 
+@functools.cache
 def _known_id() -> str:
-    return str(Variable.get(AIRFLOW_ID, default=""))
+    """Return the id of this Airflow. Raises AirflowRuntimeError if there is none, or it can't be read."""
+    return str(Variable.get(AIRFLOW_ID))
 
 
 async def _look_for_ever(edl_connection: EdlConnection) -> None:

@@ -81,6 +81,16 @@ def why_left(origin: Origin, state: str | None) -> str:
 # Notes, in Redis.
 
 
+async def is_to_look(client: Redis, namespace: str, place: str, airflow: str, *, every_s: float) -> bool:
+    """Return whether nobody else of this Airflow has looked at the place's jobs within about `every_s`.
+
+    The caller is to look then, as hundreds of tasks may follow jobs. Raises RegistryUnavailableError.
+    """
+    key = keys.orphans_look(namespace, place, airflow)
+    with unavailable_if_lost(client, key):
+        return bool(await client.set(key, "", nx=True, px=round(900 * every_s)))
+
+
 async def read_notes(client: Redis, namespace: str, jobs: Sequence[JobStatus]) -> dict[str, Orphan]:
     """Return those of these jobs that were noted as orphans, by name. Raises RegistryUnavailableError."""
     asked = [job for job in jobs if job.origin]

@@ -294,15 +294,19 @@ def paddle_job(environ: Mapping[str, str]) -> PaddleJob:
 
 
 def paddle_pod_environment(
-    environ: Mapping[str, str], job: PaddleJob, pod_id: str, gpus: Sequence[int]
+    environ: Mapping[str, str], job: PaddleJob, pod_id: str, gpus: Sequence[int], folder: Path
 ) -> dict[str, str]:
-    """Return the environment of a pod's script: `environ` without proxies, and what the original EDL sets there."""
+    """Return the environment of a pod's script: `environ` without proxies, and what the original EDL sets there.
+
+    EDL_POD_PATH is where the script runs, which the script that prepares the pod may have to make.
+    """
     own = {
         "PADDLE_RUNING_ENV": PADDLE_EDL,
         "PADDLE_JOBSERVER": job.server,
         "PADDLE_JOB_ID": job.id,
         "PADDLE_POD_ID": pod_id,
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
+        "EDL_POD_PATH": str(folder),
     }
     return {name: value for name, value in environ.items() if name not in _PROXIES} | own
 

@@ -8,13 +8,14 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, ParamSpec, TypeAlias, TypeVar, cast
 
 import stamina
 
+from edl_runtime import locks
 from edl_runtime.checkpoint.errors import CheckpointStoreError, MissingExtraError
 from edl_runtime.errors import DamagedFileError, EdlError, SpecError
 from edl_runtime.files import open_regular
@@ -23,7 +24,7 @@ MANIFEST = "manifest.json"
 """The manifest's file name."""
 
 DRAFT = "draft"
-"""A file that marks an unfinished folder in an object store.
+"""A file that marks a folder that is claimed, or an unfinished one in an object store.
 
 A folder without it and without a manifest has lost its manifest or is being removed. A local draft has another name
 instead.
@@ -131,6 +132,45 @@ class LocalStorage:
             raise
         _sync(self._root)
 
+    @contextlib.contextmanager
+    def claim(self, folder: str) -> Iterator[Callable[[], bool]]:
+        """Claim a folder, which is created if it is missing, to change single files in it for the context.
+
+        Yields a function that tells whether the folder is this claim's. Here the claim is a lock: the first one has it
+        until its process ends. An object store can't tell whether a claimer still lives: there the last one has it. Its
+        file DRAFT is removed in the end, and so is a folder that it created, if that is empty.
+        """
+        path = self._root / folder
+        was_there = path.is_dir()
+        descriptor = _lock(path)
+        try:
+            yield lambda: descriptor is not None
+        finally:
+            if descriptor is not None:
+                (path / DRAFT).unlink(missing_ok=True)
+                if not was_there:
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
+                os.close(descriptor)
+
+    def put(self, folder: str, file: str, content: bytes) -> None:
+        """Write a file of a folder that is there, durably and as a whole: others see its former content or this one.
+
+        A process that is killed meanwhile may leave a file with the name of the file's draft.
+        """
+        path = self._root / folder
+        partial = path / draft_name(file)
+        partial.unlink(missing_ok=True)
+        with _create_synced(partial) as opened:
+            opened.write(content)
+        partial.replace(path / file)
+        _sync(path)
+
+    def remove_files(self, folder: str, files: Collection[str]) -> None:
+        """Remove files of a folder; some may be gone already."""
+        for file in files:
+            (self._root / folder / file).unlink(missing_ok=True)
+
     def changed_at(self, folder: str) -> float:
         """Return the Unix time of the last change in a folder; now, if it is gone."""
         path = self._root / folder
@@ -145,6 +185,17 @@ class LocalStorage:
         (path / MANIFEST).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
+
+
+def _lock(folder: Path) -> int | None:
+    """Create a folder and take the lock that is its file DRAFT. Returns None if somebody else has it."""
+    while True:
+        _make_folder(folder)
+        try:
+            return locks.take(folder / DRAFT)
+        except FileNotFoundError:  # who claimed the folder before has just removed it
+            if (folder / DRAFT).is_symlink():
+                raise
 
 
 def _open_mark(mark: Path) -> BinaryIO:
@@ -234,6 +285,30 @@ class ObjectStorage:
         with contextlib.suppress(Exception):  # it is complete with or without the marker
             self._fs.rm_file(mark)
 
+    @contextlib.contextmanager
+    def claim(self, folder: str) -> Iterator[Callable[[], bool]]:
+        mark, token = f"{self.url_of(folder)}/{DRAFT}", secrets.token_bytes(16)
+
+        def is_ours() -> bool:
+            with contextlib.suppress(FileNotFoundError):
+                return bool(self._fs.cat_file(mark) == token)
+            return False
+
+        self._write_first(self.url_of(folder), DRAFT, token)
+        try:
+            yield is_ours
+        finally:
+            with contextlib.suppress(Exception):  # beside a manifest it means nothing, and else that this failed
+                if is_ours():
+                    self._fs.rm_file(mark)
+
+    def put(self, folder: str, file: str, content: bytes) -> None:
+        self._fs.pipe_file(f"{self.url_of(folder)}/{file}", content)
+
+    def remove_files(self, folder: str, files: Collection[str]) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm([f"{self.url_of(folder)}/{file}" for file in files])
+
     def changed_at(self, folder: str) -> float:
         files = self._fs.find(self.url_of(folder))
         return max((self._fs.modified(file).timestamp() for file in files), default=time.time())
@@ -273,12 +348,12 @@ Storage: TypeAlias = LocalStorage | ObjectStorage
 
 
 def draft_name(folder: str) -> str:
-    """Return the name of a local draft of a folder."""
+    """Return the name of a local draft of a folder, or of a file."""
     return f".{folder}.partial"
 
 
 def finished_name(name: str) -> str:
-    """Return the name of a folder, given its own or that of its draft."""
+    """Return the name of a folder or file, given its own or that of its draft."""
     return name.removeprefix(".").removesuffix(".partial")
 
 

@@ -71,7 +71,15 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(SUMMARIES.items()))
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def _with_hyphens(word: str) -> str:
+    """Take options with underscores, too, as EDL and Paddle Serving have them."""
+    return word.replace("_", "-")
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _with_hyphens},
+)
 @click.version_option(package_name="edl-airflow")
 def edl() -> None:
     """Elastic deep learning: teachers, jobs and pools."""

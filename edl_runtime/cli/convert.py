@@ -16,7 +16,7 @@ from edl_runtime.log import log_to_stderr
 @click.option(
     "--records-per-shard", type=click.IntRange(1), default=5000, show_default=True, help="The last may have fewer."
 )
-@click.option("--overwrite", is_flag=True, help="Replace shards that are there.")
+@click.option("--overwrite", is_flag=True, help="Replace shards that are there, once the new ones are whole.")
 @click.option("--json", "as_json", is_flag=True, help="Print the shards and their records as JSON.")
 def convert(*, reader: str, out: str, records_per_shard: int, overwrite: bool, as_json: bool) -> None:
     """Write the samples of READER into shards at OUT, for `run.shards`.
@@ -25,8 +25,8 @@ def convert(*, reader: str, out: str, records_per_shard: int, overwrite: bool, a
     samples, or, as in Paddle, a function that returns such a reader. OUT is a folder's path, or a URL as
     s3://bucket/train, for which the extra edl-airflow[s3] is needed. Needs the extra edl-airflow[shards].
 
-    OUT comes into being as a whole: after an error or a kill nothing is there that could be read, and the same command
-    starts over. A shard's name has its checksum, which is checked before any of its records is used.
+    OUT comes into being, and is replaced, as a whole: after an error or a kill there is what was there before, and the
+    same command starts over. A shard's name has its checksum, which is checked before any of its records is used.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

@@ -34,7 +34,14 @@ from edl_runtime.specs import HUNG_AFTER_S, MAX_BATCH, check_name
 @click.option("--name", default="teacher", show_default=True, help="Name of the served model.")
 @click.option("--outputs", default="", help="Outputs to serve, as in logits=fetch_name_0,hidden; by default all.")
 @click.option("--gpu-ids", default="", help="GPUs to run on, as in 0,1; by default the CPU.")
-@click.option("--mem-optim", is_flag=True, help="Let Paddle reuse memory between layers.")
+@click.option(
+    "--mem-optim",
+    type=bool,
+    is_flag=False,
+    flag_value=True,
+    default=False,
+    help="Let Paddle reuse memory between layers; alone, or with True or False.",
+)
 @click.option(
     "--max-batch",
     type=click.IntRange(min=1),

@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from contextlib import AsyncExitStack, suppress
-from functools import cache
 from pathlib import Path
 
 import click
@@ -18,6 +17,7 @@ from edl_runtime.checkpoint.storage import storage_at
 from edl_runtime.concurrency import event_of_termination, unless_stopped, wait_for_event
 from edl_runtime.demo.command import log_level_option, make_log_dir, run_command
 from edl_runtime.demo.errors import JobServerRefusedError, JobServerUnavailableError
+from edl_runtime.demo.node import local_pods
 from edl_runtime.demo.pod_processes import LocalPod, PodScript
 from edl_runtime.demo.pod_sets import Pod, PodSet
 from edl_runtime.demo.rest import POLL_EVERY_S, SERVER_WAIT_S, JobServerClient
@@ -40,7 +40,11 @@ log = get_logger(__name__)
     show_default=True,
     help="Folder of pods' logs.",
 )
-@click.option("--package_sh", default="", help="Bash script that prepares a pod; it is called with -pod_id ID.")
+@click.option(
+    "--package_sh",
+    default="",
+    help="Bash script that prepares a pod's folder, EDL_POD_PATH; it is called with -pod_id ID.",
+)
 @click.option("--pod_path", type=click.Path(path_type=Path), help="Scripts run in PATH/POD_ID; by default here.")
 @click.option(
     "--grace_s",
@@ -114,24 +118,6 @@ async def _run(job: PaddleJob, settings: RuntimeSettings, script: PodScript) -> 
         await NodePods(server, job, settings, script, processes=processes, stop=stop).run(first)
 
 
-def local_pods(pods: PodSet) -> dict[str, Pod]:
-    """Return the pods that are on this node, by id."""
-    own = _own_addresses()
-    return {pod.pod_id: pod for pod in pods.pods if pod.addr in own}
-
-
-@cache
-def _own_addresses() -> frozenset[str]:
-    """Return this node's names and addresses; its name need not resolve to one that others know."""
-    import psutil
-
-    name = socket.gethostname()
-    named = {"localhost", name}
-    with suppress(OSError):
-        named.add(socket.gethostbyname(name))
-    return frozenset(named | {each.address for of_one in psutil.net_if_addrs().values() for each in of_one})
-
-
 class NodePods:
     """The pods of this node, kept as the JobServer has them."""
 
@@ -201,7 +187,8 @@ class NodePods:
 
     def _start(self, pod: Pod, rank: int) -> None:
         own = self._settings.to_env() | {"EDL_GRACE_S": str(self._settings.grace_s)}
-        environ = paddle_pod_environment(os.environ, self._job, pod.pod_id, pod.gpus) | own
+        folder = self._script.folder(pod.pod_id)
+        environ = paddle_pod_environment(os.environ, self._job, pod.pod_id, pod.gpus, folder) | own
         started = LocalPod(
             pod.pod_id,
             rank,

@@ -34,6 +34,11 @@ class Pod(msgspec.Struct, frozen=True):
     trainer_ports: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
     gpus: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
 
+    @property
+    def trainers(self) -> int:
+        """How many trainers it has: one for each GPU, or one."""
+        return max(1, len(self.gpus))
+
 
 class PodSet(msgspec.Struct, frozen=True):
     """A job's pods by rank. `job_stage_flag`: how often they have changed, from -1.

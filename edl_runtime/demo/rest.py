@@ -11,7 +11,9 @@ import msgspec
 
 from edl_runtime.concurrency import unless_stopped
 from edl_runtime.demo.errors import JobServerRefusedError, JobServerUnavailableError
+from edl_runtime.demo.node import local_pods
 from edl_runtime.demo.pod_sets import PodSet
+from edl_runtime.errors import clipped
 from edl_runtime.log import get_logger
 from edl_runtime.parsing import JsonDecoder
 from edl_runtime.protocol.address import check_http_url
@@ -34,6 +36,8 @@ ANSWER_WITHIN_S = 5.0
 """How long a client waits for an answer."""
 ANSWER_LIMIT = 4 * 1024 * 1024
 """Most bytes of it."""
+MOST_TRAINERS = 64
+"""Of one node: what one answer may start."""
 POLL_EVERY_S = 1.0
 SERVER_WAIT_S = 1800.0
 """How long clients go on without a JobServer."""
@@ -147,8 +151,18 @@ class JobServerClient:
         await self._client.aclose()
 
     async def query_pods(self) -> PodSet:
-        """Return the job's pods. Raises JobServerUnavailableError and JobServerRefusedError."""
-        return await self._ask("GET", QUERY_PODS, PodSet, params={"job_id": self.job_id})
+        """Return the job's pods. Raises JobServerUnavailableError and JobServerRefusedError.
+
+        The latter also for those of another job, and for more than `MOST_TRAINERS` on this node.
+        """
+        pods = await self._ask("GET", QUERY_PODS, PodSet, params={"job_id": self.job_id})
+        if pods.job_id != self.job_id:
+            raise JobServerRefusedError(self.url, 200, f"these are pods of job {clipped(pods.job_id)!r}")
+        trainers = sum(pod.trainers for pod in local_pods(pods).values())
+        if trainers > MOST_TRAINERS:
+            reason = f"this node would have {trainers} trainers, and may have {MOST_TRAINERS}"
+            raise JobServerRefusedError(self.url, 200, reason)
+        return pods
 
     async def wait_for_pods(self, stop: asyncio.Event) -> PodSet | None:
         """Return the job's pods, after a wait of up to `SERVER_WAIT_S` for a server; None when stopped.

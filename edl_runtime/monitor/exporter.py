@@ -6,6 +6,7 @@ Imported only with --metrics, because it imports the Prometheus client.
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,11 +21,14 @@ from prometheus_client.registry import Collector
 
 from edl_runtime.autoscale.history import JobState
 from edl_runtime.errors import SpecError
+from edl_runtime.log import get_logger
 from edl_runtime.monitor.snapshot import JobLine, MonitorSnapshot, Unit, unit_of
 from edl_runtime.protocol.address import check_exposure, has_token
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+log = get_logger(__name__)
 
 HOST = "127.0.0.1"
 """Default address to bind. Any other than loopback needs a token."""
@@ -171,6 +175,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """Log nothing of a client that has gone or says nothing: anybody may connect, as often as he likes."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("metrics.not_answered", exc_info=error)
 
 
 class _Handler(WSGIRequestHandler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -11,22 +12,32 @@ import sys
 import traceback
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from edl_runtime.checkpoint.file_format import CHUNK_BYTES, seal
-from edl_runtime.checkpoint.storage import DRAFT, MANIFEST, CreateFile, LocalStorage, Storage, draft_name, with_retries
+from edl_runtime.checkpoint.file_format import seal
+from edl_runtime.checkpoint.storage import DRAFT, MANIFEST, LocalStorage, Storage, finished_name, with_retries
 from edl_runtime.errors import SpecError
 from edl_runtime.shards import fields
-from edl_runtime.shards.dataset import FORMAT, Dataset, is_shard_name, list_shards, place_of, pyarrow, store_errors
-from edl_runtime.shards.errors import ReaderError
-
-GROUP_RECORDS = 1000
-GROUP_BYTES = 1 << 20
-"""Limits of a row group, which is decoded as a whole to read one of its records."""
+from edl_runtime.shards.dataset import (
+    FORMAT,
+    GROUP_BYTES,
+    GROUP_RECORDS,
+    Dataset,
+    check_groups,
+    is_shard_name,
+    list_shards,
+    missing_shards,
+    place_of,
+    pyarrow,
+    read_manifest,
+    store_errors,
+)
+from edl_runtime.shards.errors import ConversionRunningError, ReaderError, SampleError
 
 Advanced = Callable[[int, int], object]
 """Called now and then with the numbers of whole shards and of records so far."""
@@ -40,42 +51,32 @@ def convert(
     overwrite: bool = False,
     advanced: Advanced | None = None,
 ) -> Dataset:
-    """Write the samples of a reader into shards at a path or URL, which come into being as a whole, with the manifest.
+    """Write the samples of a reader into shards at a path or URL, which become a set as a whole, with the manifest.
 
     - `reader`: without arguments; returns an iterable of samples, as a generator, or such a reader. A sample is a tuple
       of the same fields each time.
     - `records_per_shard`: the last shard may have fewer. A shard is held in memory while it is written and read.
-    - `overwrite`: replace shards that are there; they are removed once the first new one is made. What a killed
-      conversion left is always removed.
+    - `overwrite`: replace a set that is there. It stays whole until the new one is, and is removed then.
 
-    After an error nothing is left. Raises SpecError, SampleError, ReaderError and DatasetStoreError; and
-    UnfinishedDatasetError when another conversion to this place took place meanwhile.
+    After an error nothing new is left. What a killed conversion left is removed at the end of the next one. Raises
+    SpecError, SampleError, ReaderError and DatasetStoreError; and ConversionRunningError while another conversion to
+    this place runs. In an object store, where nothing tells a killed conversion from one that runs, it is the earlier
+    one that raises it, at its next shard.
     """
     pyarrow()
-    storage, name = _place_to_write(url)
     source = getattr(reader, "__qualname__", type(reader).__name__)
-    with store_errors(url):
-        with_retries(_check_place, storage, name, overwrite=overwrite)
-    samples = _Samples(reader, source)
     shards: dict[str, int] = {}
-
-    def encode() -> memoryview | None:
-        return _encode(samples, records_per_shard, lambda: advanced and advanced(len(shards), samples.taken))
-
-    content = encode()
-    if content is None:
-        raise SpecError("reader", source, "one that yields a sample or more")
-    with store_errors(url):
-        with_retries(_make_room, storage, name)
-        with storage.draft(name) as create:
-            while content is not None:
-                shard = f"{len(shards):05d}-{zlib.crc32(content):08x}.parquet"
-                shards[shard] = samples.taken - sum(shards.values())
-                _write(create, shard, content)
-                content = encode()
-            dataset = Dataset(format=FORMAT, shards=shards)
-            _write(create, MANIFEST, seal(msgspec.json.encode(dataset)))
-    list_shards(url)  # another conversion to this place may have removed some
+    with _new_set(url, overwrite=overwrite) as new:
+        samples = _Samples(reader, source)
+        while content := _encode(samples, records_per_shard, lambda: advanced and advanced(len(shards), samples.taken)):
+            shard = f"{len(shards):05d}-{zlib.crc32(content):08x}.parquet"
+            shards[shard] = samples.taken - sum(shards.values())
+            new.put(shard, content)
+        if not shards:
+            raise SpecError("reader", source, "one that yields a sample or more")
+        dataset = Dataset(format=FORMAT, shards=shards)
+        new.swap_in(dataset)
+    list_shards(url)  # in an object store a later conversion may have removed some
     return dataset
 
 
@@ -177,24 +178,77 @@ def _place_to_write(url: str) -> tuple[Storage, str]:
     return place_of(os.path.realpath(storage.url_of(name))) if isinstance(storage, LocalStorage) else (storage, name)
 
 
-def _check_place(storage: Storage, name: str, *, overwrite: bool) -> None:
-    """Raise SpecError where there is anything but what a killed conversion left, or shards to overwrite."""
+@contextlib.contextmanager
+def _new_set(url: str, *, overwrite: bool) -> Iterator[_NewSet]:
+    """Claim a place for a new set of shards. In the end all is removed there that the manifest doesn't name."""
+    storage, name = _place_to_write(url)
+    with contextlib.ExitStack() as stack:
+        with store_errors(url):
+            with_retries(_check_place, storage, name, overwrite=overwrite)
+            new = _NewSet(url, storage, name, overwrite, stack.enter_context(storage.claim(name)))
+        new.check_claim()
+        try:
+            yield new
+        finally:
+            with contextlib.suppress(Exception):  # what is left means nothing, and the next conversion removes it
+                new.check_claim()
+                _remove_others(storage, name)
+
+
+@dataclass(frozen=True)
+class _NewSet:
+    """A set of shards that is being written, beside one that it may replace. Methods raise ConversionRunningError."""
+
+    url: str
+    storage: Storage
+    name: str
+    overwrite: bool
+    is_claimed: Callable[[], bool]
+
+    def put(self, file: str, content: bytes) -> None:
+        self.check_claim()
+        with store_errors(self.url):
+            with_retries(self.storage.put, self.name, file, content)
+
+    def swap_in(self, dataset: Dataset) -> None:
+        """Make this the set of the place, at once."""
+        with store_errors(self.url):
+            there = with_retries(_check_place, self.storage, self.name, overwrite=self.overwrite)
+        if missing_shards(dataset, there):  # in an object store another conversion has ended meanwhile
+            raise ConversionRunningError(self.url)
+        self.put(MANIFEST, seal(msgspec.json.encode(dataset)))
+
+    def check_claim(self) -> None:
+        with store_errors(self.url):
+            if not with_retries(self.is_claimed):
+                raise ConversionRunningError(self.url)
+
+
+def _check_place(storage: Storage, name: str, *, overwrite: bool) -> set[str]:
+    """Return the files of a place. Raises SpecError for any but of unfinished conversions, or of a set to overwrite."""
     there = storage.contents(name)
-    if any(not is_shard_name(file) and file not in (MANIFEST, DRAFT) for file in there):
+    if any(not _is_ours(file) for file in there):
         raise SpecError("OUT", storage.url_of(name), "an empty or missing folder, or one with shards and nothing else")
     was_left = DRAFT in there and MANIFEST not in there
     if there and not was_left and not overwrite:
         raise SpecError(
             "OUT", storage.url_of(name), "a place without shards; --overwrite replaces those that are there"
         )
+    return there
 
 
-def _make_room(storage: Storage, name: str) -> None:
-    for old in (draft_name(name), name):
-        storage.remove(old)
+def _is_ours(file: str) -> bool:
+    return file == DRAFT or finished_name(file) == MANIFEST or is_shard_name(finished_name(file))
 
 
-def _encode(samples: _Samples, most: int, advanced: Callable[[], object]) -> memoryview | None:
+def _remove_others(storage: Storage, name: str) -> None:
+    """Remove what conversions have left beside the set that the manifest names, which may be none."""
+    there = storage.contents(name)
+    whole = read_manifest(storage, name).shards.keys() | {MANIFEST} if MANIFEST in there else frozenset()
+    storage.remove_files(name, [file for file in there - whole - {DRAFT} if _is_ours(file)])
+
+
+def _encode(samples: _Samples, most: int, advanced: Callable[[], object]) -> bytes | None:
     """Return the content of the next shard, None after the last sample."""
     pa, pq = pyarrow()
     shard = itertools.islice(samples, most)
@@ -202,7 +256,7 @@ def _encode(samples: _Samples, most: int, advanced: Callable[[], object]) -> mem
     if not group:
         return None
     schema = fields.schema_of(samples.fields)
-    sink = pa.BufferOutputStream()
+    sink, first = pa.BufferOutputStream(), samples.taken - len(group)
     with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
         while group:
             begin = samples.taken - len(group)
@@ -213,7 +267,13 @@ def _encode(samples: _Samples, most: int, advanced: Callable[[], object]) -> mem
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
             advanced()
             group = _next_group(shard)
-    return memoryview(sink.getvalue())
+    content: bytes = sink.getvalue().to_pybytes()
+    try:
+        check_groups(pq.read_metadata(pa.BufferReader(content)), samples.fields, len(content))
+    except ValueError as error:
+        given = f"values that hardly differ, among the {samples.taken - first} samples from here on ({error})"
+        raise SampleError(first, None, given, "what may be decoded again") from error
+    return content
 
 
 def _next_group(samples: Iterator[Any]) -> list[Any]:
@@ -240,9 +300,3 @@ def _size(value: Any) -> int:
     if isinstance(value, list):
         return sum(map(_size, value))
     return len(value) if isinstance(value, str | bytes) else 8
-
-
-def _write(create: CreateFile, file: str, content: bytes | memoryview) -> None:
-    with create(file) as opened:
-        for begin in range(0, len(content), CHUNK_BYTES):
-            opened.write(content[begin : begin + CHUNK_BYTES])

@@ -214,6 +214,16 @@ class ReaderError(EdlError):
 
 
 @dataclass(eq=False, repr=False)
+class ConversionRunningError(EdlError):
+    """Raised when another conversion writes shards to the same place."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return f"another conversion writes shards to {self.url}; wait for its end, or stop it, and convert again"
+
+
+@dataclass(eq=False, repr=False)
 class DatasetStoreError(EdlError):
     """Raised when shards can't be written or read: no permission, no space, or the store does not answer."""
 

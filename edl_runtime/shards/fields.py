@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +21,14 @@ PLAIN = (bool, int, float, str, bytes)
 
 ALLOWED = (
     "bool, int, float, str, bytes, a list of one of these that is not empty in the first sample, a number of numpy, or "
-    "an array of numbers that is not empty, has less than 2 GiB, and has the same shape in all samples"
+    "an array of numbers that is not empty, has less than 256 MiB, and has the same shape in all samples"
 )
 
 MOST_BYTES = 8
 """Of a number; longer ones differ between machines."""
 
-MOST_ARRAY_BYTES = 2**31 - 1
-"""Of Arrow, for a value of fixed length."""
+MOST_ARRAY_BYTES = 2**28 - 1
+"""Of Arrow, which counts the bits of a value of fixed length as it reads its schema."""
 
 _METADATA = b"edl_field"
 
@@ -46,6 +48,11 @@ class Field(msgspec.Struct, frozen=True):
     def dtype(self) -> np.dtype[Any] | None:
         """The dtype of numpy's; None for types of Python."""
         return None if self.type in _PLAIN_NAMES else np.dtype(self.type)
+
+    @property
+    def value_bytes(self) -> int:
+        """How many bytes a value has; of a list, each of its elements; of a text, the reference to it."""
+        return math.prod(self.shape) * np.dtype(self.type).itemsize if self.shape else 8
 
     def __str__(self) -> str:
         if self.dtype is None:
@@ -124,6 +131,9 @@ def fields_in(schema: pa.Schema) -> list[Field]:
     if any(_METADATA not in (column.metadata or {}) for column in schema):
         raise ValueError("its columns do not say which fields they are")
     found = [msgspec.json.decode(column.metadata[_METADATA], type=Field) for column in schema]
+    for field in found:
+        if min(field.shape, default=1) < 1 or field.value_bytes > MOST_ARRAY_BYTES:
+            raise ValueError(f"a field has shape {list(field.shape)}")
     if not schema.equals(schema_of(found)) or not all(_is_number(each.dtype) for each in found if each.dtype):
         raise ValueError("its columns are not of the fields that they say")
     return found
@@ -153,14 +163,27 @@ def from_column(field: Field, column: pa.ChunkedArray) -> list[Any]:
     """Return the values of a column; arrays are views of one new array, and may be written to."""
     whole = column.combine_chunks()
     if field.dtype is None:
-        values: list[Any] = whole.to_pylist()
-        return values
+        return _plain_values(whole)
     if not field.shape:
         return list(whole.to_numpy(zero_copy_only=False))
     flat = np.frombuffer(whole.buffers()[1], np.uint8)
     start = whole.offset * whole.type.byte_width
     part = flat[start : start + len(whole) * whole.type.byte_width]
     return list(part.copy().view(field.dtype).reshape(len(whole), *field.shape))
+
+
+def _plain_values(column: pa.Array) -> list[Any]:
+    """Return the values of a column; those that it has in a dictionary are the same objects wherever they occur."""
+    import pyarrow as pa
+
+    if isinstance(column, pa.ListArray):
+        inner, ends = _plain_values(column.flatten()), np.cumsum(column.value_lengths()).tolist()
+        return [inner[begin:end] for begin, end in itertools.pairwise([0, *ends])]
+    if isinstance(column, pa.DictionaryArray):
+        words = column.dictionary.to_pylist()
+        return [words[index] for index in column.indices.to_pylist()]
+    values: list[Any] = column.to_pylist()
+    return values
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:
@@ -172,7 +195,7 @@ def _arrow_type(field: Field) -> pa.DataType:
 
     if field.dtype is not None:
         if field.shape:
-            return pa.binary(int(np.prod(field.shape)) * field.dtype.itemsize)  # as a list it is several times slower
+            return pa.binary(field.value_bytes)  # as a list it is several times slower
         return pa.from_numpy_dtype(field.dtype)
     kinds = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bytes": pa.binary()}
     return pa.list_(kinds[field.type]) if field.is_list else kinds[field.type]

@@ -21,6 +21,7 @@ script touches one slot and works in Redis Cluster.
 | speeds | hash, number of instances → samples a second | a week from the last | rescaling | rescaling |
 | begun by | string, the token of the task try that started the training | 30 days | Airflow | Airflow |
 | orphan | string, JSON: a job whose task has left it, and since when | an hour | Airflow | Airflow, `edl jobs` |
+| orphans' look | string: somebody of an Airflow has just looked for them in a place | a minute | Airflow | Airflow |
 | log position | string, JSON: how much of the job's log a task has copied | a day from the last | Airflow | Airflow |
 | checkpoints | stream of saved checkpoints as JSON; about the last 1,000 | 30 days from the last | agents | Airflow |
 | checkpoint folder leases | sorted set, instance → deadline in ms | as holder | Lua | Lua |
@@ -121,6 +122,10 @@ def started_by(namespace: str, job: str) -> str:
 
 def orphan(namespace: str, job: str) -> str:
     return f"edl:{{{namespace}/{job}}}:orphan"
+
+
+def orphans_look(namespace: str, place: str, airflow: str) -> str:
+    return f"edl:{{{namespace}}}:orphans:{airflow}:{place}"
 
 
 def log_position(namespace: str, job: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,10 @@ import numpy.typing as npt
 Table = npt.NDArray[np.float32]  # [words, width]
 
 WORD_DICT = "word_dict"
-"""One word a line, in the order of their ids."""
+"""Lines of a word, a space and its id."""
 
 EMBEDDING_TABLE = "embedding_table"
-"""A parameter as Paddle's v2 API wrote it: a header, and the numbers row by row."""
-
-_HEADER = struct.Struct("<iIQ")
-"""Version, bytes of a number, and how many numbers."""
-
-_VERSION, _SIZE = 0, 4
+"""Lines of numbers with commas between them, by numpy's savetxt: line 0 is the word with id 0."""
 
 
 class EmbeddingError(Exception):
@@ -27,42 +21,42 @@ class EmbeddingError(Exception):
 
 
 def save_words(folder: Path, words: list[str]) -> None:
-    """Write the dictionary into a folder."""
+    """Write the dictionary, of words in the order of their ids, into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / WORD_DICT).write_text("".join(f"{word}\n" for word in words), "utf-8")
+    (folder / WORD_DICT).write_text("".join(f"{word} {number}\n" for number, word in enumerate(words)), "utf-8")
 
 
 def load_words(folder: Path) -> list[str]:
-    """Return the words of a dictionary. Raises EmbeddingError."""
+    """Return the words of a dictionary in the order of their ids, whatever that of its lines. Raises EmbeddingError."""
+    words = {}
     try:
-        return (folder / WORD_DICT).read_text("utf-8").splitlines()
-    except (OSError, UnicodeError) as error:
+        lines = (folder / WORD_DICT).read_text("utf-8").splitlines()
+        for line in lines:
+            word, number = line.split(" ")
+            words[int(number)] = word
+    except (OSError, ValueError) as error:  # also text that is not UTF-8
         raise EmbeddingError(f"no dictionary: {error}") from None
+    if not words or words.keys() != set(range(len(lines))):
+        raise EmbeddingError(f"{folder / WORD_DICT}: got {len(lines)} lines, allowed is each id from 0 on once")
+    return [words[number] for number in range(len(words))]
 
 
 def save_embeddings(folder: Path, words: list[str], table: Table) -> None:
     """Write both files into a folder."""
     save_words(folder, words)
-    numbers = np.ascontiguousarray(table, "<f4")
-    (folder / EMBEDDING_TABLE).write_bytes(_HEADER.pack(_VERSION, _SIZE, numbers.size) + numbers.tobytes())
+    np.savetxt(folder / EMBEDDING_TABLE, table, delimiter=",")
 
 
 def load_embeddings(folder: Path) -> tuple[list[str], Table]:
     """Return the words and their embeddings. Raises EmbeddingError."""
     words = load_words(folder)
     try:
-        content = (folder / EMBEDDING_TABLE).read_bytes()
-    except OSError as error:
+        table = np.loadtxt(folder / EMBEDDING_TABLE, np.float32, delimiter=",", ndmin=2)
+    except (OSError, ValueError) as error:
         raise EmbeddingError(f"no embeddings: {error}") from None
-    version, size, count = _HEADER.unpack(content[: _HEADER.size].ljust(_HEADER.size, b"\xff"))
-    if (version, size) != (_VERSION, _SIZE) or len(content) != _HEADER.size + size * count:
-        raise EmbeddingError(
-            f"{folder / EMBEDDING_TABLE}: got {len(content)} bytes with the header {(version, size, count)}, allowed "
-            f"is version {_VERSION}, numbers of {_SIZE} bytes, and as many as there are"
-        )
-    if not words or count % len(words):
-        raise EmbeddingError(f"{folder}: {count} numbers can't be shared by {len(words)} words")
-    return words, np.frombuffer(content, "<f4", offset=_HEADER.size).reshape(len(words), -1)
+    if len(table) != len(words):
+        raise EmbeddingError(f"{folder}: {len(table)} embeddings do not belong to {len(words)} words")
+    return words, table
 
 
 def nearest(words: list[str], table: Table, word: str, most: int = 5) -> list[tuple[str, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from support.teachers.process import wait_until
 
 from edl_runtime.shards.convert import convert as convert_samples
 from edl_runtime.shards.dataset import list_shards, read_shard
-from edl_runtime.shards.errors import DamagedShardError, UnfinishedDatasetError
+from edl_runtime.shards.errors import ConversionRunningError, DamagedShardError, UnfinishedDatasetError
 
 pytest.importorskip("pyarrow")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -34,6 +35,13 @@ def slow():
     open("reached", "w").close()
     while not os.path.exists("go"):
         time.sleep(0.02)
+
+def one_of_many():
+    yield from ((os.getpid(),) for _ in range(150))
+    open(f"reached-{os.getpid()}", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    yield from ((os.getpid(),) for _ in range(150))
 """
 
 
@@ -98,16 +106,59 @@ def test_an_object_that_the_store_itself_finds_damaged_is_damage(bucket: str) ->
 
 
 def test_a_killed_conversion_is_not_taken_for_a_whole_one(folder: Path, out: str) -> None:
-    """Nothing can be listed; the same command starts over, and leaves only what it wrote itself."""
-    with subprocess.Popen(command("reader.py:slow", out), cwd=folder) as killed:
-        wait_until((folder / "reached").exists)
-        killed.kill()
-    with pytest.raises(UnfinishedDatasetError, match=r"no manifest\.json"):
-        list_shards(out)
-    assert convert(folder, "reader.py:train", out).returncode == 0
+    """Nothing can be listed, or the old set still; the next one starts over, and leaves only what it wrote itself."""
+    for words in ((), ("--overwrite",)):
+        with subprocess.Popen(command("reader.py:slow", out, *words), cwd=folder) as killed:
+            wait_until((folder / "reached").exists)
+            killed.kill()
+        (folder / "reached").unlink()
+        if words:
+            assert [sample for shard in list_shards(out) for sample in read_shard(shard)] == [(1,)]
+        else:
+            with pytest.raises(UnfinishedDatasetError, match=r"no manifest\.json"):
+                list_shards(out)
+            convert_samples(lambda: [(1,)], out, records_per_shard=1)
+            assert len(contents(out)) == 2
+    assert convert(folder, "reader.py:train", out, "--overwrite").returncode == 0
     assert len(list_shards(out)) == 4
     assert len(contents(out)) == 5
     assert {path.name for path in folder.iterdir()} <= {"reader.py", "reached", "out", "__pycache__"}
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_of_four_conversions_at_once_one_replaces_the_set(folder: Path, out: str, attempt: int) -> None:
+    """The old set stays whole until then, and the others say that another one runs."""
+    del attempt
+    convert_samples(lambda: [(1,)], out, records_per_shard=1)
+    asked = command("reader.py:one_of_many", out, "--overwrite")
+    running = [subprocess.Popen(asked, cwd=folder, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    wait_until(lambda: all(each.poll() or (folder / f"reached-{each.pid}").exists() for each in running), 200)
+    assert [sample for shard in list_shards(out) for sample in read_shard(shard)] == [(1,)]
+    (folder / "go").touch()
+    told = {each.pid: each.communicate()[1] for each in running}
+    whole = [each.pid for each in running if not each.returncode]
+    assert [sample for shard in list_shards(out) for sample in read_shard(shard)] == [(pid,) for pid in whole] * 300
+    assert len(contents(out)) == 4
+    for each in running:
+        assert each.returncode in (0, 1)
+        assert each.pid in whole or f"edl: another conversion writes shards to {out}; wait for" in told[each.pid]
+
+
+def test_in_an_object_store_the_later_conversion_has_the_place(bucket: str) -> None:
+    """The earlier one, which may have been killed, stops at its next shard, and removes nothing of the later one's."""
+    out = f"{bucket}/train"
+
+    convert_samples(lambda: [(0,)], out, records_per_shard=1)
+
+    def disturbed() -> Iterator[tuple[int]]:
+        yield (1,)
+        convert_samples(lambda: [(1,), (2,)], out, records_per_shard=1, overwrite=True)
+        yield (3,)
+
+    with pytest.raises(ConversionRunningError):
+        convert_samples(disturbed, out, records_per_shard=1, overwrite=True)
+    assert [sample for shard in list_shards(out) for sample in read_shard(shard)] == [(1,), (2,)]
+    assert len(contents(out)) == 3
 
 
 def test_an_interrupted_conversion_leaves_nothing(folder: Path) -> None:

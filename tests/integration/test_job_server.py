@@ -12,6 +12,7 @@ import pytest
 from support.backends.local_processes import processes, wait_until_gone
 from support.demo.jobs import PATIENCE_S, Demo, eventually
 from support.network.ports import free_ports
+from support.paths import EXAMPLES
 from support.teachers.process import is_gone
 
 pytestmark = pytest.mark.timeout(300)
@@ -155,6 +156,22 @@ def test_a_pod_that_can_not_be_prepared_fails_the_client(demo: Demo) -> None:
     told = demo.client_log.read_text()
     assert "pod_0_0 could not be prepared: ./package.sh exited with 4" in told
     assert "no room for pod_0_0" in told
+
+
+def test_the_example_s_script_prepares_the_folder_that_the_client_names(demo: Demo) -> None:
+    """Whatever `--pod_path` is, as that of the original's own example; the pod's script runs there."""
+    pictures = demo.folder / "pictures"
+    pictures.mkdir()
+    demo.environ["PADDLE_EDL_IMAGENET_PATH"] = str(pictures)
+    example = EXAMPLES / "job_server" / "package.sh"
+    (demo.folder / "package.sh").write_text(f'bash {example} "$@" && cp pod.sh "$EDL_POD_PATH"\n')
+    flags = ["--package_sh", "./package.sh", "--pod_path", "./resnet50_pod"]
+    with demo.server(pods=1), demo.client("pwd; ls\n", flags=flags) as client:
+        assert client.wait(PATIENCE_S) == 0, demo.client_log.read_text()
+    folder = demo.folder / "resnet50_pod" / "pod_0_0"
+    assert pod_log(demo, "pod_0_0").split()[:2] == [str(folder), "ImageNet"]
+    assert (folder / "ImageNet").readlink() == pictures
+    assert not (demo.folder / "resnet_pod").exists()
 
 
 def test_trainers_see_the_variables_of_the_original(demo: Demo) -> None:

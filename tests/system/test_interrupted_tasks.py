@@ -12,9 +12,11 @@ from itertools import product
 
 import pytest
 from support.airflow.processes import (
+    has_trigger,
     is_alive,
     killed_scheduler,
     killed_triggerer,
+    miss_triggerer,
     restarted_triggerer,
     suspended_triggerer,
 )
@@ -242,14 +244,18 @@ def test_the_next_triggerer_adopts_jobs_of_a_killed_one(airflow: Airflow, state:
 def test_what_a_task_leaves_that_was_failed_without_a_triggerer_ends(
     airflow: Airflow, state: str, backend: str
 ) -> None:
-    """Nobody follows its student any more; the next triggerer, which follows another one, stops it in time to save."""
+    """The next triggerer drops its trigger, so that nobody follows the student, and stops it as it follows another."""
     case, other = (airflow.case(name, state, backend) for name in ("orphaned", "bystander"))
     case.wait_for_student()
     student = other.wait_for_student()
     for each in (case, other):
         each.wait_for_state("deferred")
-    with killed_triggerer(airflow.laptop, meanwhile=lambda: case.mark("failed")):
+    trigger_id = case.trigger_id()
+    with killed_triggerer(airflow.laptop, is_missed=False):
+        case.mark("failed")
         case.wait_for_end("failed")
+        case.wait_until(lambda: not has_trigger(airflow.laptop, trigger_id))
+        miss_triggerer(airflow.laptop)
         case.wait_until_nothing_remains()
         assert case.has_saved()
         assert case.jobs() == 1

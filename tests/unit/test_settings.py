@@ -123,10 +123,11 @@ PADDLE_JOB = {"PADDLE_JOBSERVER": "http://h:8180", "PADDLE_JOB_ID": "j", "PADDLE
 def test_a_pod_sees_the_variables_of_the_original() -> None:
     """Without proxies, through which it would not reach the JobServer."""
     environ = {**PADDLE_JOB, "http_proxy": "p", "https_proxy": "p", "PADDLE_POD_ID": "not set", "HOME": "/h"}
-    assert paddle_pod_environment(environ, paddle_job(environ), "pod_0_0", (2, 3)) == {
+    assert paddle_pod_environment(environ, paddle_job(environ), "pod_0_0", (2, 3), Path("/p/pod_0_0")) == {
         **PADDLE_JOB,
         "PADDLE_POD_ID": "pod_0_0",
         "CUDA_VISIBLE_DEVICES": "2,3",
+        "EDL_POD_PATH": "/p/pod_0_0",
         "HOME": "/h",
     }
 

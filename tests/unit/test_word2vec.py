@@ -44,21 +44,53 @@ def test_n_grams_lie_within_a_sentence(module: Callable[[str], ModuleType]) -> N
     assert found == [(0, 2, 3, 4, 2), (2, 3, 4, 2, 1)]
 
 
-def test_the_files_are_those_of_the_tutorial(module: Callable[[str], ModuleType], tmp_path: Path) -> None:
-    """A word a line; 16 bytes of header, then numbers of 4 bytes."""
-    embeddings = module("embeddings")
-    table = np.arange(6, dtype=np.float32).reshape(3, 2)
-    embeddings.save_embeddings(tmp_path, ["<s>", "the", "Ä"], table)
-    assert (tmp_path / "word_dict").read_bytes() == "<s>\nthe\nÄ\n".encode()
-    content = (tmp_path / "embedding_table").read_bytes()
-    assert content[:16] == b"\0\0\0\0\4\0\0\0\6\0\0\0\0\0\0\0"
-    assert np.frombuffer(content[16:], "<f4").tolist() == [0, 1, 2, 3, 4, 5]
-    words, loaded = embeddings.load_embeddings(tmp_path)
+TABLE = np.array([[0.1, -1e-30], [2.0, 3.0], [1 / 3, 7e20]], np.float32)
+
+
+def test_the_tutorial_reads_our_files(module: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    """As its own loader does: `word id` lines, and numpy's text; each number is the one that was saved."""
+    module("embeddings").save_embeddings(tmp_path, ["<s>", "the", "Ä"], TABLE)
+    word_dict = {}
+    with (tmp_path / "word_dict").open(encoding="utf-8") as lines:
+        for line in lines:
+            key, value = line.strip().split(" ")
+            word_dict[key] = int(value)
+    assert word_dict == {"<s>": 0, "the": 1, "Ä": 2}
+    loaded = np.loadtxt(tmp_path / "embedding_table", delimiter=",")
+    assert np.array_equal(loaded.astype(np.float32), TABLE)
+
+
+@pytest.mark.parametrize("order", [("<s>", "the", "Ä"), ("Ä", "<s>", "the")])
+def test_the_tutorial_s_files_are_read(
+    module: Callable[[str], ModuleType], tmp_path: Path, order: tuple[str, ...]
+) -> None:
+    """As its own `save_dict_and_embedding` writes them, the words in any order."""
+    word_dict = {"<s>": 0, "the": 1, "Ä": 2}
+    with (tmp_path / "word_dict").open("w", encoding="utf-8") as file:
+        file.writelines(f"{key} {word_dict[key]}\n" for key in order)
+    with (tmp_path / "embedding_table").open("w", encoding="utf-8") as file:
+        np.savetxt(file, TABLE, delimiter=",", newline="\n")
+    words, table = module("embeddings").load_embeddings(tmp_path)
     assert words == ["<s>", "the", "Ä"]
-    assert np.array_equal(loaded, table)
+    assert table.dtype == np.float32
+    assert np.array_equal(table, TABLE)
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 16, b"\0\0\0\0\4\0\0\0\3\0\0\0\0\0\0\0" + b"\0" * 12, b"x" * 40])
+@pytest.mark.parametrize("content", [b"", b"\xff\n", b"a\nb\n", b"a 0\nb 0\n", b"a 0\nb 2\n", b"a x\n", b"a b 0\n"])
+def test_a_dictionary_without_each_id_is_refused(
+    module: Callable[[str], ModuleType], tmp_path: Path, content: bytes
+) -> None:
+    """Nor is one that is a list of words, or no text."""
+    embeddings = module("embeddings")
+    (tmp_path / "word_dict").write_bytes(content)
+    with pytest.raises(embeddings.EmbeddingError, match=r"no dictionary|each id from 0 on once"):
+        embeddings.load_words(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:loadtxt. input contained no data")
+@pytest.mark.parametrize(
+    "content", [b"", b"1,2\n", b"1,2\n3\n", b"1,2\n3,x\n", b"1,2\n3,4\n5,6\n", b"\0\0\0\0\4\0\0\0"]
+)
 def test_files_that_do_not_belong_together_are_refused(
     module: Callable[[str], ModuleType], tmp_path: Path, content: bytes
 ) -> None:
@@ -70,7 +102,7 @@ def test_files_that_do_not_belong_together_are_refused(
     with pytest.raises(embeddings.EmbeddingError, match="no embeddings"):
         embeddings.load_embeddings(tmp_path)
     (tmp_path / "embedding_table").write_bytes(content)
-    with pytest.raises(embeddings.EmbeddingError, match=r"allowed is version 0|can't be shared by 2 words"):
+    with pytest.raises(embeddings.EmbeddingError, match=r"no embeddings|do not belong to 2 words"):
         embeddings.load_embeddings(tmp_path)
 
 

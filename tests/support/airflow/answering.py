@@ -21,7 +21,7 @@ from sqlalchemy import select
 class AnsweringSupervisor:
     """Answers as the supervisor of a task or a triggerer: states by Airflow's own API.
 
-    `away`: kinds of requests that it does not answer.
+    `away`: kinds of requests that it does not answer; `asked`: those of all requests.
     """
 
     def __init__(self) -> None:
@@ -29,8 +29,10 @@ class AnsweringSupervisor:
         self._client = Client(base_url=None, token="", dry_run=True, transport=transport)
         self._client.base_url = "http://in-process.invalid./"  # type: ignore[assignment]
         self.away: tuple[type, ...] = ()
+        self.asked: list[type] = []
 
     def send(self, msg: Any) -> Any:
+        self.asked.append(type(msg))
         if isinstance(msg, self.away):
             raise ConnectionError("the API server is away")
         match msg:

@@ -139,6 +139,10 @@ class Case:
         """Return the process that runs `distill`; its parent is the worker."""
         return psutil.Process(self.client._ask("GET", self._path)["pid"])
 
+    def trigger_id(self) -> int:
+        """Return the id of the trigger of `distill`, which is deferred."""
+        return int(self.client._ask("GET", self._path)["trigger"]["id"])
+
     def expire_worker_heartbeat(self) -> None:
         """Expire the heartbeat of the task, whose worker a test has killed, until Airflow has ended the try.
 

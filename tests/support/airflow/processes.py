@@ -45,13 +45,25 @@ def suspended_triggerer(laptop: Laptop) -> Iterator[None]:
 
 
 @contextmanager
-def killed_triggerer(laptop: Laptop, meanwhile: Callable[[], object] = bool) -> Iterator[None]:
-    """Kill the triggerer and start another one, which stays; call `meanwhile` while there is none.
+def killed_triggerer(laptop: Laptop, *, is_missed: bool = True) -> Iterator[None]:
+    """Kill the triggerer and start another one, which stays.
 
-    In the block processes that the first has started continue, as without a launcher that would clean up.
+    In the block processes that the first has started continue, as without a launcher that would clean up. Unless the
+    first `is_missed`, the other takes its triggers over only after `miss_triggerer`, as before a heartbeat expires.
     """
-    with _replaced(laptop, "triggerer", _airflow_below, psutil.Process.kill, meanwhile):
+    with _replaced(laptop, "triggerer", _airflow_below, psutil.Process.kill, is_missed=is_missed):
         yield
+
+
+def miss_triggerer(laptop: Laptop) -> None:
+    """Let Airflow miss the triggerer that was killed."""
+    _miss(laptop, "triggerer")
+
+
+def has_trigger(laptop: Laptop, trigger_id: int) -> bool:
+    """Whether Airflow still has this trigger."""
+    with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=10)) as database:
+        return database.execute("SELECT 1 FROM trigger WHERE id = ?", (trigger_id,)).fetchone() is not None
 
 
 @contextmanager
@@ -74,7 +86,8 @@ def _replaced(
     name: str,
     processes: Callable[[psutil.Process], list[psutil.Process]],
     end: Callable[[psutil.Process], None],
-    meanwhile: Callable[[], object] = bool,
+    *,
+    is_missed: bool = True,
 ) -> Iterator[None]:
     first = _component(laptop, name)
     wrapper = _wrapper(first)
@@ -83,10 +96,8 @@ def _replaced(
     try:
         for process in processes(wrapper):
             end(process)
-        if end is psutil.Process.kill:
-            statement = "UPDATE job SET latest_heartbeat = ? WHERE state = 'running' AND job_type = ?"
-            assert expire_heartbeats(laptop, statement, _JOB_TYPES[name]) > 0, "there was no heartbeat"
-        meanwhile()
+        if end is psutil.Process.kill and is_missed:
+            _miss(laptop, name)
         laptop._components[laptop._components.index(first)] = Component(
             first.name,
             wrapper.cmdline()[6:],
@@ -98,6 +109,11 @@ def _replaced(
     finally:
         wrapper.resume()
         first.cut()
+
+
+def _miss(laptop: Laptop, name: str) -> None:
+    statement = "UPDATE job SET latest_heartbeat = ? WHERE state = 'running' AND job_type = ?"
+    assert expire_heartbeats(laptop, statement, _JOB_TYPES[name]) > 0, "there was no heartbeat"
 
 
 def is_alive(pid: int) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import AsyncMock
 
+import click
 import msgspec
 import pytest
 from support.edl_command import Edl, edl_command
@@ -22,6 +23,7 @@ from edl_runtime.backends.kubernetes import kubeconfig
 from edl_runtime.backends.kubernetes.kubeconfig import kubeconfig_namespace
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.cli import SUMMARIES, backends, logs
+from edl_runtime.cli import edl as commands
 from edl_runtime.errors import EX_CONFIG
 from edl_runtime.progress import Progress, publish_progress
 from edl_runtime.specs import Bounds, JobKind, JobSpec
@@ -83,6 +85,37 @@ def test_every_subcommand_explains_itself(edl: Edl, command: str) -> None:
     """Each has a help page and a way to get JSON."""
     status, printed, _ = edl(command, "--help")
     assert (status, "--json" in printed) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "mem_optim"),
+    [
+        (("--mem_optim", "True", "--gpu_ids", "0,1"), True),
+        (("--mem_optim", "--gpu_ids=0,1"), True),
+        (("--gpu-ids", "0,1", "--mem-optim"), True),
+        (("--gpu_ids", "0,1", "--mem_optim=False"), False),
+        (("--gpu-ids", "0,1"), False),
+    ],
+)
+def test_flags_of_paddle_serving_are_taken_as_they_are(
+    edl: Edl, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], *, mem_optim: bool
+) -> None:
+    """With underscores, and with a value where it had one."""
+    serve = AsyncMock()
+    monkeypatch.setattr("edl_runtime.teacher.service.serve", serve)
+    assert edl("teacher", "--model", "/m", *words)[0] == 0
+    options = serve.await_args.args[0]  # type: ignore[union-attr]  # it was awaited
+    assert (options.model.mem_optim, options.gpu_ids) == (mem_optim, (0, 1))
+
+
+def test_a_script_s_own_flags_keep_their_underscores() -> None:
+    """Only those of `edl` are the same with hyphens, and no values are."""
+    group = click.Context(commands, **commands.context_settings)
+    command = commands.get_command(group, "run")
+    assert command
+    words = ["--instances", "1:2", "--every_s", "9", "my_script.py", "--batch_size", "3"]
+    given = command.make_context("run", words, parent=group).params
+    assert (given["every_s"], given["command"]) == (9, ("my_script.py", "--batch_size", "3"))
 
 
 def test_the_module_is_the_command(work_dir: Path) -> None:

@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from edl_runtime.backends.local.instances import ProcessTable
 from edl_runtime.demo.command import run_command
 from edl_runtime.demo.errors import PodFailedError
-from edl_runtime.demo.job_client import job_client, local_pods
+from edl_runtime.demo.job_client import job_client
 from edl_runtime.demo.job_server import job_server
+from edl_runtime.demo.node import local_pods
 from edl_runtime.demo.pod_processes import LocalPod, PodScript
 from edl_runtime.demo.pod_sets import Nodes, first_pods
 from edl_runtime.errors import SpecError

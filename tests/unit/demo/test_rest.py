@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+import msgspec
 import pytest
-from starlette.responses import StreamingResponse
+from starlette.responses import JSONResponse, StreamingResponse
 from support.network.certificates import Authority
 
 from edl_runtime.demo.errors import JobServerRefusedError, JobServerUnavailableError
 from edl_runtime.demo.job_server import ScheduledJob
-from edl_runtime.demo.pod_sets import Nodes
+from edl_runtime.demo.pod_sets import Nodes, first_pods
 from edl_runtime.demo.rest import JobServerClient, build_app
 from edl_runtime.errors import SpecError
 from edl_runtime.protocol.asgi_server import open_listener, serving
@@ -113,6 +114,26 @@ async def test_a_client_does_not_read_an_endless_answer(monkeypatch: pytest.Monk
     async with answering(b" " * 65536, 0.0) as url, JobServerClient(url, "j", "") as client:
         with pytest.raises(JobServerRefusedError, match="more than 4194304 bytes"):
             await client.query_pods()
+
+
+@pytest.mark.parametrize(
+    ("job_id", "nodes", "why"),
+    [
+        ("other", Nodes(("localhost",), pods=2, gpus=0), "these are pods of job 'other'"),
+        ("j", Nodes(("localhost",), pods=65, gpus=0), "this node would have 65 trainers, and may have 64"),
+        ("j", Nodes(("localhost",), pods=5, gpus=65), "this node would have 65 trainers, and may have 64"),
+        ("j", Nodes(("192.0.2.250",), pods=200, gpus=200), ""),
+    ],
+)
+async def test_what_one_answer_may_start_is_bounded(job_id: str, nodes: Nodes, why: str) -> None:
+    """Another job's pods are not run, and no more trainers on this node than a machine may have."""
+    told = JSONResponse(msgspec.to_builtins(first_pods(nodes, job_id)))
+    async with serving(told, open_listener("127.0.0.1", 0), connections=10) as url, JobServerClient(url, "j", "") as it:
+        if why:
+            with pytest.raises(JobServerRefusedError, match=why):
+                await it.query_pods()
+        else:
+            assert len((await it.query_pods()).pods) == 200
 
 
 async def test_a_client_that_waits_for_pods_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -203,6 +204,22 @@ def test_silent_clients_have_few_threads() -> None:
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status == 200
         wait_until(lambda: threading.active_count() <= before + 1 + MOST_CONNECTIONS)
+
+
+def test_strangers_that_hang_up_leave_no_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """Without a token, in the middle of a request, by a reset, as often as they like."""
+    before = threading.active_count()
+    with serving(seen, "127.0.0.1", 0) as url:
+        port = int(url.split(":")[2].split("/")[0])
+        for sent in (b"", b"GET /metrics HTTP/1.1\r\nHost:", b"GET /metrics HTTP/1.1\r\n\r\n") * 5:
+            stranger = socket.create_connection(("127.0.0.1", port), 60)
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            stranger.sendall(sent)
+            stranger.close()
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert answer.status == 200
+        wait_until(lambda: threading.active_count() <= before + 1)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

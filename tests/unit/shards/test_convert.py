@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edl_runtime.checkpoint.storage import LocalStorage
 from edl_runtime.errors import SpecError
 from edl_runtime.shards.convert import convert, load_reader
 from edl_runtime.shards.dataset import list_shards, read_shard
-from edl_runtime.shards.errors import DatasetStoreError, ReaderError, UnfinishedDatasetError
+from edl_runtime.shards.errors import ConversionRunningError, DatasetStoreError, ReaderError
 
 pytest.importorskip("pyarrow")
 
@@ -82,30 +81,33 @@ def test_a_link_to_a_folder_is_followed(tmp_path: Path) -> None:
         assert records(str(tmp_path / name)) == records(str(tmp_path / f"to-{name}")) == [0, 1, 2, 3, 4]
 
 
-def test_a_conversion_that_another_one_disturbed_is_an_error(out: str) -> None:
-    """Though it could write its last files: the other has removed its first."""
-    other_writes, this_ended = threading.Event(), threading.Event()
+def test_a_place_has_one_conversion_at_a_time(out: str) -> None:
+    """A second one fails with the cause, before it reads anything, and changes nothing of what the first writes."""
 
-    def other() -> Iterator[tuple[int]]:
-        yield from [(7,)] * 4
-        other_writes.set()
-        this_ended.wait(100)
+    def disturbed() -> Iterator[tuple[int]]:
+        yield from numbers(4)
+        with pytest.raises(
+            ConversionRunningError, match=f"another conversion writes shards to {out}; wait for its end"
+        ):
+            convert(pytest.fail, out, records_per_shard=2, overwrite=True)
+        yield from numbers(1)
 
-    with ThreadPoolExecutor() as pool:
-        others: list[Future[object]] = []
+    convert(disturbed, out, records_per_shard=2)
+    assert records(out) == [0, 1, 2, 3, 0]
 
-        def disturbed() -> Iterator[tuple[int]]:
-            yield from numbers(4)
-            others.append(pool.submit(convert, other, out, records_per_shard=2))
-            other_writes.wait(100)
-            yield from numbers(2)
 
-        try:
-            with pytest.raises(UnfinishedDatasetError, match="missing"):
-                convert(disturbed, out, records_per_shard=2)
-        finally:
-            this_ended.set()
-        assert isinstance(others[0].exception(100), DatasetStoreError)
+def test_who_lists_shards_while_they_are_replaced_finds_a_whole_set(out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the set is another one between the look at the manifest and that at the files."""
+    convert(numbers, out, records_per_shard=2)
+    contents = LocalStorage.contents
+
+    def replaced_before(storage: LocalStorage, folder: str) -> set[str]:
+        monkeypatch.undo()
+        convert(lambda: numbers(5), out, records_per_shard=4, overwrite=True)
+        return contents(storage, folder)
+
+    monkeypatch.setattr(LocalStorage, "contents", replaced_before)
+    assert records(out) == [0, 1, 2, 3, 4]
 
 
 def failing() -> Iterator[tuple[int]]:
@@ -138,15 +140,30 @@ def test_a_reader_that_fails_leaves_nothing(tmp_path: Path, reader: Callable[[],
 
 
 def test_shards_are_replaced_only_when_asked_for(out: str) -> None:
-    """And by a reader that yields at least a shard: one that fails at once leaves the old ones."""
+    """At once, when the new ones are whole: until then readers have the old ones."""
     convert(numbers, out, records_per_shard=2)
     with pytest.raises(SpecError, match=r"OUT: got .*, allowed is a place without shards; --overwrite replaces"):
         convert(lambda: numbers(5), out, records_per_shard=2)
-    with pytest.raises(ReaderError):
-        convert(failing, out, records_per_shard=5, overwrite=True)
-    assert records(out) == [0, 1, 2]
-    convert(lambda: numbers(5), out, records_per_shard=2, overwrite=True)
+
+    def looking() -> Iterator[tuple[int]]:
+        for number in range(5):
+            assert records(out) == [0, 1, 2]
+            yield (number,)
+
+    made = convert(looking, out, records_per_shard=2, overwrite=True)
     assert records(out) == [0, 1, 2, 3, 4]
+    assert {path.name for path in Path(out).iterdir()} == {*made.shards, "manifest.json"}
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_reader_that_fails_leaves_the_old_set(out: str, size: int) -> None:
+    """However many shards it has filled, the same as old ones or others; nothing new is left."""
+    convert(numbers, out, records_per_shard=2)
+    before = {path: path.read_bytes() for path in Path(out).iterdir()}
+    with pytest.raises(ReaderError):
+        convert(failing, out, records_per_shard=size, overwrite=True)
+    assert {path: path.read_bytes() for path in Path(out).iterdir()} == before
+    assert records(out) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("theirs", ["notes.txt", "model.safetensors", "photos"])

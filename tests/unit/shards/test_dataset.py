@@ -16,6 +16,7 @@ from edl_runtime.errors import SpecError
 from edl_runtime.shards.convert import convert
 from edl_runtime.shards.dataset import list_shards, read_shard
 from edl_runtime.shards.errors import DamagedShardError, UnfinishedDatasetError
+from edl_runtime.shards.fields import Field, schema_of
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -106,6 +107,9 @@ def test_a_torn_shard_is_found(small: Path) -> None:
         (b'{"type":"none"}', pa.array([1, 2])),
         (b'{"type":"O","shape":[1]}', pa.array([b"12345678"], pa.binary(8))),
         (b'{"type":"<f4","shape":[-1]}', pa.array([b"12345678"], pa.binary(8))),
+        (b'{"type":"<f4","shape":[-1,-1]}', pa.array([b"1234"], pa.binary(4))),
+        (b'{"type":"<f4","shape":[4294967296,4294967296]}', pa.array([b"12345678"], pa.binary(8))),
+        (b'{"type":"(","shape":[1]}', pa.array([b"12345678"], pa.binary(8))),
         (b'{"type":"<f4","shape":[3]}', pa.array([b"12345678"], pa.binary(8))),
     ],
 )
@@ -120,6 +124,67 @@ def test_parquet_of_others_is_refused(tmp_path: Path, field: bytes | None, colum
         shard.write_bytes(content)
         with pytest.raises(DamagedShardError, match="it is not from `edl convert`"):
             next(read_shard(str(shard)))
+
+
+def as_shard(folder: Path, content: bytes) -> str:
+    """Write a file as a shard whose checksum is right."""
+    path = folder / f"00000-{zlib.crc32(content):08x}.parquet"
+    path.write_bytes(content)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "column", "compression", "problem"),
+    [
+        (Field("int"), pa.array(np.zeros(2_000_000, np.int64)), "zstd", "has 2000000 records, more than 1000"),
+        (
+            Field("int", is_list=True),
+            pa.array([np.zeros(12_000_000, np.int64)]),
+            "zstd",
+            r"has 96000000 bytes, more than \d+, in a file of \d+",
+        ),
+        (Field("int"), pa.array(np.zeros(2, np.int64)), "brotli", "has 2 values in BROTLI"),
+    ],
+)
+def test_a_small_file_can_not_take_much_memory(
+    tmp_path: Path, field: Field, column: pa.Array, compression: str, problem: str
+) -> None:
+    """What its row groups have is known, and bounded, before any is decoded."""
+    made = pa.BufferOutputStream()
+    table = pa.Table.from_arrays([column], schema=schema_of([field]))
+    pq.write_table(table, made, row_group_size=1 << 30, compression=compression)
+    with pytest.raises(DamagedShardError, match=problem):
+        next(read_shard(as_shard(tmp_path, made.getvalue().to_pybytes())))
+
+
+def test_equal_texts_are_one_object(tmp_path: Path) -> None:
+    """A file has them once, and may have few bytes for a thousand long ones; also in lists."""
+    text = "a" * 1_000_000
+    fields = [Field("str"), Field("bytes"), Field("str", is_list=True)]
+    columns = [[text] * 100, [text.encode()] * 100, [[text], []] * 50]
+    made = pa.BufferOutputStream()
+    table = pa.Table.from_arrays([pa.array(column) for column in columns], schema=schema_of(fields))
+    pq.write_table(table, made, compression="zstd")
+    found = list(read_shard(as_shard(tmp_path, made.getvalue().to_pybytes())))
+    assert found == list(zip(*columns, strict=True))
+    assert len({id(value) for value, *_ in found}) == len({id(value) for _, value, _ in found}) == 1
+    assert len({id(value) for *_, values in found for value in values}) == 1
+
+
+def test_damage_behind_a_right_checksum_is_damage(tmp_path: Path, out: str) -> None:
+    """Whatever pyarrow raises about it, as a file may have been made by anybody; nothing else comes out."""
+    content = Path(list_shards(out)[1]).read_bytes()
+    random = np.random.default_rng(7)
+    refused = 0
+    for _ in range(3000 if DEEP else 300):
+        damaged = np.frombuffer(content, np.uint8).copy()
+        begin = random.integers(4, len(damaged) - 4)
+        damaged[begin : begin + random.integers(1, 5)] = random.integers(256)
+        try:
+            list(read_shard(as_shard(tmp_path, damaged.tobytes())))
+        except DamagedShardError:
+            refused += 1
+    assert refused
 
 
 def test_a_set_that_is_not_whole_is_refused(out: str) -> None:

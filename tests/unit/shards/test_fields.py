@@ -60,6 +60,25 @@ def test_arrays_may_be_changed_in_place(tmp_path: Path) -> None:
     assert second.tolist() == [1, 1, 1]
 
 
+@pytest.mark.slow
+def test_the_largest_arrays_come_back(tmp_path: Path) -> None:
+    """Though zeros are compressed 30,600 to 1."""
+    (found,) = there_and_back(tmp_path, [(np.zeros(2**28 - 1, np.uint8),)])
+    assert found[0].nbytes == 2**28 - 1
+
+
+def test_what_would_not_be_decoded_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit, here a lower one, is of how much a file may grow; the reader's sample is named."""
+    monkeypatch.setattr("edl_runtime.shards.dataset._CERTAIN_BYTES", 100_000)
+    monkeypatch.setattr("edl_runtime.shards.dataset._MOST_TO_ONE", 1)
+    message = (
+        r"sample 1: got values that hardly differ, among the 1 samples from here on \(a row group has 160000 bytes"
+    )
+    with pytest.raises(SampleError, match=message):
+        convert(lambda: [([0],), ([0] * 20_000,)], str(tmp_path / "out"), records_per_shard=1)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_lists_may_have_any_length(tmp_path: Path) -> None:
     """As a sentence's word ids; also none, but in the first sample."""
     samples = [([1, 2], "a"), ([], "b"), ([3] * 5000, "c")]
@@ -79,8 +98,8 @@ def test_lists_may_have_any_length(tmp_path: Path) -> None:
         ([(1, np.array([None]))], r"sample 0, field 1: got object \[1\]"),
         ([(1, np.zeros((2, 0)))], r"sample 0, field 1: got float64 \[2, 0\]"),
         (
-            [(1, np.broadcast_to(np.uint8(0), 2**31))],
-            r"sample 0, field 1: got uint8 \[2147483648\], .* less than 2 GiB",
+            [(1, np.broadcast_to(np.uint8(0), 2**28))],
+            r"sample 0, field 1: got uint8 \[268435456\], .* less than 256 MiB",
         ),
         ([(1, np.longdouble(1))], r"sample 0, field 1: got longdouble"),
         ([(1, np.ma.masked_equal([1, 2], 2))], r"sample 0, field 1: got MaskedArray"),
