@@ -2,7 +2,8 @@
 
 The name is the same for every try, so that the try after a lost worker finds the last one's job. The token is
 "OWNER/TRY". The owner, "DAG/NAME", is the same for every try: no other task can take the job or pool over, and the DAG
-in it decides who may read the job's log. The try differs each time, so that a kill never stops the next try's work.
+in it decides who may read the job's log. The try differs each time, so that a kill never stops the next try's work. It
+begins with what a retry leaves as it is and a clear changes: whoever clears a task wants its work done again.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ class TaskInstance(Protocol):
 
     @property
     def id(self) -> object: ...
+
+
+class Try(TaskInstance, Protocol):
+    """A task instance as it runs."""
+
+    @property
+    def max_tries(self) -> int: ...
 
 
 def job_name(ti: TaskInstance) -> str:
@@ -67,12 +75,23 @@ def is_own_name(owner: str, job: str) -> bool:
     return bool(dag_id) and name == job
 
 
-def try_token(ti: TaskInstance) -> str:
+def try_token(ti: Try) -> str:
     """Return the try's token, "OWNER/TRY".
 
-    Airflow gives a task instance a new id for each retry and clear, and keeps the id while the task is deferred.
+    Airflow gives a task instance a new id for each retry and clear, and keeps the id while the task is deferred. When a
+    task is cleared that has ended, Airflow raises `max_tries`; a retry leaves it.
     """
-    return f"{owner(ti)}/{ti.id}"
+    return f"{owner(ti)}/{ti.max_tries}.{ti.id}"
+
+
+def try_id(token: str) -> str:
+    """Return the id of the task instance in a try's token, also of a token without `max_tries`, of earlier versions."""
+    return token.rpartition("/")[2].rpartition(".")[2]
+
+
+def is_retry(token: str, earlier: str) -> bool:
+    """Whether these are tokens of tries of one task instance, between which it has not ended and been cleared."""
+    return token.rpartition(".")[0] == earlier.rpartition(".")[0]
 
 
 def _name(ti: TaskInstance, what: str) -> str:

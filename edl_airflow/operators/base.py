@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
@@ -21,7 +21,7 @@ from edl_airflow.links import push_links
 from edl_airflow.operators.templates import TemplatedOperator, dag_folder
 from edl_airflow.orphans import origin_of, watching
 from edl_airflow.runtime import runner
-from edl_airflow.runtime.decisions import result_warnings
+from edl_airflow.runtime.decisions import result_warnings, unneeded_jobs
 from edl_airflow.runtime.spec import BackendRef, KubernetesBackendRef, TaskOutcome, TaskSpec
 from edl_airflow.task_state import ShownState
 from edl_runtime.backends.interface import token_owner
@@ -121,7 +121,7 @@ class EdlOperator(TemplatedOperator):
 
         still_running = False
         try:
-            still_running = _is_running(context["ti"]) and not self._killed
+            still_running = _states(context["ti"]) <= {"running"} and not self._killed
         finally:
             if not still_running:
                 self._run(spec, lambda: self._stop(spec))
@@ -134,11 +134,13 @@ class EdlOperator(TemplatedOperator):
         if outcome.progress:
             self._shown.progress(outcome.progress)
         failure = error_for(outcome, spec.wait_timeout_s)
-        if failure or not self.keeps_pool:
-            self._run(spec, lambda: self._stop(spec))
-        self._spec = None
+        if unneeded := spec.jobs if failure else unneeded_jobs(spec, outcome.ended):
+            self._run(spec, lambda: self._stop(spec, unneeded))
+        self._spec = None if failure or self.keeps_pool else spec
         if failure:
             raise failure
+        if self._spec:
+            self.on_success_callback = [*self.on_success_callback, partial(self._remove, spec)]
         for warning in result_warnings(spec, outcome):
             self.log.warning(warning)
         return self.result(spec, outcome)
@@ -169,11 +171,19 @@ class EdlOperator(TemplatedOperator):
         finally:
             self._cancel = None
 
-    async def _stop(self, spec: TaskSpec) -> None:
-        """Stop this try's work, and that of earlier tries if this one has not adopted it yet."""
+    def _remove(self, spec: TaskSpec, context: Context) -> None:
+        """Remove the training that has succeeded, once Airflow has recorded that its task has.
+
+        If the worker is lost before, the next try takes the result, instead of training again.
+        """
+        if _states(context["ti"]) == {"success"}:
+            asyncio.run(self._stop(spec))
+
+    async def _stop(self, spec: TaskSpec, jobs: Collection[str] | None = None) -> None:
+        """Stop this try's work, or these jobs of it, and that of earlier tries if this one has not adopted it yet."""
         backend = await asyncio.to_thread(backend_for, spec.place)
         if self._started:
-            await runner.stop(spec, backend)
+            await runner.stop(spec, backend, jobs)
         else:
             await runner.stop_all_tries(token_owner(spec.token), backend)
 
@@ -191,6 +201,7 @@ async def _has_ended(worker: int, error: OSError) -> bool:
     return os.getppid() != worker
 
 
-def _is_running(ti: Any) -> bool:
+def _states(ti: Any) -> set[str]:
+    """Return the task's state as Airflow has recorded it; nothing if it knows none."""
     states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index)
-    return all(state == "running" for state in states.get(ti.run_id, {}).values())
+    return set(states.get(ti.run_id, {}).values())

@@ -45,7 +45,8 @@ class EdlDistillOperator(EdlOperator):
     own part of the data.
 
     Returns a `JobResult`. A retry after a lost worker adopts the running student if its spec and its teacher's have not
-    changed. The student's output is in the task's log; see `EdlTrainOperator`.
+    changed, and takes the result of one that has ended. The student's output is in the task's log; see
+    `EdlTrainOperator`.
 
     A relative model path, checkpoint path or `cwd` starts from the folder of the DAG's file. The student waits for its
     first teacher as long as this task does.

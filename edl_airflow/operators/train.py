@@ -49,8 +49,9 @@ class EdlTrainOperator(EdlOperator):
     Continues from the newest checkpoint at `checkpoint`, whichever run has written it. Returns a `TrainResult`. The
     task's log has rank 0's output, and that of all instances once one of them has failed, each line once and with its
     instance's number, also while the task is deferred; of much output it leaves lines out, and counts them. A retry
-    after a lost worker adopts the running training if its spec has not changed. A retry of a failed training starts
-    with min instances, whatever size it had.
+    after a lost worker adopts the running training if its spec has not changed, and takes the result of one that has
+    ended; a task that is cleared trains again. A retry of a failed training starts with min instances, whatever size it
+    had.
 
     Checkpoints are published in the stream "DAG/TASK" ("DAG/TASK/0" of a mapped task), which outlives the run, for
     `EdlCheckpointSensor` and `EdlCheckpointTrigger`.

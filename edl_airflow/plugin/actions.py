@@ -12,7 +12,7 @@ from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 
 from edl_airflow.client import EdlClient, job_status, open_client
 from edl_airflow.hooks.edl import DEFAULT_CONN_ID, EdlHook
-from edl_airflow.identity import dag_of
+from edl_airflow.identity import dag_of, try_id
 from edl_airflow.plugin.access import rights_of
 from edl_airflow.plugin.airflow_state import TaskKey, tasks_of_tries, write_audit
 from edl_runtime.autoscale.history import RescaleOutcome, last_pass
@@ -261,7 +261,7 @@ async def _task_of(job: JobStatus | None) -> TaskKey:
     dag_id = dag_of(token_owner(job.token)) if job else ""
     if not job or not dag_id:
         return TaskKey()
-    a_try = job.token.rpartition("/")[2]
+    a_try = try_id(job.token)
     tasks = await asyncio.to_thread(tasks_of_tries, [a_try])
     found = tasks.get(a_try)
     return found if found and found.dag_id == dag_id else TaskKey(dag_id=dag_id)

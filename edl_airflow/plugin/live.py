@@ -13,6 +13,7 @@ import structlog
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from edl_airflow.client import EdlClient
+from edl_airflow.identity import try_id
 from edl_airflow.plugin.airflow_state import TaskKey, tasks_of_tries
 from edl_airflow.plugin.clients import Clients
 from edl_runtime.autoscale import history
@@ -170,7 +171,7 @@ class LiveReader:
         known = self._last.done if self._last else None
         last = history.last_pass(client.redis, client.namespace, client.backend.place)
         done = await self._optional("The last pass", last, known)
-        tries = {job.name: job.token.rpartition("/")[2] for job in jobs if "/" in job.token}
+        tries = {job.name: try_id(job.token) for job in jobs if "/" in job.token}
         await self._optional("Which tasks have started new jobs", self._find_tasks(set(tries.values())), None)
         expected = await self._optional("The next traffic windows", self._plans(client, done), self._expected[1])
         return Seen(

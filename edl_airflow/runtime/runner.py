@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from edl_airflow.client import EdlClient, job_status
+from edl_airflow.identity import is_retry
 from edl_airflow.runtime.decisions import TaskState, decide
 from edl_airflow.runtime.log import LogFunction, ProgressLogger, latest_progress
 from edl_airflow.runtime.spec import TaskOutcome, TaskSpec
@@ -123,11 +124,15 @@ async def _submit(spec: TaskSpec, job: JobSpec | None, client: EdlClient) -> Non
 
 
 async def _adopted_trainers(spec: TaskSpec, backend: Backend) -> JobStatus | None:
-    """Return an earlier try's training that this one adopts; stop one that has failed or whose spec differs."""
+    """Return an earlier try's training that this one adopts; stop one that has failed or whose spec differs.
+
+    One that has succeeded is adopted for its result, but not where the task was cleared since: then it trains again.
+    """
     earlier = await job_status(backend, spec.trainer_job.name) if spec.trainer_job else None
     if not earlier or not spec.trainer_job:
         return None
-    if earlier.digest == spec.trainer_job.digest and earlier.phase != "failed":
+    is_wanted = is_retry(spec.token, earlier.token) if earlier.phase == "succeeded" else earlier.phase != "failed"
+    if earlier.digest == spec.trainer_job.digest and is_wanted:
         return earlier
     check_owner(earlier, spec.token)
     await backend.delete(earlier.name)

@@ -464,7 +464,6 @@ def test_nights_of_the_nightly_dag(world: World, monkeypatch: pytest.MonkeyPatch
         run = SimpleNamespace(start_date=evening, run_after=evening, run_type="scheduled")
         context |= {"params": params, "dag_run": run, "data_interval_end": evening + timedelta(hours=9)}
         context["ti"].run_id = f"scheduled__{night}"
-        context["ti"].get_task_states = lambda **_: {}
         train.render_template_fields(context)
         before = _step(world)
         watching = threading.Thread(target=_seven_o_clock, args=[world, before, now, evening])

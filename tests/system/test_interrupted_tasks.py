@@ -142,6 +142,27 @@ def test_the_retry_of_a_lost_supervisor_adopts_its_job(airflow: Airflow, state: 
     case.check_taken_over(student)
 
 
+@cases("deferred-local")
+@in_parallel
+def test_the_retry_of_a_task_that_was_lost_at_its_end_takes_the_result(
+    airflow: Airflow, state: str, backend: str
+) -> None:
+    """Nothing is trained again, until somebody clears the task."""
+    case = airflow.case("lost_at_the_end", state, backend)
+    student = case.wait_for_student()
+    case.finish()
+    case.wait_for_the_end_of_work()
+    case.task_process().kill()
+    case.wait_for_end("success")
+    assert case.client.xcom(case.run, "distill")["metrics"]["student"] == student
+    assert (case.students(), case.task().try_number) == ([student], 2)
+    case.wait_until_nothing_remains()
+    case.clear()
+    case.wait_until(lambda: len(case.students()) == 2, lambda: "no other student has started")
+    case.wait_for_end("success")
+    case.wait_until_nothing_remains()
+
+
 @cases("deferred-local", states=("deferred",), backends=("local",))
 @in_parallel
 def test_a_failed_step_can_be_cleared(airflow: Airflow, state: str, backend: str) -> None:

@@ -259,6 +259,8 @@ def spec_of(**changes: Any) -> TaskSpec:
 class FakeTaskInstance(SimpleNamespace):
     """A task instance with XComs and a `state`."""
 
+    max_tries = 0
+
     def get_task_states(self, **_: Any) -> dict[str, dict[str, str]]:
         return {self.run_id: {self.task_id: self.state}}
 
@@ -277,6 +279,13 @@ def deferred_by(operator: Any, context: Any) -> TaskDeferred:
     with pytest.raises(TaskDeferred) as caught:
         operator.execute(context)
     return caught.value
+
+
+def succeed(operator: Any, context: Any) -> None:
+    """Record that a task has succeeded, and then call who wants to know, as Airflow does."""
+    context["ti"].state = "success"
+    for callback in operator.on_success_callback:
+        callback(context)
 
 
 def event_of(deferred: TaskDeferred, outcome: TaskOutcome) -> dict[str, Any]:

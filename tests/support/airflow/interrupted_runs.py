@@ -69,7 +69,7 @@ class Case:
     def _is_of_latest_try(self) -> bool:
         """Whether the job and its pool have the token of the task's current try."""
         this_try = str(self.client._ask("GET", self._path)["id"])
-        return {token.rpartition("/")[2] for token in self._host.tokens(self._prefixes)} == {this_try}
+        return {token.rpartition(".")[2] for token in self._host.tokens(self._prefixes)} == {this_try}
 
     def train_to_the_end(self) -> str:
         """Let the student end once no earlier try can end it; check that the run succeeds; return its id."""
@@ -105,6 +105,10 @@ class Case:
     def has_saved(self) -> bool:
         """Whether the student had the time to save its state."""
         return (self._folder / "saved").exists()
+
+    def wait_for_the_end_of_work(self) -> None:
+        """Wait until the work has ended, and the process of its task is about to say so."""
+        self._wait_while_running((self._folder / "ending").exists, "the work has not ended")
 
     def task(self, task_id: str = "distill") -> TaskInstance:
         return next(task for task in self.client.tasks(self.run) if task.task_id == task_id)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from pkgutil import resolve_name
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,7 +17,7 @@ import psutil
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import TaskDeferred
-from support.airflow.fakes import deferred_by
+from support.airflow.fakes import FakeTaskInstance, deferred_by, succeed
 from support.paths import TESTS
 from support.students import readers
 from support.teachers.process import wait_until
@@ -101,15 +100,8 @@ class World:
     def context(self, try_id: str = "try-1", map_index: int = -1) -> Any:
         """The context of `execute`; `try_id` is the task instance's id, another one in each try."""
         xcoms: dict[str, Any] = {}
-        ti = SimpleNamespace(
-            id=try_id,
-            dag_id="nightly",
-            task_id="distill",
-            run_id="manual__1",
-            map_index=map_index,
-            get_task_states=lambda **_: {"manual__1": {"distill": "running"}},
-            xcom_push=lambda key, value: xcoms.update({key: value}),
-        )
+        given = {"id": try_id, "dag_id": "nightly", "task_id": "distill", "run_id": "manual__1", "map_index": map_index}
+        ti = FakeTaskInstance(**given, state="running", xcoms=xcoms)
         return {"ti": ti, "run_id": ti.run_id, "xcoms": xcoms}
 
     def student(self, does: str = "ends") -> TrainerSpec:
@@ -189,16 +181,20 @@ async def fired(trigger: Any) -> dict[str, Any]:
 
 
 def resume(operator: Any, context: Any, deferred: TaskDeferred, event: dict[str, Any]) -> Any:
-    """Run the second half on a fresh operator."""
-    return getattr(operator, deferred.method_name)(context, event)
+    """Run the second half on a fresh operator, and record that the task has succeeded."""
+    result = getattr(operator, deferred.method_name)(context, event)
+    succeed(operator, context)
+    return result
 
 
 def run_task(operator: Any, context: Any) -> Any:
-    """Run a task to its end, through a trigger if it is deferrable."""
-    if not operator.deferrable:
-        return operator.execute(context)
-    deferred = deferred_by(operator, context)
-    return resume(operator, context, deferred, asyncio.run(fired(trigger_of(deferred))))
+    """Run a task to its end, through a trigger if it is deferrable, and record that it has succeeded."""
+    if operator.deferrable:
+        deferred = deferred_by(operator, context)
+        return resume(operator, context, deferred, asyncio.run(fired(trigger_of(deferred))))
+    result = operator.execute(context)
+    succeed(operator, context)
+    return result
 
 
 def registered(world: World, pool: str, address: str) -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,14 @@ def distil(dag_id: str, *flags: str, deferrable: bool, conn_id: str, **given: An
         )
 
 
+def hang_at_the_end_of_the_first_try(context: Any, _: object) -> None:
+    """Stay between the end of the work and its success, for a test to kill the process there."""
+    ti = context["ti"]
+    if ti.try_number == 1:
+        (FOLDER / ti.dag_id / "ending").touch()
+        time.sleep(3600)
+
+
 for backend, conn_id in CONNECTIONS.items():
     for deferrable, state in ((False, "running"), (True, "deferred")):
         options: dict[str, Any] = {"deferrable": deferrable, "conn_id": conn_id}
@@ -44,6 +53,8 @@ for backend, conn_id in CONNECTIONS.items():
         distil(f"{backend}_cleared_while_{state}", **options)
         distil(f"{backend}_timed_out_while_{state}", execution_timeout=TIME, **options)
         distil(f"{backend}_timed_out_later_while_{state}", execution_timeout=2 * TIME, **options)
+        options |= {"retries": 1, "post_execute": hang_at_the_end_of_the_first_try}
+        distil(f"{backend}_lost_at_the_end_while_{state}", **options)
     running: dict[str, Any] = {"deferrable": False, "conn_id": conn_id, "retries": 1}
     distil(f"{backend}_lost_worker_while_running", **running)
     distil(f"{backend}_lost_supervisor_while_running", **running)

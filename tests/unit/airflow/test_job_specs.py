@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edl_airflow.identity import checkpoint_stream, job_name, owner, pool_name, try_token
+from edl_airflow.identity import checkpoint_stream, is_retry, job_name, owner, pool_name, try_id, try_token
 from edl_airflow.operators.job_specs import pool_job_spec, trainer_job_spec
 from edl_runtime.backends.interface import token_owner
 from edl_runtime.errors import SpecError
@@ -105,6 +105,7 @@ def test_a_script_without_agents_is_not_elastic_and_no_server() -> None:
 
 def _ti(**changes: Any) -> Any:
     given = {"id": "0190-a", "dag_id": "nightly", "task_id": "distill", "run_id": "manual__1", "map_index": -1}
+    given |= {"max_tries": 2}
     return SimpleNamespace(**{**given, **changes})
 
 
@@ -115,6 +116,17 @@ def test_names_and_owners_are_the_same_for_every_try_and_tokens_are_not() -> Non
     assert job_name(first).startswith("nightly-distill-")
     assert try_token(first) != try_token(second)
     assert token_owner(try_token(first)) == token_owner(try_token(second)) == owner(first)
+
+
+def test_a_retry_is_told_from_a_clear() -> None:
+    """After a clear Airflow allows more tries; another run's is neither, nor is one of an earlier version."""
+    first = try_token(_ti(id="0190-a"))
+    assert is_retry(try_token(_ti(id="0190-b")), first)
+    for other in (_ti(id="0190-b", max_tries=3), _ti(id="0190-b", run_id="manual__2")):
+        assert not is_retry(try_token(other), first)
+    earlier = f"{owner(_ti())}/0190-a"
+    assert not is_retry(first, earlier)
+    assert try_id(first) == try_id(earlier) == "0190-a"
 
 
 @pytest.mark.parametrize(

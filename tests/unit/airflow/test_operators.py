@@ -14,13 +14,14 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+import msgspec
 import pytest
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk import serde as xcom
 from airflow.sdk.definitions._internal.mixins import ResolveMixin
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
-from support.airflow.fakes import FakeClient, deferred_by, event_of, job_status, rendered
+from support.airflow.fakes import FakeClient, deferred_by, event_of, job_status, rendered, succeed
 from support.airflow.templates import CONNECTION, STUDENT, TEACHER, distill
 
 from edl_airflow.failures import TaskKilledError
@@ -111,7 +112,7 @@ def test_a_task_killed_before_it_began_starts_nothing(
 
 
 def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: FakeClient) -> None:
-    """It stops the pool, forgets the student and returns the typed result."""
+    """It stops the pool and returns the typed result; the student goes once Airflow has recorded the success."""
     deferred = deferred_by(rendered(distill(), context), context)
     student, pool = job_name(context["ti"]), pool_name(context["ti"])
     site.backend.jobs[student] = job_status(student, try_token(context["ti"]), phase="succeeded")
@@ -122,9 +123,37 @@ def test_the_second_half_runs_on_a_fresh_operator(context: Any, site: FakeClient
             ended="succeeded", name=student, result=left, progress=Progress(step=1, updated_at=1.0, answered={"a:1": 4})
         ),
     )
-    result = distill().execute_complete(context, event)
+    operator = distill()
+    result = operator.execute_complete(context, event)
     assert result == {"job": student, "pool": pool, **left, "answered": {"a:1": 4}}
+    assert [*site.backend.jobs] == [student]
+    (forget,) = operator.on_success_callback
+    forget(context)
+    assert [*site.backend.jobs] == [student], "nothing is recorded yet: the worker may be lost"
+    succeed(operator, context)
     assert site.backend.jobs == {}
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_a_try_after_one_that_was_lost_at_its_end_takes_the_result(
+    context: Any, site: FakeClient, *, cleared: bool
+) -> None:
+    """Of the student that has ended, and it starts no teachers; but who clears the task wants it trained again."""
+    student, pool = job_name(context["ti"]), pool_name(context["ti"])
+    deferred = deferred_by(rendered(distill(), context), context)
+    site.backend.jobs[student] = msgspec.structs.replace(
+        job_status(student, try_token(context["ti"]), phase="succeeded"),
+        digest=deferred.trigger.spec.trainer_job.digest,
+    )
+    distill().execute_complete(context, event_of(deferred, TaskOutcome(ended="succeeded", name=student)))
+    site.backend.calls.clear()
+    context["ti"].id, context["ti"].max_tries = "try-2", int(cleared)
+    if cleared:
+        deferred_by(rendered(distill(), context), context)
+        assert site.backend.calls == [("delete", student), ("submit", pool)]
+    else:
+        assert rendered(distill(), context).execute(context)["job"] == student
+        assert site.backend.calls == [("submit", student)]
 
 
 def test_a_student_that_left_nothing_is_warned_of(

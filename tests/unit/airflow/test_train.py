@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException
-from support.airflow.fakes import FakeClient, deferred_by, event_of, rendered, saved
+from support.airflow.fakes import FakeClient, deferred_by, event_of, rendered, saved, succeed
 from support.airflow.templates import CONNECTION
 from support.paths import EXAMPLES
 
@@ -127,7 +127,8 @@ def test_a_training_returns_its_newest_checkpoint(context: Any, site: FakeClient
         generations=3,
         checkpoint=saved(42, job="digits", metrics={"accuracy": 0.9}),
     )
-    assert _train(job="digits").execute_complete(context, event_of(deferred, ended)) == {
+    operator = _train(job="digits")
+    assert operator.execute_complete(context, event_of(deferred, ended)) == {
         "job": "digits",
         "checkpoint": "/c/42",
         "step": 42,
@@ -139,12 +140,14 @@ def test_a_training_returns_its_newest_checkpoint(context: Any, site: FakeClient
         "instances": 2,
         "generations": 3,
     }
+    succeed(operator, context)
     assert site.backend.jobs == {}
 
 
+@pytest.mark.usefixtures("site")
 @pytest.mark.parametrize("before", [None, saved(40, job="digits", metrics={"accuracy": 0.9})])
 def test_a_script_that_leaves_a_model_of_its_own_returns_its_own_step(
-    context: Any, site: FakeClient, before: CheckpointResult | None
+    context: Any, before: CheckpointResult | None
 ) -> None:
     """Its step is how far the script came, and not that of the last checkpoint before, if there is one."""
     deferred = deferred_by(rendered(_train(job="digits"), context), context)
@@ -154,7 +157,6 @@ def test_a_script_that_leaves_a_model_of_its_own_returns_its_own_step(
     result = _train(job="digits").execute_complete(context, event_of(deferred, ended))
     assert (result["checkpoint"], result["step"], result["epoch"], result["stopped"]) == ("/own/model", 43, 4, False)
     assert result["metrics"] == (before["metrics"] if before else {})
-    assert site.backend.jobs == {}
 
 
 def test_one_that_does_not_end_is_ended_by_force(context: Any, site: FakeClient) -> None:
