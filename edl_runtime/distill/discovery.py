@@ -9,6 +9,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import NamedTuple
 
 from edl_runtime.concurrency import first_completed
@@ -23,7 +24,7 @@ from edl_runtime.registry.directory import Directory
 from edl_runtime.registry.errors import other_pools
 from edl_runtime.registry.members import Member, student_id
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store.errors import RegistryTimeoutError
+from edl_runtime.store.errors import RegistryTimeoutError, RegistryUnavailableError
 from edl_runtime.store.redis_client import connect
 
 ASK_AGAIN_S = 2.0
@@ -113,9 +114,11 @@ async def _follow_registry(
             async for assignment in session.assignments():
                 on_assignment(assignment)
                 if not assignment.listed:
-                    known = await Directory(client, settings.namespace).known_pools()
-                    others = other_pools(pool, settings.namespace, known)
-                    on_unavailable(f"no teacher is registered, and {others}")
+                    others = ""
+                    with suppress(RegistryUnavailableError):  # an outage ends no training
+                        known = await Directory(client, settings.namespace).known_pools()
+                        others = f", and {other_pools(pool, settings.namespace, known)}"
+                    on_unavailable(f"no teacher is registered{others}")
 
         registry = StudentRegistry(client, settings.namespace, ttl_s=settings.lease_ttl_s, most_pools=1)
         async with registry.connect(pool, me) as session:

@@ -7,8 +7,11 @@ import contextlib
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+import msgspec
 import pytest
+from support.network.proxy import running_proxy
 from support.registry.discovery_process import running_discovery
 from support.registry.followers import PATIENCE_S, POOL, discovery_settings, registered, student, wait_for_quarantine
 
@@ -54,6 +57,29 @@ async def test_quarantines_are_shown_while_they_last(
         await wait_for_quarantine(settings, "silent (by 1 student)")
     async with registered(settings, TEACHER, ttl_s=LEASE_S):
         await wait_for_quarantine(settings, "None")
+
+
+async def test_a_student_without_teachers_outlives_an_outage(
+    settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that begins as it looks which other pools there are, to say so; it uses teachers that come later."""
+    url, known_pools = urlsplit(settings.redis_url), Directory.known_pools
+
+    async def cut_off(directory: Directory) -> list[str]:
+        monkeypatch.undo()
+        proxy.cut()
+        return await known_pools(directory)
+
+    with running_proxy(url.hostname or "", url.port or 6379) as proxy:
+        monkeypatch.setattr(Directory, "known_pools", cut_off)
+        through = settings.redis_url.replace(f":{url.port}", f":{proxy.port}")
+        async with student(msgspec.structs.replace(settings, redis_url=through)) as one:
+            async with asyncio.timeout(PATIENCE_S):
+                while "no teacher is registered" not in one.outages:  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(0.01)
+            proxy.mend()
+            async with registered(settings, TEACHER, ttl_s=LEASE_S):
+                await one.wait_for(lambda teachers: teachers == (TEACHER,))
 
 
 async def test_students_share_by_one_rule_wherever_they_are(settings: RuntimeSettings, endpoint_url: str) -> None:

@@ -161,8 +161,8 @@ def in_parallel(test: Test) -> Test:
     return waits
 
 
-def exclusive(case: str) -> Callable[[Test], Test]:
-    """Run a test that breaks Airflow after all parallel ones; its `case` has started before."""
+def exclusive(case: str = "") -> Callable[[Test], Test]:
+    """Run a test that breaks Airflow after all parallel ones; its `case`, if any, has started before."""
 
     def decorate(test: Test) -> Test:
         @wraps(test)
