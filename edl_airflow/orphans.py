@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -144,10 +144,9 @@ def _own_id() -> str:
 
     Of two tasks that make it at the same time, the jobs of one are not judged.
     """
-    with suppress(Exception):
-        return _known_id()
     try:
-        Variable.set(AIRFLOW_ID, str(uuid.uuid4()), description=ABOUT_THE_ID)
+        if not Variable.get(AIRFLOW_ID, default=""):
+            Variable.set(AIRFLOW_ID, str(uuid.uuid4()), description=ABOUT_THE_ID)
         return _known_id()
     except Exception as error:  # noqa: BLE001 - the task goes on without it
         log.warning("airflow.has_no_id", variable=AIRFLOW_ID, cause=str(error))
