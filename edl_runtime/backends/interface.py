@@ -9,7 +9,7 @@ import builtins
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
@@ -77,6 +77,10 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     node_terms: tuple[dict[str, Any], ...] | None = None
 
 
+AirflowId = Annotated[str, msgspec.Meta(min_length=1, max_length=250)]
+"""As Airflow has them: whoever may change a job can't make it ask for another one."""
+
+
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The Airflow task instance that has started a job or pool, of whichever try.
 
@@ -85,11 +89,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     - `outlives_task`: it stays when its task has succeeded, as a pool that other tasks use.
     """
 
-    airflow: str
-    dag_id: str
-    run_id: str
-    task_id: str
-    map_index: int = -1
+    airflow: Annotated[str, msgspec.Meta(max_length=250)]
+    dag_id: AirflowId
+    run_id: AirflowId
+    task_id: AirflowId
+    map_index: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] = -1
     outlives_task: bool = False
 
     def __str__(self) -> str:

@@ -1051,13 +1051,14 @@ def test_a_suspended_pool_has_not_failed_whatever_its_last_pods_say() -> None:
 
 
 def test_whose_task_a_job_is_of_is_read_from_what_its_manifest_has() -> None:
-    """None where no task has started it, and where another version has written it."""
+    """None where no task has started it, and for what another version, or somebody, has written there instead."""
     origin = Origin(airflow="a", dag_id="nightly", run_id="manual__2026-11-29T00:00:00+00:00", task_id="train")
     found = {}
     for name, owned in {"a task": ownership("me/1", origin), "nobody": ownership("me/1", None)}.items():
         given = job()
         given["metadata"]["annotations"] |= owned
         found[name] = job_status(given, [], NOW).origin
-    given["metadata"]["annotations"]["edl-airflow/origin"] = '{"airflow": 1}'
     assert found == {"a task": origin, "nobody": None}
-    assert job_status(given, [], NOW).origin is None
+    for strange in ('{"airflow": 1}', msgspec.json.encode(msgspec.structs.replace(origin, dag_id="d" * 251)).decode()):
+        given["metadata"]["annotations"]["edl-airflow/origin"] = strange
+        assert job_status(given, [], NOW).origin is None
