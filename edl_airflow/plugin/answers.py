@@ -112,7 +112,9 @@ async def guard(request: Request, call_next: Callable[[Request], Awaitable[Respo
     response.headers["Content-Security-Policy"] = POLICY
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Referrer-Policy"] = "same-origin"
-    response.headers["Cache-Control"] = "private, no-cache"
+    # "Back" after a logout must not show what the former user saw; the page keeps the tags of its answers itself
+    is_file = "/static/" in request.url.path
+    response.headers["Cache-Control"] = "private, no-cache" if is_file else "no-store"
     return response
 
 

@@ -182,3 +182,11 @@ def test_a_file_that_is_none_is_not_found(api: Api) -> None:
     names = ("no.js", "%00", "edl.js%00", "%2e%2e%2fapp.py", "%ff", "x" * 5000)
     assert {api.ask(f"/static/{name}").status_code for name in names} == {404}
     assert api.ask("/static/edl.js").status_code == 200
+
+
+@pytest.mark.usefixtures("world")
+def test_a_browser_keeps_no_answer(api: Api) -> None:
+    """Going back after a logout asks again, and is refused; files that are the same for everybody may be kept."""
+    for path in ("/", "/api/overview", "/api/job?job=absent"):
+        assert api.ask(path).headers["cache-control"] == "no-store"
+    assert api.ask("/static/edl.js").headers["cache-control"] == "private, no-cache"
