@@ -57,7 +57,8 @@ def test_its_commands_run_as_they_stand(tmp_path: Path, environ: dict[str, str])
     assert all(float(error) < 0.5 for _, error in errors)
     assert re.fullmatch(r"(a|in): (\S+ -?[01]\.\d\d, ){4}\S+ -?[01]\.\d\d\n(?s:.*)", listed)
     words = (tmp_path / "model" / "word_dict").read_text().splitlines()
-    assert [row.count(",") for row in (tmp_path / "model" / "embedding_table").open()] == [31] * len(words)
+    rows = (tmp_path / "model" / "embedding_table").read_text().splitlines()
+    assert [row.count(",") for row in rows] == [31] * len(words)
     assert words == (tmp_path / "few" / "word_dict").read_text().splitlines()
 
 
