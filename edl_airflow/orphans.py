@@ -1,4 +1,4 @@
-"""Ends jobs whose tasks have left them: all who follow jobs of a connection look after the others', too.
+"""Ends jobs whose tasks have left them: triggers that follow jobs of a connection look after the others', too.
 
 A job tells whose task has started it (`origin_of`), also of which Airflow: nobody judges the jobs of another one that
 shares the backend. While Airflow, Redis or the cluster does not answer, nothing is an orphan.

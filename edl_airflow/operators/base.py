@@ -19,7 +19,7 @@ from edl_airflow.hooks.edl import EdlConnection, EdlHook
 from edl_airflow.identity import owner
 from edl_airflow.links import push_links
 from edl_airflow.operators.templates import TemplatedOperator, dag_folder
-from edl_airflow.orphans import origin_of, watching
+from edl_airflow.orphans import origin_of
 from edl_airflow.runtime import runner
 from edl_airflow.runtime.decisions import result_warnings, unneeded_jobs
 from edl_airflow.runtime.spec import BackendRef, KubernetesBackendRef, TaskOutcome, TaskSpec
@@ -112,8 +112,7 @@ class EdlOperator(TemplatedOperator):
             self._started = True
             if isinstance(started, TaskOutcome) or self.deferrable:
                 return started
-            async with watching(edl_connection):
-                return await runner.run(started, client, self.log.info, self._shown.progress)
+            return await runner.run(started, client, self.log.info, self._shown.progress)
 
     def _defer_to_trigger(self, spec: TaskSpec, context: Context) -> NoReturn:
         """Defer, unless the task was ended meanwhile: Airflow would refuse, and nothing would stop the work."""
