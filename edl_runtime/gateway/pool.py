@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from edl_runtime.concurrency import first_completed
+from edl_runtime.concurrency import all_completed, first_completed
 from edl_runtime.distill.discovery import DemandMeter, PoolCounts
 from edl_runtime.distill.dispatch_policy import HedgingPolicy
 from edl_runtime.errors import SpecError
@@ -104,12 +104,8 @@ class FollowedPool:
         began = time.monotonic()
         request.check(await self.model(request.kinds))
         parts = split(request.tokens, len(self.queue.good(request.kinds)))
-        try:
-            async with asyncio.TaskGroup() as group:
-                answers = [group.create_task(self._answer_part(request, rows)) for rows in parts]
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        content = await asyncio.to_thread(request.join, [answer.result() for answer in answers])
+        answers = await all_completed(*(self._answer_part(request, rows) for rows in parts))
+        content = await asyncio.to_thread(request.join, answers)
         self.stats.count_answer(sum(request.tokens), len(request.tokens), time.monotonic() - began)
         return content
 
