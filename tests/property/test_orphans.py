@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.autoscale.jobs import running_job
 
-from edl_runtime.backends.interface import JobStatus, Origin
+from edl_runtime.backends.interface import Origin
 from edl_runtime.orphans import GONE, GRACE_S, OVER, Orphan, find_orphans
 
 ORIGIN = Origin(airflow="a", dag_id="nightly", run_id="manual__1", task_id="train")
@@ -34,16 +35,7 @@ def test_a_job_is_ended_only_after_a_grace_in_which_nobody_needed_it(seen: list[
         is_same = token == f"nightly/x/{number}"
         token = f"nightly/x/{number}"
         left_since = None if not is_left else left_since if is_same and left_since is not None else now
-        job = JobStatus(
-            name="job",
-            kind="trainer",
-            phase="running",
-            token=token,
-            digest="d",
-            wanted=1,
-            created_at=0.0,
-            origin=ORIGIN,
-        )
+        job = running_job("job", 1, token=token, origin=ORIGIN)
         noted = find_orphans([job], {} if state == "unknown" else {ORIGIN: state}, noted, now)
         assert bool(noted) == is_left
         assert any(orphan.is_over(now) for orphan in noted.values()) == (

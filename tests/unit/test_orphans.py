@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from airflow.utils.state import TaskInstanceState
+from support.autoscale.jobs import running_job
 
 from edl_runtime.backends.interface import JobStatus, Origin
 from edl_runtime.orphans import GONE, GRACE_S, OVER, Orphan, find_orphans, why_left
@@ -15,16 +16,7 @@ MAPPED = msgspec.structs.replace(ORIGIN, map_index=3)
 
 
 def job(token: str = "nightly/x/1", origin: Origin | None = ORIGIN) -> JobStatus:
-    return JobStatus(
-        name="job",
-        kind="trainer",
-        phase="running",
-        token=token,
-        digest="d",
-        wanted=1,
-        created_at=0.0,
-        origin=origin,
-    )
+    return running_job("job", 1, token=token, origin=origin)
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,10 @@ def job(name: str, bounds: Bounds, cpu: float, have: int, *, pending: int = 0, *
     there = [InstanceStatus(index=index, phase="running", started_at=NOON - 4000, node="node") for index in range(have)]
     waiting = [InstanceStatus(index=have + index, phase="pending", started_at=NOON - 4000) for index in range(pending)]
     phase = "running" if have else "pending"
-    given = {"kind": "trainer", "elastic": True, "phase": phase, "created_at": NOON - 5000, "wanted": have + pending}
+    given = {"kind": "trainer", "elastic": True, "phase": phase, "token": ""}
+    given |= {"created_at": NOON - 5000, "wanted": have + pending}
     return JobStatus(
         name=name,
-        token="",
         digest="",
         instances=(*there, *waiting),
         scaling=Scaling(bounds=bounds, resources=resources, **{"resumes": True, **scaling}),
