@@ -100,7 +100,7 @@ def test_a_task_and_a_run_have_a_tab_with_their_jobs(airflow: Airflow, page: Pag
     """While the task is deferred; the tab of the task shows its job at once, in the theme that is chosen in Airflow."""
     shown_run = f"{airflow.laptop.url}/dags/watched/runs/{run.run_id}"
     page.goto(f"{shown_run}/tasks/train")
-    page.get_by_role("link", name="EDL").last.click()
+    page.locator("a[href$='/plugin/edl-task']").click()
     tab = page.frame_locator("iframe")
     expect(tab.get_by_role("heading", name=TRAINING, level=1)).to_be_visible()
     expect(tab.get_by_role("button", name="Resize …")).to_be_visible()
