@@ -136,7 +136,7 @@ def test_a_training_outlives_a_key_of_another_type(tmp_path: Path, settings: Run
 @pytest.mark.deep
 def test_a_training_outlives_partitions(tmp_path: Path, own_redis: RedisServer, settings: RuntimeSettings) -> None:
     """Who is cut off comes back; who leaves while another joins is heard; who dies as it joins costs only a pause."""
-    settings = msgspec.structs.replace(settings, redis_url=own_redis.url, lease_ttl_s=3.0)
+    settings = msgspec.structs.replace(settings, redis_url=own_redis.url, lease_ttl_s=12.0)
     with (
         running_proxy("127.0.0.1", own_redis.port) as proxy,
         running_group(tmp_path / "out", settings, **LONG) as group,
