@@ -22,6 +22,7 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
     monkeypatch.setattr(preemption, "POLL_EVERY_S", 0.01)
+    monkeypatch.setattr(preemption, "ANSWER_TIMEOUT_S", PATIENCE_S)
     with metadata_server() as running:
         yield running
 
