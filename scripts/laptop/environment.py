@@ -44,6 +44,8 @@ def components_environment(
     """Return `environ` without variables of another Airflow, and with those of this one.
 
     The API server listens on loopback only. Intervals are short, so that DAG files and tasks are picked up quickly.
+    Connections to the database are not limited: once the API server's threads had all of them, its event loop would
+    block until one is free, which waits for the loop; so it stood still for minutes, with SQLite's lock.
     `options` override Airflow's options, as in {"CORE__PARALLELISM": "8"}; `connections` are further connections by id,
     or another `edl_default`.
     """
@@ -57,6 +59,7 @@ def components_environment(
         "API__HOST": "127.0.0.1",
         "API__PORT": str(port),
         "API__BASE_URL": url,
+        "DATABASE__SQL_ALCHEMY_MAX_OVERFLOW": "-1",
         "DAG_PROCESSOR__REFRESH_INTERVAL": "5",
         "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
         "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
