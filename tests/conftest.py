@@ -139,7 +139,7 @@ def settings(redis_url: str, namespace: str) -> RuntimeSettings:
     """Settings of a student with a registry of its own and short leases."""
     from edl_runtime.settings import RuntimeSettings
 
-    return RuntimeSettings(redis_url=redis_url, namespace=namespace, teacher_wait_s=15.0, lease_ttl_s=1.0)
+    return RuntimeSettings(redis_url=redis_url, namespace=namespace, teacher_wait_s=60.0, lease_ttl_s=1.0)
 
 
 @pytest.fixture

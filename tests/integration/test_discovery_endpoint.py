@@ -234,9 +234,7 @@ async def test_a_later_stream_of_the_same_student_takes_over(
             await wait_for_teachers(later)
 
 
-async def test_many_students_cost_one_watch(
-    http: httpx.AsyncClient, settings: RuntimeSettings
-) -> None:
+async def test_many_students_cost_one_watch(http: httpx.AsyncClient, settings: RuntimeSettings) -> None:
     """However many follow a pool, Redis has one waiting connection for each role, and none after the last."""
     names = sorted(f"s{number}" for number in range(12))
     async with registered(settings, "a:1"), contextlib.AsyncExitStack() as stack:

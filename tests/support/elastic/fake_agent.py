@@ -161,6 +161,11 @@ def open_gate(out: Path, step: int | str) -> None:
     (out / f"gate-{step}").touch()
 
 
+def close_gate(out: Path, step: int | str) -> None:
+    """Let trainers wait again where a gate was open."""
+    (out / f"gate-{step}").unlink()
+
+
 @contextlib.contextmanager
 def trainers(out: Path, count: int, **options: Any) -> Iterator[list[Trainer]]:
     """Yield `count` ready trainers; all in the list are killed afterwards, also those that a test appends."""
