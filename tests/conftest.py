@@ -101,6 +101,15 @@ def no_thread_is_left() -> Iterator[None]:
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("edl")] == []
 
 
+@pytest.fixture(scope="session", autouse=True)
+def starts_may_be_slow() -> Iterator[None]:
+    """Wait longer than users for a Redis or a supervisor that begins while the machine is busy."""
+    with pytest.MonkeyPatch.context() as patched:
+        for module in ("store.redis_server", "backends.local.backend"):
+            patched.setattr(f"edl_runtime.{module}.START_TIMEOUT_S", 100.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A real redis-server of this session's own."""
@@ -139,7 +148,7 @@ def settings(redis_url: str, namespace: str) -> RuntimeSettings:
     """Settings of a student with a registry of its own and short leases."""
     from edl_runtime.settings import RuntimeSettings
 
-    return RuntimeSettings(redis_url=redis_url, namespace=namespace, teacher_wait_s=60.0, lease_ttl_s=1.0)
+    return RuntimeSettings(redis_url=redis_url, namespace=namespace, teacher_wait_s=100.0, lease_ttl_s=1.0)
 
 
 @pytest.fixture

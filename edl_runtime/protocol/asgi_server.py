@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -20,8 +21,12 @@ from uvicorn.server import ServerState
 from edl_runtime.protocol.address import has_token, password_of
 from edl_runtime.protocol.listener import MAX_NEW_CONNECTIONS, ConnectionTable, accepting, listen
 
-IDLE_CHECK_S = 5.0
-"""How often connections are checked; those without a request since the last check are closed."""
+IDLE_S = 30.0
+"""After so long, and at most twice that, a connection without a request is closed.
+
+Clients keep theirs for 5 s (httpx, vLLM's own server) to 15 s (aiohttp): one that is closed earlier than its client
+expects meets a request that is on its way.
+"""
 TCP_TIMEOUT_S = 10.0
 """After so long a connection is dropped whose client does not read."""
 SHUTDOWN_TIMEOUT_S = 3.0
@@ -64,6 +69,7 @@ async def serving(
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        timeout_keep_alive=math.ceil(IDLE_S),
         timeout_graceful_shutdown=round(finish_s),
     )
     config.load()
@@ -112,13 +118,14 @@ class _Connection(H11Protocol):
     @property
     def idle(self) -> bool:
         request: RequestResponseCycle | None = self.cycle
-        return request is None or request.response_complete
+        is_answered = request is None or request.response_complete
+        return is_answered and not self.transport.get_write_buffer_size()  # what waits there is not sent
 
     def abort(self) -> None:
         self.transport.abort()
 
     def _expect_request_soon(self, seen: tuple[object, bool]) -> None:
-        self.loop.call_later(IDLE_CHECK_S, self._expect_request, seen)
+        self.loop.call_later(IDLE_S, self._expect_request, seen)
 
     def _expect_request(self, seen: tuple[object, bool]) -> None:
         """Disconnect if the last request was already answered at the last check and no other has come since."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from support.backends.jobs import EXITS_GRACEFULLY, IGNORES_SIGTERM, WAITS, ended, job, lines, wait_for_line
+from support.backends.jobs import EXITS_GRACEFULLY, GRACE_S, IGNORES_SIGTERM, WAITS, ended, job, lines, wait_for_line
 
 from edl_runtime.backends.errors import UnknownJobError
 from edl_runtime.backends.interface import Backend
@@ -62,7 +62,7 @@ async def test_a_delete_by_an_earlier_try_never_ends_the_job_of_the_next_try(bac
 @pytest.mark.on_pods
 async def test_a_delete_gives_all_instances_their_grace_period(backend: Backend) -> None:
     """All instances get SIGTERM at once and end before the delete returns."""
-    await backend.submit(job(EXITS_GRACEFULLY, instances=2), token="mine", secrets={})
+    await backend.submit(job(EXITS_GRACEFULLY, instances=2, grace_s=GRACE_S), token="mine", secrets={})
     await wait_for_line(backend, "up", instances=2)
     await backend.delete("job")
     assert await lines(backend) == [(index, text) for index in range(2) for text in ("up", "goodbye")]

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from support.backends.jobs import (
     EXITS_GRACEFULLY,
+    GRACE_S,
     WAITS,
     ended,
     eventually,
@@ -41,7 +42,7 @@ async def test_growing_a_pool_keeps_its_instances(backend: Backend) -> None:
 @pytest.mark.on_pods
 async def test_shrinking_removes_the_highest_indices_first(backend: Backend) -> None:
     """The removed instances get their grace period."""
-    await backend.submit(job(EXITS_GRACEFULLY, instances=3), token="mine", secrets={})
+    await backend.submit(job(EXITS_GRACEFULLY, instances=3, grace_s=GRACE_S), token="mine", secrets={})
     await wait_for_line(backend, "up", instances=3)
     async with followed(backend) as seen:
         await backend.resize("job", 1)
@@ -56,7 +57,7 @@ async def test_shrinking_removes_the_highest_indices_first(backend: Backend) -> 
 @pytest.mark.on_pods
 async def test_an_instance_that_is_removed_and_added_again_at_once_is_replaced(backend: Backend) -> None:
     """Shrinking and growing at once ends with the wanted number of instances."""
-    await backend.submit(job(EXITS_GRACEFULLY, instances=2), token="mine", secrets={})
+    await backend.submit(job(EXITS_GRACEFULLY, instances=2, grace_s=GRACE_S), token="mine", secrets={})
     await wait_for_line(backend, "up", instances=2)
     async with followed(backend) as seen:
         await backend.resize("job", 1)

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import msgspec
 import pytest
-from support.backends.jobs import EXITS_GRACEFULLY, WAITS, eventually, followed, job, lines, reach, wait_for_line
+from support.backends.jobs import (
+    EXITS_GRACEFULLY,
+    GRACE_S,
+    WAITS,
+    eventually,
+    followed,
+    job,
+    lines,
+    reach,
+    wait_for_line,
+)
 
 from edl_runtime.backends.interface import SUSPENDED, Backend, JobStatus
 from edl_runtime.specs import Bounds, JobKind, JobSpec
@@ -16,9 +27,9 @@ TRAINER_FIRST = ("trainer", pytest.param("pool", marks=pytest.mark.deep))
 """Pools in `make test-deep` only."""
 
 
-def two(kind: JobKind, code: str = WAITS, *, elastic: bool = False) -> JobSpec:
+def two(kind: JobKind, code: str = WAITS, **more: Any) -> JobSpec:
     """Return the spec of a job that has two instances at least."""
-    return msgspec.structs.replace(job(code, kind=kind, elastic=elastic, instances=2), bounds=Bounds(2, 4))
+    return msgspec.structs.replace(job(code, kind=kind, instances=2, **more), bounds=Bounds(2, 4))
 
 
 def is_empty(status: JobStatus) -> bool:
@@ -89,7 +100,7 @@ async def test_a_suspended_job_is_adopted_replaced_and_deleted_like_any_other(ba
 @pytest.mark.on_pods
 async def test_suspending_a_job_gives_instances_their_grace_period(backend: Backend, kind: JobKind) -> None:
     """A followed log has their last lines, and those of the instances after the resume."""
-    await backend.submit(two(kind, EXITS_GRACEFULLY), token="mine", secrets={})
+    await backend.submit(two(kind, EXITS_GRACEFULLY, grace_s=GRACE_S), token="mine", secrets={})
     await wait_for_line(backend, "up", instances=2)
     async with followed(backend) as seen:
         await suspended(backend)
@@ -107,7 +118,7 @@ async def test_suspending_a_job_gives_instances_their_grace_period(backend: Back
 @pytest.mark.on_pods
 async def test_a_job_may_be_resumed_while_its_instances_terminate(backend: Backend, kind: JobKind) -> None:
     """They end, and others replace them."""
-    await backend.submit(two(kind, EXITS_GRACEFULLY), token="mine", secrets={})
+    await backend.submit(two(kind, EXITS_GRACEFULLY, grace_s=GRACE_S), token="mine", secrets={})
     await wait_for_line(backend, "up", instances=2)
     before = await reach(backend, "job", runs)
     await backend.resize("job", 0)

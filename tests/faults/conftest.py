@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from support.slow_redis import redis_may_be_slow  # noqa: F401
 from support.students.readers import FaultyTeacher, metadata_of, running_faulty_teacher
 from support.teachers.process import Teacher, running_teacher
 

@@ -88,7 +88,7 @@ def test_a_training_that_redis_does_not_hear_of_is_seen_to_stand_still(
     ):
         group.start(0, url=settings.redis_url.replace(f":{port}/", f":{proxy.port}/"))
         group.await_steps(5)
-        assert trouble_of(settings) == ""
+        group.await_condition(lambda: not trouble_of(settings), "no standstill")  # its agent may have stood still
         proxy.cut()
         group.await_condition(lambda: trouble_of(settings), "a standstill")
         why = "its instances can't reach Redis, or are stopped"
@@ -136,7 +136,7 @@ def test_a_training_outlives_a_key_of_another_type(tmp_path: Path, settings: Run
 @pytest.mark.deep
 def test_a_training_outlives_partitions(tmp_path: Path, own_redis: RedisServer, settings: RuntimeSettings) -> None:
     """Who is cut off comes back; who leaves while another joins is heard; who dies as it joins costs only a pause."""
-    settings = msgspec.structs.replace(settings, redis_url=own_redis.url, lease_ttl_s=3.0)
+    settings = msgspec.structs.replace(settings, redis_url=own_redis.url, lease_ttl_s=12.0)
     with (
         running_proxy("127.0.0.1", own_redis.port) as proxy,
         running_group(tmp_path / "out", settings, **LONG) as group,

@@ -104,7 +104,7 @@ def test_reading_goes_on_and_new_teachers_are_used_when_redis_is_back(
         reader_of(BATCHES, Discovered(POOL), settings) as reader,
     ):
         read_until(reader, BATCHES, all_answered(reader, 2))
-        BATCHES.check(read_epoch(reader, lambda: fault(own_redis)))
+        BATCHES.check(read_epoch(reader, lambda: fault(own_redis), when=lambda: reader.stats().teachers == 2))
         begin = time.monotonic()
         while time.monotonic() - begin < AWAY_S:
             BATCHES.check(list(reader))

@@ -27,7 +27,6 @@ from support.teachers.process import Teacher
 
 from edl_runtime.distill import Discovered
 from edl_runtime.settings import RuntimeSettings
-from edl_runtime.store import redis_client
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -92,12 +91,10 @@ def test_a_failover_in_mid_distillation_costs_no_batch(
     watched: WatchedRedis,
     good: Teacher,
     faulty: FaultyTeacher,
-    monkeypatch: pytest.MonkeyPatch,
     *,
     failovers: int,
 ) -> None:
     """All are answered once, in order, and a teacher that registers with the new master is used."""
-    monkeypatch.setattr(redis_client, "ANSWER_TIMEOUT_S", 1.5)
     settings = RuntimeSettings(redis_url=watched.url, lease_ttl_s=600.0, teacher_wait_s=60.0)
     batches = Batches(50, seconds=0.005)
     with (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from support.elastic.agent_group import running_group
 
@@ -84,8 +85,11 @@ def test_an_instance_whose_trainer_is_stopped_may_leave_without_a_checkpoint(
         group.await_steps(5)
         saved = group.await_event("saved")
 
+        agent = psutil.Process(group.agents[0].pid)
+        agent.suspend()  # so that it knows of both at once, and does not replace its trainer before
         group.trainer(0).suspend()
         group.terminate(0)
+        agent.resume()
         assert group.statuses() == {0: -15}, group.history()
         told = [event for event in group.events() if event.kind in ("failed", "ended")]
         assert told[-1].reason.endswith("its process is stopped, and it has to leave"), group.history()

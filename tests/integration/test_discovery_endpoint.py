@@ -294,7 +294,7 @@ async def test_a_connection_without_a_request_is_closed(
     settings: RuntimeSettings, monkeypatch: pytest.MonkeyPatch, asked: bytes, rest: bytes
 ) -> None:
     """A connection that is only held is one that others could need, whatever it has been answered before."""
-    monkeypatch.setattr(asgi_server, "IDLE_CHECK_S", 0.2)
+    monkeypatch.setattr(asgi_server, "IDLE_S", 0.2)
     async with serving(settings) as url, knocking(url, asked + rest) as (reader, _):
         await ends(reader)
 
@@ -332,7 +332,7 @@ async def test_strangers_can_not_lock_out_clients_with_the_token(
 ) -> None:
     """The oldest connection without it makes room; where there is none, the newest goes, and no stream ends."""
     monkeypatch.setattr(server, "CONNECTION_LIMIT", 3)
-    monkeypatch.setattr(asgi_server, "IDLE_CHECK_S", 3600.0)
+    monkeypatch.setattr(asgi_server, "IDLE_S", 3600.0)
     settings = msgspec.structs.replace(settings, discovery_token=TOKEN)
     live = ASK_LIVE + b"\r\n"
     async with serving(settings) as url, http_client(url, TOKEN) as http, contextlib.AsyncExitStack() as stack:

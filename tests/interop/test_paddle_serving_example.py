@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from support.external_servers import environment
+from support.external_servers import START_S, environment
 from support.network.ports import free_ports
 from support.paddle_serving_example import PIPELINE, SAVE, STUDENT, accuracy_in, address, train, words
 from support.teachers.process import wait_until
@@ -39,10 +40,11 @@ def test_its_commands_run_as_they_stand(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
         pipeline = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
     try:
-        wait_until(lambda: answers(teacher))
+        wait_until(lambda: answers(teacher), START_S)
         *flags, _ = words(STUDENT)
         assert accuracy_in(train([*flags, teacher], tmp_path)) > 60
     finally:
         for process in (*psutil.Process(pipeline.pid).children(recursive=True), pipeline):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         pipeline.wait()

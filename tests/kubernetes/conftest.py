@@ -13,6 +13,7 @@ from support.cluster.cluster import PADDLE_IMAGE, Cluster, own_namespace
 from support.cluster.manifests import RESTRICTED
 from support.cluster.pod_faults import kubeconfig_with, server_of, without_leftovers
 from support.network.proxy import Proxy, running_proxy
+from support.slow_redis import redis_may_be_slow  # noqa: F401
 
 from edl_runtime.backends.kubernetes.backend import KubernetesBackend
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,11 +12,13 @@ import pytest
 from conftest import skip_on_a_laptop
 from support.backends.jobs import (
     WAITS,
+    WITHIN_S,
     ended,
     eventually,
     job,
     reach,
 )
+from support.backends.local_processes import below
 from support.cluster.cluster import Cluster
 from support.cluster.pod_faults import evict, pods_of, priority_class, quota, without_leftovers
 
@@ -54,16 +57,38 @@ async def test_an_image_without_the_runtime_fails_the_job_at_once(backend: Backe
     assert status.reason == f"instance 0 can't start: its image {BARE_IMAGE} has no edl_runtime"
 
 
-async def test_an_evicted_trainer_is_replaced(backend: Backend, cluster: Cluster) -> None:
+ENDS_AT_GO = """
+import os, pathlib, signal, time
+def leave(*_):
+    while not (FOLDER / "go").exists():
+        time.sleep(0.02)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+signal.signal(signal.SIGTERM, leave)
+(FOLDER / f"up-{time.time_ns()}").touch()
+time.sleep(600)
+"""
+"""A program that SIGTERM ends once there is FOLDER/go."""
+
+
+async def test_an_evicted_trainer_is_replaced(backend: Backend, cluster: Cluster, tmp_path: Path) -> None:
     """An eviction is no failure of the script; the status counts it."""
-    await backend.submit(job(WAITS, kind="trainer", elastic=True), token="mine", secrets={})
+    code = ENDS_AT_GO.replace("FOLDER", f"pathlib.Path({str(tmp_path)!r})")
+    await backend.submit(job(code, kind="trainer", elastic=True, grace_s=WITHIN_S), token="mine", secrets={})
     for times in range(2):
+
+        async def has_begun(times: int = times) -> bool:
+            return len(below(tmp_path, "up-*")) == times + 1
+
+        await eventually(has_begun, f"begun {times + 1} times")
         await reach(backend, "job", lambda status, times=times: is_up(status) and _restarts(status) == times)
+        (tmp_path / "go").unlink(missing_ok=True)  # until the status was seen there is no successor
         assert await evict(cluster, (await pods_of(cluster, "job"))[0])
         count = f"{times + 1} of at most 20"
         reason = f"instance 0 was ended by the cluster (Eviction API: evicting) and is replaced: {count}"
         status = await reach(backend, "job", lambda status, reason=reason: status.reason == reason)
         assert (status.phase, status.invalid_spec, status.instances[0].given_up) == ("running", False, False)
+        (tmp_path / "go").touch()
     status = await reach(backend, "job", lambda status: is_up(status) and _restarts(status) == 2)
     assert status.instances[0].disruptions == 2
 

@@ -22,6 +22,7 @@ from support.cluster.cluster import PADDLE_IMAGE, unavailable_reason
 from support.cluster.pod_faults import kubeconfig_with, server_of
 from support.network.proxy import Proxy, running_proxy
 from support.paths import ROOT
+from support.slow_redis import patient_with_redis
 
 from edl_runtime.backends.kubernetes import names
 from edl_runtime.store.redis_server import RedisServer
@@ -76,6 +77,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _turn(item: pytest.Item) -> int:
     test = item.function if isinstance(item, pytest.Function) else None
     return 2 if hasattr(test, "exclusive") else 1 if hasattr(test, "in_parallel") else 0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def redis_may_be_slow() -> Iterator[None]:
+    """Wait long for Redis's answers, also between modules: tests run in threads then."""
+    with patient_with_redis():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -60,12 +60,12 @@ def test_evictions_are_logged_and_limited(airflow: Airflow) -> None:
         if not is_new:
             return []
         instances = _fetched(airflow, "job", "evicted")["instances"]
-        return pods if any(one["phase"] == "running" for one in instances) else []
+        return pods if any(one["phase"] == "running" and one["pod"] in pods for one in instances) else []
 
     (first,) = airflow.wait_until(is_up)
     assert asyncio.run(evict(cluster, first))
     (second,) = airflow.wait_until(lambda: is_up(first))
-    assert _fetched(airflow, "job", "evicted")["instances"][0]["disruptions"] == 1
+    airflow.wait_until(lambda: _fetched(airflow, "job", "evicted")["instances"][0]["disruptions"] == 1)
     ended = "'evicted': instance 0 was ended by the cluster (Eviction API: evicting) and is replaced: 1 of at most 1"
     airflow.wait_until(lambda: ended in airflow.client.log(run, _tasks(airflow, run)["train"]))
     assert asyncio.run(evict(cluster, second))
@@ -85,7 +85,4 @@ def _tasks(airflow: Airflow, run: DagRun) -> dict[str, TaskInstance]:
 
 def _fetched(airflow: Airflow, what: str, job: str) -> dict[str, Any]:
     """Return what the plugin's page shows of a job on pods: itself ("job"), or its log."""
-    answer = airflow.client._http.get(f"/edl/api/{what}", params={"conn": "edl_near", "job": job})
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return airflow.shown(what, conn="edl_near", job=job)

@@ -79,10 +79,7 @@ def _answered(airflow: Airflow, run: DagRun) -> dict[str, Any]:
 
 def _overview(airflow: Airflow) -> dict[str, Any]:
     """Return what the page shows of the connection."""
-    answer = airflow.client._http.get("/edl/api/overview", params={"conn": "edl_rescaled"})
-    assert answer.status_code == 200
-    found: dict[str, Any] = answer.json()
-    return found
+    return airflow.shown("overview", conn="edl_rescaled")
 
 
 def _wait_for_reason(airflow: Airflow, reason: str) -> None:

@@ -108,5 +108,6 @@ async def test_a_holder_that_does_not_end_is_named(
             pass
     assert caught.value.suspended == suspended
     holder.kill()
+    holder.wait()
     async with locks.hold(tmp_path / "digits"):
         pass

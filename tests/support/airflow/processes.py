@@ -14,6 +14,9 @@ from laptop.launcher import Laptop
 
 ENDS_WITHIN_S = 300.0
 
+LOCKED_S = 120.0
+"""How long a process of Airflow may hold the lock of its SQLite."""
+
 _JOB_TYPES = {"scheduler": "SchedulerJob", "triggerer": "TriggererJob"}
 
 
@@ -23,7 +26,7 @@ def expire_heartbeats(laptop: Laptop, statement: str, *given: str) -> int:
     The statement's parameters are the time and `given`. Returns how many rows were changed.
     """
     ago = dt.datetime.now(dt.UTC) - dt.timedelta(days=1)
-    with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=10)) as database, database:
+    with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=LOCKED_S)) as database, database:
         return database.execute(statement, (ago.strftime("%Y-%m-%d %H:%M:%S.%f"), *given)).rowcount
 
 
@@ -62,7 +65,7 @@ def miss_triggerer(laptop: Laptop) -> None:
 
 def has_trigger(laptop: Laptop, trigger_id: int) -> bool:
     """Whether Airflow still has this trigger."""
-    with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=10)) as database:
+    with closing(sqlite3.connect(laptop.airflow_home / "airflow.db", timeout=LOCKED_S)) as database:
         return database.execute("SELECT 1 FROM trigger WHERE id = ?", (trigger_id,)).fetchone() is not None
 
 
@@ -163,4 +166,7 @@ def _airflow_below(wrapper: psutil.Process) -> list[psutil.Process]:
 
 
 def _is_airflow(process: psutil.Process) -> bool:
-    return "EDL_JOB" not in process.environ() and not any("edl_runtime" in word for word in process.cmdline())
+    try:
+        return "EDL_JOB" not in process.environ() and not any("edl_runtime" in word for word in process.cmdline())
+    except psutil.NoSuchProcess:  # it has just ended
+        return False

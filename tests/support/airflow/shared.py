@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import httpx
 import pytest
 from conftest import skip_on_a_laptop
 from laptop.client import AirflowClient, DagRun
@@ -109,6 +110,18 @@ class Airflow:
         """Return a task of a run, as in Airflow's API."""
         path = f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/{task_id}"
         found: dict[str, Any] = self.client._ask("GET", path)
+        return found
+
+    def shown(self, what: str, **params: str) -> dict[str, Any]:
+        """Return an answer of the plugin's page, as "overview", once Airflow is not too busy for one."""
+
+        def answer() -> Any:
+            found = self.client._http.get(f"/edl/api/{what}", params=params)
+            return found if found.status_code != httpx.codes.SERVICE_UNAVAILABLE else None
+
+        answered = self.wait_until(answer)
+        assert answered.status_code == httpx.codes.OK, answered.text
+        found: dict[str, Any] = answered.json()
         return found
 
     def pause(self, dag_id: str) -> None:

@@ -24,7 +24,9 @@ signal.signal(signal.SIGTERM, leave)
 print("up")
 time.sleep(600)
 """
-"""A program that prints "goodbye" at SIGTERM and ends a moment later."""
+"""A program that prints "goodbye" at SIGTERM and ends a moment later; GRACE_S is enough for it on a busy machine."""
+
+GRACE_S = 60.0
 
 IGNORES_SIGTERM = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(600)"
 """A program that only SIGKILL ends."""

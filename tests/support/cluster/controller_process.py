@@ -1,4 +1,4 @@
-"""A controller with a short Lease. As a process, its environment is that of `edl controller`."""
+"""A controller that tries often for its Lease. As a process, its environment is that of `edl controller`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from edl_runtime.controller.leader import LeaseTimes
 from edl_runtime.controller.run import ControllerOptions, run_controller
 from edl_runtime.settings import RuntimeSettings
 
-TIMES = LeaseTimes(lease_s=5, give_up_s=4.0, retry_s=0.5)
+TIMES = LeaseTimes(lease_s=20, give_up_s=15.0, retry_s=0.5)
+"""Long enough for a leader that stands still for some seconds."""
 
 Connect = Callable[[], AbstractAsyncContextManager[ApiClient]]
 

@@ -29,8 +29,11 @@ NEVER = "86400"
 def eventually(holds: Callable[[], object], *logs: Path, of: subprocess.Popen[bytes] | None = None) -> None:
     """Wait until it holds; the test fails with the end of these logs, at once when the process that it is `of` ends."""
     deadline = time.monotonic() + PATIENCE_S
-    while not holds():
+    while True:
+        # asked before: what the process does last comes before its end
         is_late = time.monotonic() > deadline or (of is not None and of.poll() is not None)
+        if holds():
+            return
         assert not is_late, "\n".join(log.read_text()[-3000:] for log in logs if log.exists())
         time.sleep(0.05)
 

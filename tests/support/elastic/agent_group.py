@@ -113,10 +113,11 @@ class Group:
     def _last_of(self, choose: Callable[[list[Event]], list[Event]]) -> Event:
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            events = self.events()
-            if chosen := choose(events):
+            # asked before the events are read: an agent's last ones come before its end
+            have_ended = all(agent.poll() is not None for agent in self.agents.values())
+            if chosen := choose(self.events()):
                 return chosen[-1]
-            if time.monotonic() > deadline or all(agent.poll() is not None for agent in self.agents.values()):
+            if time.monotonic() > deadline or have_ended:
                 raise AssertionError(f"not within {PATIENCE_S:.0f} s; there was:\n{self.history()}")
             time.sleep(0.05)
 

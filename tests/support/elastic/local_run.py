@@ -54,12 +54,12 @@ class RecordingClient(StandaloneClient):
 
 
 def begin(
-    folder: Path | None = None, *, every_steps: int = 1000, result: Path | None = None
+    folder: Path | None = None, *, every_steps: int = 1000, result: Path | None = None, grace_s: float = 10.0
 ) -> tuple[Run, RecordingClient]:
     """Return a run in this process and its client, with checkpoints if a folder is given."""
     client = RecordingClient()
     spec = None if folder is None else Checkpoint(url=str(folder), every_steps=every_steps)
-    settings = RuntimeSettings(result_file="" if result is None else str(result))
+    settings = RuntimeSettings(result_file="" if result is None else str(result), grace_s=grace_s)
     return Run(client, CheckpointManager(spec, client), settings), client
 
 

@@ -67,7 +67,7 @@ def _forker() -> socket.socket:
 
     def end() -> None:
         ours.close()
-        process.wait(10)
+        process.wait(100)
 
     atexit.register(end)
     return ours

@@ -8,8 +8,8 @@ import socket
 import threading
 from collections.abc import Iterator
 
-DROPS_WITHIN_S = 10.0
-"""Longest wait for the proxy's thread, which may be blocked by the caller's own connection."""
+PATIENCE_S = 100.0
+"""Longest wait for the proxy's thread."""
 
 
 class Proxy:
@@ -29,10 +29,13 @@ class Proxy:
 
     def cut(self) -> None:
         """Close all connections and refuse new ones until `mend`. Returns when nothing is forwarded any more."""
-        self._dropped.clear()
         self._is_cut = True
+        self._dropped.clear()
+        for one in list(self._peers):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)  # the thread may wait until the caller reads what it sends
         self._wake.send(b"!")
-        self._dropped.wait(DROPS_WITHIN_S)
+        assert self._dropped.wait(PATIENCE_S), "the proxy's thread stands still"
 
     def mend(self) -> None:
         self._is_cut = False
@@ -77,6 +80,7 @@ class Proxy:
             if self._is_cut:
                 raise ConnectionRefusedError
             far = socket.create_connection(self._target, timeout=5)
+            far.settimeout(None)
         except OSError:
             near.close()
             return
@@ -85,10 +89,11 @@ class Proxy:
             selector.register(one, selectors.EVENT_READ)
 
     def _forward(self, selector: selectors.BaseSelector, ready: socket.socket) -> None:
-        data = b""
-        with contextlib.suppress(OSError):
+        try:
             data = ready.recv(1 << 16)
             self._peers[ready].sendall(data)
+        except OSError:
+            data = b""
         if not data:
             self._drop(selector, ready)
 

@@ -22,9 +22,10 @@ MASTER = "edl"
 PASSWORD = "of-redis"
 SENTINEL_PASSWORD = "of-sentinel"
 
-DOWN_AFTER_MS = 500
+DOWN_AFTER_MS = 2000
 """For how long a master is silent before its sentinels replace it."""
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
+"""A sentinel that has stood still for two seconds does nothing for thirty."""
 
 
 class Tls(NamedTuple):

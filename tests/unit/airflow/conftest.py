@@ -35,6 +35,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     monkeypatch.setattr("edl_airflow.triggers.base.FIRST_EVENT_AFTER_S", 0.0)
     monkeypatch.setattr("edl_airflow.runtime.runner.POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr("edl_airflow.waits.POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr("edl_airflow.runtime.log.FINAL_LINES_WAIT_S", 60.0)
     return site
 
 

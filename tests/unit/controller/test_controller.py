@@ -196,8 +196,11 @@ async def test_jobs_get_the_login_of_their_namespace(access: Access | None, url:
     assert namespace.secrets == {"EDL_REDIS_URL": url}
 
 
-async def test_what_the_cluster_has_refused_is_not_tried_at_each_change_of_others() -> None:
+async def test_what_the_cluster_has_refused_is_not_tried_at_each_change_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A try costs a dozen requests, and a busy namespace changes many times a second."""
+    monkeypatch.setattr(controller, "RESYNC_S", 3600.0)
     namespace = Namespace(refuses="the quota is used up")
     async with running(namespace):
         await namespace.add("refused")

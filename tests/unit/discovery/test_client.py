@@ -80,6 +80,7 @@ async def test_an_empty_list_after_a_reconnect_counts_after_a_while(
     endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its Redis may have been emptied, and its teachers are about to register anew."""
+    monkeypatch.setattr(client, "SILENT_AFTER_S", 3600.0)
     monkeypatch.setattr(client, "SETTLE_S", 3600.0)
     endpoint.told = [("a:1",)]
     with capture_logs() as logs:

@@ -56,13 +56,14 @@ def test_returned_requests_are_sent_first_and_oldest_first(dispatcher: Dispatche
 
 def test_returned_requests_are_sent_before_later_slow_ones(dispatcher: Dispatcher, requests: Sequence[Request]) -> None:
     """A second teacher takes what it is hedged with in its turn, too; whatever became slow first."""
+    now = time.monotonic()
     first, second, third = (asked(dispatcher, f"{name}:1") for name in "abc")
     third.sent_at -= 10
     for request in requests:
         request.batch.awaited = True
-    dispatcher.hedge(time.monotonic())
+    dispatcher.hedge(now)
     second.sent_at -= 10
-    dispatcher.hedge(time.monotonic())
+    dispatcher.hedge(now)
     dispatcher.remove_worker(first)
     free = WorkerSlot("free:1")
     assert [dispatcher.take_request(free) for _ in requests] == requests

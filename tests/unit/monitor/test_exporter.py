@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from support.autoscale.jobs import capacity, node, pool
 from support.autoscale.jobs import running_job as job
+from support.network.ports import free_ports
 from support.teachers.process import wait_until
 
 from edl_runtime.autoscale.planner import JobTarget, RescalingPlan
@@ -153,14 +154,14 @@ def test_what_nobody_knows_is_not_shown() -> None:
 def test_it_is_served_as_long_as_it_is_wanted() -> None:
     """What was seen last, on this machine alone; then the port is free again."""
     last = seen()
-    with serving(lambda: last, *parse_address("0")) as url:
-        assert url.startswith("http://127.0.0.1:")
+    (port,) = free_ports(1)
+    with serving(lambda: last, *parse_address(str(port))) as url:
+        assert url.startswith(f"http://127.0.0.1:{port}/")
         with urllib.request.urlopen(url) as answer:
             assert samples(answer.read().decode())["edl_look_timestamp_seconds"] == 5.0
         last = build_snapshot([], capacity(), None, {}, 6.0)
         with urllib.request.urlopen(url) as answer:
             assert samples(answer.read().decode())["edl_look_timestamp_seconds"] == 6.0
-    port = int(url.split(":")[2].split("/")[0])
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", port))

@@ -130,6 +130,7 @@ async def test_those_who_ask_at_a_time_share_one_answer(monkeypatch: pytest.Monk
         return rights
 
     monkeypatch.setattr(access, "rights_of", ask)
+    monkeypatch.setattr(access, "CACHED_S", 3600.0)
     kept = RightsCache()
     waiting = [asyncio.ensure_future(kept.of(USER, {"a"}, "edl_default")) for _ in range(10)]
     await asyncio.sleep(0)

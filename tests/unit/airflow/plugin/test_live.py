@@ -43,5 +43,5 @@ async def test_a_reader_ends_when_it_is_cancelled_while_it_is_told_to_read_again
     background = asyncio.all_tasks() - {asyncio.current_task()}
     for task in background:
         task.cancel()
-    _, left = await asyncio.wait(background, timeout=20.0)
+    _, left = await asyncio.wait(background, timeout=60.0)
     assert not left

@@ -55,6 +55,11 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
+def batcher_of(model: Doubler, arena: Arena, most: int = 64) -> DynamicBatcher:
+    """Return a batcher by whose clock runs take as long as the model says."""
+    return DynamicBatcher(model, arena, most, clock_s=lambda: model.now_s)
+
+
 def put(arena: Arena, slot: int, numbers: Array, *outputs: str | TopK, **normalise: Normalise) -> tuple[int, int, int]:
     """Write a request into its slot; return the record for it."""
     header, buffers, size, _ = encode_request({"x": numbers}, outputs, normalise)
@@ -96,7 +101,7 @@ def rows(*numbers: float) -> Array:
 def test_requests_that_have_queued_run_as_one_and_get_their_own_answers(arena: Arena) -> None:
     """Each its own rows, of its own outputs, whole or the largest of them, from numbers or from pixels."""
     model = Doubler()
-    work = DynamicBatcher(model, arena, 64)
+    work = batcher_of(model, arena)
     work.add(*put(arena, 3, rows(1), "double"))
     work.add(*put(arena, 1, rows(2), "sum", TopK("double", 2)))
     work.add(*put(arena, 2, np.full((1, 4), 9, np.uint8), x=Normalise((1.0,), (2.0,))))
@@ -115,7 +120,7 @@ def test_requests_that_have_queued_run_as_one_and_get_their_own_answers(arena: A
 def test_the_rest_stays_queued_in_order(arena: Arena) -> None:
     """What a run has no room for is in the next, together with what has come since."""
     model = Doubler()
-    work = DynamicBatcher(model, arena, 2)
+    work = batcher_of(model, arena, 2)
     add_rows(work, arena, 0, 1, 2)
     assert list(ran(work)) == [0, 1]
     work.add(*put(arena, 3, rows(3)))
@@ -126,7 +131,7 @@ def test_the_rest_stays_queued_in_order(arena: Arena) -> None:
 def test_a_bad_request_fails_no_other(arena: Arena) -> None:
     """When a joined run raises, each runs alone; those that are good are joined again the next time."""
     model = Doubler()
-    work = DynamicBatcher(model, arena, 64)
+    work = batcher_of(model, arena)
     for _ in range(2):
         add_rows(work, arena, 1, -1)
         answers = ran(work)
@@ -138,7 +143,7 @@ def test_a_bad_request_fails_no_other(arena: Arena) -> None:
 def test_a_joined_run_that_failed_has_kept_the_model_busy(arena: Arena) -> None:
     """It counts as the runs behind it do, and answers nobody."""
     model = Doubler(most=1, row_s=0.125)
-    work = DynamicBatcher(model, arena, 64, clock_s=lambda: model.now_s)
+    work = batcher_of(model, arena)
     add_rows(work, arena, 0, 1)
     runs = [(run.rows, run.busy_s, [slot for slot, _ in run.answers]) for run in work.run()]
     assert runs == [(2, 0.25, []), (1, 0.125, [0]), (1, 0.125, [1])]
@@ -146,7 +151,7 @@ def test_a_joined_run_that_failed_has_kept_the_model_busy(arena: Arena) -> None:
 
 def test_what_a_model_raises_is_logged_without_its_variables(arena: Arena) -> None:
     """Where it came from, as text: to format all variables would take a second, and they are students' data."""
-    work = DynamicBatcher(Doubler(), arena, 64)
+    work = batcher_of(Doubler(), arena)
     work.add(*put(arena, 0, rows(-1)))
     with capture_logs() as logs:
         ran(work)
@@ -163,7 +168,7 @@ def test_an_error_that_is_no_text_is_told(arena: Arena) -> None:
         def run(self, *_: object) -> dict[str, Array]:
             raise FileNotFoundError(os.fsdecode(b"/data/\xff.bin"))
 
-    work = DynamicBatcher(Lost(), arena, 64)
+    work = batcher_of(Lost(), arena)
     add_rows(work, arena, 0, 1)
     with capture_logs() as logs:
         answers = ran(work)
@@ -173,7 +178,7 @@ def test_an_error_that_is_no_text_is_told(arena: Arena) -> None:
 
 def runs_twice(model: Doubler, arena: Arena, *, requests: int) -> list[int]:
     """Return the batch sizes in which so many requests are answered, and then as many again."""
-    work = DynamicBatcher(model, arena, 64)
+    work = batcher_of(model, arena)
     for _ in range(2):
         add_rows(work, arena, *range(requests))
         while work:
@@ -209,7 +214,7 @@ class Rows(Doubler):
 def test_a_model_whose_answers_are_as_wide_as_the_batch_is_not_joined(arena: Arena) -> None:
     """No answer depends on other requests."""
     model = Rows()
-    work = DynamicBatcher(model, arena, 64)
+    work = batcher_of(model, arena)
     for _ in range(2):
         for slot in range(4):
             work.add(*put(arena, slot, rows(slot, slot)))
@@ -221,7 +226,7 @@ def test_a_model_whose_answers_are_as_wide_as_the_batch_is_not_joined(arena: Are
 def test_a_free_axis_that_does_not_depend_on_the_batch_is_proved_so_once(arena: Arena) -> None:
     """It costs one run more, also where it happens to be as wide as a joined run has rows."""
     model = Rows(width=2)
-    work = DynamicBatcher(model, arena, 64)
+    work = batcher_of(model, arena)
     for _ in range(2):
         for slot in range(2):
             work.add(*put(arena, slot, rows(slot)))
@@ -233,7 +238,7 @@ def test_a_free_axis_that_does_not_depend_on_the_batch_is_proved_so_once(arena: 
 def test_a_largest_batch_of_one_joins_no_requests(arena: Arena) -> None:
     """With a largest batch of 1, every request runs alone, whatever its size."""
     model = Doubler()
-    work = DynamicBatcher(model, arena, 1)
+    work = batcher_of(model, arena, 1)
     for slot in range(3):
         work.add(*put(arena, slot, rows(1, 2)))
     while work:
@@ -244,7 +249,7 @@ def test_a_largest_batch_of_one_joins_no_requests(arena: Arena) -> None:
 def test_joined_runs_are_kept_short(arena: Arena) -> None:
     """A model of which two rows take as long as a joined run may is given no more than two at once."""
     model = Doubler(row_s=MAX_JOINED_RUN_S / 2)
-    work = DynamicBatcher(model, arena, 64, clock_s=lambda: model.now_s)
+    work = batcher_of(model, arena)
     work.add(*put(arena, 0, rows(1)))
     (run,) = work.run()
     assert (run.rows, run.busy_s) == (1, MAX_JOINED_RUN_S / 2)
@@ -257,7 +262,7 @@ def test_joined_runs_are_kept_short(arena: Arena) -> None:
 def test_a_failed_run_does_not_change_the_estimated_duration(arena: Arena) -> None:
     """What a model does before it raises may take any time; requests are joined as before."""
     model = Doubler(row_s=2 * MAX_JOINED_RUN_S)
-    work = DynamicBatcher(model, arena, 64, clock_s=lambda: model.now_s)
+    work = batcher_of(model, arena)
     work.add(*put(arena, 0, rows(-1)))
     ran(work)
     model.row_s = 0.0
@@ -269,7 +274,7 @@ def test_a_failed_run_does_not_change_the_estimated_duration(arena: Arena) -> No
 def test_a_request_that_nobody_waits_for_does_not_run(arena: Arena) -> None:
     """What is dropped is answered once; what is not there any more has had its answer."""
     model = Doubler()
-    work = DynamicBatcher(model, arena, 64)
+    work = batcher_of(model, arena)
     add_rows(work, arena, 0, 1)
     dropped = work.drop(0)
     assert dropped is not None
@@ -293,7 +298,7 @@ def test_a_teacher_says_what_it_can_do_beyond_the_standard() -> None:
 def test_a_request_that_can_not_be_served_waits_for_nobody(arena: Arena) -> None:
     """It is refused before anything runs; a top-k that turns out too large, after its run."""
     model = Doubler()
-    work = DynamicBatcher(model, arena, 64)
+    work = batcher_of(model, arena)
     answer = work.add(*put(arena, 0, np.zeros((1, 5), np.float32)))
     assert answer is not None
     assert answer.status == 400
@@ -309,7 +314,7 @@ def test_a_request_that_can_not_be_served_waits_for_nobody(arena: Arena) -> None
 def test_a_request_that_is_to_run_alone_does(arena: Arena) -> None:
     """A predictor died under it: what ran together with it would be suspected, too."""
     model = Doubler()
-    work = DynamicBatcher(model, arena, 64)
+    work = batcher_of(model, arena)
     arena.alone[1] = 1
     add_rows(work, arena, 1, 2, 3)
     answered: list[int] = []
@@ -328,7 +333,7 @@ def test_what_runs_is_noted_where_it_outlives_the_process(arena: Arena, number: 
             seen.append([slot for slot in range(arena.slots) if arena.stages[slot] == RUNNING])
             return super().run(inputs, outputs)
 
-    work = DynamicBatcher(Noting(), arena, 64)
+    work = batcher_of(Noting(), arena)
     add_rows(work, arena, number, number)
     ran(work)
     assert seen == ([[0, 1]] if number > 0 else [[0, 1], [0], [1]])

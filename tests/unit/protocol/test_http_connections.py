@@ -1,13 +1,15 @@
-"""Clients of our HTTP servers that open hundreds of connections before they ask."""
+"""Clients of our HTTP servers that open hundreds of connections before they ask, and those that read slowly."""
 
 from __future__ import annotations
 
 import asyncio
 
+import pytest
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
+from edl_runtime.protocol import asgi_server
 from edl_runtime.protocol.asgi_server import open_listener, serving
 from edl_runtime.protocol.listener import MAX_NEW_CONNECTIONS
 
@@ -29,3 +31,21 @@ async def test_all_are_answered() -> None:
         assert {await reader.readline() for reader, _ in streams} == {b"HTTP/1.1 200 OK\r\n"}
         for _, writer in streams:
             writer.close()
+
+
+async def test_an_answer_that_is_read_slowly_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection whose answer still waits to be sent is not idle, though the application has ended."""
+    monkeypatch.setattr(asgi_server, "IDLE_S", 0.1)
+    size = 32 << 20  # more than the buffers of both sides take
+
+    async def answer(_: object) -> Response:
+        return Response(b"x" * size)
+
+    listener = open_listener("127.0.0.1", 0)
+    async with serving(Starlette(routes=[Route("/", answer)]), listener, connections=2):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(1.0)  # several looks for idle connections
+        assert len(await reader.readexactly(size)) == size
+        writer.close()
