@@ -25,7 +25,7 @@ from support.airflow.world import World, distill, fired, resume, run_task, trigg
 from support.depth import examples
 from support.object_store import SECRET, files
 from support.paths import DAGS
-from support.teachers.process import wait_until
+from support.teachers.process import PATIENCE_S, wait_until
 
 from edl_airflow.failures import UserError
 from edl_airflow.operators.resize import EdlResizeOperator
@@ -331,7 +331,7 @@ def test_students_come_while_they_distil(trains: World) -> None:
     following = threading.Thread(target=lambda: events.append(asyncio.run(fired(trigger_of(deferred)))))
     following.start()
     try:
-        run_task(EdlJobSensor(task_id="wait", job="student", timeout=90, deferrable=True), context)
+        run_task(EdlJobSensor(task_id="wait", job="student", timeout=200, deferrable=True), context)
         grow = EdlResizeOperator(task_id="grow", job="student", instances=2, deferrable=True)
         assert run_task(grow, context) == {"job": "student", "instances": 2}
         wait_until((trains.folder / "seen-1").exists, 100)
@@ -363,7 +363,7 @@ def _watch(stream: str = STREAM) -> EdlCheckpointTrigger:
 
 
 async def _soon(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 (what others keep has no events)
             await asyncio.sleep(0.01)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from structlog.testing import capture_logs
+from support.registry.followers import wait_for_log
 
 from edl_runtime.checkpoint import folder_lease
 from edl_runtime.checkpoint.errors import CheckpointHeldError, CheckpointStoreError, FolderHolder
@@ -126,15 +127,24 @@ async def test_the_folder_of_a_dead_job_is_free_when_its_lease_has_expired(
     client: Redis, namespace: str, tmp_path: Path
 ) -> None:
     """Another job waits for that, logs for whom, and is not refused. All keys expire."""
-    dead = job("dead", namespace, lease_ttl_s=0.3, checkpoint_stream="dag/train")
-    await FolderLease(client, dead, str(tmp_path)).take()
+    dead = job("dead", namespace, checkpoint_stream="dag/train")
+    lease = FolderLease(client, dead, str(tmp_path))
+    await lease.take()
+
+    async def expires() -> None:
+        await wait_for_log(logs, "checkpoint.folder_awaited")
+        leases, *_ = keys.checkpoint_lease(storage_at(str(tmp_path)).identity())
+        await client.zadd(leases, {lease._member: 1})
+
     with capture_logs() as logs:
-        async with held(client, job("other", namespace), tmp_path):
-            pass
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(expires())
+            async with held(client, job("other", namespace), tmp_path):
+                pass
     for key in keys.checkpoint_lease(storage_at(str(tmp_path)).identity()):
         assert await client.ttl(key) != -1
     (entry,) = logs
-    assert 0 < entry.pop("at_most_s") <= 0.3
+    assert 0 < entry.pop("at_most_s") <= LIMIT_S
     whose = {"job": "dead", "namespace": namespace, "task": "dag/train"}
     assert entry == {"event": "checkpoint.folder_awaited", "log_level": "info", "url": str(tmp_path), **whose}
 
@@ -242,17 +252,21 @@ async def test_a_folder_that_replaces_a_leased_one_is_leased(
 ) -> None:
     """Other jobs and processes are refused there, too; the log says that the folder has changed."""
     kept = tmp_path / "kept"
+    if swap == "replaced by a copy":  # at once, by a link: the job makes a folder where it finds none
+        (tmp_path / "first").mkdir()
+        kept.symlink_to(tmp_path / "first")
     with capture_logs() as logs:
         async with asyncio.timeout(LIMIT_S), held(client, job("nightly", namespace, redis_url=redis_url), kept):
             before = storage_at(str(kept)).identity()
-            if swap == "replaced by a copy":
-                shutil.copytree(kept, tmp_path / "copy")
-            if swap == "removed":
-                shutil.rmtree(kept)
-            else:
-                kept.rename(tmp_path / "moved")
-            if swap == "replaced by a copy":
-                (tmp_path / "copy").rename(kept)
+            match swap:
+                case "moved":
+                    kept.rename(tmp_path / "moved")
+                case "removed":
+                    shutil.rmtree(kept)
+                case _:
+                    shutil.copytree(kept, tmp_path / "copy")
+                    (tmp_path / "link").symlink_to(tmp_path / "copy")
+                    (tmp_path / "link").rename(kept)
             while not kept.exists() or not (kept / FILE).exists():  # noqa: ASYNC110 - there is nothing to await
                 await asyncio.sleep(0.01)
             leases, *_ = keys.checkpoint_lease(identity := storage_at(str(kept)).identity())

@@ -70,6 +70,7 @@ async def test_a_pool_whose_teachers_answer_other_clients_is_not_suspended(
 ) -> None:
     """They join no pool, as those of Triton and KServe, and the teachers' reports tell of them."""
     monkeypatch.setattr(lease_module, "RENEW_EVERY_S", 600.0)  # what is reported here stays
+    monkeypatch.setattr(pools_module, "STALE_AFTER_S", 600.0)
     for report, wanted in ((BUSY, 1), (msgspec.structs.replace(BUSY, busy=0.0), 0)):
         backend = Jobs(pool("answers", 1), job("waits", Bounds(1, 1), 1.0, 0, pending=1))
         service = Service(namespace, "answers", "teachers")

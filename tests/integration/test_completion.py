@@ -17,7 +17,7 @@ from support.backends.jobs import WAITS, job
 from edl_runtime.backends.local.backend import LocalBackend
 
 END = "typed-until-here"
-DEADLINE_S = 60
+DEADLINE_S = 200
 
 pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="bash is missing")
 

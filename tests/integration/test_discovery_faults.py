@@ -24,6 +24,7 @@ from support.students.readers import Batches, reader_of, slow_teacher
 
 from edl_runtime.discovery import client
 from edl_runtime.distill import Discovered
+from edl_runtime.registry import directory
 from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.redis_server import RedisServer
 
@@ -107,8 +108,9 @@ async def test_an_endpoint_whose_redis_is_not_there_yet_is_waited_for(own_redis:
                 await one.wait_for(lambda teachers: teachers == ("a:1",))
 
 
-async def test_redis_may_go_behind_it(own_redis: RedisServer) -> None:
+async def test_redis_may_go_behind_it(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The student keeps its teachers and its stream while Redis is away, and hears of new ones when it is back."""
+    monkeypatch.setattr(directory, "SETTLE_S", 3600.0)  # as long as its teacher takes to come back
     settings = RuntimeSettings(redis_url=own_redis.url, namespace="n", lease_ttl_s=0.5)
     with capture_logs() as logs:
         async with (

@@ -15,7 +15,7 @@ import pytest
 from support.edl_command import Edl, edl_command
 from support.paths import TESTS
 from support.students.readers import Batches, reader_of
-from support.teachers.process import running_teacher, wait_until
+from support.teachers.process import PATIENCE_S, running_teacher, wait_until
 
 from edl_runtime.backends.local.backend import LocalBackend
 from edl_runtime.distill import Discovered
@@ -116,4 +116,4 @@ def test_a_drained_server_stays_out_until_it_is_told_otherwise(
             wait_until(lambda: teachers(settings) == [address])
         finally:
             sidecar.terminate()
-        assert sidecar.wait(60) == 0
+        assert sidecar.wait(PATIENCE_S) == 0

@@ -110,7 +110,9 @@ def test_samples_that_workers_load_count_once_while_instances_come_and_go(tmp_pa
         for trainer in (first, second, third):
             trainer.await_message(StepDone, lambda word: word.generation == 2)
         assert psutil.wait_procs(seen, timeout=PATIENCE_S)[1] == []
-        seen += [worker for trainer in (first, second, third) for worker in loading(trainer)]
+        seen += wait_until(  # there are none from one epoch to the next
+            lambda: [worker for trainer in (first, second, third) for worker in loading(trainer)]
+        )
         leave(second)
         leave(third)
         join([first], 3)
@@ -147,7 +149,7 @@ def test_the_killed_and_the_stopped_are_not_waited_for(tmp_path: Path, undisturb
         for trainer in (second, third):
             trainer.await_message(StepDone, lambda word: word.generation == 2)
         third.process.send_signal(signal.SIGSTOP)
-        second.line.send(AbortGeneration(generation=2))
+        second.tell(AbortGeneration(generation=2))
         open_gate(tmp_path, LATE)
         second.await_message(GenerationLost)
         join([second], 3)
@@ -275,7 +277,7 @@ def test_a_checkpoint_is_read_before_the_ranks_meet(tmp_path: Path) -> None:
         address = ("127.0.0.1", free_ports(1)[0])
         for rank, trainer in enumerate(others):
             store = f"{address[0]}:{address[1]}"
-            trainer.line.send(JoinGeneration(generation=2, rank=rank, world_size=2, store=store, instances=2))
+            trainer.tell(JoinGeneration(generation=2, rank=rank, world_size=2, store=store, instances=2))
         wait_until((tmp_path / "loads").exists)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)

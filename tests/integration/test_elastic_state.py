@@ -129,8 +129,8 @@ def test_running_statistics_are_averaged_where_a_state_is_taken(tmp_path: Path, 
     with trainers(out, 3, script=script, gates=[3, 7, 10], norm=norm, environ=environ) as [first, second, third]:
         join([first, second], 1)
         await_at(out, 3, first, second)
-        first.line.send(SaveCheckpoint(request=1, asked_in=1))
-        second.line.send(SaveCheckpoint(request=1, asked_in=1))  # which only rank 0 heeds
+        first.tell(SaveCheckpoint(request=1, asked_in=1))
+        second.tell(SaveCheckpoint(request=1, asked_in=1))  # which only rank 0 heeds
         open_gate(out, 3)
         asked = first.await_message(CheckpointSaved, lambda saved: saved.request == 1).step
         await_at(out, 7, first, second)

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import numpy as np
 import pytest
 from support.external_servers import DECLARED, SERVERS, WEIGHTS
 from support.network.certificates import Authority
 from support.network.ports import free_ports
 from support.paths import TESTS
+from support.students.readers import await_cause
 from support.teachers.process import PATIENCE_S, Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed
@@ -139,7 +141,7 @@ def exchange(address: str, content: bytes, is_whole: Callable[[bytes], bool]) ->
     """Send bytes, and return what comes back until it is whole or the connection ends."""
     host, _, port = address.rpartition(":")
     answer = b""
-    with socket.create_connection((host, int(port)), timeout=60) as connected:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connected:
         connected.sendall(content)
         while not is_whole(answer) and (data := connected.recv(65536)):
             answer += data
@@ -152,8 +154,8 @@ def curl(address: str, path: str, *arguments: str, given: bytes = b"") -> tuple[
     if program is None:
         pytest.skip("there is no curl")
     url = f"http://{urlsplit(address).netloc}/v2/{path}"
-    command = [program, "--silent", "--show-error", "--max-time", "60", "--write-out", "%{http_code}", *arguments, url]
-    done = subprocess.run(command, input=given, capture_output=True, timeout=100, check=False)
+    command = [program, "--silent", "--show-error", "--max-time", "100", "--write-out", "%{http_code}", *arguments, url]
+    done = subprocess.run(command, input=given, capture_output=True, timeout=2 * PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return int(done.stdout[-3:]), done.stdout[:-3]
 
@@ -323,7 +325,7 @@ def registered(request: pytest.FixtureRequest, settings: RuntimeSettings, tmp_pa
     registered = Registered(request.param, settings, tmp_path)
     yield registered
     registered.sidecar.terminate()
-    assert registered.sidecar.wait(60) == 0
+    assert registered.sidecar.wait(PATIENCE_S) == 0
 
 
 EACH_WAY = pytest.mark.parametrize("registered", ["oip+http", "oip+grpc", "paddle-serving+brpc"], indirect=True)
@@ -444,16 +446,19 @@ def test_a_student_names_its_teacher_and_what_that_says(addresses: dict[str, str
         outputs=["logits"],
         format="sample",
         teachers=Fixed((wrong,)),
-        settings=RuntimeSettings(teacher_wait_s=3),
+        settings=RuntimeSettings(teacher_wait_s=0.4),
     )
-    with reader, pytest.raises(NoTeacherError, match=rf"{re.escape(wrong)}: its model is not ready.*'teacher'"):
-        next(iter(reader))
+    with reader:
+        await_cause(reader)
+        with pytest.raises(NoTeacherError, match=rf"{re.escape(wrong)}: its model is not ready.*'teacher'"):
+            next(iter(reader))
 
 
 def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_pools_again(
     settings: RuntimeSettings, tmp_path: Path
 ) -> None:
     """The other server of the same process stays in the pool all the time."""
+    settings = msgspec.structs.replace(settings, lease_ttl_s=12.0)  # for as long the other model waits
     first, second = free_ports(2)
     ready, log = tmp_path / "ready", tmp_path / "log"
     servers = [f"--server=oip+http://127.0.0.1:{port}/teacher" for port in (first, second)]
@@ -480,7 +485,7 @@ def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_
                 assert len(pool(settings)) == 2
         finally:
             sidecar.terminate()
-        assert sidecar.wait(60) == 0
+        assert sidecar.wait(PATIENCE_S) == 0
         assert pool(settings) == []
 
 
@@ -501,6 +506,6 @@ def test_a_server_that_comes_back_with_another_model_stays_out_until_it_has_the_
 def test_wrong_options_are_refused_by_name(flags: list[str], status: int, named: str) -> None:
     command = [sys.executable, "-m", "edl_runtime.cli", "register", "--pool", "images", *flags]
     env = {**os.environ, "EDL_REDIS_URL": "redis://127.0.0.1:1"}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ended.returncode == status
     assert named in ended.stderr

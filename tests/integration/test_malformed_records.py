@@ -116,6 +116,7 @@ async def test_teachers_and_students_outlive_a_key_of_another_type(
     """As they do an outage: they name the keys once, use whom they know, and go on when it is deleted."""
     for module, name in ((lease, "RENEW_EVERY_S"), (directory, "POLL_EVERY_S"), (directory, "RETRY_EVERY_S")):
         monkeypatch.setattr(module, name, 0.02)
+    monkeypatch.setattr(directory, "SETTLE_S", 3600.0)  # as long as its teacher takes to come back
     key = keys.service_key(Service(settings.namespace, POOL, role), part)
     with capture_logs() as logs:
         async with registered(settings, "a:1"), student(settings) as one:

@@ -12,7 +12,7 @@ from playwright.sync_api import Route
 from support.airflow.page import Api, overview, submit
 from support.airflow.world import World
 from support.browser.chromium import new_page, running_chromium
-from support.teachers.process import wait_until
+from support.teachers.process import PATIENCE_S, wait_until
 
 from edl_airflow.plugin.app import STATIC
 from edl_runtime.store import keys
@@ -122,8 +122,8 @@ def test_a_report_of_no_calendar_leaves_the_page_whole(world: World, api: Api) -
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.route("**/*", answer)
         page.goto("http://airflow.example/edl/")
-        page.get_by_role("link", name="other").first.wait_for(timeout=20_000)
-        page.get_by_role("link", name="night").first.wait_for(timeout=20_000)
+        page.get_by_role("link", name="other").first.wait_for(timeout=1000 * PATIENCE_S)
+        page.get_by_role("link", name="night").first.wait_for(timeout=1000 * PATIENCE_S)
         assert (errors, "mine" in page.title()) == ([], False)
 
 

@@ -42,7 +42,6 @@ async def read_until(follower: LogFollower, text: str) -> None:
 @pytest.mark.usefixtures("api")
 def test_a_stream_that_nobody_reads_ends_without_another_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """So does its client, with its sockets; the lines are kept no more."""
-    monkeypatch.setattr(log_tail, "IDLE_S", 1.0)
     monkeypatch.setattr(clients, "IDLE_S", 0.1)
     submit(world, "night", words=writes(3))
 
@@ -51,6 +50,8 @@ def test_a_stream_that_nobody_reads_ends_without_another_request(world: World, m
         followers = LogFollowers(opened)
         follower = await follower_of(followers, opened, "night")
         await read_until(follower, "2")
+        monkeypatch.setattr(log_tail, "IDLE_S", 0.5)
+        await follower.read("")  # from when on nobody does
         before = asyncio.all_tasks() - {asyncio.current_task()}
         assert len(followers) == 1
         await asyncio.wait(before)

@@ -59,8 +59,9 @@ def populated(redis_url: str, namespace: str) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def reported(populated: dict[str, str]) -> dict[str, str]:
+def reported(populated: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The same, when one of each role has just said what it does, and one teacher is in quarantine."""
+    monkeypatch.setattr("edl_runtime.registry.pools.STALE_AFTER_S", 600.0)
     namespace = populated["EDL_NAMESPACE"]
 
     async def say() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.elastic.agent_group import running_group
-from support.elastic.fake_agent import batches_of, stepped
+from support.elastic.fake_agent import batches_of, open_gate, stepped
 from support.metadata_server import MetadataServer, metadata_server
 from support.teachers.process import PATIENCE_S, running_teacher, wait_until
 
@@ -41,7 +41,7 @@ def test_trainers_leave_before_their_machines_are_taken_away(tmp_path: Path, red
     def on(machine: MetadataServer) -> RuntimeSettings:
         return msgspec.structs.replace(settings, preemption_notice=f"aws={machine.url}")
 
-    options = {"samples": 9600, "global_batch": 24, "epochs": 1, "step_s": 0.2}
+    options = {"samples": 24000, "global_batch": 24, "epochs": 1, "step_s": 0.2}
     with (
         metadata_server() as first,
         metadata_server() as second,
@@ -74,7 +74,7 @@ def test_trainers_leave_before_their_machines_are_taken_away(tmp_path: Path, red
         assert group.agents[0].poll() is None
         (group.out / "quickly").touch()
         assert group.statuses() == {0: 0, 2: 0}, group.history()
-        assert stepped(group.out) == batches_of(9600, 24, 1)
+        assert stepped(group.out) == batches_of(24000, 24, 1)
         assert not [event for event in group.events() if event.kind in ("failed", "lost", "gone")], group.history()
 
 
@@ -116,12 +116,13 @@ def test_a_notice_while_a_checkpoint_is_written_costs_no_step(tmp_path: Path, re
     options = {"samples": 24000, "global_batch": 24, "epochs": 1, "step_s": 0.1}
     with metadata_server() as machine:
         noticed = msgspec.structs.replace(settings, preemption_notice=f"aws={machine.url}")
-        with running_group(tmp_path / "out", noticed, save_s=1.0, **options) as group:
+        with running_group(tmp_path / "out", noticed, gates=["save"], **options) as group:
             group.start(0)
             group.await_steps(3)
             number = asyncio.run(request(settings))
             group.await_members(lambda members: any(each["saving"] == number for each in members))
             machine.announce(120)
+            open_gate(group.out, "save")
             left = group.await_event("left")
             saved = group.await_event("saved", lambda event: event.at <= left.at)
             assert saved.step == max(each["step"] for each in group.stepped())

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from support.paths import BENCHMARKS
 from support.students.fake_readers import Source
-from support.students.readers import Batches, reader_of
-from support.teachers.process import running_teacher
+from support.students.readers import Batches, await_cause, reader_of
+from support.teachers.process import PATIENCE_S, running_teacher
 
 from edl_runtime import progress
 from edl_runtime.distill import AnswerCache, Discovered, Fixed, Normalise, TopK
@@ -64,8 +64,10 @@ def test_a_pool_without_members_is_an_error(settings: RuntimeSettings) -> None:
     """The error names the pool and why there is nobody."""
     impatient = msgspec.structs.replace(settings, teacher_wait_s=0.4)
     reader = reader_of(Batches(1), Discovered("nobody"), impatient)
-    with reader, pytest.raises(NoTeacherError, match=r"'nobody' after \d+ s.*no teacher is registered, and namespace"):
-        list(reader)
+    with reader:
+        await_cause(reader)
+        with pytest.raises(NoTeacherError, match=r"'nobody' after \d+ s.*no teacher is registered, and namespace"):
+            list(reader)
 
 
 async def test_progress_is_published(settings: RuntimeSettings, address: str) -> None:
@@ -142,7 +144,7 @@ def test_a_script_that_closes_nothing_ends(address: str) -> None:
         env={**os.environ, "EDL_TEACHERS": address},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "2\n", "")
@@ -153,6 +155,6 @@ def test_a_script_that_closes_nothing_ends(address: str) -> None:
 def test_the_benchmark_refuses_what_can_t_be_measured(flag: str) -> None:
     """It names the flag, and prints no figures."""
     command = [sys.executable, str(BENCHMARKS / "distill_reader.py"), flag]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert f"argument {flag.partition('=')[0]}: got" in ran.stderr

@@ -57,7 +57,7 @@ def test_a_training_needs_no_more_than_its_namespace(own_redis: RedisServer, tmp
     """Its agents and trainers lease shards, tell each other news, report, and keep checkpoints."""
     url = asyncio.run(url_of(own_redis, "ml"))
     settings = RuntimeSettings(
-        redis_url=url, namespace="ml", job="job", lease_ttl_s=5.0, checkpoint=str(tmp_path / "kept")
+        redis_url=url, namespace="ml", job="job", lease_ttl_s=30.0, checkpoint=str(tmp_path / "kept")
     )
     with running_group(tmp_path / "out", settings, instances="2", shards=4, epochs=1) as group:
         group.start(0, 1)

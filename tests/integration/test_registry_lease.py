@@ -85,7 +85,7 @@ async def test_a_pool_is_listed_again_by_a_redis_that_lost_the_list(
 ) -> None:
     """A member says from time to time that its pool is one, though its lease is as it was."""
     monkeypatch.setattr(lease_module, "ADD_TO_POOL_LIST_EVERY_S", 0.0)
-    async with pool.hold(), asyncio.timeout(30):
+    async with pool.hold(), asyncio.timeout(100):
         await pool.client.delete(keys.pools(pool.service.namespace))
         while await pool.directory.pools() == []:  # noqa: ASYNC110 - Redis tells nobody
             await asyncio.sleep(0.01)

@@ -22,9 +22,10 @@ from edl_runtime.monitor.reports import read_reports
 from edl_runtime.pool_reports import PoolDemand, StudentReport, TeacherReport
 from edl_runtime.progress import CurvePoint, Progress
 from edl_runtime.registry import lease as lease_module
+from edl_runtime.registry import pools as pools_module
 from edl_runtime.registry.lease import Lease, MakeReport, hold_lease
 from edl_runtime.registry.members import Member
-from edl_runtime.registry.pools import STALE_AFTER_S, Quarantine, get_pool, list_pools, read_demands
+from edl_runtime.registry.pools import Quarantine, get_pool, list_pools, read_demands
 from edl_runtime.store import keys
 from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.keys import Service
@@ -33,6 +34,7 @@ from edl_runtime.store.redis_client import connect
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+STALE_AFTER_S = 600.0
 BUSY = TeacherReport(busy=0.75, over_s=10.0)
 WAITING = StudentReport(waiting=0.5, asked=1.5, samples_per_s=80.0, teachers=2, want=3, over_s=10.0)
 
@@ -71,6 +73,7 @@ async def test_without_redis_it_is_an_error_of_ours(ask: Callable[[Redis], Await
 def _told_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test waits for the renewal that brings a report, and no lease runs out where nobody has CPU."""
     monkeypatch.setattr(lease_module, "RENEW_EVERY_S", 0.02)
+    monkeypatch.setattr(pools_module, "STALE_AFTER_S", STALE_AFTER_S)
 
 
 def hold(

@@ -325,7 +325,7 @@ async def test_a_teacher_of_another_model_does_not_join(redis_url: str, namespac
     member = Member(id="a:1", address="a:1", signature=theirs)
     async with (
         connect(redis_url) as redis_client,
-        hold_lease(redis_client, Service(namespace, "pool"), member, ttl_s=2.0),
+        hold_lease(redis_client, Service(namespace, "pool"), member, ttl_s=12.0),  # for as long the other waits
     ):
         code, said = await asyncio.to_thread(ended, model="support.models:slow", **env)
     assert code == EX_CONFIG

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.network.certificates import Authority, CertificateFiles
 from support.students.readers import Batches, reader_of
-from support.teachers.process import Teacher, running_teacher
+from support.teachers.process import PATIENCE_S, Teacher, running_teacher
 
 from edl_runtime.distill import Discovered
 from edl_runtime.protocol.client import TeacherConnection
@@ -43,7 +43,7 @@ def echo(shown: CertificateFiles) -> Iterator[Teacher]:
         yield teacher
 
 
-def student(authority: Authority, name: str = NAME, timeout_s: float = 10.0) -> RuntimeSettings:
+def student(authority: Authority, name: str = NAME, timeout_s: float = PATIENCE_S) -> RuntimeSettings:
     return RuntimeSettings(
         teacher_ca=str(authority.ca), teacher_tls_name=name, teacher_wait_s=2.0, teacher_timeout_s=timeout_s
     )
@@ -138,20 +138,20 @@ def plain(answer: bytes) -> Iterator[tuple[str, bytearray]]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "said"),
+    ("answer", "within_s", "error", "said"),
     [
-        (b"", TimeoutError, "did not answer a TLS handshake"),
-        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", OSError, "EDL_TEACHER_CA"),
+        (b"", 0.5, TimeoutError, "did not answer a TLS handshake"),
+        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", PATIENCE_S, OSError, "EDL_TEACHER_CA"),
     ],
     ids=["silent", "answering"],
 )
 def test_a_teacher_without_tls_never_gets_to_see_a_token(
-    authority: Authority, answer: bytes, error: type[OSError], said: str
+    authority: Authority, answer: bytes, within_s: float, error: type[OSError], said: str
 ) -> None:
     """Nor anything else but that TLS is asked for; whether it waits, as a busy one may seem to, or answers."""
     trust = client_trust(student(authority))
     with plain(answer) as (address, heard):
-        asked = TeacherConnection(address, token="never-to-be-seen", timeout_s=0.5, trust=trust)
+        asked = TeacherConnection(address, token="never-to-be-seen", timeout_s=within_s, trust=trust)
         with closing(asked), pytest.raises(error, match=said):
             asked.ready()
     assert heard[:1] == b"\x16"  # a handshake

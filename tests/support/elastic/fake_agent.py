@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import json
 import os
 import queue
@@ -10,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +23,7 @@ import numpy as np
 from support.elastic import warm_trainers
 from support.network.ports import free_ports
 from support.paths import TRAINING_SCRIPTS
+from support.teachers.process import wait_until
 
 from edl_runtime.elastic.comm.agent_protocol import (
     AgentMessage,
@@ -46,6 +50,12 @@ class AgentEnd:
 
     def send(self, message: AgentMessage) -> None:
         self._end.sendall(encode_message(message))
+
+    def unread(self) -> int:
+        """Return how many bytes the trainer's listener has yet to read."""
+        size = array.array("i", [0])
+        fcntl.ioctl(self._end.fileno(), termios.TIOCOUTQ, size)
+        return size[0]
 
     def receive(self) -> Iterator[WorkerMessage]:
         decoder: MessageDecoder[WorkerMessage] = MessageDecoder(WorkerMessage)
@@ -100,6 +110,11 @@ class Trainer:
                 return message
         raise AssertionError(f"the trainer ended with {self.process.wait()} before any {kind.__name__}")
 
+    def tell(self, message: AgentMessage) -> None:
+        """Send a message that is to be known before the next step: wait until it is read, or the trainer has ended."""
+        self.line.send(message)
+        wait_until(lambda: not self.line.unread() or self.process.poll() is not None)
+
     def received(self, kind: type[Message]) -> list[Message]:
         return [message for _, message in self.messages if isinstance(message, kind)]
 
@@ -134,16 +149,21 @@ def join(trainers: list[Trainer], generation: int, instances: int = 3) -> None:
             store=store,
             instances=max(instances, len(trainers)),
         )
-        trainer.line.send(message)
+        trainer.tell(message)
 
 
 def leave(trainer: Trainer, *, checkpoint: bool = False) -> None:
-    trainer.line.send(Leave(reason="a test", checkpoint=checkpoint))
+    trainer.tell(Leave(reason="a test", checkpoint=checkpoint))
 
 
 def open_gate(out: Path, step: int | str) -> None:
     """Let trainers do a step that is one of their `gates`, for which they wait until then."""
     (out / f"gate-{step}").touch()
+
+
+def close_gate(out: Path, step: int | str) -> None:
+    """Let trainers wait again where a gate was open."""
+    (out / f"gate-{step}").unlink()
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from support.registry import followers
 from support.teachers import faulty_teacher
-from support.teachers.process import PATIENCE_S, Teacher, running_teacher
+from support.teachers.process import PATIENCE_S, Teacher, running_teacher, wait_until
 
 from edl_runtime.distill import Discovered, DistillReader, Fixed
 from edl_runtime.distill.event_loop_thread import EventLoopThread
@@ -51,6 +51,14 @@ class Batches:
 def reader_of(source: Any, teachers: Fixed | Discovered, settings: RuntimeSettings, **options: Any) -> DistillReader:
     options = {"inputs": ["x"], "outputs": ["double"], "teacher_batch_size": 4, **options}
     return DistillReader(source, teachers=teachers, settings=settings, **options)
+
+
+def await_cause(reader: DistillReader) -> None:
+    """Let a reader look for its teachers until it knows why it has none."""
+    engine = reader._engine()
+    engine.start()
+    (dispatcher,) = engine.pipeline.dispatchers
+    wait_until(lambda: dispatcher.timeout.last_error)
 
 
 def slow_teacher(settings: RuntimeSettings, *flags: str) -> contextlib.AbstractContextManager[Teacher]:

@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {
     "micro_batch": None,
     "num_workers": 0,
     "step_s": 0.0,  # time of each batch, until there is a file "quickly"
-    "gates": [],  # steps that wait for the test, and "load": reading a checkpoint
+    "gates": [],  # steps that wait for the test, and "load" and "save": reading and writing a checkpoint
     "hidden": 8,
     "leave_at": {},  # rank: step
     "finish_at": math.inf,  # step
@@ -186,6 +186,19 @@ def load_at_gate(out: Path) -> None:
     CheckpointStore.load = late  # type: ignore[method-assign]
 
 
+def save_at_gate(out: Path) -> None:
+    """Write a checkpoint once the test lets it."""
+    from edl_runtime.checkpoint.store import CheckpointStore
+
+    write = CheckpointStore.write
+
+    def late(*arguments: Any) -> Any:
+        pass_gate(out, "save")
+        return write(*arguments)
+
+    CheckpointStore.write = late  # type: ignore[method-assign]
+
+
 def pass_gate(out: Path, step: int | str) -> None:
     """Wait until the test opens the step, if it is one of the gates."""
     while step in OPTIONS["gates"] and not (out / f"gate-{step}").exists():
@@ -196,6 +209,7 @@ def main(out: Path) -> None:
     """Train, and save the weights in `out`."""
     slow_down()
     load_at_gate(out)
+    save_at_gate(out)
     run = elastic.init()
     model, _ = run.wrap(*build())
     data = sharded(run) if OPTIONS["shards"] else indexed(run)
