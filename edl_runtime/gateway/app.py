@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -36,7 +36,6 @@ from edl_runtime.log import get_logger
 from edl_runtime.protocol.asgi_server import (
     BearerAuth,
     body_size,
-    http_error_response,
     json_response,
     read_body,
     wait_disconnected,
@@ -100,10 +99,15 @@ def build_app(gateway: Gateway, client: Redis, *, token: str) -> ASGIApp:
         ],
         middleware=[
             Middleware(
-                BearerAuth, token=token, variable="EDL_GATEWAY_TOKEN", open_paths=(HEALTH_PATHS,), as_password=True
+                BearerAuth,
+                token=token,
+                variable="EDL_GATEWAY_TOKEN",
+                open_paths=(HEALTH_PATHS,),
+                as_password=True,
+                refuse=_refusal,
             )
         ],
-        exception_handlers={HTTPException: http_error_response},
+        exception_handlers={HTTPException: _http_refusal},
     )
     app.router.redirect_slashes = False
     return app
@@ -122,7 +126,7 @@ class _Routes:
         async def answer(pool: FollowedPool) -> Response:
             if await pool.is_healthy():
                 return json_response({"status": "ok"})
-            return _refusal(503, f"pool {pool.name!r} has no good teacher; see `edl pools {pool.name}`")
+            return _refusal(f"pool {pool.name!r} has no good teacher; see `edl pools {pool.name}`", 503)
 
         return await self._answer(request, "/health", answer)
 
@@ -163,7 +167,7 @@ class _Routes:
         except tuple(_STATUS_CODES) as error:
             status = next(status for kind, status in _STATUS_CODES.items() if isinstance(error, kind))
             log.warning("request.refused", pool=name, route=path, status=status, cause=str(error))
-            response = _refusal(status, str(error))
+            response = _refusal(str(error), status)
             error.__traceback__ = error.__context__ = None  # a cycle by way of the frames, with the whole request
         if followed := self._gateway.pools.get(name):  # other names are anything that callers make up
             followed.stats.requests[path, response.status_code] += 1
@@ -182,7 +186,7 @@ class _Routes:
                         yield chunk
                 except TeacherFailedError as error:
                     log.warning("stream.failed", pool=request.path_params["pool"], cause=str(error))
-                    yield b"data: " + encode({"error": {"message": str(error)}}) + b"\n\n"
+                    yield b"data: " + encode(_told(str(error))) + b"\n\n"
 
         return StreamingResponse(all_chunks(), media_type="text/event-stream")
 
@@ -201,6 +205,17 @@ async def _gone(receive: Receive) -> Response:
     return Response(status_code=DROPPED)
 
 
-def _refusal(status: int, reason: str) -> Response:
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
-    return Response(encode({"error": reason}), status, headers, "application/json")
+def _told(reason: str) -> dict[str, Any]:
+    """Return a reason as OpenAI's servers tell it, whose clients show nothing of another form."""
+    return {"error": {"message": reason}}
+
+
+def _refusal(reason: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    if status == 503:
+        headers = {**(headers or {}), "Retry-After": str(RETRY_AFTER_S)}
+    return json_response(_told(reason), status, headers)
+
+
+async def _http_refusal(_: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 -- registered for nothing else
+    return _refusal(error.detail, error.status_code, error.headers)

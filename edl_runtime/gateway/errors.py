@@ -80,10 +80,13 @@ class FollowedPoolsError(GatewayError):
     """Raised when a request names one more pool than a gateway follows."""
 
     pool: str
-    limit: int
+    followed: int
+    has_teachers: bool
 
     def __str__(self) -> str:
+        if not self.has_teachers:
+            return f"pool {self.pool!r} has no teachers, and this gateway follows {self.followed} others; start one"
         return (
-            f"this gateway follows {self.limit} pools, and pool {self.pool!r} would be one more; run another `edl "
+            f"this gateway follows {self.followed} pools, and pool {self.pool!r} would be one more; run another `edl "
             "gateway`, or try again when others have had no request for a while"
         )

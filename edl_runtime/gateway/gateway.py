@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from edl_runtime.gateway.errors import FollowedPoolsError
 from edl_runtime.gateway.http import TeacherClient
 from edl_runtime.gateway.pool import FollowedPool
+from edl_runtime.registry.directory import Directory
 from edl_runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Gateway:
     def __init__(self, redis: Redis, http: TeacherClient, settings: RuntimeSettings, wait_s: float) -> None:
         self.pools: dict[str, FollowedPool] = {}
         self._redis = redis
+        self._directory = Directory(redis, settings.namespace)
         self._http = http
         self._settings = settings
         self._wait_s = wait_s
@@ -40,11 +42,17 @@ class Gateway:
 
     @asynccontextmanager
     async def pool(self, name: str) -> AsyncIterator[FollowedPool]:
-        """Follow a pool at least during the block. Raises FollowedPoolsError."""
+        """Follow a pool at least during the block.
+
+        Beyond half of `POOL_LIMIT` it needs teachers, as other names may be anything that callers make up. Raises
+        FollowedPoolsError, and RegistryUnavailableError if it can't be looked up.
+        """
+        if name not in self.pools and 2 * len(self.pools) >= POOL_LIMIT:
+            has_teachers = bool(await self._directory.members(name))
+            if not has_teachers or len(self.pools) >= POOL_LIMIT:
+                raise FollowedPoolsError(name, len(self.pools), has_teachers)
         followed = self.pools.get(name)
         if followed is None or followed.ended:
-            if followed is None and len(self.pools) >= POOL_LIMIT:
-                raise FollowedPoolsError(name, POOL_LIMIT)
             followed = self.pools[name] = FollowedPool(name, self._redis, self._http, self._settings, self._wait_s)
             followed.start()
         self._requests[name] += 1

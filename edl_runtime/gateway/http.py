@@ -80,9 +80,13 @@ class TeacherClient:
         if self._trust and self._trust.name:
             extensions["sni_hostname"] = self._trust.name
         url = teacher.url + question.path
+        is_tls = url.startswith("https:")
+        if self._trust and not is_tls:
+            reason = "EDL_TEACHER_CA is set, and its address has no TLS: register it as https, or unset the variable"
+            raise TeacherFailedError(teacher.address, reason, unreached=True)
         request = httpx.Request(method, url, content=question.body, headers=self._headers, extensions=extensions)
         try:
-            response = await self._transport(is_tls=teacher.url.startswith("https:")).handle_async_request(request)
+            response = await self._transport(is_tls=is_tls).handle_async_request(request)
             try:
                 if response.status_code != 200:
                     raise await self._failure(teacher, response)

@@ -92,9 +92,12 @@ class FollowedPool:
         if there and there.isdisjoint(kinds):
             have, need = " and ".join(sorted(there)), " or ".join(sorted(kinds))
             raise RequestRefusedError(f"pool {self.name!r} has teachers of {have}, but this request needs {need}")
-        if not self.queue.good(kinds):
-            self.queue.give_back(await self.queue.take(kinds, 0, (), self.wait_s), 0)
-        return common_model(self.queue.good(kinds))
+        good = self.queue.good(kinds)
+        if not good:
+            teacher = await self.queue.take(kinds, 0, (), self.wait_s)
+            self.queue.give_back(teacher, 0)
+            good = self.queue.good(kinds) or [teacher]  # it may be doubted again already
+        return common_model(good)
 
     async def answer(self, request: Request) -> bytes:
         """Return the answer to a whole request.
@@ -253,9 +256,13 @@ class FollowedPool:
     async def _run(self) -> None:
         service = Service(self._settings.namespace, self.name, "students")
         me = Member(id=student_id("gateway", 0), address=self._settings.host)
-        async with hold_lease(self._redis, service, me, ttl_s=self._settings.lease_ttl_s, make_report=self._report):
-            async for members in Directory(self._redis, self._settings.namespace).watch(self.name):
-                self._update(members)
+        try:
+            async with hold_lease(self._redis, service, me, ttl_s=self._settings.lease_ttl_s, make_report=self._report):
+                async for members in Directory(self._redis, self._settings.namespace).watch(self.name):
+                    self._update(members)
+        finally:
+            for test in self._tests.values():
+                test.cancel()
 
     def _update(self, members: list[Member]) -> None:
         there = {member.address: member for member in members}

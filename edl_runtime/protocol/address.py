@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hmac
 import ipaddress
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from edl_runtime.errors import SpecError
@@ -42,12 +43,29 @@ def check_http_url(url: str, field: str) -> str:
 
 def check_exposure(host: str, token: str, variable: str) -> None:
     """Raise SpecError, which names `variable`, if other machines can reach `host` without a token."""
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback and not token:
+    if not is_loopback(host) and not token:
         raise SpecError("host", host, f"127.0.0.1 (or ::1), unless {variable} holds a token")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address is this machine's, which no other can reach."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def is_meant_for_loopback(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request's Host and Origin, where it has them, are loopback names.
+
+    Others are sent by a browser whose page is another site's, or whose name server has lied about one.
+    """
+    try:
+        names = [urlsplit(b"//" + headers[b"host"]).hostname] if b"host" in headers else []
+        names += [urlsplit(headers[b"origin"]).hostname] if b"origin" in headers else []
+    except ValueError:  # a malformed IPv6 address
+        return False
+    return all(is_loopback((name or b"").decode("latin-1")) for name in names)
 
 
 def password_of(given: bytes) -> bytes:

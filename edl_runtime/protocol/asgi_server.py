@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from edl_runtime.protocol.address import has_token, password_of
+from edl_runtime.protocol.address import has_token, is_meant_for_loopback, password_of
 from edl_runtime.protocol.listener import MAX_NEW_CONNECTIONS, ConnectionTable, accepting, listen
 
 IDLE_S = 30.0
@@ -141,24 +141,53 @@ def _url(listener: socket.socket, scheme: str) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return `content` as JSON."""
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+def refusal(reason: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a refusal as JSON, `{"error": reason}`."""
+    return json_response({"error": reason}, status, headers)
+
+
 class BearerAuth:
     """Requires the bearer token on all routes but those below `open_paths`. Put it around the application.
 
-    `variable`: where a refused client finds the token. With `as_password`, clients may send it as the password in a URL
-    instead. Reports authenticated connections to the server.
+    Without a token, which is for loopback alone, it requires that a request's Host and Origin are loopback names, as
+    those that a browser sends for another site's page are not. `variable`: where a refused client finds the token. With
+    `as_password`, clients may send it as the password in a URL instead. `refuse`: makes the answer of a reason, a
+    status and headers. Reports authenticated connections to the server.
     """
 
     def __init__(
-        self, app: ASGIApp, token: str, variable: str, open_paths: tuple[str, ...] = (), *, as_password: bool = False
+        self,
+        app: ASGIApp,
+        token: str,
+        variable: str,
+        open_paths: tuple[str, ...] = (),
+        *,
+        as_password: bool = False,
+        refuse: Callable[[str, int, Mapping[str, str] | None], Response] = refusal,
     ) -> None:
         self._app = app
         self._token = token
         self._variable = variable
         self._open_paths = open_paths
         self._as_password = as_password
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        header = dict(scope["headers"]).get(b"authorization", b"")
+        headers = dict(scope["headers"])
+        if not self._token and not scope["path"].startswith(self._open_paths) and not is_meant_for_loopback(headers):
+            answer = self._refuse(
+                f"without a token in {self._variable}, Host and Origin have to be loopback names, as localhost",
+                403,
+                None,
+            )
+            await answer(scope, receive, send)
+            return
+        header = headers.get(b"authorization", b"")
         if self._as_password and (password := password_of(header)):
             header = b"Bearer " + password
         allowed = has_token(header, self._token)
@@ -167,12 +196,8 @@ class BearerAuth:
         if allowed or scope["path"].startswith(self._open_paths):
             await self._app(scope, receive, send)
             return
-        refusal = json_response(
-            {"error": f"the bearer token is missing or wrong; it is in {self._variable}"},
-            401,
-            {"WWW-Authenticate": "Bearer"},
-        )
-        await refusal(scope, receive, send)
+        reason = f"the bearer token is missing or wrong; it is in {self._variable}"
+        await self._refuse(reason, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
 
 def body_size(request: Request, limit: int) -> int:
@@ -205,12 +230,7 @@ async def wait_disconnected(receive: Receive) -> None:
         pass
 
 
-def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return `content` as JSON."""
-    return Response(msgspec.json.encode(content), status, headers, "application/json")
-
-
 async def http_error_response(_: Request, error: Exception) -> Response:
     """Return an HTTPException as JSON; a handler for Starlette."""
     assert isinstance(error, HTTPException)  # noqa: S101 -- registered for nothing else
-    return json_response({"error": error.detail}, error.status_code, error.headers)
+    return refusal(error.detail, error.status_code, error.headers)

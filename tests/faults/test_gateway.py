@@ -158,7 +158,7 @@ def test_a_pool_that_stays_empty_says_when_to_ask_again(settings: RuntimeSetting
         response = post(f"{url}/v1/completions", BODY)
         assert response.status_code == 503
         assert int(response.headers["Retry-After"]) > 0
-        assert f"edl pools {POOL}" in response.json()["error"]
+        assert f"edl pools {POOL}" in response.json()["error"]["message"]
         assert httpx.get(f"{url}/v1/models", timeout=PATIENCE_S, trust_env=False).status_code == 503
 
 
@@ -231,7 +231,7 @@ def test_a_refused_request_and_a_broken_one_leave_nothing(settings: RuntimeSetti
         assert post(f"{url}/v1/completions", BODY | {"prompt": [*rows, []]}).status_code == 400
         wait_until(lambda: memory().rss < before + (40 << 20))
         with connected(url) as caller:
-            caller.sendall(b"POST /pools/llm/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            caller.sendall(b"POST /pools/llm/v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 9\r\n\r\n{")
         check_right(post(f"{url}/v1/completions", BODY))
         gateway.terminate()
         assert "Traceback" not in gateway.communicate()[1]
@@ -244,7 +244,7 @@ def test_a_caller_that_hangs_up_frees_its_teachers(pair: World) -> None:
         fake.behave(slow_s=1000)
     content = msgspec.json.encode(BODY)
     with connected(pair.url) as caller:
-        head = f"POST /pools/{POOL}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        head = f"POST /pools/{POOL}/v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {len(content)}\r\n\r\n"
         caller.sendall(head.encode() + content)
         wait_until(lambda: all(fake.asked("running") for fake in pair.teachers))
     wait_until(lambda: not any(fake.asked("running") for fake in pair.teachers))
@@ -296,8 +296,8 @@ def test_a_request_that_all_teachers_fail_ends(pair: World) -> None:
         fake.behave(fault="error on 490")
     response = post(f"{pair.url}/v1/completions", BODY | {"prompt": [[1, 490]]})
     assert response.status_code == 503
-    assert f"{MOST_TRIES} teachers" in response.json()["error"]
-    assert "out of memory" in response.json()["error"]
+    assert f"{MOST_TRIES} teachers" in response.json()["error"]["message"]
+    assert "out of memory" in response.json()["error"]["message"]
     assert pair.metric("quarantined") == 0, "others' requests go on"
 
 
@@ -307,7 +307,7 @@ def test_a_teacher_s_refusal_is_the_caller_s(pair: World) -> None:
         fake.behave(fault="refusal")
     response = post(f"{pair.url}/v1/completions", BODY)
     assert response.status_code == 400
-    assert "too much for me" in response.json()["error"]
+    assert "too much for me" in response.json()["error"]["message"]
     assert pair.metric("teachers") == 2
 
 
@@ -348,6 +348,15 @@ def test_too_few_open_files_are_refused_at_the_start(settings: RuntimeSettings) 
     with process("-c", command, "gateway", env=settings.to_env()) as refused:
         assert refused.wait(PATIENCE_S) == 78
         assert "ulimit -n" in refused.communicate()[1]
+
+
+def test_a_gateway_without_a_token_answers_this_machine_alone(pair: World) -> None:
+    """A page of another site reaches it by a browser here: by its own name, which leads here, or across sites."""
+    for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Origin": "null"}):
+        response = post(f"{pair.url}/v1/completions", BODY, headers=headers)
+        assert response.status_code == 403
+        assert "EDL_GATEWAY_TOKEN" in response.json()["error"]["message"]
+    check_right(post(f"{pair.url}/v1/completions", BODY, headers={"Host": "localhost:1", "Origin": "http://[::1]:2"}))
 
 
 def test_it_speaks_tls(settings: RuntimeSettings, tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_what_no_teacher_can_answer_is_refused_at_once(
     body = {"model": "fake", "prompt": [[1, 2]], "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": K}
     response = post(f"{vllm.url}{route}", (body if route == "/v1/completions" else {}) | changed)
     assert response.status_code == 400, response.text
-    assert said in response.json()["error"]
+    assert said in response.json()["error"]["message"]
     assert vllm.rows_asked() == before
 
 
@@ -260,7 +260,7 @@ def test_invalid_requests_are_refused(vllm: World) -> None:
     ):
         response = httpx.post(base + path, content=content, timeout=PATIENCE_S, trust_env=False)
         assert response.status_code == status, path
-        assert response.json()["error"]
+        assert response.json()["error"]["message"]
     assert "Bad_Name" not in httpx.get(f"{base}/metrics", timeout=PATIENCE_S, trust_env=False).text
     assert httpx.get(f"{vllm.url}/v1/completions", timeout=PATIENCE_S, trust_env=False).status_code == 405
 

@@ -1,0 +1,97 @@
+"""Which pools a gateway follows, and what it keeps of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+from support.llm.processes import fake_teacher
+from support.network.certificates import Authority
+from support.network.ports import free_ports
+
+from edl_runtime.gateway.errors import FollowedPoolsError, TeacherFailedError
+from edl_runtime.gateway.gateway import Gateway
+from edl_runtime.gateway.http import TeacherClient
+from edl_runtime.gateway.pool import FollowedPool
+from edl_runtime.gateway.requests import ALL_KINDS
+from edl_runtime.gateway.teachers import LlmTeacher
+from edl_runtime.protocol.llm import LlmServer, llm_signature
+from edl_runtime.registry.lease import hold_lease
+from edl_runtime.registry.members import Member
+from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.keys import Service
+from edl_runtime.store.redis_client import connect
+
+SERVER = LlmServer(kind="vllm")
+
+
+@pytest.fixture
+async def redis(settings: RuntimeSettings) -> AsyncIterator[Redis]:
+    async with connect(settings.redis_url) as client:
+        yield client
+
+
+def teacher(address: str = "vllm+http://127.0.0.1:1/fake") -> LlmTeacher:
+    """Return a teacher that was not tested yet."""
+    return LlmTeacher(Member(id="1", address=address, signature=llm_signature("fake", SERVER, ())), SERVER)
+
+
+async def test_a_teacher_doubted_as_it_is_handed_out_still_tells_its_model(settings: RuntimeSettings) -> None:
+    """The request that waited for it goes on, and waits for a teacher where it needs one."""
+    async with TeacherClient(settings) as http:
+        pool = FollowedPool("p", Redis(), http, settings, wait_s=60.0)
+        one = pool.queue.teachers["a"] = teacher()
+        asked = asyncio.create_task(pool.model(ALL_KINDS))
+        await asyncio.sleep(0)
+        one.tested = True
+        pool.queue.changed()  # hands it out
+        one.doubt()
+        assert (await asked).id == "fake"
+
+
+async def test_a_pool_that_ends_by_itself_ends_its_tests(settings: RuntimeSettings) -> None:
+    """A gateway replaces it at the next request, and nobody stops it."""
+    unreachable = msgspec.structs.replace(settings, redis_url=f"redis://127.0.0.1:{free_ports(1)[0]}")
+    async with connect(unreachable.redis_url) as client, TeacherClient(settings) as http:
+        pool = FollowedPool("p", client, http, unreachable, wait_s=0.0)
+        test = pool._tests[teacher()] = asyncio.create_task(asyncio.sleep(600))
+        pool.start()
+        await asyncio.wait([test])
+        assert test.cancelled()
+
+
+async def test_a_teacher_without_tls_gets_no_token_where_authorities_are_set(
+    settings: RuntimeSettings, tmp_path: Path
+) -> None:
+    """It is refused with the reason, which puts it into quarantine, before anything is sent."""
+    authority = Authority(tmp_path / "ours")
+    strict = msgspec.structs.replace(settings, teacher_ca=str(authority.ca), teacher_token="s3cret")
+    with fake_teacher() as fake:
+        async with TeacherClient(strict) as http:
+            with pytest.raises(TeacherFailedError, match="EDL_TEACHER_CA is set"):
+                await http.get(teacher(fake.address), "/v1/models")
+        assert not fake.asked("requests")
+
+
+async def test_invented_pools_leave_half_of_the_places_to_real_ones(
+    settings: RuntimeSettings, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once half of the places are taken, only a pool with teachers is followed."""
+    monkeypatch.setattr("edl_runtime.gateway.gateway.POOL_LIMIT", 4)
+    service = Service(settings.namespace, "real")
+    member = Member(id="1", address="vllm+http://127.0.0.1:1/fake", signature=llm_signature("fake", SERVER, ()))
+    async with TeacherClient(settings) as http, hold_lease(redis, service, member, ttl_s=60.0):
+        gateway = Gateway(redis, http, settings, wait_s=0.0)
+        for name in ("one", "two"):
+            async with gateway.pool(name):
+                pass
+        with pytest.raises(FollowedPoolsError, match="'three' has no teachers"):
+            await gateway.pool("three").__aenter__()
+        async with gateway.pool("real") as followed:
+            assert followed.name == "real"
+        for pool in gateway.pools.values():
+            await pool.stop()
