@@ -49,7 +49,7 @@ def scores_question(kind: Kind, model: PoolModel, rows: Sequence[Sequence[int]],
 
 
 def read_scores(
-    kind: Kind, content: bytes, rows: Sequence[Sequence[int]], k: int
+    kind: Kind, content: bytes, rows: Sequence[Sequence[int]], scoring: Scoring, server: LlmServer
 ) -> tuple[Answer, Iterator[Positions]]:
     """Return the answer to `scores_question`, and the scores of one sequence after the other.
 
@@ -57,9 +57,11 @@ def read_scores(
     """
     if kind == "sglang":
         answer = sglang.read_items(content, len(rows))
+        k = scoring.k or 0
         return answer, (sglang.positions_of(item, ids, k) for item, ids in zip(answer.rows, rows, strict=True))
     answer = vllm.read_choices(content, len(rows))
-    return answer, (vllm.positions_of(choice, ids) for choice, ids in zip(answer.rows, rows, strict=True))
+    count = scoring.count(server)
+    return answer, (vllm.positions_of(choice, ids, count) for choice, ids in zip(answer.rows, rows, strict=True))
 
 
 class Request(Protocol):
@@ -201,14 +203,15 @@ class Completions:
     def read(self, kind: Kind, rows: range, content: bytes) -> Answer:
         k = self._scoring.k
         if kind == "sglang" and k is not None:
-            answer, scores = read_scores(kind, content, self._ids(rows), k)
+            answer, scores = read_scores(kind, content, self._ids(rows), self._scoring, self._model.server)
             answer.rows = [vllm.choice(positions) for positions in scores]
             answer.head = {"object": Raw(b'"text_completion"'), "model": Raw(encode(self._model.id))}
             return answer
         answer = vllm.read_choices(content, len(rows) * self._n)
         if k is not None and self._rows.ids:
+            count = self._scoring.count(self._model.server)
             for place, choice in enumerate(answer.rows):
-                vllm.check_scores(choice, self._rows.ids[rows.start + place // self._n])
+                vllm.check_scores(choice, self._rows.ids[rows.start + place // self._n], count)
         return answer
 
     def join(self, answers: Sequence[Answer]) -> bytes:
@@ -278,14 +281,14 @@ class TokensInOut:
     def read(self, kind: Kind, rows: range, content: bytes) -> Answer:  # noqa: ARG002 - there is one
         ids = self._view.token_ids
         if kind == "sglang":
-            answer, (positions,) = read_scores(kind, content, [ids], self._scoring.k or 0)
+            answer, (positions,) = read_scores(kind, content, [ids], self._scoring, self._model.server)
             scores = vllm.prompt_logprobs(positions)
             choice = {"index": 0, "token_ids": [], "finish_reason": "length", "logprobs": None}
             whole = {"request_id": "", "choices": [choice], "prompt_logprobs": scores, "usage": answer.usage}
             return Answer([Raw(encode(whole))])
         vllm.read_choices(content, self._view.sampling_params.n or 1)
         if self._scoring.k is not None:
-            vllm.check_scores(Raw(content), ids)
+            vllm.check_scores(Raw(content), ids, self._scoring.count(self._model.server))
         return Answer([Raw(content)])
 
     def join(self, answers: Sequence[Answer]) -> bytes:
@@ -398,7 +401,7 @@ class Generate:
     def read(self, kind: Kind, rows: range, content: bytes) -> Answer:
         ids, k = self._rows.ids[_cut(rows)], self._scoring.k
         if kind == "vllm":
-            answer, scores = read_scores(kind, content, ids, k or 0)
+            answer, scores = read_scores(kind, content, ids, self._scoring, self._model.server)
             answer.rows = [
                 sglang.item(positions, one, k or 0, self._flat) for positions, one in zip(scores, ids, strict=True)
             ]
@@ -406,7 +409,7 @@ class Generate:
         answer = sglang.read_items(content, len(rows), as_list=not self._rows.single)
         if k is not None:
             for item, one in zip(answer.rows, ids, strict=False):
-                sglang.check_scores(item, one)
+                sglang.check_scores(item, one, k)
         return answer
 
     def join(self, answers: Sequence[Answer]) -> bytes:
@@ -465,7 +468,8 @@ class SequenceLogprobs:
 
     def read(self, kind: Kind, rows: range, content: bytes) -> Answer:
         """Return each row as JSON of its scores from its prompt's end on."""
-        _, scores = read_scores(kind, content, self._view.sequences[_cut(rows)], self._view.top_logprobs)
+        rows_ids = self._view.sequences[_cut(rows)]
+        _, scores = read_scores(kind, content, rows_ids, self._scoring, self._model.server)
         lengths = self._view.prompt_lengths[_cut(rows)]
         return Answer([Raw(encode(positions[length:])) for positions, length in zip(scores, lengths, strict=True)])
 

@@ -71,6 +71,11 @@ class Scoring(msgspec.Struct, frozen=True, kw_only=True):
                 "the teachers and `edl register` with --logprobs-mode processed_logprobs"
             )
 
+    def count(self, server: LlmServer) -> int | None:
+        """Return how many of the best tokens each position has; None if only the teacher knows."""
+        k = server.vocab_size if self.k == -1 else self.k
+        return k if k is None or server.vocab_size is None else min(k, server.vocab_size)
+
     def answer_limit(self, tokens: int, server: LlmServer) -> int:
         """Return the most bytes that an answer to so many tokens may have."""
         k = (server.vocab_size or LARGEST_VOCABULARY) if self.k == -1 else self.k or 0

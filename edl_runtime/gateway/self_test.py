@@ -46,8 +46,7 @@ def _scoring(server: LlmServer) -> Scoring:
 
 def check_alike(server: LlmServer, answers: Sequence[bytes]) -> None:
     """Raise BadAnswerError unless all answers have the same scores."""
-    ids, k = test_ids(server), _scoring(server).k or 0
-    first, *others = [_positions(server, content, ids, k) for content in answers]
+    first, *others = [_positions(server, content) for content in answers]
     for other in others:
         for place, (one, two) in enumerate(zip(first, other, strict=True)):
             if one and two and abs(one[0].logprob - two[0].logprob) > TOLERANCE:
@@ -55,6 +54,6 @@ def check_alike(server: LlmServer, answers: Sequence[bytes]) -> None:
                 raise BadAnswerError(f"it scores one sequence differently each time: token {place} {scores}")
 
 
-def _positions(server: LlmServer, content: bytes, ids: Sequence[int], k: int) -> Positions:
-    _, (positions,) = read_scores(server.kind, content, [ids], k)
+def _positions(server: LlmServer, content: bytes) -> Positions:
+    _, (positions,) = read_scores(server.kind, content, [test_ids(server)], _scoring(server), server)
     return positions

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from edl_runtime.gateway.scoring import Positions, Score, Scoring, TokenId, top_k
-from edl_runtime.gateway.vllm import MOST_NEGATIVE, Answer, BadAnswerError, Usage, check_text, encode, raws_decoder
+from edl_runtime.gateway.vllm import (
+    MOST_NEGATIVE,
+    Answer,
+    BadAnswerError,
+    Usage,
+    check_falling,
+    check_text,
+    encode,
+    raws_decoder,
+)
 from edl_runtime.parsing import JsonDecoder
 
 GENERATE = "/generate"
@@ -23,6 +32,11 @@ _Entry = tuple[float | None, TokenId, Any]
 class _MetaInfo(msgspec.Struct):
     input_token_logprobs: list[_Entry] | None = None
     input_top_logprobs: list[list[_Entry] | None] | None = None
+    input_top_logprobs_val_flat: list[float | None] | None = None
+    input_top_logprobs_val_flat_b64: str | None = None
+    input_top_logprobs_val_flat_b64_dtype: Literal["float16", "float32", "float64"] = "float32"
+    input_top_logprobs_shape: tuple[int, int] = (0, 0)
+    input_top_logprobs_null_prefix: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -74,13 +88,68 @@ def read_items(content: bytes, count: int, *, as_list: bool = True) -> Answer:
     return Answer(items, {}, Usage(prompt, completion, prompt + completion))
 
 
-def check_scores(item: Raw, ids: Sequence[int]) -> None:
-    """Raise BadAnswerError unless an item scores the last of these tokens, as many as it has scores."""
+def check_scores(item: Raw, ids: Sequence[int], k: int) -> None:
+    """Raise BadAnswerError unless an item scores the last of these tokens, as many as it has scores.
+
+    Each position has `k` best tokens, in any of SGLang's three forms, whose log-probabilities are at most 0 and fall.
+    """
+    meta = _meta_info(item)
+    found = meta.input_token_logprobs or []
+    _check_tokens(found, ids[max(0, len(ids) - len(found)) :])
+    if not k or not found:
+        return
+    if (values := _flat_values(meta)) is not None:
+        prefix = meta.input_top_logprobs_null_prefix
+        if values.shape != (len(found) - prefix, k) or prefix not in (0, 1):
+            raise BadAnswerError(f"it has the best tokens of {len(values)} positions behind {prefix}, of {len(found)}")
+        for place, row in enumerate(values.tolist(), prefix):
+            check_falling(row, place)
+    else:
+        for place, (entry, top) in enumerate(zip(found, _tops(meta, len(found)), strict=True)):
+            _check_position(entry, top, place, k)
+
+
+def _meta_info(item: Raw) -> _MetaInfo:
     try:
-        found = _tokens_decoder.decode(item).meta_info.input_token_logprobs or []
+        return _item_decoder.decode(item).meta_info
     except msgspec.DecodeError as error:
         raise BadAnswerError(f"its scores are invalid: {error}") from None
-    _check_tokens(found, ids[max(0, len(ids) - len(found)) :])
+
+
+def _flat_values(meta: _MetaInfo) -> np.ndarray | None:
+    """Return the log-probabilities of a shorter form, by position and rank; None if it is none."""
+    shape = meta.input_top_logprobs_shape
+    try:
+        if (encoded := meta.input_top_logprobs_val_flat_b64) is not None:
+            flat = np.frombuffer(base64.b64decode(encoded), meta.input_top_logprobs_val_flat_b64_dtype)
+        elif (known := meta.input_top_logprobs_val_flat) is not None:
+            flat = np.array([MOST_NEGATIVE if value is None else value for value in known])
+        else:
+            return None
+        values = flat.reshape(shape)
+    except ValueError as error:
+        raise BadAnswerError(f"its best tokens are invalid: {error}") from None
+    if np.isnan(values).any():
+        raise BadAnswerError("a log-probability of its best tokens is not a number")
+    return values
+
+
+def _tops(meta: _MetaInfo, count: int) -> list[list[_Entry] | None]:
+    tops = meta.input_top_logprobs or []
+    if len(tops) != count:
+        raise BadAnswerError(f"it has the best tokens of {len(tops)} positions, of {count}")
+    return tops
+
+
+def _check_position(entry: _Entry, top: list[_Entry] | None, place: int, k: int) -> None:
+    logprob, token, _ = entry
+    if logprob is None and place == 0:
+        return  # nothing is before it
+    if len(top or []) != k:
+        raise BadAnswerError(f"position {place} has {len(top or [])} of {k} best tokens")
+    values = [MOST_NEGATIVE if value is None else value for value, _, _ in top or []]
+    is_among = any(one == token for _, one, _ in top or [])
+    check_falling([*values, *([] if is_among or logprob is None else [logprob])], place)
 
 
 def _check_tokens(found: Sequence[_Entry], ids: Sequence[int]) -> None:
@@ -89,6 +158,7 @@ def _check_tokens(found: Sequence[_Entry], ids: Sequence[int]) -> None:
     for place, ((logprob, token, _), wanted) in enumerate(zip(found, ids, strict=True)):
         if token != wanted or (logprob is None and place):
             raise BadAnswerError(f"position {place} scores token {token} with {logprob}, and {wanted} is there")
+        check_falling([logprob or 0.0], place)
 
 
 def positions_of(item: Raw, ids: Sequence[int], k: int) -> Positions:
@@ -96,25 +166,19 @@ def positions_of(item: Raw, ids: Sequence[int], k: int) -> Positions:
 
     The rank of a token that is not among them is k + 1: SGLang does not tell.
     """
-    try:
-        meta = _item_decoder.decode(item).meta_info
-    except msgspec.DecodeError as error:
-        raise BadAnswerError(f"its scores are invalid: {error}") from None
+    meta = _meta_info(item)
     tokens = meta.input_token_logprobs or []
     _check_tokens(tokens, ids)
-    tops = (meta.input_top_logprobs or [None] * len(ids)) if k else [None] * len(ids)
-    if len(tops) != len(ids):
-        raise BadAnswerError(f"it has the best tokens of {len(tops)} positions, of {len(ids)}")
+    tops = _tops(meta, len(ids)) if k else [None] * len(ids)
     positions: Positions = []
     for place, ((logprob, token, _), top) in enumerate(zip(tokens, tops, strict=True)):
         if place == 0 or logprob is None:
             positions.append(None)
             continue
-        if len(top or []) < k:
-            raise BadAnswerError(f"position {place} has {len(top or [])} of {k} best tokens")
+        _check_position((logprob, token, None), top if k else [], place, k)
         scores = [
             Score(one, MOST_NEGATIVE if value is None else value, rank)
-            for rank, (value, one, _) in enumerate((top or [])[:k], 1)
+            for rank, (value, one, _) in enumerate(top or [], 1)
         ]
         real = next((score for score in scores if score.token == token), Score(token, logprob, k + 1))
         positions.append([real, *(score for score in scores if score.token != token)])

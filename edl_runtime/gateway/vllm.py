@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Annotated
 
 import msgspec
 
@@ -12,6 +14,8 @@ from edl_runtime.parsing import JsonDecoder
 COMPLETIONS = "/v1/completions"
 MOST_NEGATIVE = -9999.0
 """In place of minus infinity, which JSON has not."""
+ROUNDING = 1e-3
+"""A log-probability may be above 0, or above that of a better rank, by so much."""
 
 Raw = msgspec.Raw
 encode = msgspec.json.encode
@@ -44,10 +48,10 @@ class _Choices(msgspec.Struct):
 
 class _Entry(msgspec.Struct):
     logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
+    rank: Annotated[int, msgspec.Meta(ge=1)]
 
 
+_rank = attrgetter("rank")
 _choices_decoder = JsonDecoder(_Choices)
 fields_decoder = JsonDecoder(dict[str, Raw])
 raws_decoder = JsonDecoder(list[Raw])
@@ -83,12 +87,18 @@ def check_text(content: bytes) -> None:
             raise BadAnswerError(f"its answer is not UTF-8: {error.reason}") from None
 
 
-def check_scores(holder: Raw, ids: Sequence[int]) -> None:
-    """Raise BadAnswerError unless `prompt_logprobs` of a choice, or of a whole answer, scores these tokens."""
-    _scored(holder, ids)
+def check_scores(holder: Raw, ids: Sequence[int], count: int | None) -> None:
+    """Raise BadAnswerError unless `prompt_logprobs` of a choice, or of a whole answer, scores these tokens.
+
+    That is, each position has its token and `count` best ones (any number if None), whose log-probabilities are at most
+    0 and fall with the rank.
+    """
+    for _ in _scored(holder, ids, count):
+        pass
 
 
-def _scored(holder: Raw, ids: Sequence[int]) -> list[Raw]:
+def _scored(holder: Raw, ids: Sequence[int], count: int | None) -> Iterator[Mapping[int, _Entry] | None]:
+    """Yield the scores of each position; one is decoded at a time, as thousands would take much memory."""
     try:
         raw = fields_decoder.decode(holder).get("prompt_logprobs")
         found = [] if raw is None else raws_decoder.decode(raw)
@@ -96,35 +106,39 @@ def _scored(holder: Raw, ids: Sequence[int]) -> list[Raw]:
         raise BadAnswerError(f"its prompt_logprobs are no list: {error}") from None
     if len(found) != len(ids):
         raise BadAnswerError(f"it scored {len(found)} positions of {len(ids)} tokens")
-    text = bytes(raw or b"")
-    if b'"logprob":null' in text or b'"logprob": null' in text:
-        raise BadAnswerError("it scored a token with null")
-    for place, (scores, token) in enumerate(zip(found[1:], ids[1:], strict=True), 1):
-        # vLLM puts the token that is there first; reading no further is what makes this cheap
-        if not bytes(memoryview(scores)[:24]).startswith(b'{"%d":' % token) and token not in _decode(scores, place):
+    for place, (scores, token) in enumerate(zip(found, ids, strict=True)):
+        if place == 0:
+            yield None  # nothing is before it
+            continue
+        try:
+            entries = _position_decoder.decode(scores) or {}
+        except msgspec.DecodeError as error:
+            raise BadAnswerError(f"the scores of position {place} are invalid: {error}") from None
+        if token not in entries:
             raise BadAnswerError(f"position {place} is scored without its token {token}")
-    return found
+        if count is not None and not count <= len(entries) <= count + 1:
+            raise BadAnswerError(f"position {place} has {len(entries)} scores, and {count} were asked for")
+        check_falling([entry.logprob for entry in sorted(entries.values(), key=_rank)], place)
+        yield entries
 
 
-def _decode(scores: Raw, place: int) -> Mapping[int, _Entry]:
-    try:
-        return _position_decoder.decode(scores) or {}
-    except msgspec.DecodeError as error:
-        raise BadAnswerError(f"the scores of position {place} are invalid: {error}") from None
+def check_falling(logprobs: list[float], place: int) -> None:
+    """Raise BadAnswerError unless log-probabilities, those of a position by rank, are at most 0 and don't grow."""
+    falling = sorted(logprobs, reverse=True)
+    if falling and falling[0] > ROUNDING:
+        raise BadAnswerError(f"position {place} has a log-probability of {falling[0]:.4f}, allowed is 0 or less")
+    if logprobs != falling and any(abs(one - two) > ROUNDING for one, two in zip(logprobs, falling, strict=True)):
+        raise BadAnswerError(f"the log-probabilities of position {place} grow with their rank")
 
 
-def positions_of(holder: Raw, ids: Sequence[int]) -> Positions:
-    """Return the scores in a choice, or a whole answer, about these tokens. Raises BadAnswerError."""
+def positions_of(holder: Raw, ids: Sequence[int], count: int | None) -> Positions:
+    """Return the scores in a choice, or a whole answer, about these tokens. Raises BadAnswerError as `check_scores`."""
     positions: Positions = []
-    for place, (raw, token) in enumerate(zip(_scored(holder, ids), ids, strict=True)):
-        found = _decode(raw, place)
-        if place == 0 or not found:
+    for found, token in zip(_scored(holder, ids, count), ids, strict=True):
+        if found is None:
             positions.append(None)
             continue
-        scores = [
-            Score(one, entry.logprob, entry.rank or place_) for place_, (one, entry) in enumerate(found.items(), 1)
-        ]
-        positions.append(real_first(scores, token))
+        positions.append(real_first([Score(one, entry.logprob, entry.rank) for one, entry in found.items()], token))
     return positions
 
 

@@ -23,6 +23,7 @@ from edl_runtime.protocol.llm import LlmServer, llm_signature
 from edl_runtime.registry.lease import hold_lease
 from edl_runtime.registry.members import Member
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.store.errors import RegistryUnavailableError
 from edl_runtime.store.keys import Service
 from edl_runtime.store.redis_client import connect
 
@@ -60,6 +61,8 @@ async def test_a_pool_that_ends_by_itself_ends_its_tests(settings: RuntimeSettin
         pool = FollowedPool("p", client, http, unreachable, wait_s=0.0)
         test = pool._tests[teacher()] = asyncio.create_task(asyncio.sleep(600))
         pool.start()
+        with pytest.raises(RegistryUnavailableError):
+            await pool.model(ALL_KINDS)
         await asyncio.wait([test])
         assert test.cancelled()
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import math
+from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -16,6 +20,9 @@ from edl_runtime.gateway.vllm import BadAnswerError, Raw
 from edl_runtime.protocol.llm import LlmServer
 
 K = 3
+
+SIX_OF_TWO = {"7": {"logprob": -1.0, "rank": 1}, "6": {"logprob": -2.0, "rank": 2}}
+"""Right scores of token 6 with the best two."""
 
 
 @st.composite
@@ -38,9 +45,10 @@ def test_scores_survive_both_forms(given_scores: tuple[list[int], Positions]) ->
     """Written and read again, by either form, they are the same."""
     ids, positions = given_scores
     choice, item = vllm.choice(positions), sglang.item(positions, ids, K)
-    vllm.check_scores(choice, ids)
-    sglang.check_scores(item, ids)
-    assert vllm.positions_of(choice, ids) == positions
+    vllm.check_scores(choice, ids, K)
+    for flat in ("", "flat", "b64"):
+        sglang.check_scores(sglang.item(positions, ids, K, flat), ids, K)
+    assert vllm.positions_of(choice, ids, K) == positions
     assert sglang.positions_of(item, ids, K) == positions
 
 
@@ -48,7 +56,7 @@ def test_scores_survive_both_forms(given_scores: tuple[list[int], Positions]) ->
 def test_what_trl_reads_of_both_forms_is_the_same(given_scores: tuple[list[int], Positions]) -> None:
     """The best K by rank, whichever teacher answered."""
     ids, positions = given_scores
-    translated = vllm.positions_of(vllm.choice(sglang.positions_of(sglang.item(positions, ids, K), ids, K)), ids)
+    translated = vllm.positions_of(vllm.choice(sglang.positions_of(sglang.item(positions, ids, K), ids, K)), ids, K)
     for one, two in zip(positions, translated, strict=True):
         assert (one and top_k(one, K)) == (two and top_k(two, K))
 
@@ -67,7 +75,7 @@ def test_scores_of_any_shape_are_read_or_refused(value: object) -> None:
     ids = [5, 6]
     for holder in ({"prompt_logprobs": value}, {"prompt_logprobs": [None, {"6": value}]}):
         with contextlib.suppress(BadAnswerError):
-            vllm.positions_of(Raw(msgspec.json.encode(holder)), ids)
+            vllm.positions_of(Raw(msgspec.json.encode(holder)), ids, None)
     for meta in ({"input_token_logprobs": value}, {"input_token_logprobs": [[None, 5, None], value]}):
         with contextlib.suppress(BadAnswerError):
             sglang.positions_of(Raw(msgspec.json.encode({"meta_info": meta})), ids, 1)
@@ -80,6 +88,12 @@ def test_scores_of_any_shape_are_read_or_refused(value: object) -> None:
         ([None, {"7": {"logprob": -1.0, "rank": 1}}], "without its token 6"),
         ([None, None], "without its token 6"),
         ([None, {"6": {"logprob": None, "rank": 1}}], "null"),
+        ([None, {"6": {"logprob": -1.0, "rank": 1}}], "1 scores, and 2 were"),
+        ([None, SIX_OF_TWO | {"8": {"logprob": -3.0, "rank": 3}, "9": {"logprob": -4.0, "rank": 4}}], "4 scores"),
+        ([None, SIX_OF_TWO | {"7": {"logprob": "-1.0", "rank": 1}}], "position 1 are invalid"),
+        ([None, SIX_OF_TWO | {"7": {"logprob": 0.5, "rank": 1}}], "0.5000, allowed is 0 or less"),
+        ([None, SIX_OF_TWO | {"7": {"logprob": -2.5, "rank": 1}}], "grow with their rank"),
+        ([None, SIX_OF_TWO | {"7": {"logprob": -1.0, "rank": 0}}], "position 1 are invalid"),
         (None, "no list"),
         ("all", "no list"),
     ],
@@ -87,27 +101,76 @@ def test_scores_of_any_shape_are_read_or_refused(value: object) -> None:
 def test_wrong_scores_are_found(scores: object, said: str) -> None:
     """With what is wrong of them."""
     with pytest.raises(BadAnswerError, match=said):
-        vllm.check_scores(Raw(msgspec.json.encode({"prompt_logprobs": scores})), [5, 6])
+        vllm.check_scores(Raw(msgspec.json.encode({"prompt_logprobs": scores})), [5, 6], 2)
+
+
+def test_infinite_scores_are_found() -> None:
+    """Whichever way they are written."""
+    for infinite in (b"-Infinity", b"-1e999"):
+        with pytest.raises(BadAnswerError, match=r"malformed|out of range"):
+            vllm.check_scores(Raw(b'{"prompt_logprobs":[null,{"6":{"logprob":%b,"rank":1}}]}' % infinite), [5, 6], 1)
+
+
+@pytest.mark.parametrize(
+    ("tops", "said"),
+    [
+        ([], "0 of 2 best tokens"),
+        ([[-1.0, 7, None]], "1 of 2 best tokens"),
+        ([[-1.0, 7, None], [-1.5, 8, None], [-1.7, 9, None]], "3 of 2 best tokens"),
+        ([[-1.0, 7, None], ["-1.5", 8, None]], "invalid"),
+        ([[0.5, 7, None], [-1.5, 8, None]], "0.5000, allowed"),
+        ([[-1.5, 7, None], [-1.0, 8, None]], "grow with their rank"),
+        ([[-2.5, 7, None], [-3.0, 8, None]], "grow with their rank"),
+    ],
+)
+def test_wrong_best_tokens_of_sglang_are_found(tops: list[list[Any]], said: str) -> None:
+    """Where its own form is handed on, and where another one is made of it; the token that is there has -2."""
+    about = {"input_token_logprobs": [[None, 5, None], [-2.0, 6, None]], "input_top_logprobs": [None, tops]}
+    item = Raw(msgspec.json.encode({"meta_info": about}))
+    for read in (sglang.check_scores, sglang.positions_of):
+        with pytest.raises(BadAnswerError, match=said):
+            read(item, [5, 6], 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([[-1.0]], "1 positions"),
+        ([[-1.0, -2.0], [-1.0, -2.0]], "2 positions"),
+        ([[0.5, -2.0]], "0.5000, allowed"),
+        ([[-2.0, -1.0]], "grow with their rank"),
+        ([[math.nan, -1.0]], "not a number"),
+    ],
+)
+def test_wrong_best_tokens_of_sglang_s_shorter_forms_are_found(values: list[list[float]], said: str) -> None:
+    """As lists of numbers, and in base 64, which also has NaN."""
+    tokens = {"input_token_logprobs": [[None, 5, None], [-3.0, 6, None]], "input_top_logprobs_null_prefix": 1}
+    shape = {"input_top_logprobs_shape": np.shape(values)}
+    flat = {"input_top_logprobs_val_flat": np.ravel(values).tolist()}
+    b64 = {"input_top_logprobs_val_flat_b64": base64.b64encode(np.array(values, np.float32).tobytes()).decode()}
+    for form in (b64,) if said == "not a number" else (flat, b64):
+        with pytest.raises(BadAnswerError, match=said):
+            sglang.check_scores(Raw(msgspec.json.encode({"meta_info": tokens | shape | form})), [5, 6], 2)
 
 
 def test_numbers_that_no_token_has_are_found() -> None:
     """Else they would not fit into the arrays of other forms."""
     huge = Raw(b'{"prompt_logprobs":[null,{"6":{"logprob":-1.0,"rank":1},"%d":{"logprob":-2.0,"rank":2}}]}' % 10**30)
     with pytest.raises(BadAnswerError, match="position 1"):
-        vllm.positions_of(huge, [5, 6])
+        vllm.positions_of(huge, [5, 6], 1)
     with pytest.raises(BadAnswerError):
         vllm.read_choices(b'{"choices":[3]}', 1)
 
 
 def test_sglang_need_not_score_the_prompt() -> None:
     """By its default for logprob_start_len it scores none of it."""
-    sglang.check_scores(Raw(b'{"meta_info":{"input_token_logprobs":[]}}'), [5, 6])
+    sglang.check_scores(Raw(b'{"meta_info":{"input_token_logprobs":[]}}'), [5, 6], 0)
 
 
 def test_the_token_that_is_there_may_stand_anywhere() -> None:
     """It is looked for where it does not come first, as vLLM has it."""
     entries = {"7": {"logprob": -1.0, "rank": 1}, "6": {"logprob": -2.0, "rank": 2}}
-    vllm.check_scores(Raw(msgspec.json.encode({"prompt_logprobs": [None, entries]})), [5, 6])
+    vllm.check_scores(Raw(msgspec.json.encode({"prompt_logprobs": [None, entries]})), [5, 6], 2)
 
 
 def test_choices_are_numbered_anew_and_usage_is_added() -> None:
