@@ -15,10 +15,10 @@ from edl_runtime.errors import SpecError
 from edl_runtime.gateway.errors import PartFailedError, RequestRefusedError, TeacherFailedError
 from edl_runtime.gateway.http import TeacherClient
 from edl_runtime.gateway.requests import ALL_KINDS, PoolModel, Request
-from edl_runtime.gateway.self_test import TIMES, check_alike, check_serves, test_question
+from edl_runtime.gateway.self_test import TIMES, check_serves, others_of, read_alike, test_question
 from edl_runtime.gateway.splitting import MIN_TOKENS, split
 from edl_runtime.gateway.stats import PoolStats
-from edl_runtime.gateway.teachers import LlmTeacher, TeacherQueue, common_model
+from edl_runtime.gateway.teachers import LlmTeacher, TeacherQueue, TestScores, common_model
 from edl_runtime.gateway.vllm import Answer, BadAnswerError
 from edl_runtime.log import get_logger
 from edl_runtime.pool_reports import StudentReport
@@ -288,7 +288,8 @@ class FollowedPool:
             began = time.monotonic()
             teacher.failed.clear()
             try:
-                await self._test(teacher)
+                teacher.scores = await self._test(teacher)
+                self._compare(teacher)
             except (BadAnswerError, RequestRefusedError) as error:
                 teacher.fail(str(error))
             except TeacherFailedError as error:
@@ -301,11 +302,23 @@ class FollowedPool:
                 await teacher.failed.wait()
             await asyncio.sleep(teacher.health.probe_due_in_s(time.monotonic()))
 
-    async def _test(self, teacher: LlmTeacher) -> None:
+    async def _test(self, teacher: LlmTeacher) -> TestScores:
         check_serves(await self._http.get(teacher, "/v1/models"), teacher.model)
-        if teacher.kind != "swift":
-            question = test_question(teacher.model, teacher.server)
-            check_alike(teacher.server, [await self._http.ask(teacher, question) for _ in range(TIMES)])
+        if teacher.kind == "swift":
+            return []
+        question = test_question(teacher.model, teacher.server)
+        return read_alike(teacher.server, [await self._http.ask(teacher, question) for _ in range(TIMES)])
+
+    def _compare(self, tested: LlmTeacher) -> None:
+        """Put those into quarantine that have other weights than the pool. Raises BadAnswerError if `tested` has."""
+        known = sorted((one for one in self.queue.teachers.values() if one.scores), key=lambda one: one.fence)
+        reason = "its scores are not those of most of the pool: has it other weights under the same name?"
+        others = [known[place] for place in others_of([one.scores for one in known])]
+        for other in others:
+            if other is not tested and other.good:
+                other.fail(reason)
+        if tested in others:
+            raise BadAnswerError(reason)
 
     def _counts(self) -> PoolCounts:
         now = time.monotonic()

@@ -1,13 +1,19 @@
-"""Whether a teacher scores one sequence alike each time it is asked: prefix caches have broken that."""
+"""Whether a teacher scores one sequence alike each time, which prefix caches have broken, and as its pool does.
+
+No I/O.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
+from statistics import fmean
 
 import msgspec
 
 from edl_runtime.gateway.requests import PoolModel, Question, read_scores, scores_question
 from edl_runtime.gateway.scoring import Positions, Scoring
+from edl_runtime.gateway.teachers import TestScores
 from edl_runtime.gateway.vllm import BadAnswerError
 from edl_runtime.protocol.llm import LlmServer, served_models
 
@@ -16,7 +22,7 @@ TOKENS = 48
 """More than a block of vLLM's prefix cache has, which is 16."""
 K = 4
 TOLERANCE = 0.2
-"""Sums of 16-bit numbers in another order differ by less."""
+"""Sums of 16-bit numbers in another order differ by less, and so do replicas of one model on average."""
 
 
 def check_serves(content: bytes, model: str) -> None:
@@ -44,14 +50,32 @@ def _scoring(server: LlmServer) -> Scoring:
     return Scoring(k=K if server.max_logprobs < 0 else min(K, server.max_logprobs), temperature=1.0)
 
 
-def check_alike(server: LlmServer, answers: Sequence[bytes]) -> None:
-    """Raise BadAnswerError unless all answers have the same scores."""
+def read_alike(server: LlmServer, answers: Sequence[bytes]) -> TestScores:
+    """Return the scores that all answers have. Raises BadAnswerError unless they are the same."""
     first, *others = [_positions(server, content) for content in answers]
     for other in others:
         for place, (one, two) in enumerate(zip(first, other, strict=True)):
             if one and two and abs(one[0].logprob - two[0].logprob) > TOLERANCE:
                 scores = f"{one[0].logprob:.3f}, then {two[0].logprob:.3f}"
                 raise BadAnswerError(f"it scores one sequence differently each time: token {place} {scores}")
+    reals = zip(*([position[0] for position in one if position] for one in (first, *others)), strict=True)
+    return [(real[0].token, fmean(score.logprob for score in real)) for real in reals]
+
+
+def difference(one: TestScores, other: TestScores) -> float:
+    """Return how far two teachers' scores are apart on average, about the tokens that both were asked."""
+    same = list(takewhile(lambda both: both[0][0] == both[1][0], zip(one, other, strict=False)))
+    return fmean(abs(a - b) for (_, a), (_, b) in same) if same else 0.0
+
+
+def others_of(tested: Sequence[TestScores]) -> list[int]:
+    """Return which teachers, given from the oldest on, have other weights than their pool: than most of it.
+
+    Where as many agree with one as with another, the older one's weights are the pool's.
+    """
+    agreeing = [[difference(one, other) <= TOLERANCE for other in tested] for one in tested]
+    ours = max(agreeing, key=sum, default=[])
+    return [place for place, agrees in enumerate(ours) if not agrees]
 
 
 def _positions(server: LlmServer, content: bytes) -> Positions:

@@ -21,10 +21,15 @@ MOST_PARTS = 128
 """That a teacher is asked at a time; so many fill it, and each takes a connection, whose pool gets slow by many."""
 
 
+TestScores = list[tuple[int, float]]
+"""Of the self-test's tokens behind the first: each token, and its mean log-probability."""
+
+
 class LlmTeacher:
     """A registered server of a language model.
 
     - `tested`: whether it has passed its self-test; only then, and out of quarantine, is it `good`.
+    - `scores`: of the self-test's tokens, once it has passed one; empty for a kind that tells none.
     - `tokens`, `parts`: what it is asked now.
     - `failed`: set when it has to be tested again.
     - `left`: set when it is in the pool no more.
@@ -41,6 +46,7 @@ class LlmTeacher:
         self.url = f"{'https' if parsed.scheme.endswith('https') else 'http'}://{parsed.endpoint}"
         self.health = TeacherHealth(member.address)
         self.tested = False
+        self.scores: TestScores = []
         self.failed = asyncio.Event()
         self.left = asyncio.Event()
         self.tokens = 0

@@ -51,9 +51,12 @@ def job_of_student(member_id: str) -> str:
 def signature_differences(pool: ModelSignature, teacher: ModelSignature) -> list[str]:
     """Return a text for each field in which `teacher` differs from `pool`; empty when they are the same.
 
-    Name, platform, versions and tokenizer are compared where both have them; servers that are not ours have none.
+    Name, platform, versions and tokenizer are compared where both have them; servers that are not ours have none. One
+    of a language model has to tell its tokenizer where the pool has one.
     """
     theirs, ours = _described(pool), _described(teacher)
+    if theirs["tokenizer"] and not ours["tokenizer"] and llm_server(teacher):
+        ours["tokenizer"] = "unknown (name its folder by --tokenizer)"
     for field in ("name", "platform", "versions", "tokenizer"):
         if not (theirs[field] and ours[field]):  # of a server that is not ours
             theirs[field] = ours[field] = ""

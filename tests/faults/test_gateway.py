@@ -290,6 +290,21 @@ def test_a_teacher_that_scores_differently_each_time_is_left_out(pair: World) ->
             assert asked["rows"] == asked["requests"], "its self-tests alone, each of one row"
 
 
+def test_a_teacher_with_other_weights_is_left_out(pair: World) -> None:
+    """It has the same model's name, and scores alike each time; only the pool's other teachers tell."""
+    with fake_teacher() as bad:
+        bad.behave(fault="other weights")
+        with joined(pair, bad):
+            found = wait_until(lambda: quarantined(pair.settings))
+            assert list(found) == [bad.address]
+            assert "other weights" in found[bad.address]
+            check_right(post(f"{pair.url}/v1/completions", BODY))
+            asked = bad.counts()
+            assert asked["rows"] == asked["requests"], "its self-tests alone, each of one row"
+            bad.behave()
+            wait_until(lambda: pair.metric("teachers") == 3)
+
+
 def test_a_request_that_all_teachers_fail_ends(pair: World) -> None:
     """It may be the cause: after some tries it is answered 503, with the last teacher's words."""
     for fake in pair.teachers:

@@ -156,7 +156,7 @@ class FakeTeacher:
         return {"id": "1", "object": "chat.completion", "choices": [{"index": 0, "message": message}]}
 
     def noisy(self, logprob: float) -> float:
-        return logprob - self.counts["requests"] if self.fault == "differs" else logprob
+        return logprob - {"differs": self.counts["requests"], "other weights": 1}.get(self.fault, 0)
 
 
 _ANSWERS = {

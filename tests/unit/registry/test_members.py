@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from edl_runtime.errors import SpecError
+from edl_runtime.protocol.llm import LlmServer, llm_signature
 from edl_runtime.protocol.oip import JOIN_EXTENSION, ModelSignature, TensorSpec
 from edl_runtime.registry.lease import hold_lease, pause_s
 from edl_runtime.registry.members import Member, assign_teachers, signature_differences
@@ -67,6 +68,14 @@ def test_another_tokenizer_is_another_model() -> None:
     ours, theirs = (msgspec.structs.replace(DIGITS, extensions=(f"tokenizer:{digest}",)) for digest in ("a1", "b2"))
     assert signature_differences(ours, theirs) == ["tokenizer is b2 and the pool's a1"]
     assert not signature_differences(ours, DIGITS)
+
+
+def test_a_language_model_s_server_tells_its_tokenizer_where_the_pool_has_one() -> None:
+    """Else another model's scores would reach students; in a pool that has none it may have any."""
+    known, unknown = (llm_signature("m", LlmServer(kind="vllm"), digest) for digest in (("tokenizer:a1",), ()))
+    told = "tokenizer is unknown (name its folder by --tokenizer) and the pool's a1"
+    assert signature_differences(known, unknown) == [told]
+    assert signature_differences(unknown, known) == []
 
 
 def test_a_server_that_is_not_ours_may_lack_name_platform_and_versions() -> None:
