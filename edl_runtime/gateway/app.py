@@ -191,8 +191,8 @@ class _Routes:
         return StreamingResponse(all_chunks(), media_type="text/event-stream")
 
     async def _chunks(self, name: str, asked: requests.Request) -> AsyncGenerator[bytes, None]:
-        async with self._gateway.pool(name) as pool, pool.stream(asked) as response:
-            async for chunk in response.aiter_raw():
+        async with self._gateway.pool(name) as pool, aclosing(pool.stream(asked)) as chunks:
+            async for chunk in chunks:
                 yield chunk
 
 

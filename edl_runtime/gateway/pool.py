@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import AsyncExitStack, aclosing, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edl_runtime.concurrency import all_completed, first_completed
 from edl_runtime.distill.discovery import DemandMeter, PoolCounts
@@ -14,7 +14,7 @@ from edl_runtime.distill.dispatch_policy import HedgingPolicy
 from edl_runtime.errors import SpecError
 from edl_runtime.gateway.errors import PartFailedError, RequestRefusedError, TeacherFailedError
 from edl_runtime.gateway.http import TeacherClient
-from edl_runtime.gateway.requests import ALL_KINDS, PoolModel, Request
+from edl_runtime.gateway.requests import ALL_KINDS, PoolModel, Question, Request
 from edl_runtime.gateway.self_test import TIMES, check_serves, others_of, read_alike, test_question
 from edl_runtime.gateway.splitting import MIN_TOKENS, split
 from edl_runtime.gateway.stats import PoolStats
@@ -30,11 +30,15 @@ from edl_runtime.settings import RuntimeSettings
 from edl_runtime.store.keys import Service
 
 if TYPE_CHECKING:
-    import httpx
     from redis.asyncio import Redis
 
 MOST_TRIES = 4
 """A part that so many teachers have failed at is not asked of more: it may be the cause."""
+
+SILENT_S = 5.0
+"""A teacher that has left the pool may finish a stream that it has begun, but not be silent for longer."""
+
+T = TypeVar("T")
 
 log = get_logger(__name__)
 
@@ -112,9 +116,11 @@ class FollowedPool:
         self.stats.count_answer(sum(request.tokens), len(request.tokens), time.monotonic() - began)
         return content
 
-    @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator[httpx.Response]:
-        """Yield a teacher's answer to a request of one part, its body unread. Raises as `answer`."""
+    async def stream(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """Yield a teacher's answer to a request of one part as it comes.
+
+        Raises as `answer`, and TeacherFailedError once a part of it has come.
+        """
         request.check(await self.model(request.kinds))
         rows, tokens = range(len(request.tokens)), sum(request.tokens)
         failed: list[TeacherFailedError] = []
@@ -122,9 +128,10 @@ class FollowedPool:
         while True:
             teacher = await self._take(request, tokens, failed)
             try:
-                async with self._http.stream(teacher, request.question(teacher.kind, rows)) as response:
-                    begun = True
-                    yield response
+                async with aclosing(self._received(teacher, request.question(teacher.kind, rows))) as chunks:
+                    async for chunk in chunks:
+                        begun = True
+                        yield chunk
                 self.stats.count_answer(tokens, len(rows), time.monotonic() - began)
             except TeacherFailedError as error:
                 self._note_failure(teacher, error)
@@ -135,6 +142,19 @@ class FollowedPool:
                 return
             finally:
                 self.queue.give_back(teacher, tokens)
+
+    async def _received(self, teacher: LlmTeacher, question: Question) -> AsyncGenerator[bytes, None]:
+        """Yield what a teacher sends, unless it has left the pool, and sends nothing: it may be stopped."""
+        left = asyncio.create_task(teacher.left.wait())
+        try:
+            async with AsyncExitStack() as stack:
+                stream = self._http.stream(teacher, question)
+                response = await _unless_left(teacher, left, stack.enter_async_context(stream), grace_s=0.0)
+                chunks = response.aiter_raw()
+                while chunk := await _unless_left(teacher, left, anext(chunks, b""), grace_s=SILENT_S):
+                    yield chunk
+        finally:
+            left.cancel()
 
     async def _answer_part(self, request: Request, rows: range, *before: TeacherFailedError) -> Answer:
         tokens = sum(request.tokens[rows.start : rows.stop])
@@ -334,6 +354,21 @@ class FollowedPool:
 
     def _report(self) -> StudentReport:
         return self._demand.report(self.queue.quarantined)
+
+
+async def _unless_left(teacher: LlmTeacher, left: asyncio.Task[Any], received: Awaitable[T], grace_s: float) -> T:
+    """Return what is received, for which a teacher has `grace_s` from when it has `left`. Raises TeacherFailedError."""
+    receiving = asyncio.ensure_future(received)
+    try:
+        await asyncio.wait({receiving, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not receiving.done():
+            await asyncio.wait({receiving}, timeout=grace_s)
+        if not receiving.done():
+            raise TeacherFailedError(teacher.address, "it has left the pool, and sends nothing more", unreached=True)
+        return receiving.result()
+    finally:
+        if receiving.cancel():
+            await asyncio.wait({receiving})
 
 
 async def _event(event: asyncio.Event) -> None:

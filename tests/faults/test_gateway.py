@@ -51,6 +51,8 @@ from edl_runtime.store.redis_server import RedisServer
 ROWS = sequences(200, 40)
 BODY = {"model": "fake", "prompt": ROWS, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 2}
 
+STREAMED = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+
 
 @pytest.fixture(scope="module")
 def shared(redis_server: RedisServer) -> Iterator[World]:
@@ -330,10 +332,34 @@ def test_a_stream_that_breaks_says_so(pair: World) -> None:
     """Its caller has had a part of it, so it can't be begun anew."""
     for fake in pair.teachers:
         fake.behave(fault="broken stream")
-    body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-    response = post(f"{pair.url}/v1/chat/completions", body)
+    response = post(f"{pair.url}/v1/chat/completions", STREAMED)
     assert response.text.startswith("data: ")
     assert '"error"' in response.text.splitlines()[-2]
+
+
+@pytest.mark.parametrize("counted", ["held", "running"])
+def test_the_stream_of_a_stopped_teacher_ends_or_moves(pair: World, counted: str) -> None:
+    """Once it has left the pool: by an error event where its caller has had a part of it; else another one answers."""
+    with fake_teacher() as stopped, joined(pair, stopped) as sidecar, ThreadPoolExecutor(6) as threads:
+        wait_until(lambda: pair.metric("teachers") == 3)
+        three = [*pair.teachers, stopped]
+        for fake in three:
+            fake.behave(**({"fault": "held stream"} if counted == "held" else {"slow_s": 1000}))
+        before = sum(fake.asked(counted) for fake in three)
+        answers = [threads.submit(post, f"{pair.url}/v1/chat/completions", STREAMED) for _ in range(6)]
+        wait_until(lambda: sum(fake.asked(counted) for fake in three) == before + 6)
+        his = stopped.asked(counted)
+        assert his > 0
+        stopped.process.send_signal(signal.SIGSTOP)
+        sidecar.terminate()
+        wait_until(lambda: pair.metric("teachers") == 2)
+        for fake in pair.teachers:
+            fake.behave()
+        ends = [answer.result().text.splitlines()[-2] for answer in answers]
+        stopped.process.send_signal(signal.SIGCONT)
+    broken = [end for end in ends if "has left the pool" in end]
+    assert len(broken) == (his if counted == "held" else 0)
+    assert ends.count("data: [DONE]") == 6 - len(broken)
 
 
 def test_a_token_is_needed(settings: RuntimeSettings) -> None:

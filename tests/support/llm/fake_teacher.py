@@ -10,7 +10,7 @@ import asyncio
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class FakeTeacher:
         if self.fault == "error" or (self.fault == "error on 490" and 490 in rows_of(body)[0]):
             return Response(encode({"error": {"message": "out of memory"}}), 500)
         if body.get("stream") or self.fault == "drip":
-            return StreamingResponse(_stream(self.fault), media_type="text/event-stream")
+            return StreamingResponse(self.stream(), media_type="text/event-stream")
         right = encode(getattr(self, _ANSWERS[request.url.path])(body))
         return Response(_SPOILT.get(self.fault, bytes)(right), media_type="application/json")
 
@@ -155,6 +155,20 @@ class FakeTeacher:
         message = {"role": "assistant", "content": f"{len(body['messages'])} read"}
         return {"id": "1", "object": "chat.completion", "choices": [{"index": 0, "message": message}]}
 
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield three words; with the fault "held stream" the later ones once it is told to behave otherwise."""
+        while self.fault == "drip":
+            yield b" "
+            await asyncio.sleep(0.1)
+        for word in ("one", "two", "three"):
+            yield b"data: " + encode({"choices": [{"index": 0, "delta": {"content": word}}]}) + b"\n\n"
+            if self.fault == "broken stream":
+                raise ConnectionAbortedError
+            if self.fault == "held stream":
+                self.counts["held"] += 1
+                await self.told.wait()
+        yield b"data: [DONE]\n\n"
+
     def noisy(self, logprob: float) -> float:
         return logprob - {"differs": self.counts["requests"], "other weights": 1}.get(self.fault, 0)
 
@@ -203,17 +217,6 @@ def _changed(answer: Any, fault: str) -> Any:
             else:
                 row["prompt_logprobs"][-1] = {"499": {"logprob": -1.0, "rank": 1, "decoded_token": "x"}}
     return answer
-
-
-async def _stream(fault: str) -> Any:
-    while fault == "drip":
-        yield b" "
-        await asyncio.sleep(0.1)
-    for word in ("one", "two", "three"):
-        yield b"data: " + encode({"choices": [{"index": 0, "delta": {"content": word}}]}) + b"\n\n"
-        if fault == "broken stream":
-            raise ConnectionAbortedError
-    yield b"data: [DONE]\n\n"
 
 
 async def _gone(request: Request) -> bool:
