@@ -15,6 +15,19 @@ from edl_runtime.specs import TeacherSpec, TrainerSpec
 NEAR: dict[str, Any] = {"edl_conn_id": "edl_near", "deferrable": True}
 
 
+SLEEPS = """
+import signal, sys, time
+
+def end(*_):
+    time.sleep(20)  # why it is evicted is told by its pod alone, which goes with it
+    sys.exit(143)
+
+signal.signal(signal.SIGTERM, end)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
 def python(code: str, **pod: Any) -> TrainerSpec:
     """Return a trainer that runs Python code in a pod."""
     return TrainerSpec(command=("python", "-c", code), pod=Pod(**pod))
@@ -34,5 +47,5 @@ with DAG("waits", schedule=None, default_args=NEAR):
     )
 
 with DAG("evicted", schedule=None, default_args=NEAR):
-    sleeps = python("import time; print('up', flush=True); time.sleep(600)", disruptions=1)
+    sleeps = python(SLEEPS, disruptions=1)
     EdlTrainOperator(task_id="train", job="evicted", trainer=sleeps)
