@@ -8,14 +8,26 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
+
+
+@contextmanager
+def paused(limit: asyncio.Timeout) -> Iterator[None]:
+    """Let none of a limit's time pass in the block."""
+    now = asyncio.get_running_loop().time
+    left = None if (until := limit.when()) is None else until - now()
+    limit.reschedule(None)
+    try:
+        yield
+    finally:
+        limit.reschedule(None if left is None else now() + left)
 
 
 @overload

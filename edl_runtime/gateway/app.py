@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edl_runtime.concurrency import first_completed
+from edl_runtime.concurrency import first_completed, paused
 from edl_runtime.errors import EdlError, SpecError
 from edl_runtime.gateway import requests
 from edl_runtime.gateway.errors import (
@@ -25,19 +26,19 @@ from edl_runtime.gateway.errors import (
     NoRoomError,
     PartFailedError,
     RequestRefusedError,
+    RequestTooLargeError,
     TeacherFailedError,
 )
 from edl_runtime.gateway.gateway import Gateway
 from edl_runtime.gateway.metrics import GatewayCollector
 from edl_runtime.gateway.pool import FollowedPool
-from edl_runtime.gateway.room import Room
+from edl_runtime.gateway.requests import BYTES_OF_A_BYTE, memory_of
+from edl_runtime.gateway.room import Holding, Room
 from edl_runtime.gateway.vllm import encode
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.asgi_server import (
     BearerAuth,
-    body_size,
     json_response,
-    read_body,
     wait_disconnected,
 )
 from edl_runtime.registry.health import HEALTH_PATHS, health_routes, redis_problem
@@ -49,11 +50,16 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 BODY_WITHIN_S = 120.0
-MEMORY = 1 << 30
+MEMORY = 2 << 30
 """Most bytes of memory for the requests that are read or answered at a time."""
-NUMBERS = 12
-TEXT = 4
-"""Bytes of memory that a byte of a body takes until it is answered, of numbers as Python has them and of text."""
+MOST = 3 * MEMORY // 4
+"""Most of it for the requests of one pool, and for those of one caller: others go on meanwhile."""
+MOST_OF_BODY = MEMORY // 4
+"""Most of it for what is made of a body, which is read in one go."""
+PIECE = 256 * 1024
+READ_WITHIN_S = 60.0
+READ_BYTES_A_SECOND = 64 * 1024
+"""A caller reads its answer in so long at least, and as much longer as this rate takes."""
 RETRY_AFTER_S = 5
 """What a caller is told that should ask again."""
 
@@ -61,6 +67,7 @@ RETRY_AFTER_S = 5
 _STATUS_CODES: dict[type[EdlError], int] = {
     SpecError: 400,
     RequestRefusedError: 400,
+    RequestTooLargeError: 413,
     NoGoodTeacherError: 503,
     NoRoomError: 503,
     PartFailedError: 503,
@@ -69,15 +76,15 @@ _STATUS_CODES: dict[type[EdlError], int] = {
     RegistryUnavailableError: 503,
 }
 
-_FORMS: dict[str, tuple[Callable[[bytes], requests.Request], int]] = {
-    "/v1/completions": (requests.Completions, NUMBERS),
-    "/inference/v1/generate": (requests.TokensInOut, NUMBERS),
-    "/generate": (requests.Generate, NUMBERS),
-    "/get_sequence_logprobs/": (requests.SequenceLogprobs, NUMBERS),
-    "/infer/": (requests.SwiftInfer, TEXT),
-    "/v1/chat/completions": (requests.Chat, TEXT),
+_FORMS: dict[str, Callable[[bytes], requests.Request]] = {
+    "/v1/completions": requests.Completions,
+    "/inference/v1/generate": requests.TokensInOut,
+    "/generate": requests.Generate,
+    "/get_sequence_logprobs/": requests.SequenceLogprobs,
+    "/infer/": requests.SwiftInfer,
+    "/v1/chat/completions": requests.Chat,
 }
-"""What is asked by POST, below a pool's URL, and what a body consists of."""
+"""What is asked by POST, below a pool's URL."""
 
 log = get_logger(__name__)
 
@@ -92,8 +99,8 @@ def build_app(gateway: Gateway, client: Redis, *, token: str) -> ASGIApp:
             *(Route(f"/pools/{{pool}}{path}", routes.health) for path in ("/health", "/health/", "/ready")),
             Route("/pools/{pool}/v1/models", routes.models),
             *(
-                Route(f"/pools/{{pool}}{slashed}", routes.answering(path, form, takes), methods=["POST"])
-                for path, (form, takes) in _FORMS.items()
+                Route(f"/pools/{{pool}}{slashed}", _Answering(routes, path, form), methods=["POST"])
+                for path, form in _FORMS.items()
                 for slashed in {path, path.removesuffix("/")}
             ),
         ],
@@ -116,8 +123,9 @@ def build_app(gateway: Gateway, client: Redis, *, token: str) -> ASGIApp:
 class _Routes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self.wait_s = gateway.wait_s
         self._collector = GatewayCollector(gateway.pools)
-        self._room = Room(MEMORY)
+        self.room = Room(MEMORY, MOST)
 
     async def metrics(self, _: HttpRequest) -> Response:
         return Response(self._collector.render(), media_type=CONTENT_TYPE)
@@ -128,7 +136,7 @@ class _Routes:
                 return json_response({"status": "ok"})
             return _refusal(f"pool {pool.name!r} has no good teacher; see `edl pools {pool.name}`", 503)
 
-        return await self._answer(request, "/health", answer)
+        return await self.answer(request, "/health", answer)
 
     async def models(self, request: HttpRequest) -> Response:
         async def answer(pool: FollowedPool) -> Response:
@@ -136,27 +144,9 @@ class _Routes:
             about = {"id": model.id, "object": "model", "owned_by": "edl", "max_model_len": model.server.max_model_len}
             return json_response({"object": "list", "data": [about]})
 
-        return await self._answer(request, "/v1/models", answer)
+        return await self.answer(request, "/v1/models", answer)
 
-    def answering(
-        self, path: str, form: Callable[[bytes], requests.Request], takes: int
-    ) -> Callable[[HttpRequest], Awaitable[Response]]:
-        """Return the endpoint of a route whose requests have this form; a byte of them `takes` so many of memory."""
-        limit = MEMORY // takes
-
-        async def endpoint(request: HttpRequest) -> Response:
-            async def answer(pool: FollowedPool) -> Response:
-                async with self._room.hold(body_size(request, limit) * takes, pool.wait_s):
-                    body = await read_body(request, limit=limit, within_s=BODY_WITHIN_S)
-                    asked = await asyncio.to_thread(form, body)
-                    answered = self._begin(request, asked) if asked.streams else _whole(pool, asked)
-                    return await first_completed(answered, _gone(request.receive))
-
-            return await self._answer(request, path, answer)
-
-        return endpoint
-
-    async def _answer(
+    async def answer(
         self, request: HttpRequest, path: str, answer: Callable[[FollowedPool], Awaitable[Response]]
     ) -> Response:
         """Return what `answer` does about the pool of the path; errors become answers, and are logged here."""
@@ -173,7 +163,7 @@ class _Routes:
             followed.stats.requests[path, response.status_code] += 1
         return response
 
-    async def _begin(self, request: HttpRequest, asked: requests.Request) -> Response:
+    async def begin(self, request: HttpRequest, asked: requests.Request) -> Response:
         """Return a response that hands on a teacher's answer as it comes; its first bytes are there."""
         chunks = self._chunks(request.path_params["pool"], asked)
         first = await anext(chunks, b"")
@@ -196,8 +186,75 @@ class _Routes:
                 yield chunk
 
 
-async def _whole(pool: FollowedPool, asked: requests.Request) -> Response:
-    return Response(await pool.answer(asked), media_type="application/json")
+class _Answering:
+    """The application of a route whose requests have one form: a request's memory is held until its answer is sent."""
+
+    def __init__(self, routes: _Routes, path: str, form: Callable[[bytes], requests.Request]) -> None:
+        self._routes = routes
+        self._path = path
+        self._form = form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = HttpRequest(scope, receive)
+        caller = request.client.host if request.client else ""
+        with self._routes.room.opened(request.path_params["pool"], caller, self._routes.wait_s) as holding:
+
+            async def answer(pool: FollowedPool) -> Response:
+                await pool.wait_for_teacher()  # a body that waits for one would hold what others need
+                body = await _read_body(request, holding)
+                asked = await asyncio.to_thread(self._form, body)
+                whole = _whole(pool, asked, holding)
+                answered = self._routes.begin(request, asked) if asked.streams else whole
+                return await first_completed(answered, _gone(request.receive))
+
+            response = await self._routes.answer(request, self._path, answer)
+            await response(scope, receive, send)
+
+
+async def _read_body(request: HttpRequest, holding: Holding) -> bytes:
+    """Return a request's body; what it takes until it is answered is held as it comes.
+
+    Raises HTTPException for one that is late or broken off, RequestTooLargeError, NoRoomError.
+    """
+    announced = int(request.headers.get("Content-Length", 0)) * BYTES_OF_A_BYTE
+    if announced > MOST_OF_BODY:
+        raise RequestTooLargeError(announced >> 20, MOST_OF_BODY >> 20)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_WITHIN_S) as limit:
+            async for chunk in request.stream():
+                takes = memory_of(chunk)
+                if holding.size + takes > MOST_OF_BODY:
+                    raise RequestTooLargeError((holding.size + takes) >> 20, MOST_OF_BODY >> 20)
+                with paused(limit):
+                    await holding.grow(takes)
+                body += chunk
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not come within {BODY_WITHIN_S:.0f} s") from None
+    except ClientDisconnect:  # whoever sent it has ended; nobody reads this
+        raise HTTPException(400, "the body was broken off") from None
+    return bytes(body)
+
+
+class _Whole(Response):
+    """An answer that is sent in pieces, each once the one before has gone, to a caller that reads it."""
+
+    media_type = "application/json"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - of every response
+        content = memoryview(self.body)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async with asyncio.timeout(READ_WITHIN_S + len(content) / READ_BYTES_A_SECOND):
+                for at in range(0, max(1, len(content)), PIECE):
+                    piece, is_more = bytes(content[at : at + PIECE]), at + PIECE < len(content)
+                    await send({"type": "http.response.body", "body": piece, "more_body": is_more})
+        except TimeoutError:  # what is left of it is not sent: the connection closes
+            log.warning("answer.not_read", pool=scope["path_params"]["pool"], bytes=len(content))
+
+
+async def _whole(pool: FollowedPool, asked: requests.Request, holding: Holding) -> Response:
+    return _Whole(await pool.answer(asked, holding))
 
 
 async def _gone(receive: Receive) -> Response:

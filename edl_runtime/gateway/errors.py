@@ -76,6 +76,20 @@ class NoRoomError(GatewayError):
 
 
 @dataclass(eq=False, repr=False)
+class RequestTooLargeError(GatewayError):
+    """Raised when a request, or its answer, takes more memory than one may; in MiB."""
+
+    needed: int
+    most: int
+
+    def __str__(self) -> str:
+        return (
+            f"this request takes {self.needed} MiB of memory or more until it is answered, allowed are {self.most}; "
+            "send fewer sequences at once"
+        )
+
+
+@dataclass(eq=False, repr=False)
 class FollowedPoolsError(GatewayError):
     """Raised when a request names one more pool than a gateway follows."""
 

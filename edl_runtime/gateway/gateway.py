@@ -36,7 +36,7 @@ class Gateway:
         self._directory = Directory(redis, settings.namespace)
         self._http = http
         self._settings = settings
-        self._wait_s = wait_s
+        self.wait_s = wait_s
         self._requests: Counter[str] = Counter()
         self._used_at: dict[str, float] = {}
 
@@ -53,7 +53,7 @@ class Gateway:
                 raise FollowedPoolsError(name, len(self.pools), has_teachers)
         followed = self.pools.get(name)
         if followed is None or followed.ended:
-            followed = self.pools[name] = FollowedPool(name, self._redis, self._http, self._settings, self._wait_s)
+            followed = self.pools[name] = FollowedPool(name, self._redis, self._http, self._settings, self.wait_s)
             followed.start()
         self._requests[name] += 1
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from edl_runtime.concurrency import paused
 from edl_runtime.errors import clipped
 from edl_runtime.gateway.errors import RequestRefusedError, TeacherFailedError
 from edl_runtime.gateway.requests import Question
@@ -35,6 +36,13 @@ _REFUSALS = frozenset({400, 405, 413, 415, 422})
 """Answers that every teacher of the pool would give. A 404 is none: this one may serve another model now."""
 
 
+Hold = Callable[[int], Awaitable[None]]
+
+
+async def _hold_nothing(size: int) -> None:
+    """Hold nothing for so many bytes: they are few."""
+
+
 class TeacherClient:
     """Asks teachers. A context manager."""
 
@@ -57,13 +65,13 @@ class TeacherClient:
         async with self._exchange("GET", teacher, Question(path, b"", 1 << 22)) as response:
             return await self._read(teacher, response, 1 << 22)
 
-    async def ask(self, teacher: LlmTeacher, question: Question) -> bytes:
-        """Return a teacher's answer.
+    async def ask(self, teacher: LlmTeacher, question: Question, hold: Hold = _hold_nothing) -> bytes:
+        """Return a teacher's answer; `hold` is awaited for the number of bytes of each piece, before it is kept.
 
         Raises RequestRefusedError for what it refuses as every teacher would, TeacherFailedError for all else.
         """
         async with self._exchange("POST", teacher, question) as response:
-            return await self._read(teacher, response, question.answer_limit)
+            return await self._read(teacher, response, question.answer_limit, hold)
 
     @asynccontextmanager
     async def stream(self, teacher: LlmTeacher, question: Question) -> AsyncIterator[httpx.Response]:
@@ -108,15 +116,19 @@ class TeacherClient:
             self._transports[is_tls] = httpx.AsyncHTTPTransport(verify=verify if is_tls else False, limits=limits)
         return self._transports[is_tls]
 
-    async def _read(self, teacher: LlmTeacher, response: httpx.Response, limit: int) -> bytes:
+    async def _read(
+        self, teacher: LlmTeacher, response: httpx.Response, limit: int, hold: Hold = _hold_nothing
+    ) -> bytes:
         content = bytearray()
         try:
-            async with asyncio.timeout(BODY_WITHIN_S):
+            async with asyncio.timeout(BODY_WITHIN_S) as within:
                 async for chunk in response.aiter_raw():
-                    content += chunk
-                    if len(content) > limit:
+                    if len(content) + len(chunk) > limit:
                         reason = f"its answer has more than {limit} bytes"
                         raise TeacherFailedError(teacher.address, reason, answered=True)
+                    with paused(within):
+                        await hold(len(chunk))
+                    content += chunk
         except TimeoutError:
             reason = f"its answer did not end within {BODY_WITHIN_S:.0f} s of its begin"
             raise TeacherFailedError(teacher.address, reason, answered=True) from None

@@ -15,6 +15,7 @@ from edl_runtime.errors import SpecError
 from edl_runtime.gateway.errors import PartFailedError, RequestRefusedError, TeacherFailedError
 from edl_runtime.gateway.http import TeacherClient
 from edl_runtime.gateway.requests import ALL_KINDS, PoolModel, Question, Request
+from edl_runtime.gateway.room import Holding
 from edl_runtime.gateway.self_test import TIMES, check_serves, others_of, read_alike, test_question
 from edl_runtime.gateway.splitting import MIN_TOKENS, split
 from edl_runtime.gateway.stats import PoolStats
@@ -103,15 +104,23 @@ class FollowedPool:
             good = self.queue.good(kinds) or [teacher]  # it may be doubted again already
         return common_model(good)
 
-    async def answer(self, request: Request) -> bytes:
-        """Return the answer to a whole request.
+    async def wait_for_teacher(self) -> None:
+        """Wait until it has a good teacher of any kind. Raises NoGoodTeacherError, RegistryUnavailableError."""
+        await self._wait_listed()
+        if not self.queue.good(ALL_KINDS):
+            self.queue.give_back(await self.queue.take(ALL_KINDS, 0, (), self.wait_s), 0)
 
-        Raises RequestRefusedError, NoGoodTeacherError, PartFailedError, RegistryUnavailableError.
+    async def answer(self, request: Request, holding: Holding) -> bytes:
+        """Return the answer to a whole request, which holds what its answer takes as it comes.
+
+        Raises RequestRefusedError, NoGoodTeacherError, PartFailedError, RegistryUnavailableError, RequestTooLargeError,
+        NoRoomError.
         """
         began = time.monotonic()
         request.check(await self.model(request.kinds))
+        await holding.reserve(request.expected)
         parts = split(request.tokens, len(self.queue.good(request.kinds)))
-        answers = await all_completed(*(self._answer_part(request, rows) for rows in parts))
+        answers = await all_completed(*(self._answer_part(request, holding, rows) for rows in parts))
         content = await asyncio.to_thread(request.join, answers)
         self.stats.count_answer(sum(request.tokens), len(request.tokens), time.monotonic() - began)
         return content
@@ -156,13 +165,15 @@ class FollowedPool:
         finally:
             left.cancel()
 
-    async def _answer_part(self, request: Request, rows: range, *before: TeacherFailedError) -> Answer:
+    async def _answer_part(
+        self, request: Request, holding: Holding, rows: range, *before: TeacherFailedError
+    ) -> Answer:
         tokens = sum(request.tokens[rows.start : rows.stop])
         failed = list(before)
         while True:
             teacher = await self._take(request, tokens, failed)
             try:
-                answer = await self._ask_hedged(request, rows, tokens, teacher)
+                answer = await self._ask_hedged(request, holding, rows, tokens, teacher)
             except TeacherFailedError as error:
                 failed.append(error.with_traceback(None))  # without the frames that have this list
                 self.stats.retries += 1
@@ -185,10 +196,12 @@ class FollowedPool:
             raise PartFailedError(self.name, tries, str(failed[-1]))
         return await self.queue.take(request.kinds, tokens, {error.address for error in failed}, self.wait_s)
 
-    async def _ask_hedged(self, request: Request, rows: range, tokens: int, first: LlmTeacher) -> Answer:
+    async def _ask_hedged(
+        self, request: Request, holding: Holding, rows: range, tokens: int, first: LlmTeacher
+    ) -> Answer:
         """Ask a teacher, an idle one too if it is slow, and any if it leaves the pool; the first good answer counts."""
-        asked = {self._start(request, rows, tokens, first): first}
-        elsewhere = asyncio.create_task(self._answer_elsewhere(request, rows, first))
+        asked = {self._start(request, holding, rows, tokens, first): first}
+        elsewhere = asyncio.create_task(self._answer_elsewhere(request, holding, rows, first))
         scale = max(tokens, MIN_TOKENS) / MIN_TOKENS
         try:
             while True:
@@ -207,24 +220,25 @@ class FollowedPool:
                 if elsewhere in done:
                     return elsewhere.result()
                 if not done and (second := self._hedge(request, tokens, first)):
-                    asked[self._start(request, rows, tokens, second)] = second
+                    asked[self._start(request, holding, rows, tokens, second)] = second
         finally:
             for task in (elsewhere, *asked):
                 task.cancel()
             await asyncio.gather(elsewhere, *asked, return_exceptions=True)
 
-    async def _answer_elsewhere(self, request: Request, rows: range, first: LlmTeacher) -> Answer:
+    async def _answer_elsewhere(self, request: Request, holding: Holding, rows: range, first: LlmTeacher) -> Answer:
         """Return the answer of others once `first` has left the pool: it may be stopped, and never answer."""
         await first.left.wait()
         self.stats.retries += 1
         log.info("part.asked_elsewhere", pool=self.name, left=first.address)
-        return await self._answer_part(
-            request, rows, TeacherFailedError(first.address, "it has left the pool", unreached=True)
-        )
+        failure = TeacherFailedError(first.address, "it has left the pool", unreached=True)
+        return await self._answer_part(request, holding, rows, failure)
 
-    def _start(self, request: Request, rows: range, tokens: int, teacher: LlmTeacher) -> asyncio.Task[Answer]:
+    def _start(
+        self, request: Request, holding: Holding, rows: range, tokens: int, teacher: LlmTeacher
+    ) -> asyncio.Task[Answer]:
         """Ask a taken teacher; it is given back even if the task is cancelled before it runs."""
-        task = asyncio.create_task(self._ask(request, rows, tokens, teacher))
+        task = asyncio.create_task(self._ask(request, holding, rows, tokens, teacher))
         task.add_done_callback(lambda _: self.queue.give_back(teacher, tokens))
         return task
 
@@ -240,12 +254,20 @@ class FollowedPool:
         log.info("part.hedged", pool=self.name, slow=first.address, teacher=second.address, tokens=tokens)
         return second
 
-    async def _ask(self, request: Request, rows: range, tokens: int, teacher: LlmTeacher) -> Answer:
-        """Return a teacher's answer. Raises RequestRefusedError, TeacherFailedError."""
+    async def _ask(self, request: Request, holding: Holding, rows: range, tokens: int, teacher: LlmTeacher) -> Answer:
+        """Return a teacher's answer, which is held. Raises RequestRefusedError, TeacherFailedError, as `answer`."""
         began = time.monotonic()
+        held = 0
+
+        async def hold(size: int) -> None:
+            nonlocal held
+            await holding.grow(size * request.answer_takes)
+            held += size * request.answer_takes
+
         try:
-            content = await self._http.ask(teacher, request.question(teacher.kind, rows))
+            content = await self._http.ask(teacher, request.question(teacher.kind, rows), hold)
             answer = await asyncio.to_thread(request.read, teacher.kind, rows, content)
+            held = 0  # it is the request's now
         except BadAnswerError as error:
             failure = TeacherFailedError(teacher.address, str(error), answered=True)
             self._note_failure(teacher, failure)
@@ -253,6 +275,8 @@ class FollowedPool:
         except TeacherFailedError as error:
             self._note_failure(teacher, error)
             raise
+        finally:
+            holding.unuse(held)
         if request.hedged:
             self._hedging.note((time.monotonic() - began) * MIN_TOKENS / max(tokens, MIN_TOKENS))
         self.stats.parts += 1

@@ -25,6 +25,23 @@ BYTES_PER_TOKEN = 4
 ALL_KINDS = frozenset(KINDS)
 
 
+BYTES_OF_A_BYTE = 3
+_OF_VALUES = {b",": 48, b'"': 16, b"[": 96, b":": 128, b"{": 256}
+"""Bytes of memory that a body takes until it is answered: for itself and what teachers are asked, and for its values.
+
+CPython's numbers take up to 45 bytes in a list, short texts 80, lists 64 or more, objects 232 with their keys.
+"""
+
+WHOLE_TAKES = 3
+"""Bytes of memory that a byte of an answer takes: as it came, cut into values, and joined."""
+CHAT_LIMIT = 64 << 20
+
+
+def memory_of(chunk: bytes) -> int:
+    """Return the most bytes of memory that a piece of a body takes until it is answered."""
+    return BYTES_OF_A_BYTE * len(chunk) + sum(chunk.count(sign) * size for sign, size in _OF_VALUES.items())
+
+
 class Question(NamedTuple):
     """What a teacher is asked: path, body, and the most bytes of its answer."""
 
@@ -70,11 +87,15 @@ class Request(Protocol):
     - `tokens`: how many each row has, as far as that is known.
     - `kinds`: of the teachers that can answer it.
     - `streams`: whether its answer is to be handed on as it comes; such a request has one part.
+    - `answer_takes`: bytes of memory that a byte of a teacher's answer takes.
+    - `expected`: bytes of memory that its answer takes, as far as that is known; after `check`.
     - `hedged`: whether a second teacher may be asked when the first is slow; not where they generate for long.
     """
 
     streams: bool
     hedged: bool
+    answer_takes: int
+    expected: int
     tokens: list[int]
     kinds: frozenset[Kind]
 
@@ -165,6 +186,9 @@ _completion_decoder = JsonDecoder(_Completion)
 class Completions:
     """vLLM's `/v1/completions`: TRL from 1.11 on, ms-swift up to 4.2."""
 
+    answer_takes = WHOLE_TAKES
+    expected = 0
+
     def __init__(self, body: bytes) -> None:
         """Raise RequestRefusedError."""
         view: _Completion = _decoded(_completion_decoder, body)
@@ -192,6 +216,7 @@ class Completions:
         _check_model(self._view.model, model)
         self._scoring.check(model.server)
         self._rows.check(model.server, self._scoring.max_tokens)
+        self.expected = self.answer_takes * self._scoring.expected(sum(self.tokens), model.server)
 
     def question(self, kind: Kind, rows: range) -> Question:
         if kind == "sglang" and self._scoring.k is not None:
@@ -245,6 +270,8 @@ class TokensInOut:
     """vLLM's `/inference/v1/generate` about one sequence: vime."""
 
     streams = False
+    answer_takes = WHOLE_TAKES
+    expected = 0
 
     def __init__(self, body: bytes) -> None:
         """Raise RequestRefusedError."""
@@ -270,6 +297,7 @@ class TokensInOut:
         _check_model(self._view.model, model)
         self._scoring.check(model.server)
         check_sequences([self._view.token_ids], model.server, self._scoring.max_tokens)
+        self.expected = self.answer_takes * self._scoring.expected(sum(self.tokens), model.server)
 
     def question(self, kind: Kind, rows: range) -> Question:  # noqa: ARG002 - there is one
         if kind == "sglang":
@@ -333,6 +361,8 @@ class Generate:
     """SGLang's `/generate`, about one sequence or a list: slime."""
 
     streams = False
+    answer_takes = WHOLE_TAKES
+    expected = 0
 
     def __init__(self, body: bytes) -> None:
         """Raise RequestRefusedError."""
@@ -382,6 +412,7 @@ class Generate:
         self._model = model
         self._scoring.check(model.server)
         self._rows.check(model.server, self._scoring.max_tokens)
+        self.expected = self.answer_takes * self._scoring.expected(sum(self.tokens), model.server)
 
     def question(self, kind: Kind, rows: range) -> Question:
         if kind == "vllm":
@@ -442,6 +473,8 @@ class SequenceLogprobs:
     streams = False
     kinds: frozenset[Kind] = frozenset(("vllm", "sglang"))
     hedged = True
+    answer_takes = 12  # scores are decoded to be joined
+    expected = 0
 
     def __init__(self, body: bytes) -> None:
         """Raise RequestRefusedError."""
@@ -459,9 +492,13 @@ class SequenceLogprobs:
             raise RequestRefusedError(f"top_logprobs is {view.top_logprobs}, allowed is 1 or more")
         self._scoring.check(model.server)
         check_sequences(view.sequences, model.server, self._scoring.max_tokens)
+        self.expected = self.answer_takes * self._scoring.expected(sum(self.tokens), model.server)
         for row, (length, ids) in enumerate(zip(view.prompt_lengths, view.sequences, strict=True)):
             if not 0 <= length <= len(ids):
                 raise RequestRefusedError(f"prompt_lengths[{row}] is {length}, allowed are 0 to {len(ids)}")
+        if view.response_format == "binary":  # all rows are as long as the longest, and in base 64 too
+            longest = max(len(ids) - length for length, ids in zip(view.prompt_lengths, view.sequences, strict=True))
+            self.expected += 4 * 8 * len(view.sequences) * longest * (view.top_logprobs + 1)
 
     def question(self, kind: Kind, rows: range) -> Question:
         return scores_question(kind, self._model, self._view.sequences[_cut(rows)], self._scoring)
@@ -524,6 +561,8 @@ class SwiftInfer:
     streams = False
     kinds: frozenset[Kind] = frozenset(("swift",))
     hedged = True
+    answer_takes = WHOLE_TAKES
+    expected = 0
 
     def __init__(self, body: bytes) -> None:
         """Raise RequestRefusedError."""
@@ -566,6 +605,8 @@ class Chat:
 
     kinds: frozenset[Kind] = ALL_KINDS
     hedged = False
+    answer_takes = WHOLE_TAKES
+    expected = 0
 
     def __init__(self, body: bytes) -> None:
         """Raise RequestRefusedError."""
@@ -578,7 +619,7 @@ class Chat:
         _check_model(self._view.model, model)
 
     def question(self, kind: Kind, rows: range) -> Question:  # noqa: ARG002 - all have the same
-        return Question("/v1/chat/completions", self._body)
+        return Question("/v1/chat/completions", self._body, CHAT_LIMIT)
 
     def read(self, kind: Kind, rows: range, content: bytes) -> Answer:  # noqa: ARG002 - all have the same
         vllm.check_text(content)

@@ -18,6 +18,7 @@ NO_SCALING = (0.0, 1.0)
 
 BYTES_PER_SCORE = 200
 """Most bytes of a score in JSON; 35 to 75 are usual."""
+USUAL_BYTES = 60
 MORE_BYTES = 1 << 20
 LARGEST_VOCABULARY = 1_000_000
 MOST_TOKEN = 2**31 - 1
@@ -75,6 +76,10 @@ class Scoring(msgspec.Struct, frozen=True, kw_only=True):
         """Return how many of the best tokens each position has; None if only the teacher knows."""
         k = server.vocab_size if self.k == -1 else self.k
         return k if k is None or server.vocab_size is None else min(k, server.vocab_size)
+
+    def expected(self, tokens: int, server: LlmServer) -> int:
+        """Return about how many bytes an answer to so many tokens has; 0 without scores."""
+        return 0 if self.k is None else tokens * ((self.count(server) or LARGEST_VOCABULARY) + 1) * USUAL_BYTES
 
     def answer_limit(self, tokens: int, server: LlmServer) -> int:
         """Return the most bytes that an answer to so many tokens may have."""

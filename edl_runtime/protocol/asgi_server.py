@@ -61,7 +61,7 @@ async def serving(
     most_new = MAX_NEW_CONNECTIONS if tls else connections
     table: ConnectionTable[_Connection] = ConnectionTable(connections, most_new)
     config = uvicorn.Config(
-        app,
+        _OneLength(app),
         http=_Connection,
         ws="none",
         lifespan="off",
@@ -139,6 +139,20 @@ class _Connection(H11Protocol):
 def _url(listener: socket.socket, scheme: str) -> str:
     host, port, *_ = listener.getsockname()
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+class _OneLength:
+    """Refuses requests that tell two lengths: a proxy may believe the other one, and see another request behind it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            reason = "it has both Content-Length and Transfer-Encoding, allowed is one of them"
+            await refusal(reason, 400, {"Connection": "close"})(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -239,6 +239,39 @@ def test_a_refused_request_and_a_broken_one_leave_nothing(settings: RuntimeSetti
         assert "Traceback" not in gateway.communicate()[1]
 
 
+def test_bodies_that_don_t_come_hold_nothing(pair: World) -> None:
+    """Nor do those for a pool without teachers: they are not read before it has one. Others are answered meanwhile."""
+    with ExitStack() as stack:
+        for pool in (POOL, "empty"):
+            head = f"POST /pools/{pool}/v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Length: {100 << 20}\r\n\r\n"
+            for _ in range(30):
+                stack.enter_context(connected(pair.url)).sendall(head.encode() + b'{"prompt":[[')
+        check_right(post(f"{pair.url}/v1/completions", BODY))
+
+
+@pytest.mark.parametrize("body", [b'{"prompt":[' + b"[]," * (30 << 20), b'{"return_logprob":[' + b"{}," * (30 << 20)])
+def test_a_body_of_tiny_values_is_refused_before_they_are_made(settings: RuntimeSettings, body: bytes) -> None:
+    """90 MB of them took 2.6 GB, and nobody else was served for nine seconds; also where its length is not told."""
+    with fake_teacher() as fake, registered(settings, fake.address), gateway_process(settings) as (gateway, url):
+        wait_healthy(url)
+        before = psutil.Process(gateway.pid).memory_info().rss
+        for content in (body, iter([body])):
+            response = httpx.post(f"{url}/generate", content=content, timeout=PATIENCE_S, trust_env=False)
+            assert response.status_code == 413
+            assert "allowed are 512" in response.json()["error"]["message"]
+        assert psutil.Process(gateway.pid).memory_info().rss < before + (200 << 20)
+
+
+def test_a_request_that_tells_two_lengths_is_refused(pair: World) -> None:
+    """And its connection closed: what one reads as its end, a proxy before it may read as another request."""
+    with connected(pair.url) as caller:
+        head = f"POST /pools/{POOL}/v1/completions HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 2\r\n"
+        caller.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\nGET / HTTP/1.1\r\n\r\n")
+        with caller.makefile("rb") as answers:
+            assert answers.readline().startswith(b"HTTP/1.1 400")
+            assert answers.read().count(b"HTTP/1.1") == 0
+
+
 def test_a_caller_that_hangs_up_frees_its_teachers(pair: World) -> None:
     """Its parts are cancelled where they run, and the next request is answered."""
     before = sum(fake.asked("gone") for fake in pair.teachers)

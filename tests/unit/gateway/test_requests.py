@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import msgspec
 import pytest
 
 from edl_runtime.gateway.errors import RequestRefusedError
-from edl_runtime.gateway.requests import Completions, Generate, PoolModel, Request, SequenceLogprobs, TokensInOut
+from edl_runtime.gateway.requests import (
+    Completions,
+    Generate,
+    PoolModel,
+    Request,
+    SequenceLogprobs,
+    TokensInOut,
+    memory_of,
+)
 from edl_runtime.protocol.llm import LlmServer
 
 MODEL = PoolModel("net", LlmServer(kind="vllm", max_logprobs=-1, logprobs_mode="processed_logprobs"))
@@ -20,6 +29,37 @@ SLIME = {
     "logprob_start_len": 0,
     "top_logprobs_num": 3,
 }
+
+
+N = 50_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":[[' + b"12345," * N + b"1]]}",
+        b'{"prompt":[' + b"[1]," * N + b"[1]]}",
+        b'{"prompt":["a","' + b'a","' * N + b'"]}',
+        b'{"input_ids":[1],"return_logprob":[' + b"[]," * N + b"1]}",
+        b'{"input_ids":[1],"return_logprob":[' + b"{}," * N + b"1]}",
+        b'{"input_ids":[1],"return_logprob":[' + b'{"a":1.5},' * N + b"1]}",
+        b'{"input_ids":[1],"return_logprob":{' + b",".join(b'"%d":1.5' % at for at in range(N)) + b"}}",
+        b'{"input_ids":[1],"x":{' + b",".join(b'"%d":1' % at for at in range(N)) + b"}}",
+        b"{" + b",".join(b'"%d":1' % at for at in range(N)) + b',"input_ids":[1]}',
+        b'{"input_ids":[[' + b"9999999," * N + b'1]],"text":"' + b"x" * N + b'"}',
+    ],
+)
+def test_a_body_takes_no_more_memory_than_is_reckoned(body: bytes) -> None:
+    """Whatever its values are: what they take as Python's objects is bounded before they are made."""
+    form = Completions if b'"prompt"' in body else Generate
+    tracemalloc.start()
+    try:
+        read = form(body)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert read.tokens
+    assert most < memory_of(body) - len(body)
 
 
 def asked(request: Request, kind: Any, rows: range = range(1, 2)) -> Any:

@@ -6,25 +6,92 @@ import asyncio
 
 import pytest
 
-from edl_runtime.gateway.errors import NoRoomError
-from edl_runtime.gateway.room import Room
+from edl_runtime.gateway.errors import NoRoomError, RequestTooLargeError
+from edl_runtime.gateway.room import Holding, Room
+
+MIB = 1 << 20
 
 
 async def test_a_request_waits_until_others_have_made_room() -> None:
     """A smaller one goes ahead meanwhile; after its time the large one is told what is free."""
-    room = Room(10 << 20)
+    room = Room(10 * MIB, 10 * MIB)
     order: list[str] = []
 
     async def take(name: str, size: int) -> None:
-        async with room.hold(size << 20, wait_s=60):
+        with room.opened(name, name, 60.0) as holding:
+            await holding.grow(size * MIB)
             order.append(name)
 
-    async with room.hold(6 << 20, wait_s=0):
+    with room.opened("p", "c", 0.0) as first:
+        await first.grow(6 * MIB)
         large = asyncio.create_task(take("large", 5))
         await asyncio.sleep(0)
         await take("small", 4)
-        with pytest.raises(NoRoomError, match="up to 7 MiB of memory, and others leave 4 of 10 MiB"):
-            async with room.hold(7 << 20, wait_s=0):
-                pass
+        said = "up to 7 MiB of memory, and others leave 4 of 10 MiB"
+        with room.opened("q", "d", 0.0) as second, pytest.raises(NoRoomError, match=said):
+            await second.grow(7 * MIB)
     await large
     assert order == ["small", "large"]
+
+
+@pytest.mark.parametrize("shared", ["pool", "caller"])
+async def test_one_pool_or_caller_leaves_room_to_the_others(shared: str) -> None:
+    """Its requests wait for each other, and those of others don't wait for them."""
+    room = Room(100, 75)
+    with room.opened("p", "c", 0.0) as first, room.opened("q", "e", 0.0) as other:
+        await first.grow(75)
+        pool, caller = ("p", "d") if shared == "pool" else ("r", "c")
+        with room.opened(pool, caller, 0.0) as second, pytest.raises(NoRoomError, match="leave 0 of 0 MiB"):
+            await second.grow(1)
+        await other.grow(25)
+
+
+async def test_the_youngest_of_those_that_wait_for_each_other_is_refused() -> None:
+    """Each holds a part of what the other needs; the older one goes on when the younger has ended."""
+    room = Room(100, 100)
+    order: list[str] = []
+
+    async def grow_twice(name: str, holding: Holding, size: int) -> None:
+        try:
+            await holding.grow(size)
+        except NoRoomError:
+            order.append(f"{name} refused")
+        else:
+            order.append(name)
+
+    with room.opened("p", "c", 600.0) as old:
+        await old.grow(50)
+        with room.opened("q", "d", 600.0) as young:
+            await young.grow(40)
+            waiting = asyncio.create_task(grow_twice("old", old, 30))
+            await asyncio.sleep(0)
+            await grow_twice("young", young, 30)
+        await waiting
+    assert order == ["young refused", "old"]
+
+
+async def test_one_request_takes_no_more_than_its_share() -> None:
+    """It is told so at once; what it was expected to take is cut to that."""
+    room = Room(10 * MIB, 8 * MIB)
+    with room.opened("p", "c", 600.0) as holding:
+        with pytest.raises(
+            RequestTooLargeError, match="takes 9 MiB of memory or more until it is answered, allowed are 8"
+        ):
+            await holding.grow(9 * MIB)
+        await holding.reserve(20 * MIB)
+        assert holding.size == 8 * MIB
+
+
+async def test_what_is_reserved_is_used_first() -> None:
+    """And is reserved again for what another teacher answers in place of one that has failed."""
+    room = Room(100, 100)
+    with room.opened("p", "c", 0.0) as holding:
+        await holding.grow(10)
+        await holding.reserve(50)
+        await holding.grow(40)
+        assert (holding.size, holding.reserved) == (60, 10)
+        holding.unuse(40)
+        await holding.grow(60)
+        assert (holding.size, holding.reserved) == (70, 0)
+    with room.opened("p", "c", 0.0) as holding:
+        await holding.grow(100)
