@@ -50,7 +50,7 @@ from edl_runtime.store.redis_client import connect
 from edl_runtime.store.redis_server import RedisServer
 
 TOKEN = "t0ken"
-ASK_LIVE = b"GET /v1/health/live HTTP/1.1\r\nHost: e\r\n"
+ASK_LIVE = b"GET /v1/health/live HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ async def test_a_silent_student_is_removed(
     assert await registered_students(settings) == []
     with capture_logs() as logs:
         _, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port, limit=1)
-        writer.write(f"GET {STUDENT} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+        writer.write(f"GET {STUDENT} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         await wait_for_log(logs, "student.disconnected")
     assert await registered_students(settings) == []
     assert "member.registered" in [entry["event"] for entry in logs]
@@ -270,7 +270,7 @@ async def test_pools_beyond_the_limit_are_refused(redis_url: str, namespace: str
     async with connect(redis_url) as client:
         hub = StudentRegistry(client, namespace, ttl_s=1.0, most_pools=1)
         transport = httpx.ASGITransport(build_app(hub, client, namespace, token=""))
-        async with httpx.AsyncClient(transport=transport, base_url="http://endpoint") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             one, other = Member(id="s", address="h:1"), Member(id="t", address="h:2")
             async with hub.connect("first", one), hub.connect("first", other):
                 refused = await http.get("/v1/pools/second/students/s")
@@ -304,7 +304,7 @@ async def test_a_body_that_does_not_arrive_times_out(
 ) -> None:
     """A body that was announced and is not sent holds nothing up."""
     monkeypatch.setattr(app, "STATUS_WITHIN_S", 0.1)
-    words = f"PUT {STUDENT}/status HTTP/1.1\r\nHost: e\r\nContent-Length: 9\r\n\r\n{{".encode()
+    words = f"PUT {STUDENT}/status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode()
     async with serving(settings) as url, knocking(url, words) as (reader, _):
         assert (await asyncio.wait_for(reader.readline(), PATIENCE_S)).startswith(b"HTTP/1.1 408 ")
 

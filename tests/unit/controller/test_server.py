@@ -32,7 +32,7 @@ def asked(
 
     client: Any = SimpleNamespace(ping=ping, connection_pool=SimpleNamespace(connection_kwargs={}))
     app = build_app(vitals, client, token=token, has_metrics=has_metrics)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://controller")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
 def healthy(now: float = 100.0) -> Vitals:

@@ -46,7 +46,7 @@ def app() -> ASGIApp:
 async def http() -> AsyncIterator[httpx.AsyncClient]:
     headers = {"Authorization": "Bearer t0ken"}
     transport = httpx.ASGITransport(app())
-    async with httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
         yield client
 
 
