@@ -29,6 +29,8 @@ CLOUDS = ("aws", "gcp", "azure")
 
 _METADATA_SERVER = re.compile(r"http://([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?(/[\w./-]*)?")
 
+_VOLUMES = re.compile(r"[A-Za-z0-9, ]*")
+
 AGENT_FD = "EDL_AGENT_FD"
 """Set by an agent for its trainer: the descriptor of the socket between the two. Empty once it is in use."""
 
@@ -101,6 +103,8 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
       KUBECONFIG names, and the namespace of jobs, for the `edl` command; by default the current one, and its namespace.
     - `kube_kept_logs` (EDL_KUBE_KEPT_LOGS): of how many deleted jobs of the namespace the ends of the logs are kept, in
       ConfigMaps, by the `edl` command and the controller as they delete one; 0 for none.
+    - `manifest_volumes` (EDL_MANIFEST_VOLUMES): kinds of volumes that `TrainingJob` manifests may have beside those of
+      `edl_runtime.compat.training_job.VOLUMES`, with commas, as in "hostPath,nfs".
 
     Raises SpecError for times that can't be waited for, tokens that can't be sent and ports that don't exist.
     """
@@ -149,6 +153,7 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     kube_context: str = ""
     kube_namespace: str = ""
     kube_kept_logs: int = KEPT_LOGS
+    manifest_volumes: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.teacher_wait_s < math.inf:
@@ -160,6 +165,9 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("metrics_port", "port"):
             if not 0 <= getattr(self, field) < 2**16:
                 raise SpecError(named(field), getattr(self, field), "a port, 1 to 65535, or 0 for none in particular")
+        if not _VOLUMES.fullmatch(self.manifest_volumes):
+            allowed = "kinds of volumes with commas, as in 'hostPath,nfs'"
+            raise SpecError(named("manifest_volumes"), self.manifest_volumes, allowed)
         self._check_checkpoint()
         check_not_finite(named("not_finite"), self.not_finite)
         self._check_instance()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -136,7 +137,8 @@ class EdlTrainOperator(EdlOperator):
     def from_manifest(cls, manifest: Path | str, *, task_id: str, name: str = "", **given: Any) -> Self:
         """Return the task for a `TrainingJob` manifest of the original EDL; see `edl_runtime.compat`.
 
-        The task's documentation lists fields with another meaning, or none. Raises SpecError for an invalid manifest.
+        The task's documentation lists fields with another meaning, or none. Raises SpecError for an invalid manifest,
+        and for a volume of a kind that neither `restricted` pods nor EDL_MANIFEST_VOLUMES of this process allow.
 
         :param manifest: a file's path, or the YAML itself, of several lines. Its `workspace` is the trainer's `cwd`
         :param task_id: the task's id, as of any operator
@@ -145,7 +147,8 @@ class EdlTrainOperator(EdlOperator):
         """
         is_text = isinstance(manifest, str) and "\n" in manifest
         text = str(manifest) if is_text else manifest_text(Path(manifest))
-        job = _named(read_training_job(text), name)
+        volumes = RuntimeSettings.from_env(os.environ).manifest_volumes
+        job = _named(read_training_job(text, volumes=volumes), name)
         notes = "".join(f"- {note}\n" for note in job.notes)
         stated = {
             "trainer": job.trainer,

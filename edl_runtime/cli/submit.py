@@ -60,7 +60,7 @@ def submit(
     default of --checkpoint. Scripts see the variables of the manifest, not those of this command.
     """
     settings = read_settings(redis="the Redis of the trainers")
-    jobs = read_training_job(manifest_text(path), name=name)
+    jobs = read_training_job(manifest_text(path), name=name, volumes=settings.manifest_volumes)
     is_here = settings.backend == "local"
     redis_url = settings.redis_url if is_here else redis_of_pods(settings)
     checkpoints = _checkpoints(checkpoint or settings.checkpoint, is_here=is_here)

@@ -100,6 +100,14 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
 _OPERATOR = re.compile(r"[();<>|&]+")
 _ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
 
+VOLUMES = (
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"),
+)
+"""Kinds of volumes that a manifest may have: those of Kubernetes' Pod Security Standard `restricted`."""
+
+PROJECTED = ("clusterTrustBundle", "configMap", "downwardAPI", "secret")
+"""Sources that a projected volume may have: `serviceAccountToken` is none, as a token is a service account's rights."""
+
 INSTANCE = "instance"
 """The instance's container in a pod template; see `Pod.template`."""
 
@@ -128,13 +136,15 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def read_training_job(text: str, *, name: str = "") -> list[TrainingJob]:
+def read_training_job(text: str, *, name: str = "", volumes: str = "") -> list[TrainingJob]:
     """Return the jobs of a YAML text, in its order. `name` renames its only job.
+
+    `volumes` are kinds of volumes that are allowed beside `VOLUMES`, see `RuntimeSettings.manifest_volumes`.
 
     Raises SpecError with the field's path, as in "spec.trainer.min-instance", also for unknown fields and for two jobs
     of one name.
     """
-    jobs = [_job(where, manifest, name) for where, manifest in read_manifests(text)]
+    jobs = [_job(where, manifest, name, volumes) for where, manifest in read_manifests(text)]
     names = [job.name for job in jobs]
     if name and len(jobs) > 1:
         raise SpecError("name", name, f"no name for {len(jobs)} TrainingJobs")
@@ -144,15 +154,19 @@ def read_training_job(text: str, *, name: str = "") -> list[TrainingJob]:
     return jobs
 
 
-def to_training_job(manifest: dict[str, Any]) -> TrainingJob:
-    """Return the job of a manifest in plain data, as JSON has it. Raises SpecError as `read_training_job`."""
-    return _job("", manifest, "")
+def to_training_job(manifest: dict[str, Any], volumes: str = "") -> TrainingJob:
+    """Return the job of a manifest in plain data, as JSON has it. See `read_training_job`, which raises the same."""
+    return _job("", manifest, "", volumes)
 
 
 class _Parts(NamedTuple):
-    """A manifest's mappings, with their used fields only. `at` names the manifest in error messages."""
+    """A manifest's mappings, with their used fields only. `at` names the manifest in error messages.
+
+    - `more_volumes`: kinds of volumes and of projected sources that are allowed beside `VOLUMES` and `PROJECTED`.
+    """
 
     at: str
+    more_volumes: tuple[str, ...]
     metadata: dict[str, Any]
     spec: dict[str, Any]
     trainer: dict[str, Any]
@@ -162,9 +176,11 @@ class _Parts(NamedTuple):
         return below(self.at, field)
 
 
-def _job(where: str, manifest: dict[str, Any], new_name: str) -> TrainingJob:
+def _job(where: str, manifest: dict[str, Any], new_name: str, more_volumes: str) -> TrainingJob:
     notes: list[str] = []
-    parts = _parts(where, manifest, notes)
+    parts = _parts(where, manifest, notes)._replace(
+        more_volumes=tuple(kind.strip() for kind in more_volumes.split(",") if kind.strip())
+    )
     with _errors_name(parts.path("metadata.name")):
         name = check_name("name", parts.metadata.get("name"))
     if new_name:
@@ -201,7 +217,7 @@ def _parts(where: str, manifest: dict[str, Any], notes: list[str]) -> _Parts:
     metadata = _part(where, top, "metadata", METADATA, notes)
     spec = _part(where, top, "spec", SPEC, notes)
     trainer = _part(below(where, "spec"), spec, "trainer", TRAINER, notes)
-    return _Parts(where, metadata, spec, trainer)
+    return _Parts(where, (), metadata, spec, trainer)
 
 
 def _bounds(parts: _Parts) -> Bounds:
@@ -351,7 +367,10 @@ def _volumes(parts: _Parts, notes: list[str]) -> tuple[list[Volume], dict[str, A
         raise SpecError(parts.path("spec.volumeMounts"), spec["volumeMounts"], "nothing beside VolumeMounts")
     mounts = "volumeMounts" if "volumeMounts" in spec else "VolumeMounts"
     at_volumes, at_mounts = parts.path("spec.volumes"), parts.path(f"spec.{mounts}")
-    return _read_volumes((at_volumes, spec.get("volumes", [])), (at_mounts, spec.get(mounts, [])), notes)
+    sources = _by_name(at_volumes, spec.get("volumes", []))
+    for number, source in enumerate(sources.values()):
+        _check_source(f"{at_volumes}[{number}]", source, parts.more_volumes)
+    return _read_volumes((at_volumes, sources), (at_mounts, spec.get(mounts, [])), notes)
 
 
 def _pull_secrets(parts: _Parts) -> Iterator[str]:
@@ -425,7 +444,7 @@ def _read_volumes(volumes: _At, mounts: _At, notes: list[str]) -> tuple[list[Vol
 
     Volumes without a mount are left out, with a note.
     """
-    sources = _by_name(*volumes)
+    sources = volumes[1]
     mounted = _mounts(*mounts, sources)
     times = Counter(mount["name"] for _, mount in mounted)
     notes += [f"{volumes[0]} has {name!r}, which has no mount and is left out" for name in sources - times.keys()]
@@ -460,6 +479,25 @@ def _by_name(path: str, given: object) -> dict[str, dict[str, Any]]:
             raise SpecError(at, source, "one source, as in persistentVolumeClaim: {claimName: digits}")
         sources[name] = source or {"emptyDir": {}}
     return sources
+
+
+def _check_source(path: str, source: dict[str, Any], more: tuple[str, ...]) -> None:
+    """Raise SpecError for a volume of another kind than are allowed, and for such a part of a projected one."""
+    (kind,) = source
+    _check_kind(path, source, kind, (*VOLUMES, *more))
+    if kind != "projected":
+        return
+    at = f"{path}.projected.sources"
+    for number, entry in enumerate(_list(at, source[kind].get("sources") or [])):
+        for part in _entry(f"{at}[{number}]", entry, "a source, as in {configMap: {name: lexicon}}"):
+            _check_kind(f"{at}[{number}]", entry, part, (*PROJECTED, *more))
+
+
+def _check_kind(path: str, source: dict[str, Any], kind: str, kinds: tuple[str, ...]) -> None:
+    if kind not in kinds:
+        more = "EDL_MANIFEST_VOLUMES of the controller, of `edl submit` or of Airflow allows more"
+        allowed = f"one of {', '.join(sorted(set(kinds)))}; {more}"
+        raise SpecError(f"{path}.{kind}", source[kind], allowed)
 
 
 def _mounts(path: str, given: object, sources: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:

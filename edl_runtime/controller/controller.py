@@ -286,7 +286,7 @@ class NamespaceController:
         return None
 
     async def _submit(self, resource: Resource, job: JobStatus | None) -> None:
-        training_job = resource.training_job()
+        training_job = resource.training_job(self._defaults.settings.manifest_volumes)
         spec = job_spec(training_job, self._defaults.settings, checkpoints=self._defaults.checkpoints)
         secrets = {"EDL_REDIS_URL": await self._access.grant() if self._access else self._defaults.redis_url}
         made = await self._backend.submit(spec, token=resource.token, secrets=secrets, owned_by=resource.manifest)

@@ -89,13 +89,13 @@ class Resource(msgspec.Struct, frozen=True):
         digest = hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()
         return f"{self.owner}/{digest[:16]}"
 
-    def training_job(self) -> TrainingJob:
-        """Return the job that it describes. Raises SpecError."""
+    def training_job(self, volumes: str = "") -> TrainingJob:
+        """Return the job that it describes, with `volumes` as in `read_training_job`. Raises SpecError."""
         metadata = self.manifest["metadata"]
         given = {key: metadata[key] for key in ("name", "labels") if key in metadata}
         annotations = {key: text for key, text in mapping_at(metadata, "annotations").items() if key != RECORDED}
         given["annotations"] = annotations
         spec = mapping_at(self.manifest, "spec")
         return to_training_job(
-            {"apiVersion": self.manifest["apiVersion"], "kind": "TrainingJob", "metadata": given, "spec": spec}
+            {"apiVersion": self.manifest["apiVersion"], "kind": "TrainingJob", "metadata": given, "spec": spec}, volumes
         )

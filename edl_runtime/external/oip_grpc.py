@@ -9,6 +9,7 @@ import numpy as np
 
 from edl_runtime.external.grpc_channel import GrpcChannel
 from edl_runtime.protocol.errors import InferenceError, ModelNotReadyError, ProtocolError
+from edl_runtime.protocol.infer_messages import RequestIds, check_id
 from edl_runtime.protocol.oip import ModelSignature, TensorSpec
 from edl_runtime.protocol.oip_grpc import MESSAGES, SERVICE, arrays_of
 from edl_runtime.protocol.tensors import Array, Tensor, datatype_of, dtype_of
@@ -20,6 +21,7 @@ class OipGrpcTransport:
     def __init__(self, channel: GrpcChannel, model: str) -> None:
         self._channel = channel
         self._model = model
+        self._ids = RequestIds()
 
     def open(self) -> None:
         self._channel.open()
@@ -75,7 +77,8 @@ class OipGrpcTransport:
         Raises InferenceError when the server refuses, ProtocolError for an answer that is not what was requested,
         TimeoutError and other OSErrors when the network fails.
         """
-        request = MESSAGES["ModelInferRequest"](model_name=self._model)
+        asked = self._ids.new()
+        request = MESSAGES["ModelInferRequest"](model_name=self._model, id=asked)
         for name, tensor in inputs.items():
             array = np.ascontiguousarray(tensor)
             request.inputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
@@ -83,6 +86,7 @@ class OipGrpcTransport:
         for name in outputs:
             request.outputs.add(name=name)
         answer = self._call("ModelInfer", request, "ModelInferResponse")
+        check_id(asked, answer.id)
         arrays = arrays_of(answer.outputs, answer.raw_output_contents, "output")
         if missing := [name for name in outputs if name not in arrays]:
             raise ProtocolError(f"{self._channel.address} left out output {missing[0]!r}")

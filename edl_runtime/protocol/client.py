@@ -30,7 +30,15 @@ from edl_runtime.protocol.http_heads import (
     ResponseHead,
     render_request,
 )
-from edl_runtime.protocol.infer_messages import JSON_LIMIT, Buffer, EncodedRequest, decode_response, encode_request
+from edl_runtime.protocol.infer_messages import (
+    JSON_LIMIT,
+    Buffer,
+    EncodedRequest,
+    RequestIds,
+    decode_response,
+    encode_request,
+    with_id,
+)
 from edl_runtime.protocol.oip import ModelSignature, Normalise, ReceivedMetadata, TopK
 from edl_runtime.protocol.shared_memory import (
     MAX_REGION_BYTES,
@@ -83,6 +91,7 @@ class TeacherConnection:
         if token:
             self._headers["Authorization"] = f"Bearer {check_token('token', token)}"
         self._shared_memory = SharedMemoryUse(address)
+        self._ids = RequestIds()
         self._last_head = (0, 0, b"")
         self._last_answer: _KnownAnswer | None = None
 
@@ -140,7 +149,8 @@ class TeacherConnection:
         Large inputs go to a teacher on this machine in shared memory, if its `signature` lists that.
 
         Raises InferenceError when the teacher refuses (the connection stays usable), ProtocolError when inputs can't
-        be sent or the answer is not what was requested, TimeoutError and other OSErrors when the network fails.
+        be sent or the answer is not what was requested, or has the id of another request, TimeoutError and other
+        OSErrors when the network fails.
         """
         encoded = encode_request(inputs, outputs, normalise)
         arrays = self._exchange_shared(encoded, alone=alone) or self._exchange(*encoded[:3], alone=alone)
@@ -151,9 +161,11 @@ class TeacherConnection:
 
     def infer_json(self, request: bytes) -> dict[str, Array]:
         """Send a request that is all JSON, for servers without the binary extension; return and raise as `infer`."""
-        headers = {**self._headers, "Content-Type": "application/json", "Content-Length": len(request)}
+        asked = self._ids.new()
+        body = with_id(request, asked)
+        headers = {**self._headers, "Content-Type": "application/json", "Content-Length": len(body)}
         head = render_request("POST", f"{self._model_path}/infer", headers)
-        return self._ask([head, request], len(head) + len(request))
+        return self._ask([head, body], len(head) + len(body), asked)
 
     def post(self, path: str, body: bytes, kind: str, limit: int) -> tuple[int, bytes]:
         """Send a body of the content type `kind` to any path; return status and body of the answer.
@@ -192,27 +204,30 @@ class TeacherConnection:
             return None
 
     def _exchange(self, header: bytes, buffers: Sequence[Array], size: int, *, alone: bool = False) -> dict[str, Array]:
-        head = self._infer_head(len(header), size, alone=alone)
-        return self._ask([head, header, *buffers], len(head) + size)
+        asked = self._ids.new()
+        whole = with_id(header, asked)
+        size += len(whole) - len(header)
+        head = self._infer_head(len(whole), size, alone=alone)
+        return self._ask([head, whole, *buffers], len(head) + size, asked)
 
-    def _ask(self, buffers: Sequence[bytes | Array], size: int) -> dict[str, Array]:
-        """Send a request of `size` bytes to the model; return the arrays of its answer."""
+    def _ask(self, buffers: Sequence[bytes | Array], size: int, asked: str) -> dict[str, Array]:
+        """Send a request of `size` bytes, whose id is `asked`, to the model; return the arrays of its answer."""
         with self._link as stream:
             stream.send(buffers, size)
             known = self._last_answer
-            if known is not None and stream.take(known.text):
+            if known is not None and stream.take(known.text(asked)):
                 arrays = {name: np.empty(shape, dtype) for name, dtype, shape in known.arrays}
                 unfilled: Iterable[Array] = arrays.values()
             else:
-                arrays, unfilled = self._open_answer(stream)
+                arrays, unfilled = self._open_answer(stream, asked)
             for array in unfilled:
                 stream.fill(array)
         return arrays
 
-    def _open_answer(self, stream: TensorStream) -> tuple[dict[str, Array], list[Array]]:
+    def _open_answer(self, stream: TensorStream, asked: str) -> tuple[dict[str, Array], list[Array]]:
         """Read an answer up to its binary tensors; return all arrays, and those that the tensors fill, in order.
 
-        It is remembered: the teacher's next answer most probably differs only in the binary tensors.
+        It is remembered: the teacher's next answer most probably differs only in its id and the binary tensors.
         """
         head = stream.read_head()
         answer, size = self._checked_head(stream, head, ANSWER_LIMIT)
@@ -222,10 +237,10 @@ class TeacherConnection:
         json_size = answer.size(JSON_SIZE)
         json_size = size if json_size is None else min(json_size, size)
         text = bytes(self._read_json(stream, json_size))
-        arrays, unfilled = decode_response(text, size - json_size)
+        arrays, unfilled = decode_response(text, size - json_size, asked)
         if len(unfilled) == len(arrays) and answer.keep_alive and CONTENT_LENGTH in answer.headers:
             shapes = [(name, array.dtype, array.shape) for name, array in arrays.items()]
-            self._last_answer = _KnownAnswer(head + text, shapes)
+            self._last_answer = _KnownAnswer((head + text).split(asked.encode()), shapes)
         return arrays, unfilled
 
     def _region_for(self, size: int) -> ClientRegion | None:
@@ -312,10 +327,14 @@ class TeacherConnection:
 
 
 class _KnownAnswer(NamedTuple):
-    """An answer with binary arrays only: its `text` up to them, and name, dtype and shape of each."""
+    """An answer with binary arrays only: what is before and behind its id, and name, dtype and shape of each array."""
 
-    text: bytes
+    parts: list[bytes]
     arrays: list[tuple[str, np.dtype[Any], tuple[int, ...]]]
+
+    def text(self, asked: str) -> bytes:
+        """Return what is before the arrays in such an answer to the request with the id `asked`."""
+        return asked.encode().join(self.parts)
 
 
 class _Refusal(msgspec.Struct):

@@ -8,7 +8,9 @@ allocated for it; invalid input raises `ProtocolError` with the tensor's name an
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -79,6 +81,31 @@ class EncodedRequest(NamedTuple):
     buffers: list[Array]
     size: int
     outputs: tuple[str, ...] = ()
+
+
+# Ids, which tie an answer to its request
+
+
+class RequestIds:
+    """Makes the ids of one connection's requests: all are of one length, and no other connection has them."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(8)
+        self._numbers = itertools.count()
+
+    def new(self) -> str:
+        return f"{self._prefix}-{next(self._numbers) % (1 << 32):08x}"
+
+
+def with_id(header: bytes, asked: str) -> bytes:
+    """Return the JSON of a request that has no id with this one."""
+    return padded_header(b'{"id":"%b",%b' % (asked.encode(), header[1:].rstrip(b" ")))
+
+
+def check_id(asked: str, answered: object) -> None:
+    """Raise ProtocolError for the id of an answer to another request. A server that keeps no ids answers none."""
+    if answered and answered != asked:
+        raise ProtocolError(f"the answer has id {answered!r}, allowed is {asked!r}: it is to another request")
 
 
 # Checks of headers, and numbers in JSON
@@ -429,18 +456,22 @@ class _ReceivedTensor(msgspec.Struct):
 
 class _ReceivedResponse(msgspec.Struct):
     outputs: list[_ReceivedTensor]
+    id: Any = None
 
 
 _response_decoder = JsonDecoder(_ReceivedResponse)
 
 
-def decode_response(header: Buffer, payload: int) -> tuple[dict[str, Array], list[Array]]:
+def decode_response(header: Buffer, payload: int, asked: str = "") -> tuple[dict[str, Array], list[Array]]:
     """Return the answer's arrays by name, and those of them that the next `payload` bytes fill, in order.
 
     Arrays are new, writable and contiguous. Raises ProtocolError, before it makes any array, unless header and payload
-    match to the byte.
+    match to the byte, and the answer is to the request with the id `asked`, if it had one.
     """
-    heads = [tensor.head() for tensor in decode_header(_response_decoder, header).outputs]
+    response = decode_header(_response_decoder, header)
+    if asked:
+        check_id(asked, response.id)
+    heads = [tensor.head() for tensor in response.outputs]
     check_payload(heads, payload, "output")
     arrays: dict[str, Array] = {}
     unfilled: list[Array] = []

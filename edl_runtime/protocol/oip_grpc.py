@@ -14,7 +14,7 @@ import numpy as np
 from edl_runtime.protocol.errors import ProtocolError
 from edl_runtime.protocol.infer_messages import Parameters, TensorHead, check_payload, reshaped
 from edl_runtime.protocol.proto import message_classes
-from edl_runtime.protocol.tensors import Array, dtype_of
+from edl_runtime.protocol.tensors import Array, array_of_list, dtype_of
 
 SERVICE = "inference.GRPCInferenceService"
 
@@ -151,6 +151,6 @@ def _from_numbers(tensor: Any, kind: str) -> Array:
         found = f"{len(numbers)} numbers of {tensor.datatype} come for shape {list(head.shape)}"
         raise ProtocolError(f"{kind} {tensor.name!r}: {found}")
     try:
-        return reshaped(kind, head, np.array(numbers, dtype_of(tensor.datatype)))
+        return reshaped(kind, head, array_of_list(numbers, dtype_of(tensor.datatype)))
     except OverflowError:
         raise ProtocolError(f"{kind} {tensor.name!r}: a number is out of the range of {tensor.datatype}") from None

@@ -14,8 +14,8 @@ import numpy as np
 
 from edl_runtime.protocol.errors import ProtocolError
 from edl_runtime.protocol.infer_messages import Parameters, TensorHead, check_payload, reshaped
-from edl_runtime.protocol.proto import message_classes
-from edl_runtime.protocol.tensors import Array, datatype_of
+from edl_runtime.protocol.proto import field_numbers, message_classes
+from edl_runtime.protocol.tensors import Array, array_of_list, datatype_of
 
 _LISTS = {
     "int64_data": "repeated int64",
@@ -206,7 +206,7 @@ def arrays_of_tensors(tensors: Iterable[Any], kind: str) -> dict[str, Array]:
         head = TensorHead(name, datatype_of(dtype), tuple(tensor.shape), Parameters(binary_data_size=size))
         check_payload([head], size, kind)
         try:
-            flat = np.frombuffer(numbers, dtype).copy() if isinstance(numbers, bytes) else np.array(numbers, dtype)
+            flat = np.frombuffer(numbers, dtype).copy() if isinstance(numbers, bytes) else array_of_list(numbers, dtype)
         except OverflowError:
             raise ProtocolError(f"{kind} {name!r}: a number is out of the range of {dtype}") from None
         if arrays.setdefault(name, array := reshaped(kind, head, flat)) is not array:
@@ -218,6 +218,14 @@ def arrays_of_tensors(tensors: Iterable[Any], kind: str) -> dict[str, Array]:
 
 _OLD_FIELDS = {0: "int64_data", 1: "float_data", 2: "int_data"}
 """`elem_type` → the field that has the numbers."""
+
+
+def is_old_request(content: bytes) -> bool:
+    """Whether a Request is of a client before 0.7: its first sample has tensors and nothing else.
+
+    As a tensor of newer ones it would be a list of numbers without a shape.
+    """
+    return field_numbers(content, 1) == {1}
 
 
 def arrays_of_instances(instances: Sequence[Any], names: Sequence[str]) -> dict[str, Array]:
@@ -254,7 +262,7 @@ def _old_array(name: str, tensor: Any) -> Array:
     size = len(numbers) * dtype.itemsize
     head = TensorHead(name, datatype_of(dtype), tuple(tensor.shape), Parameters(binary_data_size=size))
     check_payload([head], size, "input")
-    return reshaped("input", head, np.array(numbers, dtype))
+    return reshaped("input", head, array_of_list(numbers, dtype))
 
 
 def old_response(outputs: Mapping[str, Array]) -> Any:

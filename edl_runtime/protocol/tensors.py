@@ -48,5 +48,16 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
     return dtype  # type: ignore[no-any-return]
 
 
+_PIECE = 1 << 16  # numbers, of which Python makes objects of 32 bytes
+
+
+def array_of_list(numbers: Sequence[Any], dtype: np.dtype[Any]) -> Array:
+    """Return the numbers of a protobuf list as an array; other threads run in between. Raises OverflowError."""
+    array = np.empty(len(numbers), dtype)
+    for start in range(0, len(numbers), _PIECE):
+        array[start : start + _PIECE] = np.array(numbers[start : start + _PIECE], dtype)
+    return array
+
+
 def joined_names(names: Iterable[object]) -> str:
     return ", ".join(map(str, names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -17,13 +18,13 @@ from edl_runtime.protocol.compression import GRPC_OPTION, inflated_if_packed
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.oip_grpc import MESSAGES, SERVICE, TRITON_TYPES, arrays_of
-from edl_runtime.protocol.proto import parsed
 from edl_runtime.protocol.tensors import datatype_of
 from edl_runtime.settings import RuntimeSettings
+from edl_runtime.teacher.http.admission import SideMemory
 from edl_runtime.teacher.http.routes import UNAUTHORIZED, model_config, model_statistics
-from edl_runtime.teacher.http.server import BODY_LIMIT
 from edl_runtime.teacher.local_requests import LocalRequests
 from edl_runtime.teacher.metrics import TeacherMetrics
+from edl_runtime.teacher.other_body import MESSAGE_LIMIT, RECEIVE_S, OtherBody
 
 _STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -34,7 +35,7 @@ _STATUS = {
 
 SERVER_OPTIONS = (
     GRPC_OPTION,
-    ("grpc.max_receive_message_length", BODY_LIMIT),
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
 )
@@ -77,6 +78,37 @@ def _without_message(answer: Handler) -> Any:
     return grpc.stream_unary_rpc_method_handler(call, response_serializer=lambda message: message.SerializeToString())
 
 
+def method_of_one_message(answer: Callable[[bytes, OtherBody], Awaitable[bytes]], memory: SideMemory) -> Any:
+    """Return a method that answers one message, unpacked, for which there is `memory`; errors become statuses."""
+
+    async def call(_: Any, context: Any) -> bytes:
+        try:
+            with OtherBody(memory) as body:
+                return await answer(await _received(context, memory, body), body)
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except InferenceError as error:
+            await context.abort(_STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.reason)
+        raise AssertionError  # abort raises
+
+    return grpc.stream_unary_rpc_method_handler(call)
+
+
+async def _received(context: Any, memory: SideMemory, body: OtherBody) -> bytes:
+    async with memory.unseen:
+        try:
+            async with asyncio.timeout(RECEIVE_S):
+                message = await context.read()
+        except TimeoutError:
+            reason = f"the message did not come within {RECEIVE_S:.0f} s"
+            raise InferenceError("this teacher", 503, reason, retryable=True) from None
+    if message is grpc.aio.EOF:
+        raise ProtocolError("the call has no message")
+    body.receive(len(message))
+    body.end()
+    return await body.unpacked(message, inflated_if_packed)
+
+
 async def _refuse(context: Any) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNAUTHORIZED)
 
@@ -116,17 +148,11 @@ class GrpcService:
         )
 
     def _method(self, request: str, handler: Handler) -> Any:
-        async def call(content: bytes, context: Any) -> Any:
-            try:
-                return await handler(parsed(MESSAGES[request], inflated_if_packed(content), "the request"))
-            except ProtocolError as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            except InferenceError as error:
-                await context.abort(_STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.reason)
+        async def answer(content: bytes, body: OtherBody) -> bytes:
+            found = await handler(await body.parsed(MESSAGES[request], content))
+            return bytes(found.SerializeToString())
 
-        return grpc.unary_unary_rpc_method_handler(
-            call, response_serializer=lambda message: message.SerializeToString()
-        )
+        return method_of_one_message(answer, self._requests.memory)
 
     async def _server_live(self, _: Any) -> Any:
         return MESSAGES["ServerLive"](live=True)
@@ -167,7 +193,7 @@ class GrpcService:
 
     async def _infer(self, request: Any) -> Any:
         self._require(request.model_name)
-        inputs = arrays_of(request.inputs, request.raw_input_contents, "input")
+        inputs = await asyncio.to_thread(arrays_of, request.inputs, request.raw_input_contents, "input")
         names = [output.name for output in request.outputs]
         outputs = await self._requests.infer(inputs, names)
         answer = MESSAGES["ModelInferResponse"](

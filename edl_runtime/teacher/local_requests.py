@@ -11,7 +11,7 @@ from edl_runtime.protocol.errors import InferenceError
 from edl_runtime.protocol.infer_messages import decode_response, encode_request
 from edl_runtime.protocol.tensor_stream import bytes_of
 from edl_runtime.protocol.tensors import Array
-from edl_runtime.teacher.http.admission import SlotQueue
+from edl_runtime.teacher.http.admission import SideMemory, SlotQueue
 from edl_runtime.teacher.http.server import HttpServer
 from edl_runtime.teacher.predictor.execute import EncodedAnswer
 
@@ -22,6 +22,10 @@ class LocalRequests:
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self.address = "this teacher"
+
+    @property
+    def memory(self) -> SideMemory:
+        return self._server.side_memory
 
     @property
     def draining(self) -> bool:

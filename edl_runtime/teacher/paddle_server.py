@@ -10,6 +10,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,10 @@ import grpc
 import msgspec
 from aiohttp import web
 from google.protobuf import json_format
-from google.protobuf.message import DecodeError
 
 from edl_runtime.log import get_logger
 from edl_runtime.protocol.address import has_token
-from edl_runtime.protocol.compression import GZIP, ZLIB, inflated, inflated_if_packed
+from edl_runtime.protocol.compression import GZIP, ZLIB, inflated
 from edl_runtime.protocol.errors import InferenceError, ProtocolError, TeacherError
 from edl_runtime.protocol.infer_messages import REQUEST_JSON_LIMIT
 from edl_runtime.protocol.listener import ConnectionTable, accepting, listen
@@ -37,13 +37,16 @@ from edl_runtime.protocol.paddle_serving import (
     arrays_of_tensors,
     fill_tensor,
     frame_sizes,
+    is_old_request,
     old_response,
     pack_frame,
 )
-from edl_runtime.teacher.grpc_server import SERVER_OPTIONS, ServiceHandler
+from edl_runtime.protocol.proto import MOST_FIELDS, parsed
+from edl_runtime.teacher.grpc_server import SERVER_OPTIONS, ServiceHandler, method_of_one_message
+from edl_runtime.teacher.http.admission import SideMemory
 from edl_runtime.teacher.http.routes import UNAUTHORIZED
-from edl_runtime.teacher.http.server import BODY_LIMIT
 from edl_runtime.teacher.local_requests import LocalRequests
+from edl_runtime.teacher.other_body import MESSAGE_LIMIT, OtherBody
 
 PATHS = (GENERAL_PATH, "/GeneralModelService/debug")
 
@@ -53,6 +56,9 @@ STALLED_S = 3.0
 
 LINGER_S = 2.0
 """How long the rest of a refused request is read and dropped, for its client to read the answer."""
+
+_JSON_MEMORY = 25
+"""Bytes of memory for each of JSON while it is read: measured 10 to 16, besides text as Python keeps it."""
 
 Choose = Callable[[bytes], asyncio.Protocol]
 
@@ -74,22 +80,22 @@ class GeneralModelService:
         """Whether an Authorization header has the token."""
         return has_token(given, self._token)
 
-    async def answer(self, content: bytes) -> bytes:
-        """Return the answer to a Request; an error is one with its `err_no`.
+    @property
+    def memory(self) -> SideMemory:
+        return self._requests.memory
+
+    async def answer(self, content: bytes, body: OtherBody) -> bytes:
+        """Return the answer to a Request, which came as `body`; an error is one with its `err_no`.
 
         Raises ProtocolError for other bytes, and for any error in the request of an old client, as its answers have no
-        place for one.
+        place for one; InferenceError without room.
         """
-        request = _parsed(GENERAL["Request"], content)
-        if request is None or not _has_names(request):
-            old = _parsed(OLD_GENERAL["Request"], content)
-            if old is not None and old.insts and all(instance.tensor_array for instance in old.insts):
-                return await self._answer_old(old)
-        if request is None:
-            raise ProtocolError(f"the body is no Request of {GENERAL_SERVICE}")
+        if is_old_request(content):
+            return await self._answer_old(await body.parsed(OLD_GENERAL["Request"], content))
+        request = await body.parsed(GENERAL["Request"], content)
         answer = GENERAL["Response"](log_id=request.log_id)
         try:
-            inputs = arrays_of_tensors(request.tensor, "input")
+            inputs = await asyncio.to_thread(arrays_of_tensors, request.tensor, "input")
             outputs = await self._requests.infer(inputs, list(request.fetch_var_names))
             output = answer.outputs.add(engine_name="general_infer_0")
             for name, array in outputs.items():
@@ -101,25 +107,12 @@ class GeneralModelService:
         return bytes(answer.SerializeToString())
 
     async def _answer_old(self, request: Any) -> bytes:
-        inputs = arrays_of_instances(request.insts, self._inputs)
+        inputs = await asyncio.to_thread(arrays_of_instances, request.insts, self._inputs)
         try:
             outputs = await self._requests.infer(inputs, list(request.fetch_var_names))
         except InferenceError as error:
             raise ProtocolError(f"{error.status}: {error.reason}") from None
         return bytes(old_response(outputs).SerializeToString())
-
-
-def _parsed(message: Any, content: bytes) -> Any | None:
-    """Return the message, None for other bytes."""
-    try:
-        return message.FromString(content)
-    except DecodeError:
-        return None
-
-
-def _has_names(request: Any) -> bool:
-    """Whether the request is of a client that names its inputs: those before 0.7 don't."""
-    return any(tensor.name or tensor.alias_name for tensor in request.tensor)
 
 
 # HTTP
@@ -136,11 +129,15 @@ def http_handler(service: GeneralModelService) -> web.Server:
         if not service.admits(request.headers.get("Authorization", "")):
             return web.json_response({"error": UNAUTHORIZED}, status=401)
         is_json = request.content_type == "application/json"
+        disconnect = request.protocol.force_close
         try:
-            content = _unpacked_body(await request.read(), request.headers.get("Content-Encoding", ""))
-            answer = await service.answer(_from_json(content) if is_json else content)
+            with OtherBody(service.memory, request.content_length or 0, disconnect) as body:
+                content = await _http_body(request, body)
+                answer = await service.answer(await _from_json(content, body) if is_json else content, body)
         except ProtocolError as error:
             return web.json_response({"error": str(error)[:1000]}, status=400)
+        except InferenceError as error:
+            return web.json_response({"error": error.reason}, status=error.status)
         if is_json:
             response = web.Response(text=_json_of(answer), content_type="application/json")
         else:
@@ -152,25 +149,39 @@ def http_handler(service: GeneralModelService) -> web.Server:
 
     def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         loop = asyncio.get_running_loop()
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=BODY_LIMIT)
+        return web.BaseRequest(message, payload, protocol, writer, task, loop)
 
     return web.Server(handle, access_log=None, request_factory=request, auto_decompress=False, lingering_time=LINGER_S)
 
 
-def _unpacked_body(body: bytes, encoding: str) -> bytes:
-    """Return a body whose Content-Encoding this is. Raises ProtocolError."""
-    if encoding.lower() in ("", "identity"):
-        return body
-    if encoding.lower() != "gzip":
+async def _http_body(request: web.BaseRequest, body: OtherBody) -> bytes:
+    """Return a request's body, unpacked. Raises ProtocolError, and InferenceError without room."""
+    body.check_size(request.content_length or 0)
+    content = bytearray()
+    async for piece in request.content.iter_any():
+        body.receive(len(piece))
+        content += piece
+    body.end()
+    encoding = request.headers.get("Content-Encoding", "").lower()
+    if encoding in ("", "identity"):
+        return bytes(content)
+    if encoding != "gzip":
         raise ProtocolError(f"Content-Encoding is {encoding[:40]!r}, allowed is gzip")
-    return inflated(body, GZIP)
+    return await body.unpacked(bytes(content), partial(inflated, wbits=GZIP))
 
 
-def _from_json(content: bytes) -> bytes:
-    """Return a Request that is JSON as protobuf. Raises ProtocolError."""
+async def _from_json(content: bytes, body: OtherBody) -> bytes:
+    """Return a Request that is JSON as protobuf. Raises ProtocolError, and InferenceError without room."""
     if len(content) > REQUEST_JSON_LIMIT:
         allowed = f"allowed are {REQUEST_JSON_LIMIT}; send protobuf"
         raise ProtocolError(f"the request has {len(content)} bytes of JSON, {allowed}")
+    if content.count(b"{") > MOST_FIELDS:
+        raise ProtocolError(f"the request has more than {MOST_FIELDS} objects")
+    body.take(len(content) * _JSON_MEMORY)
+    return await asyncio.to_thread(_protobuf_of, content)
+
+
+def _protobuf_of(content: bytes) -> bytes:
     try:
         return bytes(json_format.Parse(content, GENERAL_JSON["Request"]()).SerializeToString())
     except (json_format.ParseError, UnicodeDecodeError) as error:
@@ -196,6 +207,7 @@ class BrpcConnection(asyncio.Protocol):
     def __init__(self, service: GeneralModelService) -> None:
         self._service = service
         self._buffer = bytearray()
+        self._body: OtherBody | None = None  # what has come of the next frame, in memory that is counted
         self._request: Any = None  # the RpcMeta of the frame whose body has not come
         self._answering: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport
@@ -204,44 +216,58 @@ class BrpcConnection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]  # a socket's transport is one
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        if self._body is not None:
+            self._service.memory.give_back(self._body)
         if self._answering is not None:
             self._answering.cancel()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        self._advance()
+        self._advance(len(data))
 
-    def _advance(self) -> None:
-        if self._answering is not None or len(self._buffer) < FRAME.size:
-            return
+    def _advance(self, received: int = 0) -> None:
         try:
-            size, meta_size = frame_sizes(self._buffer, BODY_LIMIT)
-        except ProtocolError as error:
+            self._count(received)
+            self._begin_answer()
+        except (ProtocolError, InferenceError) as error:
             log.warning("client.refused", cause=str(error))
             self._transport.abort()
+
+    def _count(self, received: int) -> None:
+        """Count bytes of the next frame that have come. Raises InferenceError without room."""
+        if received and self._body is None:
+            self._body = OtherBody(self._service.memory, disconnect=self._transport.abort)
+        if self._body is not None:
+            self._body.receive(received)
+
+    def _begin_answer(self) -> None:
+        """Answer the next frame if all of it has come. Raises ProtocolError, and InferenceError without room."""
+        if self._answering is not None or len(self._buffer) < FRAME.size:
             return
+        size, meta_size = frame_sizes(self._buffer, MESSAGE_LIMIT)
         start = FRAME.size + meta_size
         if self._request is None and len(self._buffer) >= start:
-            self._request = _parsed(RPC["RpcMeta"], bytes(self._buffer[FRAME.size : start]))
-            if self._request is None:
-                self._transport.abort()
-                return
+            self._request = parsed(RPC["RpcMeta"], bytes(self._buffer[FRAME.size : start]), "the frame's head")
             if not self._service.admits(f"Bearer {self._request.authentication_data.decode('latin-1')}"):
                 answer = RPC["RpcMeta"](correlation_id=self._request.correlation_id)
                 answer.response.error_code, answer.response.error_text = 1004, UNAUTHORIZED  # ERPCAUTH
                 self._transport.write(pack_frame(answer, b""))
                 self._transport.close()  # before the body has come
                 return
-        if self._request is None or len(self._buffer) < FRAME.size + size:
+        if self._request is None or self._body is None or len(self._buffer) < FRAME.size + size:
             return
         request, self._request = self._request, None
-        body = bytes(self._buffer[start : FRAME.size + size])
+        body, self._body = self._body, None
+        body.end()
+        content = bytes(memoryview(self._buffer)[start : FRAME.size + size])
         del self._buffer[: FRAME.size + size]
         self._transport.pause_reading()
-        self._answering = asyncio.get_running_loop().create_task(self._answer(request, body))
-        self._answering.add_done_callback(self._answered)
+        self._answering = asyncio.get_running_loop().create_task(self._answer(request, content, body))
+        self._answering.add_done_callback(partial(self._answered, body))
+        self._count(len(self._buffer))  # what has come of the frame behind it
 
-    def _answered(self, task: asyncio.Task[None]) -> None:
+    def _answered(self, body: OtherBody, task: asyncio.Task[None]) -> None:
+        self._service.memory.give_back(body)
         self._answering = None
         if task.cancelled() or self._transport.is_closing():
             return
@@ -252,15 +278,18 @@ class BrpcConnection(asyncio.Protocol):
         self._transport.resume_reading()
         self._advance()
 
-    async def _answer(self, request: Any, body: bytes) -> None:
-        answer = RPC["RpcMeta"](correlation_id=request.correlation_id)
-        content = b""
-        answer.response.error_code = 0
+    async def _answer(self, request: Any, content: bytes, body: OtherBody) -> None:
+        meta = RPC["RpcMeta"](correlation_id=request.correlation_id)
+        answer = b""
+        meta.response.error_code = 0
         try:
-            content = await self._service.answer(_unpacked(request.compress_type, body))
+            content = await body.unpacked(content, partial(_unpacked, request.compress_type))
+            answer = await self._service.answer(content, body)
         except ProtocolError as error:
-            answer.response.error_code, answer.response.error_text = 1003, str(error)  # brpc's EREQUEST
-        self._transport.write(pack_frame(answer, content))
+            meta.response.error_code, meta.response.error_text = 1003, str(error)  # brpc's EREQUEST
+        except InferenceError as error:
+            meta.response.error_code, meta.response.error_text = 2004, error.reason  # ELIMIT
+        self._transport.write(pack_frame(meta, answer))
 
 
 def _unpacked(compress_type: int, body: bytes) -> bytes:
@@ -409,15 +438,7 @@ async def serving_paddle(
     Where there are more connections than `most_connections`, one that has sent nothing yet, or else the one that has
     been silent for longest, is closed.
     """
-
-    async def grpc_answer(content: bytes, context: Any) -> bytes:
-        try:
-            return await service.answer(inflated_if_packed(content))
-        except ProtocolError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        raise AssertionError  # abort raises
-
-    methods = dict.fromkeys(("inference", "debug"), grpc.unary_unary_rpc_method_handler(grpc_answer))
+    methods = dict.fromkeys(("inference", "debug"), method_of_one_message(service.answer, service.memory))
     http = http_handler(service)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edl-grpc-"))

@@ -31,7 +31,9 @@ def honest() -> Iterator[str]:
 
 
 def can_be_told(scheme: str, lie: str) -> bool:
-    """A pipeline prints numbers without their dtype; messages of gRPC have the size that they have."""
+    """A pipeline prints numbers without their dtype; messages of gRPC have the size that they have; few have ids."""
+    if lie == "the answer to another request":
+        return scheme.startswith("oip")
     if lie == "another dtype":
         return not scheme.startswith("paddle-pipeline")
     return lie != "a huge size" or "grpc" not in scheme

@@ -89,7 +89,7 @@ class Teacher:
 
     @property
     def aside(self) -> int:
-        return self.served.on_loop(lambda: self.served.front.side_buffers.size)
+        return self.served.on_loop(lambda: self.served.front.side_memory.size)
 
     def check_stalled(self, times: int = 1) -> None:
         """Check all clients, each of which sends a byte before."""

@@ -81,7 +81,7 @@ def test_a_trainingjob_is_created_scaled_and_deleted_by_kubectl(
         kubectl(place, "create", "-f", "-", text=text)
         reach(place, "example", runs(1))
         (job,) = asyncio.run(place.list_objects("jobs"))
-        (described,) = read_training_job(text)
+        (described,) = read_training_job(text, volumes="hostPath")
         annotations = job["metadata"]["annotations"]
         assert annotations[names.DIGEST] == job_spec(described, RuntimeSettings()).digest
         (owner,) = job["metadata"]["ownerReferences"]
@@ -416,6 +416,7 @@ def test_the_page_is_true_as_it_is_printed(place: Cluster, tmp_path: Path) -> No
     for file in (DEPLOY / "trainingjob-crd.yaml", DEPLOY / "controller.yaml"):
         text = file.read_text().replace("namespace: edl\n", f"namespace: {place.namespace}\n")
         text = text.replace("edl-redis.edl:", f"edl-redis.{place.namespace}:").replace("edl-runtime:cpu", place.image)
+        text = text.replace('"hostPath,nfs"\n              value: ""', "more\n              value: hostPath")
         (tmp_path / "deploy").mkdir(exist_ok=True)
         (tmp_path / "deploy" / file.name).write_text(text)
     (tmp_path / "examples" / "training_job").mkdir(parents=True)

@@ -90,7 +90,7 @@ async def test_a_pod_has_what_the_manifest_specifies(cluster: Cluster, node_fold
             "pserver": {"min-instance": 1, "max-instance": 1},
         },
     }
-    (job,) = read_training_job(yaml.safe_dump(manifest))
+    (job,) = read_training_job(yaml.safe_dump(manifest), volumes="hostPath")
     spec = JobSpec(
         name=job.name,
         kind="trainer",

@@ -29,7 +29,10 @@ LIES: dict[str, Callable[[Array], Array]] = {
 }
 """What is answered in place of right logits."""
 
-OTHER_LIES = ("garbage", "no output", "a huge shape", "a huge size", "half an answer")
+OTHER_LIES = (
+    *("garbage", "no output", "a huge shape", "a huge size", "half an answer"),
+    "the answer to another request",
+)
 
 
 class Answer(NamedTuple):
@@ -62,14 +65,26 @@ class Liar:
                 return Answer(b"\xff\xfe garbage", 10)
             case _ if rows == 1:
                 return true
+            case "the answer to another request":
+                told = self._to_another(true)
             case "half an answer":
-                return true._replace(content=true.content[: len(true.content) // 2])
+                told = true._replace(content=true.content[: len(true.content) // 2])
             case "a huge size":
-                return true._replace(declared=HUGE)
+                told = true._replace(declared=HUGE)
             case "a huge shape":
-                return self._told(logits, (1 << 30, 10))
+                told = self._told(logits, (1 << 30, 10))
             case lie:
-                return self._told(LIES[lie](logits) if lie in LIES else None)
+                told = self._told(LIES[lie](logits) if lie in LIES else None)
+        return told
+
+    def _to_another(self, answer: Answer) -> Answer:
+        """Return an answer as an intermediary gives it that mixes up those of the Open Inference Protocol."""
+        if answer.json_size is None:
+            content = answer.content + MESSAGES["ModelInferResponse"](id="another").SerializeToString()
+            return Answer(content, len(content))
+        content = b'{"id":"another",' + answer.content[1:]
+        more = len(content) - len(answer.content)
+        return Answer(content, len(content), answer.json_size + more)
 
     def _told(self, logits: Array | None, shape: tuple[int, ...] | None = None) -> Answer:
         content, json_size = self._answer(logits, shape)

@@ -93,7 +93,7 @@ def test_every_file_it_links_to_is_there(page: str) -> None:
         ("how-to/checkpoints", "Three are kept", specs.Checkpoint(url="kept").keep_last, 3),
         ("how-to/checkpoints", "Three are kept", RuntimeSettings().checkpoint_keep_last, 3),
         ("how-to/production", "up to 1 GB of freed gradients", optimizer_step._MOST_KEPT, 1 << 30),
-        ("how-to/production", "up to 256 MB for requests", admission.MAX_SIDE_BUFFER_BYTES, 256 << 20),
+        ("how-to/production", "up to 512 MB for requests", admission.MAX_SIDE_BYTES, 512 << 20),
         ("how-to/rescaling", "takes room from others at most every five", decide.RESIZE_COOLDOWN_S, 300),
         ("how-to/rescaling", "makes up for its pause within fifteen", decide.PAYBACK_WINDOW_S, 900),
         ("how-to/rescaling", "has waited for four hours", decide.STARVATION_S, 4 * 3600),

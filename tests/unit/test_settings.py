@@ -39,6 +39,7 @@ def test_what_is_set_is_read_back() -> None:
 
 
 WRONG = {
+    "MANIFEST_VOLUMES": (["host/path", "hostPath;nfs"], "kinds of volumes"),
     "TEACHER_WAIT_S": (["nan", "inf", "-inf", "-1"], "a number of seconds, 0 or more"),
     "TEACHER_TIMEOUT_S": (["nan", "inf", "-1", "0"], "a number of seconds above 0"),
     "LEASE_TTL_S": (["nan", "inf", "-1", "0"], "a number of seconds above 0"),

@@ -1,4 +1,4 @@
-"""Admission control: slots of the arena for requests, side buffers for slow bodies, detection of stalled clients."""
+"""Admission control: slots of the arena, memory for bodies that are not in it, and detection of stalled clients."""
 
 from __future__ import annotations
 
@@ -89,14 +89,18 @@ class SlotQueue:
         return await wait_for_event(self._all_answered, limit_s)
 
 
-# Side buffers for slow bodies
+# Bodies that are not in the arena
 
-MAX_SIDE_BUFFER_BYTES = 256 * 1024 * 1024
-"""Limit of the bodies in side buffers together, in bytes, counted at their full size."""
+MAX_SIDE_BYTES = 512 * 1024 * 1024
+"""Limit of them together, in bytes. Side buffers count at their full size; bodies of other ports count by what has come
+of them and what it takes to read it, for raw tensors three times as much."""
+
+MOST_UNSEEN = 8
+"""Most messages that are received at a time by a library that shows them when they are complete, as gRPC does."""
 
 
 class BodySender(Protocol):
-    """A connection whose body is received into a side buffer."""
+    """A connection whose body is received outside the arena."""
 
     @property
     def slow(self) -> bool:
@@ -107,18 +111,21 @@ class BodySender(Protocol):
         """Bytes of the body that have not arrived yet."""
 
     def refuse_body(self) -> None:
-        """Answer that there is no room for the body, and drop its buffer."""
+        """Answer that there is no room for the body, or disconnect, and drop what has come of it."""
 
 
-class SideBuffers:
-    """Buffers for whole bodies, of `most` bytes together. Only pages that are written use memory.
+class SideMemory:
+    """Room for the bodies of all ports that are not in the arena, `most` bytes together.
 
-    When a slow sender needs room, the slow sender with the most bytes to come is refused, even if it has a buffer.
-    Senders that are not slow keep theirs.
+    When a sender needs room, the slow sender with the most bytes to come is refused, even if it has some: for a buffer
+    only if both are slow. Senders that are not slow keep theirs.
+
+    - `unseen`: held while a message is received whose bytes are not seen, nor counted, before it is complete.
     """
 
-    def __init__(self, most: int = MAX_SIDE_BUFFER_BYTES) -> None:
-        self._most = most
+    def __init__(self, most: int = MAX_SIDE_BYTES) -> None:
+        self.unseen = asyncio.Semaphore(MOST_UNSEEN)
+        self.most = most
         self._sizes: dict[BodySender, int] = {}
 
     @property
@@ -126,21 +133,30 @@ class SideBuffers:
         return sum(self._sizes.values())
 
     def take(self, sender: BodySender, size: int) -> memoryview | None:
-        """Return a buffer of `size` bytes, which is kept until `give_back`; None if there is no room."""
-        if size > self._most:
+        """Return a buffer of `size` bytes, which is kept until `give_back`; None if there is no room.
+
+        Only pages that are written use memory.
+        """
+        if (self.size + size > self.most and not sender.slow) or not self.grow(sender, size):
             return None
-        while self.size + size > self._most:
-            slow = [one for one in (sender, *self._sizes) if one.slow]
-            worst = max(slow, key=lambda one: one.bytes_to_come, default=sender)
-            if worst is sender or not sender.slow:
-                return None
-            del self._sizes[worst]
-            worst.refuse_body()
-        self._sizes[sender] = size
         return memoryview(mmap.mmap(-1, size))
 
+    def grow(self, sender: BodySender, size: int) -> bool:
+        """Count `size` more bytes for `sender`, until `give_back`; False if there is no room."""
+        if self._sizes.get(sender, 0) + size > self.most:
+            return False
+        while self.size + size > self.most:
+            slow = [one for one in (sender, *self._sizes) if one.slow]
+            worst = max(slow, key=lambda one: one.bytes_to_come, default=sender)
+            if worst is sender:
+                return False
+            del self._sizes[worst]
+            worst.refuse_body()
+        self._sizes[sender] = self._sizes.get(sender, 0) + size
+        return True
+
     def give_back(self, sender: BodySender) -> None:
-        """Free the buffer of `sender`, if it has one."""
+        """Free what `sender` has."""
         self._sizes.pop(sender, None)
 
 

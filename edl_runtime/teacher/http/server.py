@@ -28,13 +28,13 @@ from edl_runtime.protocol.listener import ConnectionTable
 from edl_runtime.protocol.oip import ModelSignature
 from edl_runtime.protocol.shared_memory import REGISTER_PATH
 from edl_runtime.teacher.http.admission import (
-    MAX_SIDE_BUFFER_BYTES,
+    MAX_SIDE_BYTES,
     MAX_STALLED_CHECKS,
     MAX_STALLED_CHECKS_CONTESTED,
     MIN_BYTES_CONTESTED,
     STALL_CHECK_S,
     ClientProgress,
-    SideBuffers,
+    SideMemory,
     SlotQueue,
     StallDetector,
     unsent_bytes,
@@ -77,7 +77,7 @@ class HttpServer:
         token: str = "",
         check_s: float = STALL_CHECK_S,
         most_connections: int = MOST_CONNECTIONS,
-        max_side_bytes: int = MAX_SIDE_BUFFER_BYTES,
+        max_side_bytes: int = MAX_SIDE_BYTES,
     ) -> None:
         """Serve `signature` by `runner`, whose requests lie in `arena`: the size of its areas limits bodies.
 
@@ -94,7 +94,7 @@ class HttpServer:
         self.runner = runner
         self.arena = arena
         self.slots = SlotQueue(arena)
-        self.side_buffers = SideBuffers(max_side_bytes)
+        self.side_memory = SideMemory(max_side_bytes)
         self.draining = False
         self.connections: ConnectionTable[ClientConnection] = ConnectionTable(most_connections)
         self._check_s = check_s
@@ -297,7 +297,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _move_aside(self, received: memoryview = _NOTHING) -> bool:
         """Receive the body, of which `received` has arrived, into a side buffer; return whether there is room."""
-        memory = self._server.side_buffers.take(self, self._size)
+        memory = self._server.side_memory.take(self, self._size)
         if memory is None:
             return False
         memory[: len(received)] = received
@@ -314,7 +314,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _forget_body(self) -> None:
         """Stop receiving the body and waiting for a slot."""
         self._body = _NOTHING
-        self._server.side_buffers.give_back(self)
+        self._server.side_memory.give_back(self)
         self._server.slots.leave(self)
 
     def _progress(self) -> ClientProgress | None:
@@ -332,7 +332,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._slot = slot
         area = self._server.arena.request(slot)[: self._size]
         if self._body:
-            self._server.side_buffers.give_back(self)  # first, so that it is not refused to make room for another
+            self._server.side_memory.give_back(self)  # first, so that it is not refused to make room for another
             self._phase = _Phase.COPYING
             self._copy(area, 0)
             return

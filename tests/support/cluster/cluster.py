@@ -62,7 +62,7 @@ class Cluster:
         """Return the variables of this process, and those that lead the `edl` command to the namespace."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
         where = {"KUBECONFIG": self.kubeconfig, "EDL_BACKEND": "kubernetes", "EDL_KUBE_NAMESPACE": self.namespace}
-        return {**clean, **where, **more}
+        return {**clean, **where, "EDL_MANIFEST_VOLUMES": "hostPath", **more}  # tests read what pods write
 
     async def remaining_objects(self) -> list[str]:
         """Return the kind and name of all jobs' objects that the cluster has not collected in time."""

@@ -33,7 +33,10 @@ def options(settings: RuntimeSettings, namespace: str, **more: Any) -> Controlle
 def options_at(cluster: Cluster, redis: RedisService, **more: Any) -> ControllerOptions:
     """Return the options of a controller of the cluster's namespace, without rescaling by default."""
     settings = RuntimeSettings(
-        redis_url=redis.url, redis_for_pods=redis.address_in_cluster, namespace=cluster.namespace
+        manifest_volumes="hostPath",
+        redis_url=redis.url,
+        redis_for_pods=redis.address_in_cluster,
+        namespace=cluster.namespace,
     )
     return options(settings, cluster.namespace, **more)
 

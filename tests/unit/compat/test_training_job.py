@@ -61,7 +61,7 @@ DEFINITION = {
         "schedulerName": "volcano",
         "volumes": [
             {"name": "digits", "persistentVolumeClaim": {"claimName": "digits", "readOnly": True}},
-            {"name": "models", "hostPath": {"path": "/srv/models"}},
+            {"name": "models", "csi": {"driver": "models.example.com"}},
         ],
         "VolumeMounts": [
             {"name": "digits", "mountPath": "/data"},
@@ -159,7 +159,7 @@ def test_the_definitions_form() -> None:
         resources={"gpu": 2},
         volumes=[
             Volume(path="/data", claim="digits", read_only=True),
-            Volume(path="/models", source={"hostPath": {"path": "/srv/models"}}),
+            Volume(path="/models", source={"csi": {"driver": "models.example.com"}}),
         ],
         tolerations=[{"key": "gpu", "operator": "Exists"}],
         node_selector={"gpu": "a100"},
@@ -248,6 +248,30 @@ def test_passes_stand_beside_or_within_the_trainer() -> None:
     assert read(changed("spec/passes", 50)).trainer.env["PADDLE_INIT_NUM_PASSES"] == "50"
     with pytest.raises(SpecError, match=r"spec\.trainer\.passes: got 50, allowed is the same as spec\.passes"):
         read(changed("spec/passes", 7))
+
+
+TOKEN = {"sources": [{"configMap": {"name": "lexicon"}}, {"serviceAccountToken": {"path": "token"}}]}
+
+
+@pytest.mark.parametrize(
+    ("source", "field"),
+    [
+        ({"hostPath": {"path": "/"}}, "hostPath: got {'path': '/'}"),
+        ({"nfs": {"path": "/", "server": "files"}}, "nfs: got {'path': '/', 'server': 'files'}"),
+        ({"projected": TOKEN}, "projected.sources[1].serviceAccountToken: got {'path': 'token'}"),
+    ],
+)
+def test_volumes_that_give_more_than_the_namespace_s_own_are_refused(source: dict[str, Any], field: str) -> None:
+    """Else who may create a TrainingJob had the node's files, or the rights of a service account."""
+    mounts = [{"name": "first", "mountPath": "/first"}, {"name": "data", "mountPath": "/data"}]
+    volumes = [{"name": "first", "secret": {"secretName": "s3"}}, {"name": "data", **source}]
+    manifest = changed("spec/volumes", volumes, changed("spec/volumeMounts", mounts))
+    with pytest.raises(SpecError) as refused:
+        read(manifest)
+    assert str(refused.value).startswith(f"spec.volumes[1].{field}, allowed is one of ")
+    assert "EDL_MANIFEST_VOLUMES" in str(refused.value)
+    kinds = "hostPath, nfs,serviceAccountToken"
+    assert read(manifest, volumes=kinds).trainer.pod.volumes[1] == Volume(path="/data", source=source)
 
 
 def test_a_volume_in_several_places_is_one_volume() -> None:

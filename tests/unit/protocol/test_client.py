@@ -18,6 +18,7 @@ from edl_runtime.errors import SpecError
 from edl_runtime.protocol import tensor_stream as streams
 from edl_runtime.protocol.client import TeacherConnection
 from edl_runtime.protocol.errors import InferenceError, ProtocolError
+from edl_runtime.protocol.infer_messages import RequestIds
 from edl_runtime.protocol.tensor_stream import TensorStream
 from edl_runtime.protocol.tensors import Array
 
@@ -25,9 +26,9 @@ X = np.zeros((2, 3), np.float32)
 CLOSE = "Connection: close\r\n"
 
 
-def answer(y: Array, *, status: str = "200 OK", headers: str = "") -> bytes:
-    """An answer with one binary output."""
-    text = f'{{"outputs":[{{"name":"y","datatype":"FP32","shape":{list(y.shape)},"parameters":'
+def answer(y: Array, *, status: str = "200 OK", headers: str = "", to: str = "") -> bytes:
+    """An answer with one binary output, to the request with the id `to`."""
+    text = f'{{"id":"{to}","outputs":[{{"name":"y","datatype":"FP32","shape":{list(y.shape)},"parameters":'
     text += f'{{"binary_data_size":{y.nbytes}}}}}]}}'
     size = len(text) + y.nbytes
     head = (
@@ -92,6 +93,18 @@ def test_answers_that_begin_alike_have_their_own_numbers() -> None:
     for array, y in zip(got, numbers, strict=True):
         np.testing.assert_array_equal(array, y)
         assert array.flags.writeable
+
+
+def test_an_answer_to_another_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers would go to the wrong samples; one without an id is that of a server that keeps none."""
+    numbers = [np.full((2, 2), value, np.float32) for value in range(3)]
+    names = ["id-0", "id-1", "another"]
+    monkeypatch.setattr(RequestIds, "new", lambda _: names.pop(0))
+    with teacher([[answer(y, to=f"id-{number}")] for number, y in enumerate(numbers)]) as connection:
+        for y in numbers[:2]:
+            np.testing.assert_array_equal(connection.infer({"x": X}, ["y"])["y"], y)
+        with pytest.raises(ProtocolError, match="the answer has id 'id-2', allowed is 'another'"):
+            connection.infer({"x": X}, ["y"])
 
 
 def test_answers_may_change_their_shape_kind_and_order() -> None:

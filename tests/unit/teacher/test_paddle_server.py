@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -22,10 +23,21 @@ from edl_runtime.protocol.paddle_serving import (
     frame_sizes,
     pack_frame,
 )
+from edl_runtime.teacher import other_body
+from edl_runtime.teacher.http.admission import SideMemory
 from edl_runtime.teacher.paddle_server import GeneralModelService, serving_paddle
 
 LIMIT_S = 60.0
-NO_REQUESTS: Any = None
+
+
+class Idle:
+    """A model that nobody asks."""
+
+    def __init__(self, most: int = 64 << 20) -> None:
+        self.memory = SideMemory(most)
+
+
+NO_REQUESTS: Any = Idle()
 """No request comes as far as the model."""
 
 
@@ -57,14 +69,11 @@ async def test_a_client_that_sends_nothing_makes_room_for_another() -> None:
         writer.close()
 
 
-class Sums:
+class Sums(Idle):
     """Answers requests with the sum of their input."""
 
     async def infer(self, inputs: dict[str, np.ndarray], _: list[str]) -> dict[str, np.ndarray]:
         return {"sum": inputs["x"].sum(keepdims=True)}
-
-
-SUMS: Any = Sums()
 
 
 async def answer_of(content: bytes, kind: str, encoding: str = "identity") -> tuple[int, bytes]:
@@ -107,3 +116,74 @@ async def test_json_has_a_limit() -> None:
     status, content = await answer_of(b" " * (REQUEST_JSON_LIMIT + 1), "application/json")
     assert status == 400
     assert b"allowed are 8388608; send protobuf" in content
+
+
+async def test_empty_tensors_are_refused_over_http() -> None:
+    """Each is two bytes long, or three as JSON, and takes 165 in memory."""
+    for content, kind in (
+        (b"\x0a\x00" * 100_000, "application/proto"),
+        (b'{"tensor":[' + b"{}," * 100_000 + b"{}]}", "application/json"),
+    ):
+        status, found = await answer_of(content, kind)
+        assert status == 400
+        assert b"the request has more than 32768" in found
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - what other tasks do sets no event
+        await asyncio.sleep(0.01)
+
+
+def head_of(size: int) -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (GENERAL_PATH.encode(), size)
+
+
+def frame_of(size: int) -> bytes:
+    return pack_frame(RPC["RpcMeta"](correlation_id=1), bytes(size))
+
+
+@pytest.mark.parametrize("head", [head_of(4 << 20), frame_of(4 << 20)[: FRAME.size + 2]], ids=["http", "brpc"])
+async def test_bodies_take_memory_as_they_come_and_no_more_than_there_is(head: bytes) -> None:
+    """What a head announces takes none; a body without room is refused, and all is free once its client has gone."""
+    requests: Any = Idle(most=3 << 20)
+    async with (
+        asyncio.timeout(LIMIT_S),
+        serving_paddle(GeneralModelService(requests, ["x"]), "127.0.0.1", 0) as port,
+    ):
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for reader, writer in clients[:2]:
+            writer.write(head + bytes(1 << 20))
+            del reader
+        await until(lambda: requests.memory.size >= 2 << 20)
+        assert requests.memory.size < 3 << 20
+        reader, writer = clients[2]
+        writer.write(head + bytes(2 << 20))
+        try:
+            found = await reader.read()
+        except ConnectionResetError:  # it was aborted while bytes were on their way
+            found = b""
+        assert found == b"" or (found.startswith(b"HTTP/1.1 503 ") and b"no room for the request" in found)
+        for _, writer in clients:
+            writer.transport.abort()
+        await until(lambda: requests.memory.size == 0)
+
+
+async def test_a_slow_body_makes_room_for_one_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client is disconnected."""
+    monkeypatch.setattr(other_body, "STALL_CHECK_S", 0.0)
+    requests: Any = Sums(most=12 << 20)
+    request = GENERAL["Request"]()
+    fill_tensor(request.tensor.add(name="x", alias_name="x"), np.ones(1 << 18, np.float32))
+    content = request.SerializeToString()
+    async with (
+        asyncio.timeout(LIMIT_S),
+        serving_paddle(GeneralModelService(requests, ["x"]), "127.0.0.1", 0) as port,
+        aiohttp.ClientSession() as client,
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head_of(100 << 20) + bytes(10 << 20))
+        await until(lambda: requests.memory.size >= 10 << 20)
+        async with client.post(f"http://127.0.0.1:{port}{GENERAL_PATH}", data=io.BytesIO(content)) as answer:
+            assert answer.status == 200
+        assert await reader.read() == b""
+        writer.close()
