@@ -21,6 +21,6 @@ def shown_line(text: str) -> str:
     return shortened(_ESCAPES.sub("", last))
 
 
-def shortened(shown: str) -> str:
+def shortened(shown: str, most: int = MOST_CHARACTERS) -> str:
     """Return a text, of one that is too long its beginning."""
-    return shown if len(shown) <= MOST_CHARACTERS else f"{shown[:MOST_CHARACTERS]}…"
+    return shown if len(shown) <= most else f"{shown[:most]}…"

@@ -66,7 +66,7 @@ class Kept:
         self.downloads = Counter[str]()
         self._readers: OrderedDict[str, LiveReader] = OrderedDict()
         self._past: OrderedDict[str, PastReader] = OrderedDict()
-        self.answers: OrderedDict[tuple[Any, ...], tuple[str, bytes]] = OrderedDict()
+        self.answers = SharedAnswers[tuple[Any, ...], tuple[str, bytes]](MOST_ANSWERS)
         self._conns = SharedAnswers[None, list[str]](1)
         self._scopes = SharedAnswers[TaskKey, Scope](MOST_ANSWERS)
         self._listed = SharedAnswers[str, list[str]](MOST_LISTED)
@@ -162,7 +162,7 @@ class Asked(msgspec.Struct, frozen=True):
     async def view(self) -> tuple[Seen, View]:
         """Return the connection's state, and what the user sees of it. Raises DeniedError for a hidden DAG."""
         seen, rights, scope = await self.parts()
-        return seen, View(seen, rights, scope)
+        return seen, await asyncio.to_thread(View, seen, rights, scope)
 
     async def parts(self, nothing: Seen | None = None) -> tuple[Seen, Rights, Scope]:
         """Return what a view is made of. Raises DeniedError without a connection, unless `nothing` is then seen."""

@@ -6,9 +6,7 @@ Redis and the cluster are told to those alone who may see the cluster's activity
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -18,6 +16,7 @@ from edl_airflow.plugin.airflow_state import JobLink, TaskKey
 from edl_airflow.plugin.live import Seen
 from edl_airflow.plugin.log_lines import shortened, shown_line
 from edl_airflow.plugin.rights import Rights
+from edl_airflow.plugin.texts import is_of_task, names_in, without_addresses, words
 from edl_runtime.autoscale.history import RescaleOutcome
 from edl_runtime.autoscale.traffic.windows import DeclaredWindows, Sizes
 from edl_runtime.backends.interface import JobStatus, token_owner
@@ -28,6 +27,9 @@ from edl_runtime.monitor.snapshot import OUTDATED, UNKNOWN, JobLine, MonitorSnap
 from edl_runtime.store.errors import RegistryError
 
 NOBODY = TaskKey()
+
+MOST_CHARACTERS = 1_000
+"""Of a reason, an event, a trouble: of a longer one the beginning is shown."""
 
 _SHOWN_OF_PROGRESS = (
     "step", "total_steps", "epoch", "loss", "metrics", "samples_per_s", "time_left_s", "waiting", "busy", "teachers",
@@ -225,29 +227,30 @@ class View:
 
         Such a name is one that any part of the state has, or has the form of those of tasks' jobs, or is in quotes,
         unless it is visible. `of`: the job of theirs that the text is about, which may quote what it likes. Hosts and
-        ports are for those who may see the cluster's activity. Of a text without end the beginning is shown.
+        ports are for those who may see the cluster's activity.
         """
-        text = shortened(text)
+        text = shortened(text, MOST_CHARACTERS)
         if self._sees_all or not text:
             return text
         key = (text, of)
         if key not in self._texts:
             shown = "" if self._names_others(text, of) else text
-            self._texts[key] = shown if self._rights.cluster else _ADDRESS.sub("…", shown)
+            self._texts[key] = shown if self._rights.cluster else without_addresses(shown)
         return self._texts[key]
 
     def _names_others(self, text: str, of: str) -> bool:
-        words, quoted = _words(text)
-        if not of and not quoted <= self._visible | self._windows:
+        found, quoted = words(text)
+        if not of and quoted - self._visible - self._windows:
             return True
-        return any(self._is_other(word, of) for word in words)
+        return any(self._is_other(word, of) for word in found)
 
     def _is_other(self, word: str, of: str) -> bool:
         """Whether a word is the name of a job that the user does not see, or of one of its instances."""
-        while word and word != of and word not in self._visible:
-            if word in self._hidden or _OF_TASK.search(word):
+        for name in names_in(word):
+            if name == of or name in self._visible:
+                return False
+            if name in self._hidden or is_of_task(name):
                 return True
-            word = word.rpartition("-")[0]
         return False
 
     def _sees(self, job: JobStatus) -> bool:
@@ -358,29 +361,6 @@ def _active_first(job: JobStatus) -> tuple[bool, str]:
 
 def _planned(snapshot: MonitorSnapshot) -> dict[str, Any]:
     return {name: getattr(snapshot, name) for name in ("planned_at", "window", "until")}
-
-
-# Names and hosts in texts
-
-_WORD = re.compile(r"(?<![a-z0-9-])[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
-_QUOTED = re.compile(r"""(['"`])([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)\1""")
-"""As messages quote names."""
-
-_OF_TASK = re.compile(r"-[0-9a-f]{10}$")
-"""Ends the names of tasks' jobs; see edl_airflow.identity."""
-
-_ADDRESS = re.compile(
-    r"\b(?:https?|rediss?|grpcs?)://\S*[\w/]"
-    r"|(?:\[[0-9a-f:.]+\]|\b[a-z_][\w.-]*):\d{2,5}\b"
-    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?\b",
-    re.IGNORECASE,
-)
-
-
-@lru_cache(maxsize=4096)
-def _words(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the words of a text that may be names or start with one, and those in quotes."""
-    return frozenset(_WORD.findall(text)), frozenset(name for _, name in _QUOTED.findall(text))
 
 
 def _names_in(seen: Seen) -> set[str]:

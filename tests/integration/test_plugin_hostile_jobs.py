@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Route
-from support.airflow.page import Api, overview, submit
+from support.airflow.page import Api, overview, report, submit
 from support.airflow.world import World
 from support.browser.chromium import new_page, running_chromium
 from support.teachers.process import PATIENCE_S, wait_until
 
 from edl_airflow.plugin.app import STATIC
+from edl_airflow.plugin.views import View
 from edl_runtime.store import keys
 from edl_runtime.store.redis_client import connect
 
@@ -141,6 +143,28 @@ def test_texts_and_reports_without_end_are_bounded(world: World, api: Api) -> No
     for what in ("overview", "job?job=night", "timeline"):
         assert len(api.ask(f"/api/{what}").content) < 50_000
     assert api.get("timeline")["marks"][0]["text"].endswith("x…")
+
+
+def test_no_text_is_read_in_the_event_loop(world: World, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many and long a job's texts are, Airflow's other requests are answered meanwhile."""
+    submit(world, "night", "nightly", elastic=True)
+    report(world, "night", note="a note")
+    overview(api, "a note")
+    event = json.dumps({"kind": "failed", "instance": 0, "reason": "as it says"})
+    written(world, ("XADD", keys.group_events(world.namespace, "night"), "*", "event", event))
+    threads = set[int]()
+    text = View.text
+
+    def noted(self: View, *given: str) -> str:
+        threads.add(threading.get_ident())
+        return text(self, *given)
+
+    monkeypatch.setattr(View, "text", noted)
+    for what in ("overview?conn=edl_default", "job?job=night", "timeline"):
+        threads.clear()
+        report(world, "night", note="another note")
+        wait_until(lambda what=what: api.get(what) and threads)
+        assert threading.get_ident() not in threads, what
 
 
 def test_odd_parameters_are_no_errors_of_the_server(world: World, api: Api) -> None:
