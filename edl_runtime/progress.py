@@ -199,7 +199,7 @@ async def read_curve(client: Redis, namespace: str, job: str, *, most: int = MOS
     """
     key = keys.progress_curve(namespace, job)
     with unavailable_if_lost(client, key):
-        found: Any = client.zrange(key, 0, -1)
+        found: Any = client.zrange(key, -MOST_POINTS, -1)  # whoever may write to it can write more
         contents = await found
     points = [point for point in (decode_record(content, CurvePoint) for content in contents) if point]
     every = -(-len(points) // most)

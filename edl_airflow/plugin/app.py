@@ -39,6 +39,7 @@ from edl_runtime.progress import CurvePoint, read_curve
 from edl_runtime.registry.drain import drained_members
 from edl_runtime.registry.errors import UnknownTeacherError
 from edl_runtime.store.errors import RegistryError
+from edl_runtime.store.redis_client import readable
 
 STATIC = Path(__file__).parent / "static"
 
@@ -141,7 +142,7 @@ async def show_job(request: Request, about: About, job: Name) -> Response:
             )
             members = training.members if training else ()
             curve = [point for point in curve if life and life.has(point.at)]
-            events = [one for one in found[job] if life and life.has(one.at) and one.at >= run.created_at]
+            events = [one for one in readable(found[job]) if life and life.has(one.at) and one.at >= run.created_at]
         except RegistryError as error:
             lacks.append(error)
 

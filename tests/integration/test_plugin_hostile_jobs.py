@@ -130,19 +130,40 @@ def test_a_report_of_no_calendar_leaves_the_page_whole(world: World, api: Api) -
 
 
 def test_texts_and_reports_without_end_are_bounded(world: World, api: Api) -> None:
-    """A reason is shortened, and a report of megabytes is none."""
+    """A reason is shortened; an event and a report of megabytes are none."""
     submit(world, "night", "nightly", elastic=True)
     overview(api, "night")
-    event = json.dumps({"kind": "failed", "instance": 0, "reason": "x" * 3_000_000})
+    events = [
+        json.dumps({"kind": "failed", "instance": place, "reason": letter * size})
+        for place, (letter, size) in enumerate([("x", 200_000), ("y", 3_000_000), ("z", 60_000)])
+    ]
     report = json.dumps({"step": 1, "updated_at": 9e9, "metrics": {f"m{number}": 0.5 for number in range(200_000)}})
+    stream = keys.group_events(world.namespace, "night")
     written(
         world,
-        ("XADD", keys.group_events(world.namespace, "night"), "*", "event", event),
+        *(("XADD", stream, "*", "event", event) for event in events),
         ("SET", keys.progress(world.namespace, "night"), report),
     )
     for what in ("overview", "job?job=night", "timeline"):
         assert len(api.ask(f"/api/{what}").content) < 50_000
-    assert api.get("timeline")["marks"][0]["text"].endswith("x…")
+    assert [mark["text"][-2:] for mark in api.get("timeline")["marks"]] == ["x…", "z…"]
+    assert [event["instance"] for event in api.get("job?job=night")["events"]] == [0, 2]
+
+
+def test_events_of_another_type_are_that_job_s_trouble(world: World, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told in its own view; the timeline of all goes on."""
+    monkeypatch.setattr("support.airflow.page.Roles.readable", ("nightly", "secret", None))
+    submit(world, "night", "nightly", elastic=True)
+    submit(world, "evil", "secret", elastic=True)
+    overview(api, "evil")
+    event = '{"kind": "failed", "instance": 0, "reason": "as it says"}'
+    written(
+        world,
+        ("SET", keys.group_events(world.namespace, "evil"), "not that"),
+        ("XADD", keys.group_events(world.namespace, "night"), "*", "event", event),
+    )
+    assert [mark["job"] for mark in api.get("timeline")["marks"]] == ["night"]
+    assert "WRONGTYPE" in str(api.get("job?job=evil")["problems"])
 
 
 def test_no_text_is_read_in_the_event_loop(world: World, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
