@@ -17,13 +17,13 @@ import msgspec
 from airflow.sdk.exceptions import AirflowNotFoundException
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import StreamingResponse
 
 from edl_airflow.client import EdlClient
 from edl_airflow.identity import dag_of, owner
 from edl_airflow.plugin import access, actions, answers, viewers
 from edl_airflow.plugin.airflow_state import TaskKey
 from edl_airflow.plugin.answers import answer_with, encoded, error_answer, forged, json_answer
+from edl_airflow.plugin.downloads import LogDownload
 from edl_airflow.plugin.live import NO_JOBS, Seen, every_s
 from edl_airflow.plugin.log_tail import MOST_LINES, whole_log
 from edl_airflow.plugin.past import Life, PastReader, events_of, life_of, timeline
@@ -270,8 +270,7 @@ async def download_log(
                 yield chunk
 
     named = f"attachment; filename*=UTF-8''{quote(job, safe='')}.log"
-    headers = {"Content-Disposition": named}
-    return StreamingResponse(with_first(), media_type="text/plain; charset=utf-8", headers=headers)
+    return LogDownload(with_first(), headers={"Content-Disposition": named})
 
 
 async def act(request: Request, action: str) -> Response:
