@@ -154,7 +154,7 @@ async def show_job(request: Request, about: About, job: Name) -> Response:
             "job": view.job(line) if line else None,
             "instances": view.instances(job, members),
             "last_lines": view.last_lines(job),
-            "curve": curve,
+            "curve": view.curve(curve),
             "events": view.events(job, events),
             "can_log": rights.reads_log,
         }

@@ -28,7 +28,7 @@ _ADDRESS = re.compile(
 )
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def words(text: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the words of a text that may be names or start with one, and those in quotes."""
     return frozenset(_WORD.findall(text)), frozenset(name for _, name in _QUOTED.findall(text))

@@ -7,6 +7,7 @@ Redis and the cluster are told to those alone who may see the cluster's activity
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from edl_airflow.identity import dag_of
 from edl_airflow.plugin.airflow_state import JobLink, TaskKey
 from edl_airflow.plugin.live import Seen
-from edl_airflow.plugin.log_lines import shortened, shown_line
+from edl_airflow.plugin.log_lines import shown_line, shown_text
 from edl_airflow.plugin.rights import Rights
 from edl_airflow.plugin.texts import is_of_task, names_in, without_addresses, words
 from edl_runtime.autoscale.history import RescaleOutcome
@@ -24,12 +25,18 @@ from edl_runtime.elastic.rendezvous.group_status import LastResize
 from edl_runtime.elastic.rendezvous.redis_store import Event
 from edl_runtime.errors import BackendError
 from edl_runtime.monitor.snapshot import OUTDATED, UNKNOWN, JobLine, MonitorSnapshot, PoolLine, unit_of
+from edl_runtime.progress import CurvePoint
 from edl_runtime.store.errors import RegistryError
 
 NOBODY = TaskKey()
 
 MOST_CHARACTERS = 1_000
 """Of a reason, an event, a trouble: of a longer one the beginning is shown."""
+
+MOST_OF_NOTE = 300
+MOST_METRICS = 20
+MOST_OF_NAME = 60
+"""Metrics of a job, and characters of the name of one: a script may report thousands."""
 
 _SHOWN_OF_PROGRESS = (
     "step", "total_steps", "epoch", "loss", "metrics", "samples_per_s", "time_left_s", "waiting", "busy", "teachers",
@@ -137,7 +144,12 @@ class View:
             "waiting": line.waiting,
             "limit": line.limit,
             "members": [
-                {**msgspec.structs.asdict(one), "quarantine": self.text(one.quarantine)} for one in line.members
+                {
+                    **msgspec.structs.asdict(one),
+                    "address": shown_text(one.address, MOST_CHARACTERS),
+                    "quarantine": self.text(one.quarantine),
+                }
+                for one in line.members
             ],
             "jobs": [name for name in line.jobs if name in self.jobs],
             "can": {**can, "drain": own in self._rights.changes, "checkpoint": False},
@@ -169,6 +181,10 @@ class View:
             if status and self.may(self._rights.reads_log, status)
             else ()
         )
+
+    def curve(self, points: Iterable[CurvePoint]) -> list[CurvePoint]:
+        """Return the points of a visible job's curve as they are shown."""
+        return [msgspec.structs.replace(point, metrics=_metrics(point.metrics)) for point in points]
 
     def events(self, job: str, happened: Iterable[Event]) -> list[dict[str, Any]]:
         """Return the events of a job that the user may see."""
@@ -229,7 +245,7 @@ class View:
         unless it is visible. `of`: the job of theirs that the text is about, which may quote what it likes. Hosts and
         ports are for those who may see the cluster's activity.
         """
-        text = shortened(text, MOST_CHARACTERS)
+        text = shown_text(text, MOST_CHARACTERS)
         if self._sees_all or not text:
             return text
         key = (text, of)
@@ -337,7 +353,8 @@ class View:
         if line.progress is None:
             return None
         shown = {name: getattr(line.progress, name) for name in _SHOWN_OF_PROGRESS}
-        return {**shown, "note": self.text(line.progress.note, line.name)}
+        note = shown_text(line.progress.note, MOST_OF_NOTE)
+        return {**shown, "metrics": _metrics(line.progress.metrics), "note": self.text(note, line.name)}
 
     def _resize(self, line: JobLine) -> LastResize | None:
         return line.resize and msgspec.structs.replace(line.resize, reason=self.text(line.resize.reason, line.name))
@@ -357,6 +374,10 @@ _NO_JOB: Mapping[str, Any] = {
 
 def _active_first(job: JobStatus) -> tuple[bool, str]:
     return job.has_ended, job.name
+
+
+def _metrics(reported: Mapping[str, float]) -> dict[str, float]:
+    return {shown_text(name, MOST_OF_NAME): value for name, value in islice(reported.items(), MOST_METRICS)}
 
 
 def _planned(snapshot: MonitorSnapshot) -> dict[str, Any]:

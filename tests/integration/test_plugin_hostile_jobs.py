@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Route
+from playwright.sync_api import Page, Route
 from support.airflow.page import Api, overview, report, submit
 from support.airflow.world import World
 from support.browser.chromium import new_page, running_chromium
 from support.teachers.process import PATIENCE_S, wait_until
 
 from edl_airflow.plugin.app import STATIC
-from edl_airflow.plugin.views import View
+from edl_airflow.plugin.views import MOST_METRICS, View
 from edl_runtime.store import keys
 from edl_runtime.store.redis_client import connect
 
@@ -107,6 +109,15 @@ def test_a_report_of_no_calendar_leaves_the_page_whole(world: World, api: Api) -
     )
     answers = {"/edl/api/overview": json.dumps(overview(api, "onerror"))}
     assert '"checkpoint": {' in answers["/edl/api/overview"]
+    with shown_page("", answers) as page:
+        page.get_by_role("link", name="other").first.wait_for(timeout=1000 * PATIENCE_S)
+        page.get_by_role("link", name="night").first.wait_for(timeout=1000 * PATIENCE_S)
+        assert "mine" not in page.title()
+
+
+@contextmanager
+def shown_page(where: str, answers: Mapping[str, str]) -> Iterator[Page]:
+    """The page in a browser, with these answers of the API, by path; no script of it may fail."""
 
     def answer(route: Route) -> None:
         path = urlsplit(route.request.url).path
@@ -123,10 +134,38 @@ def test_a_report_of_no_calendar_leaves_the_page_whole(world: World, api: Api) -
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.route("**/*", answer)
-        page.goto("http://airflow.example/edl/")
-        page.get_by_role("link", name="other").first.wait_for(timeout=1000 * PATIENCE_S)
-        page.get_by_role("link", name="night").first.wait_for(timeout=1000 * PATIENCE_S)
-        assert (errors, "mine" in page.title()) == ([], False)
+        page.goto(f"http://airflow.example/edl/{where}")
+        yield page
+        assert errors == []
+
+
+OVERRIDE = "\u202e"
+
+
+def test_what_a_script_reports_does_not_break_the_page(world: World, api: Api) -> None:
+    """Names of thousands of metrics and of thousands of letters, a note that is a book, and texts turned round."""
+    submit(world, "night", "nightly", elastic=True)
+    metrics = {f"{OVERRIDE}{number}{'M' * 5000}": 0.5 for number in range(100)}
+    status = asyncio.run(world.backend.get("night"))
+    for step in (1, 2, 3):
+        report(
+            world, "night", step=step, metrics=metrics, note=OVERRIDE + "N" * 3000, updated_at=status.created_at + step
+        )
+    event = json.dumps({"kind": "failed", "instance": 0, "reason": OVERRIDE + "R" * 3000})
+    written(world, ("XADD", keys.group_events(world.namespace, "night"), "*", "event", event))
+    overview(api, "NNN")
+    told = json.dumps(api.get("job?job=night"), ensure_ascii=False)
+    assert OVERRIDE not in told
+    assert len(told) < 20_000
+    with shown_page("?job=night", {"/edl/api/job": told}) as page:
+        page.get_by_text("NNNN").first.wait_for(timeout=1000 * PATIENCE_S)
+        assert page.locator("dt").filter(has_text="MMMM").count() == MOST_METRICS
+        for width in (1280, 375):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate(
+                "[...document.querySelectorAll('dt, figcaption')].every((one) => one.scrollWidth <= one.clientWidth)"
+            )
 
 
 def test_texts_and_reports_without_end_are_bounded(world: World, api: Api) -> None:
