@@ -169,7 +169,7 @@ def test_what_a_script_reports_does_not_break_the_page(world: World, api: Api) -
 
 
 def test_texts_and_reports_without_end_are_bounded(world: World, api: Api) -> None:
-    """A reason is shortened; an event and a report of megabytes are none."""
+    """A reason is shortened; an event, a point of a curve and a report of megabytes are none."""
     submit(world, "night", "nightly", elastic=True)
     overview(api, "night")
     events = [
@@ -177,12 +177,15 @@ def test_texts_and_reports_without_end_are_bounded(world: World, api: Api) -> No
         for place, (letter, size) in enumerate([("x", 200_000), ("y", 3_000_000), ("z", 60_000)])
     ]
     report = json.dumps({"step": 1, "updated_at": 9e9, "metrics": {f"m{number}": 0.5 for number in range(200_000)}})
+    points = [json.dumps({"step": step, "at": 9e9, "note": "x" * size}) for step, size in enumerate([9, 5_000_000, 9])]
     stream = keys.group_events(world.namespace, "night")
     written(
         world,
         *(("XADD", stream, "*", "event", event) for event in events),
         ("SET", keys.progress(world.namespace, "night"), report),
+        *(("ZADD", keys.progress_curve(world.namespace, "night"), step, point) for step, point in enumerate(points)),
     )
+    assert [point["step"] for point in api.get("job?job=night")["curve"]] == [0, 2]
     for what in ("overview", "job?job=night", "timeline"):
         assert len(api.ask(f"/api/{what}").content) < 50_000
     assert [mark["text"][-2:] for mark in api.get("timeline")["marks"]] == ["x…", "z…"]
