@@ -1,4 +1,4 @@
-"""Downloads of logs that clients have to read: the place that each one takes is another's, too."""
+"""Downloads of logs, which make room for others where a client hardly reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import Message, Send
 
 LEAST_BYTES_A_S = 32 << 10
 PAUSE_S = 30.0
-"""A client may read nothing for so long, if it reads LEAST_BYTES_A_S else."""
+"""A client may read nothing for so long, if it reads LEAST_BYTES_A_S before and after."""
 
 BREAKS_OFF = (
     f"[This download breaks off here: it was read more slowly than {LEAST_BYTES_A_S >> 10} KiB/s, and others wait.]\n"

@@ -119,9 +119,11 @@ class LiveReader:
         return self._last
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading, and tell those who wait for the first state."""
         if self._reading:
             self._reading.cancel()
+        if self._first and not self._first.done():
+            self._first.set_exception(_edited())
 
     def read_now(self) -> None:
         """Read again at once, as after an action."""

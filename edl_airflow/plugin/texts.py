@@ -22,7 +22,7 @@ _OF_TASK = re.compile(r"-[0-9a-f]{10}$")
 _ADDRESS = re.compile(
     r"\b(?:https?|rediss?|grpcs?)://\S*[\w/]"
     r"|\[[0-9a-f:.]+\]:\d{2,5}\b"
-    r"|(?<![\w.-])(?![\d.-]+:)[\w.-]++:\d{2,5}\b"
+    r"|(?<![\w.-])(?=(?:\w*+[.-]++)*?[a-z_])[\w.-]++:\d{2,5}\b"  # a part of it begins with a letter, unlike a time's
     r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?\b",
     re.IGNORECASE,
 )

@@ -17,7 +17,7 @@ from edl_airflow.plugin.airflow_state import JobLink, TaskKey
 from edl_airflow.plugin.live import Seen
 from edl_airflow.plugin.log_lines import shown_line, shown_text
 from edl_airflow.plugin.rights import Rights
-from edl_airflow.plugin.texts import is_of_task, names_in, without_addresses, words
+from edl_airflow.plugin.texts import LONGEST_NAME, is_of_task, names_in, without_addresses, words
 from edl_runtime.autoscale.history import RescaleOutcome
 from edl_runtime.autoscale.traffic.windows import DeclaredWindows, Sizes
 from edl_runtime.backends.interface import JobStatus, token_owner
@@ -245,14 +245,16 @@ class View:
         unless it is visible. `of`: the job of theirs that the text is about, which may quote what it likes. Hosts and
         ports are for those who may see the cluster's activity.
         """
-        text = shown_text(text, MOST_CHARACTERS)
-        if self._sees_all or not text:
-            return text
+        text = shown_text(text, MOST_CHARACTERS + LONGEST_NAME)  # a name at the end is whole
         key = (text, of)
         if key not in self._texts:
-            shown = "" if self._names_others(text, of) else text
-            self._texts[key] = shown if self._rights.cluster else without_addresses(shown)
+            self._texts[key] = shown_text(text if self._sees_all else self._told(text, of), MOST_CHARACTERS)
         return self._texts[key]
+
+    def _told(self, text: str, of: str) -> str:
+        if self._names_others(text, of):
+            return ""
+        return text if self._rights.cluster else without_addresses(text)
 
     def _names_others(self, text: str, of: str) -> bool:
         found, quoted = words(text)
@@ -353,8 +355,8 @@ class View:
         if line.progress is None:
             return None
         shown = {name: getattr(line.progress, name) for name in _SHOWN_OF_PROGRESS}
-        note = shown_text(line.progress.note, MOST_OF_NOTE)
-        return {**shown, "metrics": _metrics(line.progress.metrics), "note": self.text(note, line.name)}
+        note = shown_text(self.text(line.progress.note, line.name), MOST_OF_NOTE)
+        return {**shown, "metrics": _metrics(line.progress.metrics), "note": note}
 
     def _resize(self, line: JobLine) -> LastResize | None:
         return line.resize and msgspec.structs.replace(line.resize, reason=self.text(line.resize.reason, line.name))

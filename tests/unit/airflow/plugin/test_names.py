@@ -165,6 +165,8 @@ def test_no_answer_has_the_name_of_a_hidden_job_or_a_host_in_it(world: World) ->
         ("keeps 2: image registry.example:5000/a can't be pulled", "keeps 2: image …/a can't be pulled"),
         ("window 'night' holds until 18:00", "window 'night' holds until 18:00"),
         ("ran from 10:15:30 until 12:00", "ran from 10:15:30 until 12:00"),
+        ("ended 2026-11-29T10:15:30", "ended 2026-11-29T10:15:30"),
+        ("7.kube-1.example:6443 is away", "… is away"),
         ("the checkpoint s3://bucket/night is damaged", "the checkpoint s3://bucket/night is damaged"),
     ],
 )
@@ -257,12 +259,14 @@ def test_the_time_for_a_text_grows_with_its_length_alone(part: str, monkeypatch:
 
 
 def test_of_a_long_text_the_beginning_is_shown() -> None:
-    """It is cut before anything is looked for in it."""
+    """It is cut before anything is looked for in it, behind a name at the end."""
     job = msgspec.structs.replace(running_job("night", 1), token="open/a/1")
     seen = Seen(version="1", snapshot=build_snapshot([job], capacity(), None, {}, NOW), jobs={"night": job}, lines={})
     rights = Rights(sees=frozenset({"open"}), reads_log=frozenset(), changes=frozenset(), cluster=False)
     shown = View(seen, rights).text("x " * 3_000 + "secret-0123456789")
     assert shown == "x " * (views.MOST_CHARACTERS // 2) + "…"
+    hidden = "secret-0123456789"
+    assert View(seen, rights).text(f"{'x' * (views.MOST_CHARACTERS - 10)} {hidden} x") == "", "not even its beginning"
 
 
 @pytest.mark.parametrize(

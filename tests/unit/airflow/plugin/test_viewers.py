@@ -12,6 +12,7 @@ import pytest
 
 from edl_airflow.plugin.clients import Clients
 from edl_airflow.plugin.live import NO_JOBS, LiveReader
+from edl_runtime.errors import BackendError
 
 with warnings.catch_warnings():  # of a test client that Airflow's own imports drag in
     warnings.simplefilter("ignore")
@@ -76,3 +77,13 @@ async def test_a_reader_that_loses_its_place_ends(kept: Kept) -> None:
     for number in range(6):
         await kept.seen(f"known-{number % 3}")
     assert await readings(before) == 2
+
+
+async def test_who_waits_for_a_reader_that_loses_its_place_is_told(kept: Kept) -> None:
+    """Also before it has begun to read."""
+    reader = kept.reader("known")
+    waiting = asyncio.create_task(reader.seen("known"))
+    await asyncio.sleep(0)  # its task is made, and has not begun
+    reader.close()
+    with pytest.raises(BackendError, match="ask again"):
+        await waiting
